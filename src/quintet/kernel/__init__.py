@@ -1,0 +1,36 @@
+"""The kernel: hot loops over whole buffers, native if it was built, else the pure twin. Same names, same results.
+
+Import from here (`from quintet import kernel; kernel.seal(...)`). `NATIVE` says which twin is in use; the environment
+variable QUINTET_PURE=1 forces the pure one. No I/O, no state, no clock lives here.
+"""
+
+import os
+
+from quintet.kernel import pure
+
+NATIVE = False
+if os.environ.get("QUINTET_PURE", "") not in ("1", "true", "yes"):
+    try:
+        from quintet.kernel import _native as _chosen
+
+        NATIVE = True
+    except ImportError:
+        _chosen = pure  # type: ignore[assignment]
+else:
+    _chosen = pure  # type: ignore[assignment]
+
+crc32c = _chosen.crc32c
+build = _chosen.build
+merge = _chosen.merge
+seal = _chosen.seal
+reseal = _chosen.reseal
+check = _chosen.check
+walk = _chosen.walk
+find = _chosen.find
+layout = _chosen.layout
+rows = _chosen.rows
+select = _chosen.select
+blip_split = _chosen.blip_split
+blip_deliver = _chosen.blip_deliver
+blip_publish = _chosen.blip_publish
+blip_received = _chosen.blip_received

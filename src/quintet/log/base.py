@@ -1,0 +1,103 @@
+"""The interface of the log: topics made of partitions that take batches and give them back in order.
+
+The broker sees only this. An engine lives in its own folder; which one runs is decided in server.py. All calls are made
+on the loop thread; slow work goes through the Scheduler's `offload`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+
+Durability = Literal["fsync", "interval", "os", "memory"]
+
+# done(base_offset, None) once durable at the topic's level, or done(-1, error): then nothing of it was kept.
+Appended = Callable[[int, Exception | None], None]
+# done(batches, None): batches that hold `offset` and what follows, possibly empty; or done([], error).
+Fetched = Callable[[list[RecordBatch], Exception | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """What a topic is: written to `__topics`, handed to the engine. Times are microseconds; 0 means no limit."""
+
+    id: int
+    name: str
+    partitions: int = 1
+    durability: Durability = "fsync"
+    retention_us: int = 0
+    retention_bytes: int = 0
+    compact: bool = False
+    tombstone_us: int = 24 * 3600 * 1_000_000
+    segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT
+    memory_bytes: int = limits.MEMORY_TOPIC_BYTES_DEFAULT
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+class Partition(Protocol):
+    """One ordered sequence of batches. Offsets are dense from 0 and never used twice."""
+
+    topic_id: int
+    number: int
+
+    @property
+    def start(self) -> int:
+        """Lowest offset still kept."""
+
+    @property
+    def visible(self) -> int:
+        """One past the last offset readers may see: everything below is as durable as the topic promises."""
+
+    @property
+    def end(self) -> int:
+        """The offset the next append will get."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why appends are refused now, or None."""
+
+    def append(self, batch: bytearray, done: Appended | None) -> int:
+        """Take an unsealed batch; returns its base offset. Raises StorageError at once if the partition refuses.
+        With done None nobody waits (QoS 0): it still becomes visible in order."""
+
+    def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
+        """Visible batches from the one that holds `offset` on, about max_bytes of them (at least one), if they are in
+        memory; None if they are on disk (use fetch); [] if there are none."""
+
+    def fetch(self, offset: int, max_bytes: int, done: Fetched) -> None:
+        """The same from disk. Batches are checked; a corrupt range is quarantined, reported and skipped."""
+
+    def offset_at(self, timestamp: int) -> int:
+        """Lowest offset whose record may have this time or a later one; `visible` if there is none."""
+
+    def watch(self, call: Callable[[], None]) -> None:
+        """Call whenever `visible` moved."""
+
+    def unwatch(self, call: Callable[[], None]) -> None:
+        """Stop calling."""
+
+
+class Log(Protocol):
+    """An engine. `recover` is called once before anything else."""
+
+    def open_topic(self, spec: TopicSpec) -> list[Partition]:
+        """Open or create the partitions of a topic."""
+
+    def alter_topic(self, spec: TopicSpec) -> None:
+        """Take a changed spec: retention and the like, or a memory topic that becomes durable (what it holds is written
+        out first). A durable topic does not become a memory one."""
+
+    def delete_topic(self, topic_id: int) -> None:
+        """Close and remove a topic and its files."""
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """Bytes accepted and not yet durable, over all partitions: the measure for back-pressure."""
+
+    def maintain(self, now: int) -> None:
+        """Retention, compaction, interval syncs, checkpoints, disk-full probes: called about every 100 ms."""
+
+    def close(self, done: Callable[[], None]) -> None:
+        """Flush and fsync everything, write the clean checkpoint, release the directory, then done()."""

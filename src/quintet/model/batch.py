@@ -1,0 +1,68 @@
+"""RecordBatch: the unit on the line, a thin view over bytes laid out as in docs/LOG_FORMAT.md section 3.
+
+It never copies and never parses a row by itself; `rows` does, for the slow paths. Batches are built, merged and sealed
+by the kernel; this class only reads their header.
+
+    0      4      8        12      14        16          24      28     32          40
+    | QRB1 | crc  | length | flags | columns | base_off  | count | span | timestamp | max_timestamp | ...
+"""
+
+import struct
+from typing import Any, Final
+
+from quintet import kernel
+
+_HEADER: Final = struct.Struct("<4sIIHHQIIqqQIHH")
+assert _HEADER.size == 64
+
+AT_MOST_ONCE: Final = 1
+CONTROL: Final = 2
+TRANSACTIONAL: Final = 4
+
+VALUE_NULLS: Final = 1
+KEYS: Final = 2
+KEY_NULLS: Final = 4
+HEADERS: Final = 8
+TIMESTAMPS: Final = 16
+EXPIRY: Final = 32
+SPARSE: Final = 64
+
+Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes], ...], int, bytes]
+
+
+class RecordBatch:
+    """A sealed (or memory-topic) batch: offsets are final. `memo` is where a protocol keeps frames it encoded once for
+    all its subscribers; it lives and dies with the batch."""
+
+    __slots__ = ("base_offset", "buffer", "columns", "count", "flags", "length", "max_timestamp", "memo", "span", "timestamp")
+
+    def __init__(self, buffer: bytes | bytearray | memoryview) -> None:
+        (_, _, self.length, self.flags, self.columns, self.base_offset, self.count, self.span, self.timestamp,
+         self.max_timestamp, _, _, _, _) = _HEADER.unpack_from(buffer)  # fmt: skip
+        self.buffer = buffer
+        self.memo: dict[Any, bytes] | None = None
+
+    @property
+    def next_offset(self) -> int:
+        """The offset the batch after this one starts at, or later."""
+        return self.base_offset + self.span
+
+    @property
+    def at_most_once(self) -> bool:
+        return bool(self.flags & AT_MOST_ONCE)
+
+    def index_of(self, offset: int) -> int:
+        """Number of the first record at or after `offset` (count if there is none)."""
+        if not self.columns & SPARSE:
+            return min(max(offset - self.base_offset, 0), self.count)
+        deltas = kernel.layout(self.buffer)[17]
+        wanted = offset - self.base_offset
+        table = struct.unpack_from(f"<{self.count}I", self.buffer, deltas)
+        return next((i for i, delta in enumerate(table) if delta >= wanted), self.count)
+
+    def rows(self, first: int = 0, last: int | None = None) -> list[Row]:
+        """Records first..last-1 as (offset, timestamp, key, value, headers, expiry, origin)."""
+        return kernel.rows(self.buffer, first, self.count if last is None else last)
+
+    def __repr__(self) -> str:
+        return f"<RecordBatch {self.base_offset}+{self.span} count={self.count} bytes={self.length}>"

@@ -1,0 +1,118 @@
+"""Every failure that crosses a layer, in one tree.
+
+Two families: a `QuintetError` is somebody's fault that we can name (a peer's bytes, a missing right, a full disk) and is
+answered politely; an `AssertionError` is ours and crashes loudly. Each protocol's errors.py maps the classes here to
+its own codes. Nothing here knows a protocol.
+"""
+
+
+class QuintetError(Exception):
+    """Base of all named failures. `code` is stable and greppable; `retryable` says if trying again can help."""
+
+    code = "E1000"
+    retryable = False
+    hint = ""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        if hint:
+            self.hint = hint
+
+
+class ProtocolError(QuintetError, ValueError):
+    """The peer broke the protocol; the connection cannot go on."""
+
+    code = "E1100"
+
+
+class AuthError(QuintetError, PermissionError):
+    """Who you are could not be established."""
+
+    code = "E1200"
+
+
+class Forbidden(QuintetError, PermissionError):
+    """You are known, and may not do this."""
+
+    code = "E1201"
+
+
+class BadName(QuintetError, ValueError):
+    """A topic name that no door may use."""
+
+    code = "E1300"
+
+
+class TopicNotFound(QuintetError, LookupError):
+    """No such topic."""
+
+    code = "E1301"
+
+
+class UnknownSubscription(QuintetError, LookupError):
+    """No such subscription or delivery tag for this owner."""
+
+    code = "E1302"
+
+
+class LimitExceeded(QuintetError):
+    """A named limit of the broker was reached (too many topics, subscriptions, connections)."""
+
+    code = "E1400"
+
+
+class QueueFull(QuintetError, BlockingIOError):
+    """A message that must be kept cannot be kept now: a subscriber's queue is at its limit."""
+
+    code = "E1401"
+    retryable = True
+
+
+class TooLarge(QuintetError, ValueError):
+    """A batch or message over its limit."""
+
+    code = "E1402"
+
+
+class StorageError(QuintetError, OSError):
+    """The log could not make a batch durable. Nothing was acknowledged."""
+
+    code = "E1500"
+
+
+class StorageFull(StorageError):
+    """No space: refused before damage; the log takes writes again by itself when there is space."""
+
+    code = "E1501"
+    retryable = True
+
+
+class PartitionFailed(StorageError):
+    """A write or fsync failed: this partition is read-only until the broker is restarted and has verified it."""
+
+    code = "E1502"
+
+
+class CorruptData(StorageError):
+    """A range of the log does not check out and is quarantined; it is never served."""
+
+    code = "E1503"
+
+
+class DataDirError(StorageError):
+    """The data directory cannot be used (locked, unreadable, newer format). Nothing was touched."""
+
+    code = "E1504"
+
+
+class ConfigError(QuintetError, ValueError):
+    """A configuration key or value that is not valid; names file, key and nearest valid name."""
+
+    code = "E1600"
+
+
+class ShuttingDown(QuintetError):
+    """The broker is draining."""
+
+    code = "E1700"
+    retryable = True

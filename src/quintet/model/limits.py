@@ -1,0 +1,39 @@
+"""Every bound of the broker that is not a matter of taste, with its unit, and the relations between them.
+
+What an operator may want to change is a key in config.py whose default is named here.
+"""
+
+KIB = 1024
+MIB = 1024 * KIB
+
+TOPIC_NAME_BYTES_MAX = 255
+TOPIC_ID_FIRST_USER = 16  # 1..15 are internal tables
+TOPICS_MAX = 100_000
+PARTITIONS_MAX = 1_024
+
+BATCH_BYTES_MAX = 64 * MIB
+BATCH_ORIGINS_MAX = 255
+BATCH_HEADER_BYTES = 64
+
+SEGMENT_HEADER_BYTES = 512
+SEGMENT_BYTES_DEFAULT = 256 * MIB
+SEGMENT_BYTES_MIN = 64 * KIB
+INDEX_EVERY_BYTES = 64 * KIB
+PREALLOCATE_FIRST_BYTES = 64 * KIB
+PREALLOCATE_MAX_BYTES = 16 * MIB
+
+READ_BUFFER_BYTES = MIB  # one for all connections of a listener: data is consumed before the next read
+WRITE_HIGH_BYTES = MIB  # per connection; a cursor stops reading the log for it above this
+WRITE_LOW_BYTES = 256 * KIB
+WRITE_STALL_US = 10_000_000  # a peer that takes nothing for this long is cut
+HANDSHAKE_US = 5_000_000  # from accept to authenticated
+UNAUTHENTICATED_FRAME_BYTES_MAX = 16 * KIB
+
+UNSYNCED_BYTES_MAX = 64 * MIB  # waiting for the disk, over all partitions; above it publishers are not read from
+MEMORY_TOPIC_BYTES_DEFAULT = 64 * MIB
+TAIL_CACHE_BYTES = 256 * MIB  # recent durable batches kept for readers at the tail, over all partitions
+
+assert READ_BUFFER_BYTES < BATCH_BYTES_MAX
+assert WRITE_LOW_BYTES < WRITE_HIGH_BYTES
+assert PREALLOCATE_FIRST_BYTES <= PREALLOCATE_MAX_BYTES <= SEGMENT_BYTES_DEFAULT
+assert UNSYNCED_BYTES_MAX >= BATCH_BYTES_MAX

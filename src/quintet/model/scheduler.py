@@ -1,0 +1,26 @@
+"""Time, turns and slow work as parameters: what the line asks of whoever runs it.
+
+In the broker this is `net/loop.py` (uvloop and a few disk threads); in tests it is `testing/sim.py`, where time stands
+still until it is told to move and disk work finishes when the test says so.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Scheduler(Protocol):
+    """The only source of time and concurrency below net/. All callbacks run on the one loop thread."""
+
+    def now(self) -> int:
+        """Microseconds since 1970."""
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Run at the end of this turn of the loop, after everything that arrived in it."""
+
+    def later(self, delay_us: int, call: Callable[[], None]) -> None:
+        """Run once, not before delay_us have passed."""
+
+    def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """Run blocking disk work elsewhere, then done(result or the exception it raised) on the loop."""
