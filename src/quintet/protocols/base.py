@@ -1,0 +1,108 @@
+"""The contract between a connection (net/) and a session (protocols/x/), and the ordered replies all doors share.
+
+A session is a state machine over bytes. The connection is its only caller and drains `take_output` after every call, so
+output made because of another client's publish is never left lying. Every chunking of the same bytes gives the same
+output, and replies keep the order of their requests however late durability completes: that is what `Replies` is for.
+"""
+
+from collections import deque
+from typing import Protocol
+
+from quintet.delivery.sink import Sink
+from quintet.model.batch import RecordBatch
+
+
+class Slot:
+    """A place in the order of replies, taken when a request is read and filled when its answer is known."""
+
+    __slots__ = ("data",)
+
+    def __init__(self) -> None:
+        self.data: bytes | None = None
+
+
+class Replies:
+    """Replies leave in the order of their slots, the first unfilled one holds back all behind it.
+
+        reserve() -> Slot      a request whose answer comes later
+        put(bytes)             an answer known now; goes straight out when nothing waits before it
+        fill(slot, bytes)      the late answer; b"" for success that the wire does not show
+    """
+
+    __slots__ = ("_out", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: deque[Slot] = deque()
+        self._out: list[bytes] = []
+
+    def put(self, data: bytes) -> None:
+        if not self._waiting:
+            self._out.append(data)
+            return
+        slot = Slot()
+        slot.data = data
+        self._waiting.append(slot)
+
+    def reserve(self) -> Slot:
+        slot = Slot()
+        self._waiting.append(slot)
+        return slot
+
+    def fill(self, slot: Slot, data: bytes) -> None:
+        assert slot.data is None, "a reply slot is filled once"
+        slot.data = data
+        waiting = self._waiting
+        while waiting and (ready := waiting[0].data) is not None:
+            waiting.popleft()
+            if ready:
+                self._out.append(ready)
+
+    def push(self, data: bytes) -> None:
+        """Send now, out of the order of replies: for frames the server sends by itself."""
+        self._out.append(data)
+
+    @property
+    def waiting(self) -> int:
+        """Replies not yet let out: the measure of how much this peer has in flight."""
+        return len(self._waiting)
+
+    def take(self) -> list[bytes]:
+        out, self._out = self._out, []
+        return out
+
+
+class Session(Protocol):
+    """One connection's side of a protocol."""
+
+    closing: str | None
+    """Why the transport must be shut after draining, or None."""
+
+    principal_name: str | None
+    """Who is on the other side once authenticated, else None."""
+
+    def receive(self, view: memoryview, now: int) -> int:
+        """All bytes not yet consumed; returns how many are consumed now."""
+
+    def on_appended(self, token: object, offset: int, error: Exception | None, now: int) -> None:
+        """A publish became durable at the level its topic promises, or failed."""
+
+    def on_completed(self, token: object, result: object, error: Exception | None, now: int) -> None:
+        """Another verb that had to wait (subscribe, a read from disk) is done."""
+
+    def on_records(self, subscription: object, batch: RecordBatch, first: int, last: int, now: int) -> None:
+        """Delivery pushes records first..last-1 of a batch: encode them into the output."""
+
+    def deadline(self) -> int | None:
+        """When `tick` must be called next, or None."""
+
+    def tick(self, now: int) -> None:
+        """The deadline has passed."""
+
+    def take_output(self) -> list[bytes]:
+        """What to send now, drained after every call above."""
+
+    def closed(self) -> None:
+        """The transport is gone: let go of everything held at the broker."""
+
+
+__all__ = ["Replies", "Session", "Sink", "Slot"]

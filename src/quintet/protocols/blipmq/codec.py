@@ -1,0 +1,134 @@
+"""Bytes <-> control frames of BlipMQ, one at a time. Knows no session state.
+
+Publishes, deliveries, acknowledgements and polls come by the thousand and are split and encoded by the kernel
+(`blip_split`, `blip_deliver`); what is here is the handshake and the single replies, for both sides.
+"""
+
+from typing import NamedTuple
+
+from quintet.model.errors import ProtocolError
+from quintet.protocols.blipmq.frames import (
+    ACK,
+    ACK_FRAME,
+    AUTH,
+    FRAME_BYTES_MIN,
+    HEADER,
+    HELLO,
+    NACK,
+    NACK_HEAD,
+    NAMES,
+    PING,
+    POLL,
+    PONG,
+    SUBSCRIBE,
+    U16,
+    U64,
+)
+
+
+class Frame(NamedTuple):
+    """One whole frame and where the next one starts."""
+
+    type: int
+    correlation_id: int
+    payload: bytes
+    end: int
+
+
+def decode(view: memoryview, start: int, frame_bytes_max: int) -> Frame | None:
+    """The frame at start, or None if it is not all there yet. ProtocolError before anything is allocated for a lie."""
+    if len(view) - start < 4:
+        return None
+    length = int.from_bytes(view[start : start + 4], "big")
+    if length < FRAME_BYTES_MIN:
+        raise ProtocolError(f"frame length {length} is below {FRAME_BYTES_MIN}")
+    if length > frame_bytes_max:
+        raise ProtocolError(f"frame length {length} is above {frame_bytes_max}")
+    if len(view) - start >= 5 and view[start + 4] not in NAMES:
+        raise ProtocolError(f"unknown frame type 0x{view[start + 4]:02x}")
+    end = start + 4 + length
+    if len(view) < end:
+        return None
+    _, kind, correlation_id = HEADER.unpack_from(view, start)
+    return Frame(kind, correlation_id, bytes(view[start + HEADER.size : end]), end)
+
+
+def encode(kind: int, correlation_id: int, payload: bytes = b"") -> bytes:
+    return HEADER.pack(FRAME_BYTES_MIN + len(payload), kind, correlation_id) + payload
+
+
+def hello(correlation_id: int, version: int) -> bytes:
+    return encode(HELLO, correlation_id, U16.pack(version))
+
+
+def auth(correlation_id: int, key: bytes) -> bytes:
+    return encode(AUTH, correlation_id, U16.pack(len(key)) + key)
+
+
+def subscribe(correlation_id: int, topic: bytes, qos: int) -> bytes:
+    return encode(SUBSCRIBE, correlation_id, U16.pack(len(topic)) + topic + bytes((qos,)))
+
+
+def poll(correlation_id: int, subscription_id: int) -> bytes:
+    return encode(POLL, correlation_id, U64.pack(subscription_id))
+
+
+def ping(correlation_id: int) -> bytes:
+    return encode(PING, correlation_id)
+
+
+def pong(correlation_id: int) -> bytes:
+    return encode(PONG, correlation_id)
+
+
+def ack(correlation_id: int, subscription_id: int) -> bytes:
+    return ACK_FRAME.pack(17, ACK, correlation_id, subscription_id)
+
+
+def nack(correlation_id: int, code: int, text: str) -> bytes:
+    message = text.encode()[:1024]
+    return NACK_HEAD.pack(13 + len(message), NACK, correlation_id, code, len(message)) + message
+
+
+# -- payloads: None is "malformed", the caller knows the text ------------------------------------------------------
+
+
+def parse_hello(payload: bytes) -> int | None:
+    """Exactly [u16 version]."""
+    return U16.unpack(payload)[0] if len(payload) == 2 else None
+
+
+def parse_auth(payload: bytes) -> bytes | None:
+    """Exactly [u16 n][n bytes of UTF-8]."""
+    if len(payload) < 2 or U16.unpack_from(payload)[0] != len(payload) - 2:
+        return None
+    return payload[2:] if _is_utf8(payload[2:]) else None
+
+
+def parse_subscribe(payload: bytes) -> tuple[bytes, int] | None:
+    """[u16 n][topic][u8 qos]; bytes after it are tolerated, as the reference does."""
+    if len(payload) < 3:
+        return None
+    n = U16.unpack_from(payload)[0]
+    if len(payload) < n + 3 or not _is_utf8(payload[2 : 2 + n]):
+        return None
+    return payload[2 : 2 + n], payload[2 + n]
+
+
+def parse_nack(payload: bytes) -> tuple[int, str] | None:
+    if len(payload) < 4:
+        return None
+    code, n = U16.unpack_from(payload)[0], U16.unpack_from(payload, 2)[0]
+    return (code, payload[4 : 4 + n].decode(errors="replace")) if len(payload) >= 4 + n else None
+
+
+def parse_u64(payload: bytes) -> int | None:
+    return int(U64.unpack(payload)[0]) if len(payload) == 8 else None
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

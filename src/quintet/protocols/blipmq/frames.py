@@ -1,0 +1,46 @@
+"""The frames of BlipMQ as data: types, sizes, texts. No logic.
+
+    +------------+---------------+--------------------+---------+
+    | u32 length | u8 frame_type | u64 correlation_id | payload |    all big-endian; length counts what follows it
+    +------------+---------------+--------------------+---------+
+"""
+
+import struct
+from typing import Final
+
+HELLO: Final = 0x01  # [u16 version]
+AUTH: Final = 0x02  # [u16 n][key]
+PUBLISH: Final = 0x03  # [u8 qos][u16 n][topic][message]; version 2: qos bit 0x80 = [u32 ttl_ms] follows the qos byte
+SUBSCRIBE: Final = 0x04  # [u16 n][topic][u8 qos]
+ACK: Final = 0x05  # [u64 subscription_id]
+NACK: Final = 0x06  # [u16 code][u16 n][text]
+PING: Final = 0x07  # empty
+PONG: Final = 0x08  # empty
+POLL: Final = 0x09  # [u64 subscription_id]
+DELIVER: Final = 0x0A  # version 2, server to client: [u8 qos][u64 tag][u16 n][topic][message]
+
+NAMES: Final = {
+    HELLO: "HELLO",
+    AUTH: "AUTH",
+    PUBLISH: "PUBLISH",
+    SUBSCRIBE: "SUBSCRIBE",
+    ACK: "ACK",
+    NACK: "NACK",
+    PING: "PING",
+    PONG: "PONG",
+    POLL: "POLL",
+    DELIVER: "DELIVER",
+}
+
+MALFORMED: Final = 0  # not a frame: how the kernel marks a payload that does not parse
+
+FRAME_BYTES_MIN: Final = 9  # of the length field: type and correlation id
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+VERSIONS: Final = (1, 2)
+TOPIC_BYTES_MAX: Final = 255
+
+HEADER: Final = struct.Struct(">IBQ")
+U16: Final = struct.Struct(">H")
+U64: Final = struct.Struct(">Q")
+ACK_FRAME: Final = struct.Struct(">IBQQ")
+NACK_HEAD: Final = struct.Struct(">IBQHH")
