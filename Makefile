@@ -1,0 +1,71 @@
+# The one entry: `make run` starts a development broker, `make test` runs every check, `make help` lists the rest.
+# Everything lives in .venv; stamps in it say what is already done, so a second run only starts.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# The Rust kernel is built again when its sources change, and when Rust appears or disappears.
+CARGO := $(shell command -v cargo 2>/dev/null)
+KERNEL_STAMP := .venv/.stamp-kernel-$(if $(CARGO),rust,pure)
+KERNEL_SOURCES := $(shell find kernel -path kernel/target -prune -o \( -name '*.rs' -o -name 'Cargo.toml' \) -print)
+KERNEL_LOG := .venv/kernel-build.log
+LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-header --no-annotate --upgrade --group build
+
+.PHONY: help setup run test check format lock docs kernel clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+setup: $(KERNEL_STAMP) ## create .venv with locked packages and the kernel
+
+run: setup ## start a development broker on loopback
+	@exec $(BIN)/quintet serve --dev
+
+test: check ## lint, types and every test
+	@timeout 600 $(BIN)/pytest -q
+
+check: setup ## lint and types only
+	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy
+
+format: setup ## let ruff put the code in shape
+	@$(BIN)/ruff check --fix && $(BIN)/ruff format
+
+docs: setup ## write docs/CONFIGURATION.md from config.py
+	@$(BIN)/quintet config reference > docs/CONFIGURATION.md
+
+lock: setup ## choose new versions for requirements/*.txt
+	@$(LOCK) --extra server -o requirements/server.txt
+	@$(LOCK) --extra server --extra bench --group dev -o requirements/dev.txt
+
+kernel: ## build the Rust kernel again, for instance after fixing Rust
+	@rm -f .venv/.stamp-kernel-*
+	@$(MAKE) --no-print-directory setup
+
+clean: ## remove what the other targets made
+	rm -rf .venv build kernel/target .mypy_cache .ruff_cache .pytest_cache .hypothesis src/quintet/kernel/_native*.so
+
+.venv/.stamp-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "setup: Quintet needs Python 3.11 or newer, '$(PYTHON)' is not; use make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "setup: creating .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv || { \
+		echo "setup: no virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+.venv/.stamp-locked: requirements/dev.txt .venv/.stamp-venv
+	@echo "setup: installing up to $$(grep -c == $<) locked packages"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+# The build may fail without failing the install (optional = true): then the pure twin does the same work, slower.
+$(KERNEL_STAMP): pyproject.toml $(KERNEL_SOURCES) .venv/.stamp-locked
+	@$(if $(CARGO),echo "setup: building the Rust kernel (about a minute, once)",echo "setup: installing quintet")
+	@rm -f .venv/.stamp-kernel-* src/quintet/kernel/_native*.so
+	@$(BIN)/python -m pip install -v --disable-pip-version-check --no-build-isolation --no-deps -e . \
+		> $(KERNEL_LOG) 2>&1 || { tail -n 20 $(KERNEL_LOG) >&2; exit 1; }
+	@if ls src/quintet/kernel/_native*.so > /dev/null 2>&1; then echo "kernel: native"; \
+	elif [ -z "$(CARGO)" ]; then echo "kernel: pure Python twin (no Rust found: install cargo and run make setup again)"; \
+	else echo "kernel: pure Python twin (no Rust found that works:$$(grep -m1 '^ *error' $(KERNEL_LOG) | tr -s ' ');" \
+		"whole story in $(KERNEL_LOG), make kernel tries again)"; fi
+	@touch $@
