@@ -1,0 +1,522 @@
+"""The one typed tree of options, and how a file, the environment and flags are laid over each other.
+
+Layers, each over the one before: defaults, the --dev preset, the TOML file, environment variables
+(QUINTET_SECTION__KEY), flags. They are merged as plain dictionaries first and checked once, so that an error can name
+the place the bad value came from. Every field carries its description and unit: docs/CONFIGURATION.md and
+`quintet config explain` are made from them. No layer below may import this file; server.py hands each its own values.
+"""
+
+import difflib
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from quintet.model import limits
+from quintet.model.errors import ConfigError
+
+# Development credentials, the same on every machine: --dev listens on loopback only.
+DEV_NAME: Final = "dev"
+DEV_BLIPMQ_KEY: Final = "dev-key"
+DEV_FAST_MASTER_SECRET: Final = "quintet-development-master-secret"
+DEV_PEERBUS_TOKEN: Final = "dev-token"
+DEV_USER: Final = "admin"
+DEV_PASSWORD: Final = "admin"
+DEV_DATA: Final = ".quintet"
+
+ENV_PREFIX: Final = "QUINTET_"
+ENV_SEPARATOR: Final = "__"
+# Variables that are not options of the broker: other commands, the kernel and the tests read them.
+ENV_OTHER: Final = frozenset({
+    "QUINTET_URL", "QUINTET_PURE", "QUINTET_CONFIG", "QUINTET_JAVA_HOME", "QUINTET_DIFF_CASES",
+})  # fmt: skip
+ENV_OTHER_PREFIX: Final = "QUINTET_TEST_"
+
+GIB: Final = 1024 * limits.MIB
+_UNITS: Final = {"": 1, "B": 1, "KIB": limits.KIB, "MIB": limits.MIB, "GIB": GIB, "TIB": 1024 * GIB}
+
+
+# -- field types ------------------------------------------------------------------------------------------------------
+
+
+def _parse_bytes(value: object) -> object:
+    """'16 MiB' and the like as a number of bytes; anything else is left for pydantic to judge."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError("expected a number of bytes, or a text like '16 MiB' (B, KiB, MiB, GiB, TiB)")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Count = Annotated[int, Field(ge=1)]
+Durability = Literal["fsync", "interval", "os", "memory"]
+
+
+class Section(BaseModel):
+    """A table of the file. Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach a listener on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# -- the tree ---------------------------------------------------------------------------------------------------------
+
+
+class LogOutput(Section):
+    """What the broker says about itself, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least important level written."
+    )
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto",
+        description="json: one object a line; console: for people; auto: console on a terminal, else json.",
+    )
+
+
+class Listener(Section):
+    """Where one door listens."""
+
+    enabled: bool = Field(default=True, description="Whether this listener is opened.")
+    host: str = Field(default="127.0.0.1", description="Address to bind: an IP address or localhost.", min_length=1)
+    port: Port = Field(default=0, description="TCP port; 0 picks a free one, which --print-ready reports.")
+    insecure: bool = Field(default=False, description="Allow plaintext on an address other machines can reach.")
+
+    @property
+    def encrypted(self) -> bool:
+        return False
+
+    @model_validator(mode="after")
+    def _plaintext_stays_home(self) -> Self:
+        if self.enabled and not (is_loopback(self.host) or self.encrypted or self.insecure):
+            how = "set tls_cert and tls_key, or " if "tls_cert" in type(self).model_fields else "set "
+            raise ValueError(f"plaintext on {self.host!r}, which other machines can reach; {how}insecure = true")
+        return self
+
+
+class BlipmqListener(Listener):
+    """The BlipMQ door."""
+
+    port: Port = Field(default=5555, description="TCP port; 0 picks a free one, which --print-ready reports.")
+    tls_cert: Path | None = Field(
+        default=None, description="PEM file with the certificate chain; read again on SIGHUP."
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file with the private key; read again on SIGHUP.")
+    max_frame_bytes: Annotated[Bytes, Field(ge=64, le=limits.BATCH_BYTES_MAX)] = Field(
+        default=16 * limits.MIB, description="Largest frame accepted, in bytes; a larger one closes the connection."
+    )
+    max_connections: Count = Field(default=10_000, description="Connections open at once on this listener.")
+
+    @property
+    def encrypted(self) -> bool:
+        return self.tls_cert is not None
+
+    @model_validator(mode="after")
+    def _whole_identity(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together; only one of them is set")
+        return self
+
+
+class AdminListener(Listener):
+    """Health and metrics over HTTP."""
+
+    port: Port = Field(default=8080, description="TCP port; 0 picks a free one, which --print-ready reports.")
+
+
+class Listeners(Section):
+    """The doors."""
+
+    blipmq: BlipmqListener = Field(default=BlipmqListener(), description="The BlipMQ door.")
+    admin: AdminListener = Field(default=AdminListener(), description="Health and metrics over HTTP.")
+
+
+class Key(Section):
+    """One API key, given as text, as a file or as its SHA-256. After loading only the SHA-256 is kept."""
+
+    name: str = Field(description="Who this is; owns subscriptions and appears in logs.", min_length=1, max_length=255)
+    key: str | None = Field(default=None, description="The key itself. Prefer key_file.", min_length=1, repr=False)
+    key_file: Path | None = Field(
+        default=None, description="File with the key (one line), readable by its owner only; read again on SIGHUP."
+    )
+    key_sha256: str | None = Field(
+        default=None, description="SHA-256 of the key, 64 hexadecimal digits.", pattern=r"^[0-9a-fA-F]{64}$"
+    )
+    publish: tuple[str, ...] = Field(
+        default=("*",), description="Topics it may publish to; a trailing * matches any ending."
+    )
+    subscribe: tuple[str, ...] = Field(
+        default=("*",), description="Topics it may read; a trailing * matches any ending."
+    )
+
+    @model_validator(mode="after")
+    def _keep_only_the_digest(self) -> Self:
+        given = [name for name in ("key", "key_file", "key_sha256") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of key, key_file and key_sha256 (given: {', '.join(given) or 'none'})")
+        for pattern in (*self.publish, *self.subscribe):
+            if "*" in pattern[:-1]:
+                raise ValueError(f"pattern {pattern!r}: a * is allowed at the end only")
+        secret = self.key
+        if self.key_file is not None:
+            secret = read_secret(self.key_file)
+        if secret is not None:
+            # The model is frozen for its readers; this is still its construction.
+            self.__dict__["key_sha256"] = hashlib.sha256(secret.encode()).hexdigest()
+            self.__dict__["key"] = None
+        return self
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the key: what a door compares with, in constant time."""
+        assert self.key_sha256 is not None, "set by the validator"
+        return bytes.fromhex(self.key_sha256)
+
+
+class TopicSettings(Section):
+    """What a topic gets unless something says otherwise."""
+
+    durability: Durability = Field(
+        default="fsync",
+        description="When a publish counts as kept: fsync (on disk), interval (fsync every 100 ms), os (handed to the "
+        "kernel), memory (never written).",
+    )
+    retention_seconds: int = Field(
+        default=0, ge=0, description="Age at which messages are removed, in seconds; 0 keeps them."
+    )
+    retention_bytes: Bytes = Field(
+        default=0, description="Size of a partition above which old segments go, in bytes; 0: none."
+    )
+    segment_bytes: Annotated[Bytes, Field(ge=limits.SEGMENT_BYTES_MIN)] = Field(
+        default=limits.SEGMENT_BYTES_DEFAULT, description="Size at which a segment file is closed, in bytes."
+    )
+    memory_bytes: Bytes = Field(
+        default=limits.MEMORY_TOPIC_BYTES_DEFAULT,
+        description="What a memory topic keeps, in bytes; the oldest go first.",
+    )
+
+
+class TopicOverride(Section):
+    """Other values for the topics a pattern matches; the first match wins. Keys left out keep the default."""
+
+    pattern: str = Field(description="Topic name; a trailing * matches any ending.", min_length=1)
+    durability: Durability | None = Field(default=None, description="As topics.durability.")
+    retention_seconds: int | None = Field(default=None, ge=0, description="As topics.retention_seconds, in seconds.")
+    retention_bytes: Bytes | None = Field(default=None, description="As topics.retention_bytes, in bytes.")
+    segment_bytes: Annotated[Bytes, Field(ge=limits.SEGMENT_BYTES_MIN)] | None = Field(
+        default=None, description="As topics.segment_bytes, in bytes."
+    )
+    memory_bytes: Bytes | None = Field(default=None, description="As topics.memory_bytes, in bytes.")
+
+    @model_validator(mode="after")
+    def _star_ends_it(self) -> Self:
+        if "*" in self.pattern[:-1]:
+            raise ValueError(f"pattern {self.pattern!r}: a * is allowed at the end only")
+        return self
+
+
+class Topics(TopicSettings):
+    """Defaults for new topics, and overrides by name."""
+
+    max_topics: Annotated[int, Field(ge=1, le=limits.TOPICS_MAX)] = Field(
+        default=10_000, description="Topics that may exist; one more is refused."
+    )
+    overrides: tuple[TopicOverride, ...] = Field(
+        default=(), description="Other values by topic name; the first match wins."
+    )
+
+    def of(self, name: str) -> TopicSettings:
+        """The settings of the topic called `name`."""
+        values = {field: getattr(self, field) for field in TopicSettings.model_fields}
+        for override in self.overrides:
+            if matches(override.pattern, name):
+                changed = override.model_dump(exclude={"pattern"}, exclude_none=True)
+                return TopicSettings(**(values | changed))
+        return TopicSettings(**values)
+
+
+class Delivery(Section):
+    """How messages reach subscribers that acknowledge."""
+
+    retry_backoff_ms: int = Field(
+        default=100, ge=0, description="Wait before a message is delivered again, in milliseconds."
+    )
+    max_attempts: Count = Field(
+        default=3, description="Deliveries of a message before it goes to the dead-letter topic."
+    )
+    in_flight_max: Count = Field(
+        default=1_000, description="Messages delivered and not yet acknowledged, per subscription."
+    )
+    queue_messages_max: Count = Field(
+        default=1_000_000, description="Messages waiting per subscription; then QoS 1 is NACKed."
+    )
+    queue_bytes_max: Bytes = Field(default=GIB, description="Bytes waiting per subscription; then QoS 1 is NACKed.")
+    dead_letter_suffix: str = Field(
+        default="-dlq", description="Added to a topic's name to name its dead-letter topic.", min_length=1
+    )
+    subscription_idle_days: Count = Field(
+        default=30, description="Days after which an unused subscription is forgotten."
+    )
+
+
+class Limits(Section):
+    """What the broker protects itself with."""
+
+    disk_floor_bytes: Bytes = Field(
+        default=256 * limits.MIB, description="Free disk space below which publishes are refused, in bytes."
+    )
+    unsynced_bytes_max: Annotated[Bytes, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
+        default=limits.UNSYNCED_BYTES_MAX,
+        description="Bytes waiting for the disk above which publishers are not read from.",
+    )
+    tail_cache_bytes: Bytes = Field(
+        default=limits.TAIL_CACHE_BYTES, description="Recent messages kept in memory for readers at the tail, in bytes."
+    )
+    connections_max: Count = Field(default=10_000, description="Connections open at once over all listeners.")
+    connections_per_address_max: Count = Field(default=1_000, description="Connections open at once from one address.")
+    auth_failures_per_minute: Count = Field(
+        default=20, description="Failed logins from one address per minute, then it waits."
+    )
+
+
+class Settings(Section):
+    """Everything an operator may choose."""
+
+    data: Path = Field(
+        default=Path("/var/lib/quintet"), description="Folder of the log. With dev: .quintet in the current folder."
+    )
+    dev: bool = Field(
+        default=False, description="Development: loopback only, with fixed credentials that are printed at start."
+    )
+    drain_timeout_s: float = Field(default=10.0, ge=0, description="Longest graceful stop, in seconds.")
+    log: LogOutput = Field(default=LogOutput(), description="What the broker says about itself, on stderr.")
+    listeners: Listeners = Field(default=Listeners(), description="The doors.")
+    keys: tuple[Key, ...] = Field(default=(), description="API keys. Without any, nobody can log in.")
+    topics: Topics = Field(default=Topics(), description="Defaults for new topics, and overrides by name.")
+    delivery: Delivery = Field(default=Delivery(), description="How messages reach subscribers that acknowledge.")
+    limits: Limits = Field(default=Limits(), description="What the broker protects itself with.")
+
+    @field_validator("keys")
+    @classmethod
+    def _keys_are_told_apart(cls, keys: tuple[Key, ...]) -> tuple[Key, ...]:
+        for what in ("name", "key_sha256"):
+            seen: dict[str, str] = {}
+            for key in keys:
+                value = str(getattr(key, what)).lower()
+                if value in seen:
+                    raise ValueError(f"{seen[value]!r} and {key.name!r} have the same {what.partition('_')[0]}")
+                seen[value] = key.name
+        return keys
+
+    @model_validator(mode="after")
+    def _dev_stays_home(self) -> Self:
+        for name in Listeners.model_fields:
+            listener: Listener = getattr(self.listeners, name)
+            if self.dev and listener.enabled and not is_loopback(listener.host):
+                raise PydanticCustomError(
+                    "dev_loopback",
+                    "{host} is not loopback, and dev has credentials everyone knows",
+                    {"host": listener.host, "path": ("listeners", name, "host")},
+                )
+        return self
+
+    @classmethod
+    def load(cls, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> "Settings":
+        """The settings these three give together. `flags` has dotted keys; a None value counts as not given.
+        Raises ConfigError. Call it again to reload."""
+        return load_with_origins(file, environ, flags)[0]
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a topic name falls under a pattern: equal, or a prefix if the pattern ends in *."""
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+
+
+def read_secret(path: Path) -> str:
+    """The one line in a key file. ValueError if others may read it, or if there is nothing in it."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & 0o077:
+                raise ValueError(f"{path} can be read by others (mode {mode:04o}); chmod 600 {path}")
+            secret = file.read(4096).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not secret:
+        raise ValueError(f"{path} is empty; it must hold the key")
+    return secret
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+# Path of a key -> where its value came from, for keys that the file or the defaults did not give.
+Origins = dict[tuple[str, ...], str]
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], value: object) -> None:
+    for name in path[:-1]:
+        below = tree.get(name)
+        if not isinstance(below, dict):
+            below = tree[name] = {}
+        tree = below
+    tree[path[-1]] = value
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened:
+            return tomllib.load(opened)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+
+
+def _read_environment(environ: Mapping[str, str]) -> Iterator[tuple[tuple[str, ...], object, str]]:
+    for name, text in sorted(environ.items()):
+        if not name.startswith(ENV_PREFIX) or name in ENV_OTHER or name.startswith(ENV_OTHER_PREFIX):
+            continue
+        value: object = text
+        if text[:1] in ("[", "{"):
+            try:
+                value = json.loads(text)
+            except ValueError as error:
+                raise ConfigError(f"environment variable {name}: not valid JSON: {error}") from None
+        yield tuple(name.removeprefix(ENV_PREFIX).lower().split(ENV_SEPARATOR)), value, f"environment variable {name}"
+
+
+def load_with_origins(
+    file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
+) -> tuple[Settings, Origins]:
+    """As Settings.load, with the origin of every value that is not a default (`quintet config show --origin`)."""
+    tree = _read_file(file) if file else {}
+    origins: Origins = {path: str(file) for path in _leaves(tree)}
+    for path, value, origin in _read_environment(environ):
+        _put(tree, path, value)
+        origins[path] = origin
+    for dotted, value in flags.items():
+        if value is not None:
+            path = tuple(dotted.split("."))
+            _put(tree, path, value)
+            origins[path] = f"flag --{path[-1].replace('_', '-')}"
+    try:
+        if Settings.model_validate({"dev": tree.get("dev", False)}).dev:
+            _apply_dev(tree)
+        return Settings.model_validate(tree), origins
+    except ValidationError as error:
+        raise _explain(error, file, origins) from None
+
+
+def _apply_dev(tree: dict[str, Any]) -> None:
+    """The --dev preset: below everything that was given, besides the key that is added to the others."""
+    tree.setdefault("data", DEV_DATA)
+    keys = tree.setdefault("keys", [])
+    if isinstance(keys, list) and not any(isinstance(key, dict) and key.get("name") == DEV_NAME for key in keys):
+        tree["keys"] = [*keys, {"name": DEV_NAME, "key": DEV_BLIPMQ_KEY}]
+
+
+def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, name))
+        else:
+            yield (*path, name)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _explain(error: ValidationError, file: Path | None, origins: Origins) -> ConfigError:
+    """One line for the first problem: where, which key, what is wrong, what was probably meant."""
+    problems = error.errors(include_url=False)
+    # A misspelt key often makes a second complaint (a missing one): the misspelling is the one to tell.
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
+    path = tuple(first["loc"]) or tuple(first.get("ctx", {}).get("path", ()))
+    origin = _origin_of(path, origins) or (str(file) if file else "defaults")
+    key = dotted(path)
+    if first["type"] == "extra_forbidden":
+        text = f"unknown key{_nearest(path)}"
+    elif first["type"] == "missing":
+        text = "missing"
+    else:
+        text = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+        given = first.get("input")
+        if isinstance(given, str | int | float) and not _is_secret(path):
+            text += f", not {given!r}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return ConfigError(f"{origin}: {key + ': ' if key else ''}{text}{more}")
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    """('keys', 0, 'name') as keys[0].name."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def _origin_of(path: tuple[str | int, ...], origins: Origins) -> str | None:
+    names = tuple(part for part in path if isinstance(part, str))
+    for length in range(len(names), 0, -1):
+        if names[:length] in origins:
+            return origins[names[:length]]
+    below = {origin for known, origin in origins.items() if known[: len(names)] == names and names}
+    return below.pop() if len(below) == 1 else None
+
+
+def _is_secret(path: tuple[str | int, ...]) -> bool:
+    return bool(path) and path[-1] in ("key", "key_sha256")
+
+
+def _nearest(path: tuple[str | int, ...]) -> str:
+    section = section_at(path[:-1])
+    if section is None:
+        return ""
+    names = list(section.model_fields)
+    close = difflib.get_close_matches(str(path[-1]), names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {dotted((*path[:-1], close[0]))}?"
+    return f"; valid here: {', '.join(names)}"
+
+
+# -- the tree as data: for the reference, `config init` and `config explain` ------------------------------------------
+
+
+def section_at(path: tuple[str | int, ...]) -> type[Section] | None:
+    """The section a path leads to, lists being passed through."""
+    section: type[Section] = Settings
+    for name in path:
+        if isinstance(name, int):
+            continue
+        field = section.model_fields.get(name)
+        below = section_of(field.annotation) if field else None
+        if below is None:
+            return None
+        section = below
+    return section
+
+
+def section_of(annotation: object) -> type[Section] | None:
+    """The section class in a field's annotation: itself, or the element of a tuple."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, Section):
+            return candidate
+    return None
