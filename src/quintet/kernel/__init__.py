@@ -5,19 +5,22 @@ variable QUINTET_PURE=1 forces the pure one. No I/O, no state, no clock lives he
 """
 
 import os
+from typing import TYPE_CHECKING
 
 from quintet.kernel import pure
 
 NATIVE = False
-if os.environ.get("QUINTET_PURE", "") not in ("1", "true", "yes"):
-    try:
-        from quintet.kernel import _native as _chosen
-
-        NATIVE = True
-    except ImportError:
-        _chosen = pure  # type: ignore[assignment]
+if TYPE_CHECKING:
+    from quintet.kernel import _native as _chosen
 else:
-    _chosen = pure  # type: ignore[assignment]
+    _chosen = pure
+    if os.environ.get("QUINTET_PURE", "") not in ("1", "true", "yes"):
+        try:
+            from quintet.kernel import _native as _chosen
+
+            NATIVE = True
+        except ImportError:
+            NATIVE = False
 
 crc32c = _chosen.crc32c
 build = _chosen.build

@@ -1,0 +1,27 @@
+"""The pure-Python twin of the kernel: every name of `_native.pyi`, gathered from the files that hold the code.
+
+The native twin and this one give equal bytes and refuse the same input; tests/kernel compares them. Nothing is written
+here but the list.
+"""
+
+from quintet.kernel.pure_batch import build, check, find, layout, merge, reseal, rows, seal, select, walk
+from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, blip_split
+from quintet.kernel.pure_crc import crc32c
+
+__all__ = [
+    "blip_deliver",
+    "blip_publish",
+    "blip_received",
+    "blip_split",
+    "build",
+    "check",
+    "crc32c",
+    "find",
+    "layout",
+    "merge",
+    "reseal",
+    "rows",
+    "seal",
+    "select",
+    "walk",
+]
