@@ -1,0 +1,75 @@
+"""From a verb to a durable fact and back: a keyed internal topic folded into a dict (decision D4).
+
+`put` and `delete` append to the topic and change the dict at once; `done` is called when the change is durable. At start
+`load` folds what the log holds. Compaction keeps the topic as small as the dict.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+from quintet import kernel
+from quintet.log.base import Log, Partition, TopicSpec
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import CorruptData
+
+T = TypeVar("T", bound=msgspec.Struct)
+Done = Callable[[Exception | None], None]
+
+TABLE_SEGMENT_BYTES = 4 << 20
+_READ_BYTES = 4 << 20
+
+
+class Table(Generic[T]):
+    """One internal topic whose records are `key -> JSON of T`; a null value deletes."""
+
+    def __init__(self, log: Log, topic_id: int, name: str, kind: type[T]) -> None:
+        spec = TopicSpec(id=topic_id, name=name, compact=True, segment_bytes=TABLE_SEGMENT_BYTES)
+        self.name = name
+        self._partition: Partition = log.open_topic(spec)[0]
+        self._decoder = msgspec.json.Decoder(kind)
+        self._encode = msgspec.json.Encoder().encode
+        self._rows: dict[bytes, T] = {}
+
+    def load(self, read: Callable[[Partition, int], list[RecordBatch]]) -> None:
+        """Fold the whole topic; `read` gives the batches from an offset on, synchronously (only used at start)."""
+        offset = self._partition.start
+        while offset < self._partition.visible:
+            batches = read(self._partition, offset)
+            if not batches:
+                break
+            for batch in batches:
+                for _, _, key, value, _, _, _ in batch.rows():
+                    self._fold(key or b"", value)
+                offset = batch.next_offset
+
+    def _fold(self, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            self._rows.pop(key, None)
+            return
+        try:
+            self._rows[key] = self._decoder.decode(value)
+        except msgspec.DecodeError as error:
+            raise CorruptData(f"table {self.name}: the record of key {key!r} does not decode: {error}") from error
+
+    def put(self, key: bytes, row: T, done: Done | None = None) -> None:
+        self._append(key, self._encode(row), done)
+        self._rows[key] = row
+
+    def delete(self, key: bytes, done: Done | None = None) -> None:
+        self._append(key, None, done)
+        self._rows.pop(key, None)
+
+    def _append(self, key: bytes, value: bytes | None, done: Done | None) -> None:
+        batch = kernel.build([value], [key], origin=b"quintet:broker")
+        self._partition.append(batch, None if done is None else lambda _offset, error: done(error))
+
+    def get(self, key: bytes) -> T | None:
+        return self._rows.get(key)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._rows.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)

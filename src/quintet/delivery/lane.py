@@ -1,0 +1,240 @@
+"""From a partition's batches to runs of records for one subscription: position, in-flight, redelivery of one partition.
+
+Every offset below `position` is in exactly one of these, and moves only along these arrows:
+
+    (not yet read) --take--> inflight --ack--> settled
+                                |  ^
+                        timeout |  | take again, attempt + 1
+                                v  |
+                               retry --ack--> settled        (a late acknowledgement still counts)
+                                |
+                 attempts used  v
+                               dead ----dead letter durable--> settled
+
+Settled offsets are not remembered: what is pending is. So `state()` is small and a restart redelivers just what was not
+acknowledged.
+"""
+
+import heapq
+import struct
+from collections.abc import Callable, Iterable, Sequence
+
+from quintet import kernel
+from quintet.delivery.sink import Sink
+from quintet.log.base import Partition
+from quintet.model.batch import EXPIRY, SPARSE, RecordBatch
+
+READ_BYTES = 1 << 20  # asked of the log at a time
+
+# A run of records of one batch, and the QoS they are delivered with.
+Run = tuple[RecordBatch, int, int]
+
+
+class Flight:
+    """Records handed to a peer together: one attempt, one deadline."""
+
+    __slots__ = ("attempt", "offsets", "sink")
+
+    def __init__(self, attempt: int, offsets: Sequence[int], sink: Sink) -> None:
+        self.attempt = attempt
+        self.offsets = offsets
+        self.sink = sink
+
+
+class Lane:
+    """One partition as one subscription sees it."""
+
+    __slots__ = ("_fetching", "_held", "_order", "_timers", "dead", "inflight", "partition", "position", "retry", "skipped")
+
+    def __init__(self, partition: Partition, position: int) -> None:
+        self.partition = partition
+        self.position = position
+        self.inflight: dict[int, Flight] = {}
+        self.retry: dict[int, int] = {}  # offset -> attempts made, in the order they became due
+        self.dead: dict[int, int] = {}  # offset -> attempts made, on their way to the dead-letter topic
+        self.skipped = 0  # records that expired, or that retention took, before they could be delivered
+        self._timers: list[tuple[int, int, Flight]] = []
+        self._order = 0
+        self._held: list[RecordBatch] = []
+        self._fetching = False
+
+    # -- taking ----------------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Delivered or due again, not settled."""
+        return len(self.inflight) + len(self.retry) + len(self.dead)
+
+    @property
+    def reading(self) -> bool:
+        """Batches are on their way from disk."""
+        return self._fetching
+
+    @property
+    def floor(self) -> int:
+        """Everything below is settled."""
+        lowest = [min(table) for table in (self.inflight, self.retry, self.dead) if table]
+        return min([self.position, *lowest])
+
+    def take(self, limit: int, now: int, wake: Callable[[], None]) -> Run | None:
+        """The next run of at most `limit` records, redeliveries first, or None: there is nothing now, or (`reading`) it
+        is being read from disk and `wake` is called when it is there. Hand a run over with `sent` before the next."""
+        while self.retry:
+            offset = next(iter(self.retry))
+            batch = self._batch_at(offset, wake)
+            if batch is None:
+                return None
+            index = batch.index_of(offset)
+            kept = batch.base_offset <= offset and index < batch.count and self._offset(batch, index) == offset
+            if kept and _alive(batch, index, index + 1, now) > 0:
+                last = self._retry_end(batch, index, limit)
+                return (batch, index, index + _alive(batch, index, last, now))
+            del self.retry[offset]  # it expired, or retention, compaction or quarantine took it
+            self.skipped += 1
+        while self.position < self.partition.visible:
+            batch = self._batch_at(self.position, wake)
+            if batch is None:
+                return None
+            if batch.base_offset > self.position:
+                self.skipped += batch.base_offset - self.position
+                self.position = batch.base_offset
+            first = batch.index_of(self.position)
+            if first == batch.count:
+                self.position = batch.next_offset
+                continue
+            alive = _alive(batch, first, min(batch.count, first + limit), now)
+            if alive > 0:
+                return (batch, first, first + alive)
+            self.skipped -= alive
+            self.position = self._behind(batch, first - alive)
+        return None
+
+    def sent(self, run: Run, qos: int, sink: Sink, deadline: int) -> int:
+        """The run was handed to a peer. QoS 1: it is in flight until `deadline`. Returns the attempt number."""
+        batch, first, last = run
+        offsets = self._offsets(batch, first, last)
+        attempt = self.retry.get(offsets[0], 0) + 1
+        if attempt > 1:
+            for offset in offsets:
+                self.retry.pop(offset, None)
+        else:
+            self.position = self._behind(batch, last)
+        if qos:
+            flight = Flight(attempt, offsets, sink)
+            self.inflight.update(dict.fromkeys(offsets, flight))
+            self._order += 1
+            heapq.heappush(self._timers, (deadline, self._order, flight))
+        return attempt
+
+    def attempt_of(self, run: Run) -> int:
+        """Which attempt handing out this run would be."""
+        batch, first, _ = run
+        return self.retry.get(self._offset(batch, first), 0) + 1
+
+    # -- settling --------------------------------------------------------------------------------------------------
+
+    def ack(self, offset: int) -> bool:
+        """Settle one record; False if it is not pending."""
+        return self.inflight.pop(offset, None) is not None or self.retry.pop(offset, None) is not None
+
+    def next_deadline(self) -> int | None:
+        timers = self._timers
+        while timers and not self._open(timers[0][2]):
+            heapq.heappop(timers)
+        return timers[0][0] if timers else None
+
+    def expire(self, now: int, attempts_max: int) -> None:
+        """Move what was not acknowledged in time to retry, or to dead when its attempts are used up."""
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            self._give_back(heapq.heappop(timers)[2], attempts_max)
+
+    def release(self, sink: Sink, attempts_max: int) -> None:
+        """A peer is gone: what it had is due again at once."""
+        flights = {id(f): f for f in self.inflight.values() if f.sink is sink}
+        for flight in flights.values():
+            self._give_back(flight, attempts_max)
+
+    def _open(self, flight: Flight) -> bool:
+        inflight = self.inflight
+        return any(inflight.get(offset) is flight for offset in flight.offsets)
+
+    def _give_back(self, flight: Flight, attempts_max: int) -> None:
+        target = self.dead if flight.attempt >= attempts_max else self.retry
+        for offset in flight.offsets:
+            if self.inflight.get(offset) is flight:
+                del self.inflight[offset]
+                target[offset] = flight.attempt
+
+    # -- what survives a restart -----------------------------------------------------------------------------------
+
+    def state(self) -> tuple[int, list[tuple[int, int, int]]]:
+        """(position, [(first, last, attempts)]): ranges still pending. In flight counts as one attempt less: it may
+        never have reached the peer."""
+        attempts = {o: f.attempt - 1 for o, f in self.inflight.items()} | self.retry | self.dead
+        ranges: list[tuple[int, int, int]] = []
+        for offset in sorted(attempts):
+            if ranges and ranges[-1][1] == offset and ranges[-1][2] == attempts[offset]:
+                ranges[-1] = (ranges[-1][0], offset + 1, attempts[offset])
+            else:
+                ranges.append((offset, offset + 1, attempts[offset]))
+        return self.position, ranges
+
+    def restore(self, position: int, ranges: Iterable[tuple[int, int, int]]) -> None:
+        self.position = position
+        for first, last, attempts in ranges:
+            self.retry.update(dict.fromkeys(range(first, last), attempts))
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def _batch_at(self, offset: int, wake: Callable[[], None]) -> RecordBatch | None:
+        """The batch that holds offset, or the first one behind it; None if it is not in memory yet."""
+        for batch in self._held:
+            if batch.base_offset <= offset < batch.next_offset:
+                return batch
+        found = self.partition.read(offset, READ_BYTES)
+        if found is None:
+            if not self._fetching:
+                self._fetching = True
+                self.partition.fetch(offset, READ_BYTES, lambda batches, error: self._fetched(batches, error, wake))
+            return None
+        self._held = found
+        return next((batch for batch in found if offset < batch.next_offset), None)
+
+    def _fetched(self, batches: list[RecordBatch], error: Exception | None, wake: Callable[[], None]) -> None:
+        self._fetching = False
+        if error is None and batches:
+            self._held = batches
+            wake()
+
+    def _retry_end(self, batch: RecordBatch, index: int, limit: int) -> int:
+        """End of the run of records due again, with the same attempts as the first one."""
+        attempts = self.retry[self._offset(batch, index)]
+        last = index + 1
+        while last < batch.count and last - index < limit and self.retry.get(self._offset(batch, last)) == attempts:
+            last += 1
+        return last
+
+    def _behind(self, batch: RecordBatch, index: int) -> int:
+        """The position behind record index - 1 of a batch."""
+        return batch.next_offset if index == batch.count else self._offset(batch, index)
+
+    def _offset(self, batch: RecordBatch, index: int) -> int:
+        if not batch.columns & SPARSE:
+            return batch.base_offset + index
+        return batch.base_offset + int(struct.unpack_from("<I", batch.buffer, kernel.layout(batch.buffer)[17] + 4 * index)[0])
+
+    def _offsets(self, batch: RecordBatch, first: int, last: int) -> Sequence[int]:
+        if not batch.columns & SPARSE:
+            return range(batch.base_offset + first, batch.base_offset + last)
+        return [self._offset(batch, index) for index in range(first, last)]
+
+
+def _alive(batch: RecordBatch, first: int, last: int, now: int) -> int:
+    """How many records from `first` on have not expired, or minus how many have: the first decides which."""
+    if not batch.columns & EXPIRY:
+        return last - first
+    table = struct.unpack_from(f"<{batch.count}q", batch.buffer, kernel.layout(batch.buffer)[16])[first:last]
+    alive = [not expiry or expiry > now for expiry in table]
+    run = alive.index(not alive[0]) if (not alive[0]) in alive else len(alive)
+    return run if alive[0] else -run

@@ -1,0 +1,183 @@
+"""From lanes to a peer: one subscription of one owner to one topic, pushed to an attached sink or taken by polls.
+
+Push pulls: before reading the log it asks the sink for room and the window for credit; without either it parks and is
+woken. Nothing here is queued between log and socket. Saving the state and dead letters are the broker's business
+(broker/subscriptions.py); this file only says when there is something to do (`dirty`, `collect_dead`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quintet.delivery.lane import Lane, Run
+from quintet.delivery.sink import Sink
+from quintet.log.base import Partition
+
+MESSAGES_PER_RUN_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How hard delivery tries. Times in microseconds."""
+
+    in_flight_max: int = 1_000
+    attempts_max: int = 5
+    poll_backoff_us: int = 500_000  # first redelivery of a polled record; doubles with each attempt
+    push_timeout_us: int = 30_000_000  # the same for pushed ones
+
+
+class Subscription:
+    """`qos` is the highest a record is delivered with; a record published with QoS 0 stays at 0."""
+
+    __slots__ = ("_now", "_parked", "_policy", "_pumping", "delivered", "dirty", "id", "lanes", "last_used", "owner", "qos", "sink", "topic_name")
+
+    def __init__(
+        self, id: int, owner: str, topic_name: bytes, qos: int, lanes: list[Lane], policy: Policy, now: Callable[[], int]
+    ) -> None:
+        self.id = id
+        self.owner = owner
+        self.topic_name = topic_name
+        self.qos = qos
+        self.lanes = lanes
+        self.sink: Sink | None = None
+        self.dirty = False
+        self.delivered = 0
+        self.last_used = now()
+        self._policy = policy
+        self._now = now
+        self._pumping = False
+        self._parked = False
+
+    # -- push ------------------------------------------------------------------------------------------------------
+
+    def attach(self, sink: Sink) -> None:
+        """Push to this sink from now on; whoever had it before loses it."""
+        if self.sink is sink:
+            return
+        if self.sink is not None:
+            self.detach(self.sink)
+        self.sink = sink
+        self._parked = False
+        for lane in self.lanes:
+            lane.partition.watch(self.pump)
+        self.pump()
+
+    def detach(self, sink: Sink) -> None:
+        """The sink is gone: stop pushing to it, and what it had in flight is due again."""
+        for lane in self.lanes:
+            lane.release(sink, self._policy.attempts_max)
+        self.last_used = self._now()
+        if self.sink is sink:
+            self.sink = None
+            for lane in self.lanes:
+                lane.partition.unwatch(self.pump)
+
+    def pump(self) -> None:
+        """Hand over all that there is room and credit for."""
+        sink = self.sink
+        if sink is None or self._pumping or self._parked:
+            return
+        self._pumping = True
+        try:
+            for lane in self.lanes:
+                if not self._pump_lane(lane, sink):
+                    break
+        finally:
+            self._pumping = False
+
+    def _pump_lane(self, lane: Lane, sink: Sink) -> bool:
+        """False when the sink has no more room (or is gone)."""
+        while lane.position < lane.partition.visible or lane.retry:
+            if sink.room() <= 0:
+                self._parked = True
+                sink.park(self._unpark)
+                return False
+            limit = self._credit(lane)
+            if limit <= 0:
+                return True
+            now = self._now()
+            run = lane.take(limit, now, self.pump)
+            if run is None:
+                return True
+            self._hand_over(lane, run, sink, self._policy.push_timeout_us, now)
+            if self.sink is not sink:
+                return False
+        return True
+
+    def _unpark(self) -> None:
+        self._parked = False
+        self.pump()
+
+    def _credit(self, lane: Lane) -> int:
+        return MESSAGES_PER_RUN_MAX if not self.qos else self._policy.in_flight_max - len(lane.inflight) - len(lane.dead)
+
+    def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int, now: int) -> None:
+        batch, first, last = run
+        qos = self.effective_qos(run)
+        deadline = now + (timeout_us << (lane.attempt_of(run) - 1)) if qos else 0
+        lane.sent(run, qos, sink, deadline)
+        self.delivered += last - first
+        self.dirty = True
+        sink.records(self, batch, first, last)
+
+    def effective_qos(self, run: Run) -> int:
+        return 0 if run[0].at_most_once else self.qos
+
+    # -- poll ------------------------------------------------------------------------------------------------------
+
+    def poll(self, count: int, sink: Sink, wake: Callable[[], None]) -> tuple[list[Run], bool]:
+        """Up to count records now, and whether more may come once `wake` was called (they are being read from disk)."""
+        runs: list[Run] = []
+        now = self.last_used = self._now()
+        for lane in self.lanes:
+            while count > 0 and (lane.position < lane.partition.visible or lane.retry):
+                limit = min(count, self._credit(lane))
+                if limit <= 0:
+                    break
+                run = lane.take(limit, now, wake)
+                if run is None:
+                    if lane.reading:
+                        return runs, True
+                    break
+                qos = self.effective_qos(run)
+                backoff = self._policy.poll_backoff_us << (lane.attempt_of(run) - 1)
+                lane.sent(run, qos, sink, now + backoff)
+                count -= run[2] - run[1]
+                self.delivered += run[2] - run[1]
+                self.dirty = True
+                runs.append(run)
+        return runs, False
+
+    # -- settling --------------------------------------------------------------------------------------------------
+
+    def ack(self, partition: int, first: int, count: int) -> list[int]:
+        """Settle offsets first..first+count-1 of a partition; returns those that are not pending here."""
+        self.dirty = True
+        if not 0 <= partition < len(self.lanes):
+            return list(range(first, first + min(count, MESSAGES_PER_RUN_MAX)))
+        lane = self.lanes[partition]
+        unknown = [offset for offset in range(first, first + min(count, MESSAGES_PER_RUN_MAX)) if not lane.ack(offset)]
+        if self.sink is not None:
+            self.pump()
+        return unknown
+
+    def next_deadline(self) -> int | None:
+        return min((d for lane in self.lanes if (d := lane.next_deadline()) is not None), default=None)
+
+    def expire(self, now: int) -> None:
+        """Deadlines have passed: give back what was not acknowledged, and push again."""
+        for lane in self.lanes:
+            lane.expire(now, self._policy.attempts_max)
+        self.dirty = True
+        self.pump()
+
+    def collect_dead(self) -> list[tuple[Lane, dict[int, int]]]:
+        """Per lane, the offsets whose attempts are used up (offset -> attempts). They stay pending until `buried`."""
+        return [(lane, dict(lane.dead)) for lane in self.lanes if lane.dead]
+
+    def backlog(self) -> int:
+        """Records not settled yet, over all partitions."""
+        return sum(lane.partition.visible - lane.position + lane.pending for lane in self.lanes)
+
+    @staticmethod
+    def lane_at_tail(partition: Partition) -> Lane:
+        return Lane(partition, partition.visible)
