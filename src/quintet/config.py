@@ -41,6 +41,7 @@ ENV_OTHER: Final = frozenset({
 })  # fmt: skip
 ENV_OTHER_PREFIX: Final = "QUINTET_TEST_"
 
+KEYS_LISTED_MAX: Final = 12  # in an error about an unknown key
 GIB: Final = 1024 * limits.MIB
 _UNITS: Final = {"": 1, "B": 1, "KIB": limits.KIB, "MIB": limits.MIB, "GIB": GIB, "TIB": 1024 * GIB}
 
@@ -488,13 +489,15 @@ def _is_secret(path: tuple[str | int, ...]) -> bool:
 
 def _nearest(path: tuple[str | int, ...]) -> str:
     section = section_at(path[:-1])
-    if section is None:
-        return ""
-    names = list(section.model_fields)
-    close = difflib.get_close_matches(str(path[-1]), names, n=1, cutoff=0.5)
+    return nearest_key(dotted(path), [dotted((*path[:-1], name)) for name in section.model_fields] if section else [])
+
+
+def nearest_key(wrong: str, keys: list[str]) -> str:
+    """The end of the sentence about an unknown key: what was probably meant, or what there is."""
+    close = difflib.get_close_matches(wrong, keys, n=1, cutoff=0.6)
     if close:
-        return f"; did you mean {dotted((*path[:-1], close[0]))}?"
-    return f"; valid here: {', '.join(names)}"
+        return f"; did you mean {close[0]}?"
+    return f"; valid here: {', '.join(keys)}" if len(keys) <= KEYS_LISTED_MAX else ""
 
 
 # -- the tree as data: for the reference, `config init` and `config explain` ------------------------------------------

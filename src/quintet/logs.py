@@ -20,7 +20,7 @@ MASK: Final = "***"
 
 def mask_secrets(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
     """Mask fields named like a secret, and never show bytes: they may be someone's message."""
-    return _mask(entry)
+    return {name: MASK if _is_secret(name) else _mask(value) for name, value in entry.items()}
 
 
 def _mask(fields: Any) -> Any:
@@ -51,11 +51,13 @@ def configure(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         mask_secrets,
     ]
-    last: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=out.isatty())]
-        if pretty
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
-    )
+    # Tracebacks without local variables: those hold payloads and keys.
+    last: list[Processor] = [
+        structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)
+    ]
+    if not pretty:
+        frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        last = [structlog.processors.ExceptionRenderer(frames), structlog.processors.JSONRenderer(default=str)]
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),

@@ -1,0 +1,218 @@
+"""`quintet config`: the options as a file to start from, checked, shown with their origin, and explained.
+
+Everything here is drawn from the one tree in quintet/config.py; docs/CONFIGURATION.md is `quintet config reference`.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, get_args
+
+import click
+
+from quintet.config import (
+    ENV_PREFIX,
+    ENV_SEPARATOR,
+    Section,
+    Settings,
+    load_with_origins,
+    nearest_key,
+    section_of,
+)
+from quintet.model.errors import ConfigError
+
+FILE = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="QUINTET_CONFIG",
+    help="TOML file with the configuration (or QUINTET_CONFIG).",
+)
+
+
+class Option(NamedTuple):
+    """One key of the tree as data."""
+
+    path: tuple[str, ...]
+    kind: str
+    default: object
+    required: bool
+    help: str
+    listed: bool  # inside a list of tables
+
+    @property
+    def key(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def variable(self) -> str:
+        return ENV_PREFIX + ENV_SEPARATOR.join(self.path).upper()
+
+
+class Table(NamedTuple):
+    """One table of the file with its own keys, in the order of the tree."""
+
+    path: tuple[str, ...]
+    help: str
+    listed: bool
+    options: list[Option]
+
+
+def tables(section: type[Section] = Settings, path: tuple[str, ...] = (), listed: bool = False) -> Iterator[Table]:
+    """The whole tree, tables before the tables in them."""
+    options: list[Option] = []
+    below: list[Iterator[Table]] = []
+    for name, field in section.model_fields.items():
+        here = (*path, name)
+        inner = section_of(field.annotation)
+        if inner is not None:
+            is_list = field.annotation is not inner
+            below.append(tables(inner, here, listed=is_list))
+            continue
+        kind = _kind(field.annotation)
+        options.append(Option(here, kind, field.default, field.is_required(), field.description or "", listed))
+    yield Table(path, " ".join((section.__doc__ or "").split()), listed, options)
+    for one in below:
+        yield from one
+
+
+def _kind(annotation: Any) -> str:
+    """A field's type in a reader's words."""
+    words: dict[Any, str] = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
+    if annotation in words:
+        return words[annotation]
+    parts = [part for part in get_args(annotation) if part not in (type(None), Ellipsis)]
+    if all(isinstance(part, str) for part in parts):
+        return ", ".join(parts)
+    if getattr(annotation, "__origin__", None) is tuple:
+        return "list of " + _kind(parts[0])
+    return _kind(parts[0])
+
+
+def toml(value: object) -> str:
+    """A default as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml(item) for item in value)}]"
+    if isinstance(value, PurePath):
+        value = str(value)
+    return json.dumps(value)
+
+
+def example() -> str:
+    """A whole file: every key with its default, commented out."""
+    lines = ["# Quintet configuration. Every key is here with its default; remove the # to change one."]
+    for table in tables():
+        lines.append("")
+        if table.path:
+            lines.append(f"# {table.help}")
+            name = ".".join(table.path)
+            lines.append(f"# [[{name}]]" if table.listed else f"[{name}]")
+        for option in table.options:
+            lines.append(f"# {option.help}")
+            value = '""' if option.default is None or option.required else toml(option.default)
+            lines.append(f"# {option.path[-1]} = {value}")
+    return "\n".join(lines) + "\n"
+
+
+def reference() -> str:
+    """docs/CONFIGURATION.md."""
+    lines = [
+        "# Configuration",
+        "",
+        "Made from `src/quintet/config.py` by `make docs`; a test keeps it so. A TOML file is overridden by environment",
+        "variables, and both by flags. A variable's name is `QUINTET_` and the key in capitals with `__` for each dot:",
+        "`QUINTET_LISTENERS__BLIPMQ__PORT=0`. Lists are given there as JSON. Sizes may be written as `'16 MiB'`. Paths are",
+        "relative to the folder the broker is started in. An unknown key or a bad value stops the start with exit code 2.",
+        "`quintet config init` writes a file to begin with, `quintet config explain KEY` explains one key.",
+    ]
+    for table in tables():
+        name = ".".join(table.path)
+        title = f"`[[{name}]]` (any number of them)" if table.listed else f"`[{name}]`"
+        lines += ["", f"## {title if name else 'Top level'}", "", table.help, ""]
+        if not table.options:
+            lines.pop()
+            continue
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+        for option in table.options:
+            default = (
+                "required" if option.required else "none" if option.default is None else f"`{toml(option.default)}`"
+            )
+            lines.append(f"| `{option.path[-1]}` | {option.kind} | {default} | {option.help} |")
+    return "\n".join(lines) + "\n"
+
+
+@click.group()
+def config() -> None:
+    """Write, check and explain the configuration.
+
+    \b
+    quintet config init > quintet.toml
+    quintet config validate --config quintet.toml
+    quintet config show --config quintet.toml --origin
+    quintet config explain listeners.blipmq.port
+    """
+
+
+@config.command()
+def init() -> None:
+    """Print a file with every key and its default."""
+    click.echo(example(), nl=False)
+
+
+@config.command("reference")
+def reference_page() -> None:
+    """Print the reference, as in docs/CONFIGURATION.md."""
+    click.echo(reference(), nl=False)
+
+
+@config.command()
+@FILE
+def validate(config_file: Path | None) -> None:
+    """Check the file and the environment; exit code 2 says they are not valid."""
+    Settings.load(config_file, os.environ, {})
+    click.echo(f"{config_file or 'defaults and environment'}: valid")
+
+
+@config.command()
+@FILE
+@click.option("--dev", is_flag=True, help="With the development preset.")
+@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def show(config_file: Path | None, dev: bool, origin: bool, as_json: bool) -> None:
+    """Print what the broker would run with. Keys are shown as their SHA-256 only."""
+    settings, origins = load_with_origins(config_file, os.environ, {"dev": dev or None})
+    tree = settings.model_dump(mode="json", exclude_none=True)
+    if as_json:
+        click.echo(json.dumps(tree))
+        return
+    for path, value in _flat(tree):
+        source = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "default")
+        click.echo(f"{'.'.join(path)} = {toml(value)}" + (f"  # {source}" if origin else ""))
+
+
+def _flat(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+@config.command()
+@click.argument("key")
+def explain(key: str) -> None:
+    """Say what KEY means, its default and its environment variable; a table's name lists what is in it."""
+    every = [option for table in tables() for option in table.options]
+    found = [option for option in every if option.key == key or option.key.startswith(f"{key}.")]
+    if not found:
+        raise ConfigError(f"{key}: unknown key{nearest_key(key, [option.key for option in every])}")
+    for option in found:
+        default = (
+            "required" if option.required else "default " + ("none" if option.default is None else toml(option.default))
+        )
+        click.echo(f"{option.key}  ({option.kind}; {default})")
+        click.echo(f"    {option.help}")
+        click.echo("    set in a list of tables" if option.listed else f"    {option.variable}")

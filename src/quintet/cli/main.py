@@ -1,0 +1,128 @@
+"""The root of the `quintet` command: one table of commands, loaded only when they are used.
+
+`quintet --help` must start at once, so this file imports click and nothing else; a command's module is imported when it
+runs. Failures end here too: a ConfigError is one line and exit code 2, any other QuintetError one line and 1.
+"""
+
+import importlib
+import json
+import platform
+import sys
+from typing import Any, Final, NamedTuple, NoReturn
+
+import click
+
+from quintet import __version__
+from quintet.model.errors import ConfigError, QuintetError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+
+class Row(NamedTuple):
+    """Where a command lives, and what --help says about it without loading it."""
+
+    target: str
+    help: str
+
+
+COMMANDS: Final = {
+    "serve": Row("quintet.cli.serve:serve", "Run the broker."),
+    "pub": Row("quintet.cli.pubsub:pub", "Publish messages."),
+    "sub": Row("quintet.cli.pubsub:sub", "Receive messages."),
+    "bench": Row("quintet.cli.bench:bench", "Measure a broker, with percentiles and a picture."),
+    "config": Row("quintet.cli.config:config", "Write, check and explain the configuration."),
+    "log": Row("quintet.cli.log:log", "Verify and read a data folder."),
+    "completion": Row("quintet.cli.main:completion", "Print the completion script for a shell."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are rows of a table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command), f"{COMMANDS[cmd_name].target} is not a command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, row.help) for name, row in COMMANDS.items()])
+
+
+def versions() -> dict[str, Any]:
+    """What a bug report needs."""
+    from quintet import kernel
+
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "kernel": "native" if kernel.NATIVE else "pure",
+        "platform": platform.platform(),
+    }
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, help="Print the version and which kernel is in use.")
+@click.option("--json", "as_json", is_flag=True, help="With --version: as JSON.")
+@click.pass_context
+def cli(ctx: click.Context, version: bool, as_json: bool) -> None:
+    """One message broker, five wire protocols, one durable log.
+
+    \b
+    quintet serve --dev                         a broker on this machine, ready to try
+    quintet sub orders --count 1                wait for one message
+    quintet pub orders 'hello'                  send it
+    quintet config init > quintet.toml          every option with its default
+    quintet log verify /var/lib/quintet         check every byte of a data folder
+
+    Exit codes: 0 done, 1 failed at run time, 2 wrong usage or configuration.
+    """
+    if version:
+        facts = versions()
+        click.echo(
+            json.dumps(facts)
+            if as_json
+            else f"quintet {facts['version']} (Python {facts['python']}, kernel {facts['kernel']})"
+        )
+    elif ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script for a shell.
+
+    \b
+    quintet completion bash > ~/.local/share/bash-completion/completions/quintet
+    quintet completion zsh > "${fpath[1]}/_quintet"
+    quintet completion fish > ~/.config/fish/completions/quintet.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None, f"click knows {shell}"
+    click.echo(kind(cli, {}, "quintet", "_QUINTET_COMPLETE").source())
+
+
+def fail(error: QuintetError) -> NoReturn:
+    """One line on stderr, and the exit code that belongs to the error."""
+    hint = f" ({error.hint})" if error.hint else ""
+    click.echo(f"quintet: {error}{hint}", err=True)
+    sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
+
+
+def main() -> NoReturn:
+    """The console script."""
+    try:
+        cli.main(prog_name="quintet")
+    except QuintetError as error:
+        fail(error)
+    raise AssertionError("click leaves by SystemExit")
