@@ -1,0 +1,153 @@
+"""The admin door over a real socket: health, figures, and that it leaves the process's signals alone."""
+
+import asyncio
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from quintet.admin.app import create_app
+from quintet.admin.health import Check
+from quintet.admin.listener import AdminServer, serve_admin
+from quintet.admin.metrics import Family, check_name
+
+
+class Broker:
+    """Both interfaces the admin door asks, with values a test can set."""
+
+    def __init__(self) -> None:
+        self.disk = True
+        self.messages = 3
+
+    def checks(self) -> Sequence[Check]:
+        return [Check("listener:blipmq", True), Check("disk", self.disk, "1 KiB free, floor 256 MiB")]
+
+    def families(self) -> Sequence[Family]:
+        by_door: list[tuple[dict[str, str], float]] = [
+            ({"protocol": "blipmq", "direction": "in"}, self.messages),
+            ({"protocol": "admin", "direction": 'o"ut\n'}, 0),
+        ]
+        return [
+            Family("quintet_messages_total", "counter", "Messages by door.", by_door),
+            Family("quintet_connections", "gauge", "Open connections.", [({}, 2)]),
+            Family("quintet_unsynced_bytes", "gauge", "Bytes waiting for the disk.", [({}, 1.5e9)]),
+            Family("quintet_topics", "gauge", "Topics.", []),
+        ]
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+@pytest.fixture
+async def admin(broker: Broker) -> AsyncIterator[AdminServer]:
+    server = await serve_admin(create_app(broker, broker), "127.0.0.1", 0)
+    yield server
+    await server.stop()
+
+
+async def get(admin: AdminServer, path: str, accept: str = "text/plain") -> httpx2.Response:
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        return await client.get(f"http://{admin.address}{path}", headers={"accept": accept})
+
+
+async def test_port_zero_is_reported_and_alive(admin: AdminServer) -> None:
+    assert admin.port > 0
+    assert admin.address == f"127.0.0.1:{admin.port}"
+    assert admin.accepting
+    answer = await get(admin, "/livez")
+    assert (answer.status_code, answer.text) == (200, "alive\n")
+
+
+async def test_ready_lists_checks_only_when_asked(admin: AdminServer) -> None:
+    assert (await get(admin, "/readyz")).text == "ready\n"
+    verbose = await get(admin, "/readyz?verbose")
+    assert verbose.status_code == 200
+    assert verbose.text == "[+] listener:blipmq\n[+] disk: 1 KiB free, floor 256 MiB\nready\n"
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/readyz?verbose"])
+async def test_a_failing_check_is_named_with_503(admin: AdminServer, broker: Broker, path: str) -> None:
+    broker.disk = False
+    answer = await get(admin, path)
+    assert answer.status_code == 503
+    assert "[-] disk: 1 KiB free, floor 256 MiB" in answer.text
+    assert answer.text.endswith("not ready: disk\n")
+
+
+async def test_metrics_are_read_at_the_time_of_asking(admin: AdminServer, broker: Broker) -> None:
+    for messages in (3, 4):
+        broker.messages = messages
+        answer = await get(admin, "/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+        assert set(families) == {"quintet_messages", "quintet_connections", "quintet_unsynced_bytes", "quintet_topics"}
+        assert families["quintet_messages"].type == "counter"
+        assert [(s.labels, s.value) for s in families["quintet_messages"].samples] == [
+            ({"direction": "in", "protocol": "blipmq"}, messages),
+            ({"direction": 'o"ut\n', "protocol": "admin"}, 0),
+        ]
+        assert families["quintet_unsynced_bytes"].samples[0].value == 1.5e9
+
+
+async def test_openmetrics_for_those_who_ask(admin: AdminServer) -> None:
+    answer = await get(admin, "/metrics", "application/openmetrics-text; version=1.0.0")
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+async def test_promtool_accepts_the_metrics(admin: AdminServer) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: the text was checked by prometheus-client's parser only")
+    text = (await get(admin, "/metrics")).content
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)  # noqa: ASYNC221
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        (Family("quintet_messages", "counter", "x", []), "_total"),
+        (Family("quintet_messages_total", "gauge", "x", []), "_total"),
+        (Family("messages_total", "counter", "x", []), "quintet_"),
+        (Family("quintet_wait_ms", "gauge", "x", []), "seconds"),
+        (Family("quintet_wait_ms_total", "counter", "x", []), "seconds"),
+        (Family("quintet_topics", "gauge", "", []), "help"),
+    ],
+)
+def test_a_badly_named_metric_is_our_fault(family: Family, why: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(why)):
+        check_name(family)
+
+
+async def test_signal_handlers_stay_the_brokers(broker: Broker) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    server = await serve_admin(create_app(broker, broker), "127.0.0.1", 0)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    await server.stop()
+
+
+async def test_stop_closes_the_port_and_can_be_repeated(broker: Broker) -> None:
+    server = await serve_admin(create_app(broker, broker), "127.0.0.1", 0)
+    await server.stop()
+    await server.stop()
+    assert not server.accepting
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", server.port)
+
+
+async def test_an_address_in_use_is_named(broker: Broker) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            await serve_admin(create_app(broker, broker), "127.0.0.1", port)
