@@ -11,14 +11,12 @@ import msgspec
 
 from quintet import kernel
 from quintet.log.base import Log, Partition, TopicSpec
-from quintet.model.batch import RecordBatch
 from quintet.model.errors import CorruptData
 
 T = TypeVar("T", bound=msgspec.Struct)
 Done = Callable[[Exception | None], None]
 
 TABLE_SEGMENT_BYTES = 4 << 20
-_READ_BYTES = 4 << 20
 
 
 class Table(Generic[T]):
@@ -32,11 +30,11 @@ class Table(Generic[T]):
         self._encode = msgspec.json.Encoder().encode
         self._rows: dict[bytes, T] = {}
 
-    def load(self, read: Callable[[Partition, int], list[RecordBatch]]) -> None:
-        """Fold the whole topic; `read` gives the batches from an offset on, synchronously (only used at start)."""
+    def load(self) -> None:
+        """Fold the whole topic. Blocks: only used at start."""
         offset = self._partition.start
         while offset < self._partition.visible:
-            batches = read(self._partition, offset)
+            batches = self._partition.read_now(offset)
             if not batches:
                 break
             for batch in batches:

@@ -114,9 +114,9 @@ class Lane:
         batch, first, last = run
         offsets = self._offsets(batch, first, last)
         attempt = self.retry.get(offsets[0], 0) + 1
-        if attempt > 1:
+        if offsets[0] in self.retry:
             for offset in offsets:
-                self.retry.pop(offset, None)
+                del self.retry[offset]
         else:
             self.position = self._behind(batch, last)
         if qos:

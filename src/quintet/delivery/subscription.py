@@ -2,7 +2,7 @@
 
 Push pulls: before reading the log it asks the sink for room and the window for credit; without either it parks and is
 woken. Nothing here is queued between log and socket. Saving the state and dead letters are the broker's business
-(broker/subscriptions.py); this file only says when there is something to do (`dirty`, `collect_dead`).
+(broker/subscriptions.py); this file only says when there is something to do (`changed`, `collect_dead`).
 """
 
 from collections.abc import Callable
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from quintet.delivery.lane import Lane, Run
 from quintet.delivery.sink import Sink
-from quintet.log.base import Partition
 
 MESSAGES_PER_RUN_MAX = 65_536
 
@@ -28,10 +27,21 @@ class Policy:
 class Subscription:
     """`qos` is the highest a record is delivered with; a record published with QoS 0 stays at 0."""
 
-    __slots__ = ("_now", "_parked", "_policy", "_pumping", "delivered", "dirty", "id", "lanes", "last_used", "owner", "qos", "sink", "topic_name")
+    __slots__ = (
+        "_changed", "_now", "_parked", "_policy", "_pumping", "delivered", "dirty", "id", "lanes", "last_used", "owner",
+        "qos", "sink", "topic_name",
+    )  # fmt: skip
 
     def __init__(
-        self, id: int, owner: str, topic_name: bytes, qos: int, lanes: list[Lane], policy: Policy, now: Callable[[], int]
+        self,
+        id: int,
+        owner: str,
+        topic_name: bytes,
+        qos: int,
+        lanes: list[Lane],
+        policy: Policy,
+        now: Callable[[], int],
+        changed: Callable[["Subscription"], None],
     ) -> None:
         self.id = id
         self.owner = owner
@@ -44,6 +54,7 @@ class Subscription:
         self.last_used = now()
         self._policy = policy
         self._now = now
+        self._changed = changed
         self._pumping = False
         self._parked = False
 
@@ -66,6 +77,7 @@ class Subscription:
         for lane in self.lanes:
             lane.release(sink, self._policy.attempts_max)
         self.last_used = self._now()
+        self._touch()
         if self.sink is sink:
             self.sink = None
             for lane in self.lanes:
@@ -116,7 +128,7 @@ class Subscription:
         deadline = now + (timeout_us << (lane.attempt_of(run) - 1)) if qos else 0
         lane.sent(run, qos, sink, deadline)
         self.delivered += last - first
-        self.dirty = True
+        self._touch()
         sink.records(self, batch, first, last)
 
     def effective_qos(self, run: Run) -> int:
@@ -143,7 +155,7 @@ class Subscription:
                 lane.sent(run, qos, sink, now + backoff)
                 count -= run[2] - run[1]
                 self.delivered += run[2] - run[1]
-                self.dirty = True
+                self._touch()
                 runs.append(run)
         return runs, False
 
@@ -151,7 +163,7 @@ class Subscription:
 
     def ack(self, partition: int, first: int, count: int) -> list[int]:
         """Settle offsets first..first+count-1 of a partition; returns those that are not pending here."""
-        self.dirty = True
+        self._touch()
         if not 0 <= partition < len(self.lanes):
             return list(range(first, first + min(count, MESSAGES_PER_RUN_MAX)))
         lane = self.lanes[partition]
@@ -160,6 +172,11 @@ class Subscription:
             self.pump()
         return unknown
 
+    def _touch(self) -> None:
+        if not self.dirty:
+            self.dirty = True
+            self._changed(self)
+
     def next_deadline(self) -> int | None:
         return min((d for lane in self.lanes if (d := lane.next_deadline()) is not None), default=None)
 
@@ -167,17 +184,23 @@ class Subscription:
         """Deadlines have passed: give back what was not acknowledged, and push again."""
         for lane in self.lanes:
             lane.expire(now, self._policy.attempts_max)
-        self.dirty = True
+        self._touch()
         self.pump()
 
     def collect_dead(self) -> list[tuple[Lane, dict[int, int]]]:
-        """Per lane, the offsets whose attempts are used up (offset -> attempts). They stay pending until `buried`."""
+        """Per lane, the offsets whose attempts are used up (offset -> attempts). They stay pending until the broker
+        has buried them."""
         return [(lane, dict(lane.dead)) for lane in self.lanes if lane.dead]
 
     def backlog(self) -> int:
         """Records not settled yet, over all partitions."""
         return sum(lane.partition.visible - lane.position + lane.pending for lane in self.lanes)
 
-    @staticmethod
-    def lane_at_tail(partition: Partition) -> Lane:
-        return Lane(partition, partition.visible)
+    @property
+    def parked(self) -> bool:
+        """The peer's socket is full."""
+        return self._parked
+
+    @property
+    def attempts_max(self) -> int:
+        return self._policy.attempts_max

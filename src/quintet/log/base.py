@@ -69,8 +69,14 @@ class Partition(Protocol):
     def fetch(self, offset: int, max_bytes: int, done: Fetched) -> None:
         """The same from disk. Batches are checked; a corrupt range is quarantined, reported and skipped."""
 
+    def read_now(self, offset: int) -> list[RecordBatch]:
+        """As fetch, but at once and blocking: for start-up only, while nothing is served."""
+
     def offset_at(self, timestamp: int) -> int:
         """Lowest offset whose record may have this time or a later one; `visible` if there is none."""
+
+    def bytes_from(self, offset: int) -> int:
+        """About how many bytes are between `offset` and the end: cheap, for back-pressure only."""
 
     def watch(self, call: Callable[[], None]) -> None:
         """Call whenever `visible` moved."""
@@ -91,6 +97,10 @@ class Log(Protocol):
 
     def delete_topic(self, topic_id: int) -> None:
         """Close and remove a topic and its files."""
+
+    @property
+    def last_topic_id(self) -> int:
+        """The highest topic number that any file in the log has: numbers are never used again."""
 
     @property
     def unsynced_bytes(self) -> int:

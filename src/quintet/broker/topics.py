@@ -1,0 +1,241 @@
+"""From a name to a topic: what exists, how durable it is, and the append of a batch.
+
+A topic is made by its first use. Traffic that nobody waits for (QoS 0) makes a memory topic; the first use that asks for
+durability makes it a durable one, or turns the memory topic into one, unless the configuration says otherwise for that
+name. The row in `__topics` is durable before anything in the topic is acknowledged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from quintet.broker.access import INTERNAL_PREFIX
+from quintet.broker.table import Table
+from quintet.delivery.subscription import Subscription
+from quintet.log.base import Appended, Durability, Log, Partition, TopicSpec
+from quintet.model import limits
+from quintet.model.errors import BadName, LimitExceeded, QueueFull
+
+STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
+
+
+class TopicRow(msgspec.Struct, frozen=True):
+    """What `__topics` keeps of a topic."""
+
+    id: int
+    name: str
+    partitions: int
+    durability: Durability
+    retention_us: int
+    retention_bytes: int
+    compact: bool
+    segment_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRule:
+    """What the configuration says of names that match `pattern` (a name, or a prefix ending in `*`)."""
+
+    pattern: str
+    durability: Durability | None = None
+    partitions: int = 1
+    retention_us: int = 0
+    retention_bytes: int = 0
+    compact: bool = False
+    segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT
+    memory_bytes: int = limits.MEMORY_TOPIC_BYTES_DEFAULT
+
+    def matches(self, name: str) -> bool:
+        return name == self.pattern or (self.pattern.endswith("*") and name.startswith(self.pattern[:-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPolicy:
+    """The rules in the order they are tried, then the default rule (pattern `*`)."""
+
+    rules: Sequence[TopicRule]
+    durable: Durability = "fsync"  # of topics made by traffic that asks for durability
+    topics_max: int = limits.TOPICS_MAX
+    queue_messages_max: int = 1_000_000
+
+    def rule_for(self, name: str) -> TopicRule:
+        return next(rule for rule in self.rules if rule.matches(name))
+
+
+class Topic:
+    """An open topic. `publish` is the broker's end of the hot path."""
+
+    __slots__ = ("_next", "_policy", "_room", "_unready", "name", "partitions", "published", "raw", "spec", "subscriptions")
+
+    def __init__(self, spec: TopicSpec, partitions: list[Partition], policy: TopicPolicy, ready: bool) -> None:
+        self.name = spec.name
+        self.raw = spec.name.encode()
+        self.spec = spec
+        self.partitions = partitions
+        self.subscriptions: set[Subscription] = set()
+        self.published = 0
+        self._policy = policy
+        self._next = 0
+        self._room = 0  # records that may still come before the queues must be looked at again
+        self._unready: list[tuple[bytearray, Appended | None]] | None = None if ready else []
+
+    @property
+    def in_memory(self) -> bool:
+        return self.spec.durability == "memory"
+
+    def publish(self, batch: bytearray, count: int, must_keep: bool, done: Appended | None) -> None:
+        """Append a batch of `count` records. Raises StorageError or QueueFull if it cannot be taken."""
+        if must_keep and self.subscriptions:
+            if self._room < count:
+                self._room = self._look_for_room(count)
+            self._room -= count
+        self.published += count
+        if self._unready is not None:
+            self._unready.append((batch, done))
+            return
+        partitions = self.partitions
+        if len(partitions) == 1:
+            partitions[0].append(batch, done)
+            return
+        self._next = (self._next + 1) % len(partitions)
+        partitions[self._next].append(batch, done)
+
+    def created(self, error: Exception | None) -> None:
+        """Its row is durable (or could not be made so): what waited for that goes on."""
+        waiting, self._unready = self._unready or [], None
+        for batch, done in waiting:
+            if error is None:
+                self.partitions[0].append(batch, done)
+            elif done is not None:
+                done(-1, error)
+
+    def _look_for_room(self, count: int) -> int:
+        """Records that every queue on this topic can still hold: QueueFull if that is less than `count`."""
+        maximum = self._policy.queue_messages_max
+        room = maximum
+        for subscription in self.subscriptions:
+            if subscription.qos:
+                room = min(room, maximum - subscription.backlog())
+                if room < count:
+                    raise QueueFull(
+                        f"the queue of subscription {subscription.id} on topic {self.name!r} is full ({maximum} messages)",
+                        hint="acknowledge what it holds, or raise delivery.queue_messages_max",
+                    )
+        return room
+
+    def subscribed(self, subscription: Subscription) -> None:
+        self.subscriptions.add(subscription)
+        self._room = 0
+
+    def overrun(self) -> bool:
+        """A pushed subscriber that still takes data is far behind in a memory topic: its publishers should pause."""
+        if not self.in_memory:
+            return False
+        for subscription in self.subscriptions:
+            if subscription.parked:
+                for lane in subscription.lanes:
+                    if lane.partition.bytes_from(lane.position) > STALL_SHARE * self.spec.memory_bytes:
+                        return True
+        return False
+
+
+class Topics:
+    """All topics by name."""
+
+    def __init__(self, log: Log, table: Table[TopicRow], policy: TopicPolicy) -> None:
+        self._log = log
+        self._table = table
+        self._policy = policy
+        self._by_name: dict[bytes, Topic] = {}
+        self._last_id = max(limits.TOPIC_ID_FIRST_USER - 1, log.last_topic_id)
+
+    def load(self) -> None:
+        """Open every topic that `__topics` knows."""
+        for row in self._table:
+            spec = TopicSpec(
+                id=row.id,
+                name=row.name,
+                partitions=row.partitions,
+                durability=row.durability,
+                retention_us=row.retention_us,
+                retention_bytes=row.retention_bytes,
+                compact=row.compact,
+                segment_bytes=row.segment_bytes,
+            )
+            self._last_id = max(self._last_id, row.id)
+            self._by_name[row.name.encode()] = Topic(spec, self._log.open_topic(spec), self._policy, ready=True)
+
+    def get(self, raw: bytes) -> Topic | None:
+        return self._by_name.get(raw)
+
+    def all(self) -> list[Topic]:
+        return list(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def ensure(self, raw: bytes, durable: bool) -> Topic:
+        """The topic of this name, made if need be, and at least as durable as asked."""
+        topic = self._by_name.get(raw)
+        if topic is None:
+            return self._create(raw, durable)
+        if durable and topic.in_memory and self._policy.rule_for(topic.name).durability is None:
+            topic.spec = replace(topic.spec, durability=self._policy.durable)
+            self._log.alter_topic(topic.spec)
+            self._table.put(raw, _row(topic.spec))
+        return topic
+
+    def _create(self, raw: bytes, durable: bool) -> Topic:
+        name = check_name(raw)
+        if len(self._by_name) >= self._policy.topics_max:
+            raise LimitExceeded(f"topic {name!r} was not made: there are {len(self._by_name)} topics, the limit is topics.max")
+        rule = self._policy.rule_for(name)
+        durability: Durability = rule.durability or (self._policy.durable if durable else "memory")
+        self._last_id += 1
+        spec = TopicSpec(
+            id=self._last_id,
+            name=name,
+            partitions=rule.partitions,
+            durability=durability,
+            retention_us=rule.retention_us,
+            retention_bytes=rule.retention_bytes,
+            compact=rule.compact,
+            segment_bytes=rule.segment_bytes,
+            memory_bytes=rule.memory_bytes,
+        )
+        topic = Topic(spec, self._log.open_topic(spec), self._policy, ready=durability == "memory")
+        if durability != "memory":
+            self._table.put(raw, _row(spec), topic.created)
+        self._by_name[raw] = topic
+        return topic
+
+
+def check_name(raw: bytes) -> str:
+    """A topic name as text, or BadName with the reason. `__` names are the broker's own."""
+    if not raw or len(raw) > limits.TOPIC_NAME_BYTES_MAX:
+        raise BadName(f"a topic name has 1 to {limits.TOPIC_NAME_BYTES_MAX} bytes, this one has {len(raw)}")
+    try:
+        name = raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadName("a topic name is UTF-8") from error
+    if "\0" in name:
+        raise BadName("a topic name has no NUL byte")
+    if name.startswith(INTERNAL_PREFIX):
+        raise BadName(f"names that start with {INTERNAL_PREFIX!r} are the broker's own")
+    return name
+
+
+def _row(spec: TopicSpec) -> TopicRow:
+    return TopicRow(
+        id=spec.id,
+        name=spec.name,
+        partitions=spec.partitions,
+        durability=spec.durability,
+        retention_us=spec.retention_us,
+        retention_bytes=spec.retention_bytes,
+        compact=spec.compact,
+        segment_bytes=spec.segment_bytes,
+    )
+
+

@@ -1,0 +1,370 @@
+"""From bytes to broker verbs and from records to bytes: one BlipMQ connection.
+
+    state \\ frame    HELLO              AUTH              anything else
+    FRESH            greet              400 no HELLO      401 unauthenticated
+    GREETED          400 already        authenticate      401 unauthenticated
+    READY            400 already        400 already       by type, below
+
+Before READY frames are decoded one at a time and must be small; after it the kernel splits whole reads. A successful
+PUBLISH has no reply on this wire; PING after it is the durability barrier: its PONG takes a slot behind them, so it
+leaves when every publish before it on this connection is durable (or was answered by a NACK).
+"""
+
+import struct
+from functools import partial
+from typing import Any, Final
+
+from quintet import kernel
+from quintet.broker.access import Principal
+from quintet.broker.core import Broker
+from quintet.broker.topics import Topic
+from quintet.delivery.sink import Sink
+from quintet.delivery.subscription import Subscription
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import AuthError, ProtocolError, QuintetError
+from quintet.protocols.base import Replies, Slot
+from quintet.protocols.blipmq import codec, errors, frames
+from quintet.protocols.blipmq.mapping import offset_of, origin_of, tag_of
+
+FRESH: Final = "fresh"
+GREETED: Final = "greeted"
+READY: Final = "ready"
+
+AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
+SUBSCRIPTIONS_MAX: Final = 1_000  # made on one connection
+_IDS: Final = struct.Struct("<Q")
+
+
+class _Publish:
+    """A durable publish on its way: its reply slot and the ids to refuse if it fails."""
+
+    __slots__ = ("ids", "slot")
+
+    def __init__(self, slot: Slot, ids: bytes) -> None:
+        self.slot = slot
+        self.ids = ids
+
+
+class BlipSession:
+    """See the table above. `sink` is the connection, for verbs that answer later."""
+
+    __slots__ = (
+        "_broker", "_deadline", "_epoch", "_failures", "_frame_bytes_max", "_key_hash", "_made", "_origin", "_principal",
+        "_replies", "_sink", "_state", "_targets", "_touched", "_version", "closing", "principal_name", "stall",
+    )  # fmt: skip
+
+    def __init__(self, broker: Broker, sink: Sink, now: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX) -> None:
+        self.closing: str | None = None
+        self.principal_name: str | None = None
+        self.stall: Topic | None = None
+        self._broker = broker
+        self._sink = sink
+        self._state = FRESH
+        self._version = 1
+        self._frame_bytes_max = frame_bytes_max
+        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._failures = 0
+        self._made = 0
+        self._key_hash = ""
+        self._principal: Principal | None = None
+        self._origin = b""
+        self._epoch = 0
+        self._replies = Replies()
+        self._targets: dict[tuple[bytes, int], Topic] | None = None
+        self._touched: set[Subscription] | None = None
+
+    # -- the contract ----------------------------------------------------------------------------------------------
+
+    def receive(self, view: memoryview, now: int) -> int:
+        position = 0
+        while self.closing is None:
+            if self._state is not READY:
+                before = position
+                position = self._handshake(view, position)
+                if position == before:
+                    break
+                continue
+            if self._epoch != self._broker.access.epoch and not self._still_welcome():
+                break
+            items, end, fatal = kernel.blip_split(view, position, self._version, self._frame_bytes_max, self._origin, now)
+            for item in items:
+                self._act(item, now)
+            if fatal:
+                self.closing = errors.FATAL[fatal]
+            if end == position or not items:
+                position = end
+                break
+            position = end
+        return position
+
+    def on_appended(self, token: object, offset: int, error: Exception | None, now: int) -> None:
+        assert isinstance(token, _Publish)
+        self._replies.fill(token.slot, b"" if error is None else self._refusal(token.ids, error))
+
+    def on_completed(self, token: object, result: object, error: Exception | None, now: int) -> None:
+        assert callable(token), "every late verb of this session leaves a callable as its token"
+        token(result, error)
+
+    def on_records(self, subscription: object, batch: RecordBatch, first: int, last: int, now: int) -> None:
+        assert isinstance(subscription, Subscription)
+        self._replies.push(self._encode(subscription, batch, first, last, b"", 2))
+
+    def deadline(self) -> int | None:
+        return self._deadline
+
+    def tick(self, now: int) -> None:
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            self.closing = "no authentication within 5 seconds"
+
+    def take_output(self) -> list[bytes]:
+        return self._replies.take()
+
+    def closed(self) -> None:
+        touched, self._touched = self._touched, None
+        for subscription in touched or ():
+            subscription.detach(self._sink)
+
+    # -- handshake -------------------------------------------------------------------------------------------------
+
+    def _handshake(self, view: memoryview, position: int) -> int:
+        try:
+            frame = codec.decode(view, position, limits.UNAUTHENTICATED_FRAME_BYTES_MAX)
+        except ProtocolError as error:
+            self.closing = str(error)
+            return position
+        if frame is None:
+            return position
+        if frame.type == frames.HELLO:
+            self._hello(frame)
+        elif frame.type == frames.AUTH:
+            self._auth(frame)
+        else:
+            # Document, "HELLO / AUTH Handshake": non-HELLO/AUTH frames before auth complete yield NACK 401.
+            self._nack(frame.correlation_id, errors.UNAUTHENTICATED)
+        return frame.end
+
+    def _hello(self, frame: codec.Frame) -> None:
+        version = codec.parse_hello(frame.payload)
+        if self._state is not FRESH:
+            self._nack(frame.correlation_id, errors.HELLO_ALREADY)
+        elif version is None:
+            self._nack(frame.correlation_id, errors.HELLO_INVALID)
+        elif version not in frames.VERSIONS:
+            self._nack(frame.correlation_id, errors.VERSION)
+        else:
+            self._state, self._version = GREETED, version
+            self._replies.put(codec.ack(frame.correlation_id, 0))
+
+    def _auth(self, frame: codec.Frame) -> None:
+        key = codec.parse_auth(frame.payload)
+        if self._state is FRESH:
+            self._nack(frame.correlation_id, errors.HELLO_MISSING)
+        elif self._state is READY:
+            self._nack(frame.correlation_id, errors.AUTH_ALREADY)
+        elif key is None:
+            self._nack(frame.correlation_id, errors.AUTH_INVALID)
+        else:
+            try:
+                self._key_hash, self._principal = self._broker.authenticate(key)
+            except AuthError:
+                self._nack(frame.correlation_id, errors.AUTH_KEY)
+                self._failures += 1
+                if self._failures >= AUTH_FAILURES_MAX:
+                    self.closing = "too many failed authentications"
+                return
+            self._state, self._deadline = READY, None
+            self._epoch = self._broker.access.epoch
+            self.principal_name = self._principal.name
+            self._origin = origin_of(self._principal.name)
+            self._replies.put(codec.ack(frame.correlation_id, 0))
+
+    def _still_welcome(self) -> bool:
+        """Access changed: take the rights as they are now, or leave."""
+        self._epoch = self._broker.access.epoch
+        self._principal = self._broker.access.current(self._key_hash)
+        self._targets = None
+        if self._principal is None:
+            self.closing = "the API key was revoked"
+            return False
+        return True
+
+    # -- ready -----------------------------------------------------------------------------------------------------
+
+    def _act(self, item: tuple[Any, ...], now: int) -> None:
+        kind = item[0]
+        if kind == frames.PUBLISH:
+            self._publish(item[1], item[2], item[3], item[4])
+        elif kind == frames.PING:
+            self._replies.put(codec.pong(item[1]))
+        elif kind == frames.ACK:
+            self._ack(item[1], item[2])
+        elif kind == frames.POLL:
+            self._poll(item[1], item[2])
+        elif kind == frames.MALFORMED:
+            self._nack(item[1], errors.MALFORMED[item[2]])
+        elif kind == frames.SUBSCRIBE:
+            self._subscribe(item[1], item[2])
+        elif kind == frames.HELLO:
+            self._nack(item[1], errors.HELLO_ALREADY)
+        elif kind == frames.AUTH:
+            self._nack(item[1], errors.AUTH_ALREADY)
+        else:
+            # PONG and NACK from a client mean nothing here and are passed over; so is DELIVER in version 2.
+            assert kind in frames.NAMES, f"the kernel made an item of unknown type {kind}"
+
+    def _publish(self, qos: int, name: bytes, batch: bytearray, ids: bytes) -> None:
+        targets = self._targets
+        if targets is None:
+            targets = self._targets = {}
+        try:
+            topic = targets.get((name, qos))
+            if topic is None:
+                assert self._principal is not None
+                topic = targets[name, qos] = self._broker.publish_target(self._principal, name, qos > 0)
+            if qos == 0:
+                topic.publish(batch, len(ids) >> 3, False, None)
+            else:
+                token = _Publish(self._replies.reserve(), ids)
+                try:
+                    topic.publish(batch, len(ids) >> 3, True, partial(self._sink.appended, token))
+                except QuintetError as error:
+                    self._replies.fill(token.slot, self._refusal(ids, error))
+        except QuintetError as error:
+            self._replies.put(self._refusal(ids, error))
+            return
+        self.stall = topic if topic.in_memory else None
+
+    def _refusal(self, ids: bytes, error: Exception) -> bytes:
+        """A NACK for every publish of a refused batch."""
+        code, text = errors.to_nack(error)
+        return b"".join(codec.nack(id, code, text) for (id,) in _IDS.iter_unpack(ids))
+
+    def _subscribe(self, correlation_id: int, payload: bytes) -> None:
+        parsed = codec.parse_subscribe(payload)
+        if parsed is None:
+            return self._nack(correlation_id, errors.SUBSCRIBE_INVALID)
+        topic, qos = parsed
+        if not topic:
+            return self._nack(correlation_id, errors.EMPTY_TOPIC)
+        if qos not in (0, 1):
+            return self._nack(correlation_id, errors.QOS)
+        if b"\0" in topic:
+            return self._nack(correlation_id, errors.TOPIC_NUL)
+        if len(topic) > frames.TOPIC_BYTES_MAX:
+            return self._nack(correlation_id, errors.TOPIC_LONG)
+        if self._made >= SUBSCRIPTIONS_MAX:
+            return self._nack(correlation_id, (500, f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection"))
+        assert self._principal is not None
+        slot = self._replies.reserve()
+        try:
+            self._broker.subscribe(self._principal, topic, qos, self._sink, partial(self._subscribed, slot, correlation_id))
+            self._made += 1
+        except QuintetError as error:
+            self._replies.fill(slot, codec.nack(correlation_id, *errors.to_nack(error)))
+        return None
+
+    def _subscribed(self, slot: Slot, correlation_id: int, subscription: Subscription, error: Exception | None) -> None:
+        if error is not None:
+            self._replies.fill(slot, codec.nack(correlation_id, *errors.to_nack(error)))
+            return
+        self._replies.fill(slot, codec.ack(correlation_id, subscription.id))
+        self._attach(subscription)
+
+    def _attach(self, subscription: Subscription) -> None:
+        """Remember who must be told when this connection goes; in version 2, start to push."""
+        if self._touched is None:
+            self._touched = set()
+        self._touched.add(subscription)
+        if self._version >= 2:
+            subscription.attach(self._sink)
+
+    def _ack(self, subscription_id: int, ranges: list[tuple[int, int]]) -> None:
+        assert self._principal is not None
+        subscription = self._broker.subscription(self._principal, subscription_id)
+        for tag, count in ranges:
+            partition, offset = offset_of(tag)
+            if subscription is None:
+                unknown = list(range(offset, offset + count))
+            else:
+                unknown = subscription.ack(partition, offset, count)
+            for missing in unknown:
+                self._nack(tag + missing - offset, errors.UNKNOWN)
+
+    def _poll(self, subscription_id: int, ids: list[int]) -> None:
+        """One message per POLL; nothing at all when there is none, or when the subscription is not this key's."""
+        assert self._principal is not None
+        subscription = self._broker.subscription(self._principal, subscription_id)
+        if subscription is None:
+            return
+        self._attach(subscription)
+        if self._version == 1:
+            self._answer_poll(subscription, ids, None)
+
+    def _answer_poll(self, subscription: Subscription, ids: list[int], slot: Slot | None) -> None:
+        """Fill `slot` (or the next place in line) with up to len(ids) deliveries, when they are in memory."""
+        taken: list[bytes] = []
+        waker = _Waker()
+        runs, more = subscription.poll(len(ids), self._sink, waker)
+        used = 0
+        for batch, first, last in runs:
+            packed = b"".join(map(_IDS.pack, ids[used : used + last - first]))
+            taken.append(self._encode(subscription, batch, first, last, packed, 1))
+            used += last - first
+        if not more:
+            data = b"".join(taken)
+            if slot is not None:
+                self._replies.fill(slot, data)
+            elif data:
+                self._replies.put(data)
+            return
+        if slot is None:
+            slot = self._replies.reserve()
+        if taken:
+            self._replies.fill(slot, b"".join(taken))
+            return
+        again = partial(self._answer_later, subscription, ids, slot)
+        waker.call = partial(self._sink.completed, again, None, None)
+
+    def _answer_later(self, subscription: Subscription, ids: list[int], slot: Slot, _result: object, _error: object) -> None:
+        self._answer_poll(subscription, ids, slot)
+
+    # -- bytes -----------------------------------------------------------------------------------------------------
+
+    def _encode(self, subscription: Subscription, batch: RecordBatch, first: int, last: int, ids: bytes, version: int) -> bytes:
+        """Delivery frames. A whole batch in version 2 looks the same to every subscriber: it is encoded once."""
+        qos = 0 if batch.at_most_once else subscription.qos
+        whole = version == 2 and first == 0 and last == batch.count
+        if whole and batch.memo is not None and (found := batch.memo.get(("blipmq", qos))) is not None:
+            return found
+        tag = 0
+        if qos:
+            offset = batch.base_offset + first if not batch.columns & 64 else batch.rows(first, first + 1)[0][0]
+            tag = tag_of(self._partition_of(subscription, batch), offset)
+        data, _ = kernel.blip_deliver(version, subscription.topic_name, qos, batch.buffer, first, last, tag, ids, 0)
+        if whole:
+            if batch.memo is None:
+                batch.memo = {}
+            batch.memo["blipmq", qos] = data
+        return data
+
+    @staticmethod
+    def _partition_of(subscription: Subscription, batch: RecordBatch) -> int:
+        return 0 if len(subscription.lanes) == 1 else batch.partition
+
+    def _nack(self, correlation_id: int, reason: tuple[int, str]) -> None:
+        self._replies.put(codec.nack(correlation_id, *reason))
+
+
+class _Waker:
+    """A callback that may be set after it was handed out."""
+
+    __slots__ = ("call",)
+
+    def __init__(self) -> None:
+        self.call: Any = None
+
+    def __call__(self) -> None:
+        if self.call is not None:
+            self.call()
