@@ -1,0 +1,75 @@
+"""The import rules of pyproject.toml hold, and each of them is seen to fail when it is broken."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+
+# Contract -> a file that breaks it. Imports hidden in functions count too.
+PLANTED = {
+    "layers": ("kernel/planted.py", "def hidden() -> None:\n    import quintet.model.limits\n"),
+    "side": ("model/planted.py", "import quintet.client\n"),
+    "doors": ("protocols/planted/__init__.py", "import quintet.protocols.blipmq.codec\n"),
+    "sans-io": ("broker/planted.py", "import time\n"),
+    "commands": ("cli/planted.py", "import quintet.delivery\n"),
+    "client": ("client/planted.py", "import quintet.protocols.blipmq.session\n"),
+}
+
+
+def lint(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and words of import-linter over folder/src by folder/pyproject.toml."""
+    environment = os.environ | {"PYTHONPATH": str(folder / "src"), "COLUMNS": "200", "NO_COLOR": "1"}
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
+    done = subprocess.run(
+        [*command, "--no-cache", "--config", str(folder / "pyproject.toml"), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_the_line_is_straight() -> None:
+    code, words = lint(ROOT)
+    assert code == 0, words
+
+
+def test_every_contract_has_a_control() -> None:
+    assert {contract["id"] for contract in CONTRACTS} == set(PLANTED)
+
+
+def test_planted_violations_are_reported(copy: Path) -> None:
+    for place, text in PLANTED.values():
+        file = copy / "src" / "quintet" / place
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f'"""Planted."""\n\n{text}')
+    code, words = lint(copy)
+    assert code == 1
+    for contract in CONTRACTS:
+        assert f"{contract['name']} BROKEN" in words, words
+    for place, _ in PLANTED.values():
+        module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        assert f"quintet.{module} -> " in words, f"{module} is not named\n{words}"
+
+
+def test_a_module_outside_the_layers_is_reported(copy: Path) -> None:
+    (copy / "src" / "quintet" / "planted.py").write_text('"""Planted."""\n')
+    code, words = lint(copy)
+    assert code == 1
+    assert "planted" in words

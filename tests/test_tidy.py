@@ -1,0 +1,269 @@
+"""The repository's rules as tests. Each rule is a function from a tree of files to findings; each has a control that
+plants a violation in a small tree and sees it found, so that no rule can rot into one that never fails.
+"""
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CODE = (".py", ".pyi", ".rs")
+TEXT = (*CODE, ".md", ".toml", ".txt", ".service", ".sh", ".yml", ".json", ".cfg")
+
+FILE_LINES_MAX = 700
+FUNCTION_LINES_MAX = 70
+# Exceptions by path, or path::function. They may only become fewer: one that is not needed is a finding itself.
+LONG_FILES: frozenset[str] = frozenset()
+LONG_FUNCTIONS: frozenset[str] = frozenset()
+
+# Below net, time and chance are parameters (model/scheduler.py).
+TIMELESS = ("model", "kernel", "protocols", "broker", "delivery", "log")
+CLOCKS = {
+    "time": {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"},
+    "datetime": {"now", "utcnow", "today"},
+    "date": {"today"},
+    "uuid": {"uuid1", "uuid4"},
+    "os": {"urandom"},
+}
+CHANCE = {"random", "secrets"}
+
+PROTOCOL_FILES = {
+    "README.md", "__init__.py", "codec.py", "errors.py", "frames.py", "mapping.py", "session.py",
+}  # fmt: skip
+
+REMINDERS = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
+HOSTS = re.compile(
+    r"pypi\.org|pythonhosted\.org|crates\.io|npmjs\.(?:org|com)|yarnpkg\.com|repo1?\.maven|golang\.org/proxy|rubygems\.org"
+)
+MACHINE_PATHS = re.compile(r"(?<![\w.$}/-])/(?:work|root|tmp|home/\w+)/\w|\.\./shared\b")
+
+MENTION = re.compile(r"([\w./-]+\.(?:py|pyi|rs))::([A-Za-z_]\w*(?:(?:\.|::)[A-Za-z_]\w*)*)")
+
+
+def files(root: Path) -> Iterator[tuple[str, Path]]:
+    """(path from root, file) for what is or would be committed."""
+    if (root / ".git").exists():
+        command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+    else:
+        names = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
+    for name in sorted(names):
+        if (root / name).is_file():
+            yield name, root / name
+
+
+def python(root: Path, within: str = "") -> Iterator[tuple[str, ast.Module]]:
+    for name, path in files(root):
+        if name.endswith(".py") and name.startswith(within):
+            yield name, ast.parse(path.read_text(), name)
+
+
+def text(root: Path) -> Iterator[tuple[str, int, str]]:
+    """(path, line number, line) of every file that people write."""
+    for name, path in files(root):
+        if name.endswith(TEXT) or path.suffix == "":
+            for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+                yield name, number, line
+
+
+# -- the rules --------------------------------------------------------------------------------------------------------
+
+
+def modules_say_what_they_are(root: Path) -> list[str]:
+    return [f"{name}: no module docstring" for name, module in python(root) if not ast.get_docstring(module)]
+
+
+def files_are_short(root: Path) -> list[str]:
+    long = {
+        name: lines
+        for name, path in files(root)
+        if name.endswith(CODE) and (lines := len(path.read_text().splitlines())) > FILE_LINES_MAX
+    }
+    found = [f"{name}: {lines} lines, over {FILE_LINES_MAX}" for name, lines in long.items() if name not in LONG_FILES]
+    return found + [f"{name}: no longer an exception" for name in LONG_FILES - set(long)]
+
+
+def functions_are_short(root: Path) -> list[str]:
+    long = {}
+    for name, module in python(root):
+        for node in ast.walk(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > FUNCTION_LINES_MAX:
+                    long[f"{name}::{node.name}"] = lines
+    found = [
+        f"{name}: {lines} lines, over {FUNCTION_LINES_MAX}"
+        for name, lines in long.items()
+        if name not in LONG_FUNCTIONS
+    ]
+    return found + [f"{name}: no longer an exception" for name in LONG_FUNCTIONS - set(long)]
+
+
+def time_and_chance_are_parameters(root: Path) -> list[str]:
+    found = []
+    for layer in TIMELESS:
+        for name, module in python(root, f"src/quintet/{layer}/"):
+            for node in ast.walk(module):
+                bad = ""
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+                    owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+                    if node.attr in CLOCKS.get(owner, ()) or (owner in CHANCE and isinstance(node.value, ast.Name)):
+                        bad = f"{owner}.{node.attr}"
+                elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                    for alias in node.names:
+                        if alias.name in CLOCKS.get(node.module or "", ()) or node.module in CHANCE:
+                            bad = f"from {node.module} import {alias.name}"
+                if bad:
+                    found.append(f"{name}:{getattr(node, 'lineno', 0)}: {bad}")
+    return found
+
+
+def doors_have_one_shape(root: Path) -> list[str]:
+    folders: dict[str, set[str]] = {}
+    for name, _ in files(root):
+        match = re.fullmatch(r"src/quintet/protocols/(\w+)/([^/]+)", name)
+        if match:
+            folders.setdefault(match[1], set()).add(match[2])
+    return [
+        f"protocols/{folder}: {', '.join(sorted(here ^ PROTOCOL_FILES))} missing or one too many"
+        for folder, here in folders.items()
+        if here != PROTOCOL_FILES
+    ]
+
+
+def names(path: Path) -> set[str]:
+    """Every name a document may mention in a source file: functions, classes, Class.method, constants."""
+    if path.suffix == ".rs":
+        return set(re.findall(r"\b(?:fn|struct|enum|mod|const|static|trait)\s+(\w+)", path.read_text()))
+    found: set[str] = set()
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(prefix + child.name)
+                visit(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.Assign | ast.AnnAssign):
+                targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+                found.update(prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+    visit(ast.parse(path.read_text()), "")
+    return found
+
+
+def mentions_exist(root: Path) -> list[str]:
+    found = []
+    for name, number, line in text(root):
+        if not name.endswith(".md"):
+            continue
+        for place, what in MENTION.findall(line):
+            path = next((base / place for base in (root, root / "src" / "quintet") if (base / place).is_file()), None)
+            if path is None:
+                found.append(f"{name}:{number}: {place} does not exist")
+            elif what.replace("::", ".") not in names(path):
+                found.append(f"{name}:{number}: {place} has no {what}")
+    return found
+
+
+def no_reminders(root: Path) -> list[str]:
+    return [f"{name}:{number}: {line.strip()}" for name, number, line in text(root) if REMINDERS.search(line)]
+
+
+def no_hosts_and_no_machine(root: Path) -> list[str]:
+    return [
+        f"{name}:{number}: {found[0]}"
+        for name, number, line in text(root)
+        if (found := HOSTS.search(line) or MACHINE_PATHS.search(line))
+    ]
+
+
+def promises_name_their_test(root: Path) -> list[str]:
+    page = root / "docs" / "GUARANTEES.md"
+    if not page.is_file():
+        return ["docs/GUARANTEES.md does not exist"]
+    lines = page.read_text().splitlines()
+    found = []
+    for number, line in enumerate(lines, 1):
+        heading = number < len(lines) and lines[number].startswith("|-")
+        if line.startswith("|") and not line.startswith("|-") and not heading:
+            tests = [what for place, what in MENTION.findall(line) if place.startswith("tests/")]
+            if not any(what.rpartition("::")[2].rpartition(".")[2].startswith("test_") for what in tests):
+                found.append(f"docs/GUARANTEES.md:{number}: a promise without tests/...::test_...")
+    return found
+
+
+# -- the rules hold, and can fail -------------------------------------------------------------------------------------
+
+Rule = Callable[[Path], list[str]]
+D = '"""Doc."""\n'
+# (rule, file to plant, its text): each must be found.
+CONTROLS: list[tuple[Rule, str, str]] = [
+    (modules_say_what_they_are, "src/quintet/net/x.py", "x = 1\n"),
+    (modules_say_what_they_are, "tests/test_x.py", ""),
+    (files_are_short, "src/quintet/net/x.py", D + "\n" * FILE_LINES_MAX),
+    (files_are_short, "kernel/src/x.rs", "\n" * (FILE_LINES_MAX + 1)),
+    (functions_are_short, "tests/test_x.py", f"{D}def f():\n    x = 1\n" + "    y = 1\n" * FUNCTION_LINES_MAX),
+    (time_and_chance_are_parameters, "src/quintet/log/x.py", D + "import time\nx = time.monotonic()\n"),
+    (time_and_chance_are_parameters, "src/quintet/model/x.py", D + "import random\nx = random.Random()\n"),
+    (time_and_chance_are_parameters, "src/quintet/broker/x.py", D + "from time import time_ns\n"),
+    (time_and_chance_are_parameters, "src/quintet/delivery/x.py", D + "import datetime\nx = datetime.datetime.now()\n"),
+    (doors_have_one_shape, "src/quintet/protocols/blipmq/helpers.py", D),
+    (doors_have_one_shape, "src/quintet/protocols/other/codec.py", D),
+    (mentions_exist, "docs/A.md", "see `src/quintet/net/nowhere.py::f`\n"),
+    (mentions_exist, "docs/A.md", "see `net/good.py::g`\n"),
+    (mentions_exist, "src/quintet/protocols/blipmq/README.md", "see `net/good.py::Good.g`\n"),
+    (mentions_exist, "docs/A.md", "see `kernel/src/good.rs::g`\n"),
+    (no_reminders, "kernel/src/x.rs", "// TO" + "DO: later\n"),
+    (no_reminders, "Makefile", "# FIX" + "ME\n"),
+    (no_hosts_and_no_machine, "requirements/x.txt", "--index-url https://" + "pypi" + ".org/simple\n"),
+    (no_hosts_and_no_machine, "docs/A.md", "run it in " + "/work" + "/main\n"),
+    (promises_name_their_test, "docs/GUARANTEES.md", "| claim | test |\n|---|---|\n| it is durable | believe us |\n"),
+    (
+        promises_name_their_test,
+        "docs/GUARANTEES.md",
+        "| claim | test |\n|---|---|\n| a | `tests/test_good.py::helper` |\n",
+    ),
+]
+RULES = list(dict.fromkeys(rule for rule, _, _ in CONTROLS))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_repository_is_tidy(rule: Rule) -> None:
+    assert rule(ROOT) == []
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    """A small tree that keeps every rule."""
+    good = {
+        "src/quintet/net/good.py": D
+        + "import time\n\n\nclass Good:\n    def f(self) -> float:\n        return time.time()\n",
+        "src/quintet/log/good.py": D + "def f(now: int) -> int:\n    return now\n",
+        "kernel/src/good.rs": "pub fn f() {}\n",
+        "tests/test_good.py": D + "def test_f() -> None:\n    pass\n\n\ndef helper() -> None:\n    pass\n",
+        "docs/GUARANTEES.md": "| claim | test |\n|---|---|\n| it is durable | `tests/test_good.py::test_f` |\n",
+        "docs/GOOD.md": "`net/good.py::Good.f`, `src/quintet/log/good.py::f`, `kernel/src/good.rs::f`; see /var/lib/quintet\n",
+        "Makefile": "setup:\n",
+    }
+    good |= {f"src/quintet/protocols/blipmq/{name}": D for name in PROTOCOL_FILES}
+    for name, content in good.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_clean_tree_has_no_findings(rule: Rule, clean: Path) -> None:
+    assert rule(clean) == []
+
+
+@pytest.mark.parametrize(("rule", "place", "content"), CONTROLS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_violation_is_found(rule: Rule, place: str, content: str, clean: Path) -> None:
+    (clean / place).parent.mkdir(parents=True, exist_ok=True)
+    (clean / place).write_text(content)
+    findings = rule(clean)
+    assert len(findings) == 1
+    assert findings[0].startswith((place, f"protocols/{Path(place).parent.name}"))
