@@ -18,6 +18,7 @@ acknowledged.
 import heapq
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from quintet import kernel
 from quintet.delivery.sink import Sink
@@ -44,7 +45,7 @@ class Flight:
 class Lane:
     """One partition as one subscription sees it."""
 
-    __slots__ = ("_fetching", "_held", "_order", "_timers", "dead", "inflight", "partition", "position", "retry", "skipped")
+    __slots__ = ("_fetching", "_held", "_order", "_timers", "_wakes", "dead", "inflight", "partition", "position", "retry", "skipped")
 
     def __init__(self, partition: Partition, position: int) -> None:
         self.partition = partition
@@ -57,6 +58,7 @@ class Lane:
         self._order = 0
         self._held: list[RecordBatch] = []
         self._fetching = False
+        self._wakes: list[Callable[[], None]] = []
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
@@ -85,7 +87,7 @@ class Lane:
             if batch is None:
                 return None
             index = batch.index_of(offset)
-            kept = batch.base_offset <= offset and index < batch.count and self._offset(batch, index) == offset
+            kept = batch.base_offset <= offset and index < batch.count and batch.offset(index) == offset
             if kept and _alive(batch, index, index + 1, now) > 0:
                 last = self._retry_end(batch, index, limit)
                 return (batch, index, index + _alive(batch, index, last, now))
@@ -129,7 +131,7 @@ class Lane:
     def attempt_of(self, run: Run) -> int:
         """Which attempt handing out this run would be."""
         batch, first, _ = run
-        return self.retry.get(self._offset(batch, first), 0) + 1
+        return self.retry.get(batch.offset(first), 0) + 1
 
     # -- settling --------------------------------------------------------------------------------------------------
 
@@ -194,40 +196,44 @@ class Lane:
                 return batch
         found = self.partition.read(offset, READ_BYTES)
         if found is None:
+            if wake not in self._wakes:
+                self._wakes.append(wake)
             if not self._fetching:
                 self._fetching = True
-                self.partition.fetch(offset, READ_BYTES, lambda batches, error: self._fetched(batches, error, wake))
+                self.partition.fetch(offset, READ_BYTES, partial(self._fetched, offset, self.partition.visible))
             return None
         self._held = found
         return next((batch for batch in found if offset < batch.next_offset), None)
 
-    def _fetched(self, batches: list[RecordBatch], error: Exception | None, wake: Callable[[], None]) -> None:
+    def _fetched(self, offset: int, visible: int, batches: list[RecordBatch], error: Exception | None) -> None:
+        """The disk answered. Nothing sound from `offset` on (all of it is quarantined): pass over it."""
         self._fetching = False
-        if error is None and batches:
+        if batches:
             self._held = batches
+        elif error is None:
+            if self.retry.pop(offset, None) is None:
+                self.skipped += max(0, visible - self.position)
+                self.position = max(self.position, visible)
+        wakes, self._wakes = self._wakes, []
+        for wake in wakes:
             wake()
 
     def _retry_end(self, batch: RecordBatch, index: int, limit: int) -> int:
         """End of the run of records due again, with the same attempts as the first one."""
-        attempts = self.retry[self._offset(batch, index)]
+        attempts = self.retry[batch.offset(index)]
         last = index + 1
-        while last < batch.count and last - index < limit and self.retry.get(self._offset(batch, last)) == attempts:
+        while last < batch.count and last - index < limit and self.retry.get(batch.offset(last)) == attempts:
             last += 1
         return last
 
     def _behind(self, batch: RecordBatch, index: int) -> int:
         """The position behind record index - 1 of a batch."""
-        return batch.next_offset if index == batch.count else self._offset(batch, index)
-
-    def _offset(self, batch: RecordBatch, index: int) -> int:
-        if not batch.columns & SPARSE:
-            return batch.base_offset + index
-        return batch.base_offset + int(struct.unpack_from("<I", batch.buffer, kernel.layout(batch.buffer)[17] + 4 * index)[0])
+        return batch.next_offset if index == batch.count else batch.offset(index)
 
     def _offsets(self, batch: RecordBatch, first: int, last: int) -> Sequence[int]:
         if not batch.columns & SPARSE:
             return range(batch.base_offset + first, batch.base_offset + last)
-        return [self._offset(batch, index) for index in range(first, last)]
+        return [batch.offset(index) for index in range(first, last)]
 
 
 def _alive(batch: RecordBatch, first: int, last: int, now: int) -> int:

@@ -24,8 +24,8 @@ class Sink(Protocol):
     def completed(self, token: object, result: object, error: Exception | None) -> None:
         """Another verb that had to wait is done."""
 
-    def records(self, subscription: object, batch: RecordBatch, first: int, last: int) -> None:
-        """Records first..last-1 of a batch for a subscription of this peer."""
+    def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
+        """Records first..last-1 of a batch of a partition, for a subscription of this peer."""
 
     def evict(self, reason: str) -> None:
         """Close this connection politely: its credentials are no longer valid, or the broker stops."""

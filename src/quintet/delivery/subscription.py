@@ -129,16 +129,16 @@ class Subscription:
         lane.sent(run, qos, sink, deadline)
         self.delivered += last - first
         self._touch()
-        sink.records(self, batch, first, last)
+        sink.records(self, lane.partition.number, batch, first, last)
 
     def effective_qos(self, run: Run) -> int:
         return 0 if run[0].at_most_once else self.qos
 
     # -- poll ------------------------------------------------------------------------------------------------------
 
-    def poll(self, count: int, sink: Sink, wake: Callable[[], None]) -> tuple[list[Run], bool]:
-        """Up to count records now, and whether more may come once `wake` was called (they are being read from disk)."""
-        runs: list[Run] = []
+    def poll(self, count: int, sink: Sink, wake: Callable[[], None]) -> tuple[list[tuple[int, Run]], bool]:
+        """Up to count records now as (partition, run), and whether more may come once `wake` was called (they are being read from disk)."""
+        runs: list[tuple[int, Run]] = []
         now = self.last_used = self._now()
         for lane in self.lanes:
             while count > 0 and (lane.position < lane.partition.visible or lane.retry):
@@ -156,7 +156,7 @@ class Subscription:
                 count -= run[2] - run[1]
                 self.delivered += run[2] - run[1]
                 self._touch()
-                runs.append(run)
+                runs.append((lane.partition.number, run))
         return runs, False
 
     # -- settling --------------------------------------------------------------------------------------------------

@@ -60,6 +60,13 @@ class RecordBatch:
         table = struct.unpack_from(f"<{self.count}I", self.buffer, deltas)
         return next((i for i, delta in enumerate(table) if delta >= wanted), self.count)
 
+    def offset(self, index: int) -> int:
+        """Offset of record number `index`."""
+        if not self.columns & SPARSE:
+            return self.base_offset + index
+        (delta,) = struct.unpack_from("<I", self.buffer, kernel.layout(self.buffer)[17] + 4 * index)
+        return self.base_offset + int(delta)
+
     def rows(self, first: int = 0, last: int | None = None) -> list[Row]:
         """Records first..last-1 as (offset, timestamp, key, value, headers, expiry, origin)."""
         return kernel.rows(self.buffer, first, self.count if last is None else last)

@@ -83,14 +83,17 @@ class Session(Protocol):
     def receive(self, view: memoryview, now: int) -> int:
         """All bytes not yet consumed; returns how many are consumed now."""
 
-    def on_appended(self, token: object, offset: int, error: Exception | None, now: int) -> None:
+    def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         """A publish became durable at the level its topic promises, or failed."""
 
-    def on_completed(self, token: object, result: object, error: Exception | None, now: int) -> None:
+    def on_completed(self, token: object, result: object, error: Exception | None) -> None:
         """Another verb that had to wait (subscribe, a read from disk) is done."""
 
-    def on_records(self, subscription: object, batch: RecordBatch, first: int, last: int, now: int) -> None:
+    def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         """Delivery pushes records first..last-1 of a batch: encode them into the output."""
+
+    def congested(self) -> bool:
+        """What this peer publishes goes where it cannot be taken now: stop reading from it for a moment."""
 
     def deadline(self) -> int | None:
         """When `tick` must be called next, or None."""

@@ -51,13 +51,12 @@ class BlipSession:
 
     __slots__ = (
         "_broker", "_deadline", "_epoch", "_failures", "_frame_bytes_max", "_key_hash", "_made", "_origin", "_principal",
-        "_replies", "_sink", "_state", "_targets", "_touched", "_version", "closing", "principal_name", "stall",
+        "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "closing", "principal_name",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, sink: Sink, now: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX) -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
-        self.stall: Topic | None = None
         self._broker = broker
         self._sink = sink
         self._state = FRESH
@@ -72,6 +71,7 @@ class BlipSession:
         self._epoch = 0
         self._replies = Replies()
         self._targets: dict[tuple[bytes, int], Topic] | None = None
+        self._topic: Topic | None = None  # the last one published to
         self._touched: set[Subscription] | None = None
 
     # -- the contract ----------------------------------------------------------------------------------------------
@@ -98,17 +98,20 @@ class BlipSession:
             position = end
         return position
 
-    def on_appended(self, token: object, offset: int, error: Exception | None, now: int) -> None:
+    def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         assert isinstance(token, _Publish)
         self._replies.fill(token.slot, b"" if error is None else self._refusal(token.ids, error))
 
-    def on_completed(self, token: object, result: object, error: Exception | None, now: int) -> None:
+    def on_completed(self, token: object, result: object, error: Exception | None) -> None:
         assert callable(token), "every late verb of this session leaves a callable as its token"
         token(result, error)
 
-    def on_records(self, subscription: object, batch: RecordBatch, first: int, last: int, now: int) -> None:
+    def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         assert isinstance(subscription, Subscription)
-        self._replies.push(self._encode(subscription, batch, first, last, b"", 2))
+        self._replies.push(self._encode(subscription, partition, batch, first, last, b""))
+
+    def congested(self) -> bool:
+        return self._broker.overloaded() or (self._topic is not None and self._topic.overrun())
 
     def deadline(self) -> int | None:
         return self._deadline
@@ -234,7 +237,7 @@ class BlipSession:
         except QuintetError as error:
             self._replies.put(self._refusal(ids, error))
             return
-        self.stall = topic if topic.in_memory else None
+        self._topic = topic
 
     def _refusal(self, ids: bytes, error: Exception) -> bytes:
         """A NACK for every publish of a refused batch."""
@@ -300,71 +303,45 @@ class BlipSession:
             return
         self._attach(subscription)
         if self._version == 1:
-            self._answer_poll(subscription, ids, None)
+            self._answer_poll(subscription, ids, self._replies.reserve(), None, None)
 
-    def _answer_poll(self, subscription: Subscription, ids: list[int], slot: Slot | None) -> None:
-        """Fill `slot` (or the next place in line) with up to len(ids) deliveries, when they are in memory."""
-        taken: list[bytes] = []
-        waker = _Waker()
-        runs, more = subscription.poll(len(ids), self._sink, waker)
+    def _answer_poll(
+        self, subscription: Subscription, ids: list[int], slot: Slot, _result: object, _error: Exception | None
+    ) -> None:
+        """Fill the slot with up to len(ids) deliveries; what is on disk is waited for and asked again."""
+        if slot.data is not None:
+            return
+        again = partial(self._answer_poll, subscription, ids, slot)
+        runs, more = subscription.poll(len(ids), self._sink, partial(self._sink.completed, again, None, None))
+        if more and not runs:
+            return
+        deliveries = []
         used = 0
-        for batch, first, last in runs:
+        for partition, (batch, first, last) in runs:
             packed = b"".join(map(_IDS.pack, ids[used : used + last - first]))
-            taken.append(self._encode(subscription, batch, first, last, packed, 1))
+            deliveries.append(self._encode(subscription, partition, batch, first, last, packed))
             used += last - first
-        if not more:
-            data = b"".join(taken)
-            if slot is not None:
-                self._replies.fill(slot, data)
-            elif data:
-                self._replies.put(data)
-            return
-        if slot is None:
-            slot = self._replies.reserve()
-        if taken:
-            self._replies.fill(slot, b"".join(taken))
-            return
-        again = partial(self._answer_later, subscription, ids, slot)
-        waker.call = partial(self._sink.completed, again, None, None)
-
-    def _answer_later(self, subscription: Subscription, ids: list[int], slot: Slot, _result: object, _error: object) -> None:
-        self._answer_poll(subscription, ids, slot)
+        self._replies.fill(slot, b"".join(deliveries))
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 
-    def _encode(self, subscription: Subscription, batch: RecordBatch, first: int, last: int, ids: bytes, version: int) -> bytes:
+    def _encode(
+        self, subscription: Subscription, partition: int, batch: RecordBatch, first: int, last: int, ids: bytes
+    ) -> bytes:
         """Delivery frames. A whole batch in version 2 looks the same to every subscriber: it is encoded once."""
         qos = 0 if batch.at_most_once else subscription.qos
-        whole = version == 2 and first == 0 and last == batch.count
+        whole = self._version == 2 and first == 0 and last == batch.count
         if whole and batch.memo is not None and (found := batch.memo.get(("blipmq", qos))) is not None:
             return found
-        tag = 0
-        if qos:
-            offset = batch.base_offset + first if not batch.columns & 64 else batch.rows(first, first + 1)[0][0]
-            tag = tag_of(self._partition_of(subscription, batch), offset)
-        data, _ = kernel.blip_deliver(version, subscription.topic_name, qos, batch.buffer, first, last, tag, ids, 0)
+        tag = tag_of(partition, batch.offset(first)) if qos else 0
+        topic = subscription.topic_name
+        data, _ = kernel.blip_deliver(self._version, topic, qos, batch.buffer, first, last, tag, ids, 0)
         if whole:
             if batch.memo is None:
                 batch.memo = {}
             batch.memo["blipmq", qos] = data
         return data
 
-    @staticmethod
-    def _partition_of(subscription: Subscription, batch: RecordBatch) -> int:
-        return 0 if len(subscription.lanes) == 1 else batch.partition
-
     def _nack(self, correlation_id: int, reason: tuple[int, str]) -> None:
         self._replies.put(codec.nack(correlation_id, *reason))
 
-
-class _Waker:
-    """A callback that may be set after it was handed out."""
-
-    __slots__ = ("call",)
-
-    def __init__(self) -> None:
-        self.call: Any = None
-
-    def __call__(self) -> None:
-        if self.call is not None:
-            self.call()

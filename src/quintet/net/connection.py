@@ -1,0 +1,194 @@
+"""From a socket to a session and back: the only caller of a session, for every TCP door.
+
+    socket -> buffer_updated -> session.receive -> (broker) ... -> session.take_output -> transport.writelines
+    delivery / broker -> records, appended, completed -> session.on_* -> session.take_output -> transport.writelines
+
+All connections of a listener share one read buffer: what a session does not consume is copied out before the next
+read. Only a frame larger than that buffer gets one of its own, which grows with the bytes that really arrive. An idle
+connection thus holds no buffer at all.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+from quintet.protocols.base import Session
+
+if TYPE_CHECKING:
+    from quintet.net.listener import Listener
+
+LARGE_REST_BYTES = 64 * limits.KIB  # of an unfinished frame: above this it is collected in a buffer of its own
+STALL_STEP_S = 0.001  # how long a congested publisher is not read from before looking again ...
+STALL_STEPS_MAX = 10  # ... and how often, when the reason is a slow subscriber and not the disk
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One accepted socket. Implements delivery's Sink for its session."""
+
+    __slots__ = (
+        "_large", "_large_used", "_listener", "_lost", "_parked", "_rest", "_session", "_stalled_since", "_transport",
+        "peer",
+    )  # fmt: skip
+
+    def __init__(self, listener: "Listener") -> None:
+        self._listener = listener
+        self._transport: asyncio.Transport | None = None
+        self._session: Session
+        self._rest = b""
+        self._large: bytearray | None = None
+        self._large_used = 0
+        self._parked: list[Callable[[], None]] | None = None
+        self._stalled_since: int | None = None
+        self._lost = False
+        self.peer = ""
+
+    # -- from the socket -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        address = transport.get_extra_info("peername")
+        self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "local"
+        transport.set_write_buffer_limits(high=limits.WRITE_HIGH_BYTES, low=limits.WRITE_LOW_BYTES)
+        self._session = self._listener.make_session(self)
+        self._listener.opened(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._large is not None:
+            if self._large_used == len(self._large):
+                self._large.extend(bytes(len(self._large)))  # doubled, only after it was really filled
+            return memoryview(self._large)[self._large_used :]
+        view = self._listener.read_view
+        if self._rest:
+            view[: len(self._rest)] = self._rest
+            return view[len(self._rest) :]
+        return view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        listener = self._listener
+        listener.bytes_in += nbytes
+        if self._large is not None:
+            self._large_used += nbytes
+            available = memoryview(self._large)[: self._large_used]
+        else:
+            available = listener.read_view[: len(self._rest) + nbytes]
+        session = self._session
+        consumed = session.receive(available, listener.now())
+        self._keep(available[consumed:])
+        self._drain()
+        if not self._lost and session.congested():
+            self._stall(0)
+
+    def _keep(self, rest: memoryview) -> None:
+        if not rest:
+            self._rest, self._large = b"", None
+        elif len(rest) <= LARGE_REST_BYTES:
+            self._rest, self._large = bytes(rest), None
+        elif self._large is None or len(rest) != self._large_used:
+            self._large_used = len(rest)
+            self._large = bytearray(2 * len(rest))
+            self._large[: len(rest)] = rest
+            self._rest = b""
+
+    def _stall(self, step: int) -> None:
+        """Back-pressure: not reading is all it takes. A slow disk may hold a publisher back as long as it is slow; a slow
+        subscriber only for a few milliseconds per read, then it is the one who loses (D6)."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if step == 0:
+            self._transport.pause_reading()
+            self._listener.stalls += 1
+        if self._session.congested() and (step < STALL_STEPS_MAX or self._listener.overloaded()):
+            self._listener.loop.call_later(STALL_STEP_S, self._stall, step + 1)
+        else:
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._stalled_since = self._listener.now()
+        self._listener.watch_stall(self)
+
+    def resume_writing(self) -> None:
+        self._stalled_since = None
+        parked, self._parked = self._parked, None
+        for call in parked or ():
+            call()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._parked = None
+        self._session.closed()
+        self._listener.closed(self)
+        self._transport = None
+
+    # -- from the broker: the Sink ---------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        if self._transport is None or self._transport.is_closing():
+            return 0
+        return limits.WRITE_HIGH_BYTES - self._transport.get_write_buffer_size()
+
+    def park(self, call: Callable[[], None]) -> None:
+        if self._parked is None:
+            self._parked = []
+        self._parked.append(call)
+
+    def appended(self, token: object, offset: int, error: Exception | None) -> None:
+        if not self._lost:
+            self._session.on_appended(token, offset, error)
+            self._drain()
+
+    def completed(self, token: object, result: object, error: Exception | None) -> None:
+        if not self._lost:
+            self._session.on_completed(token, result, error)
+            self._drain()
+
+    def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
+        if not self._lost:
+            self._session.on_records(subscription, partition, batch, first, last)
+            self._drain()
+
+    def evict(self, reason: str) -> None:
+        self._session.closing = self._session.closing or reason
+        self._drain()
+
+    # -- to the socket ---------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        output = self._session.take_output()
+        transport = self._transport
+        if transport is None:
+            return
+        if output:
+            if len(output) == 1:
+                transport.write(output[0])
+            else:
+                transport.writelines(output)
+            self._listener.bytes_out += sum(map(len, output))
+        if self._session.closing is not None and not transport.is_closing():
+            self._listener.closing(self, self._session.closing)
+            transport.close()
+
+    def check(self, now: int) -> None:
+        """Called by the listener's sweep while there is a deadline or a stalled write."""
+        deadline = self._session.deadline()
+        if deadline is not None and now >= deadline:
+            self._session.tick(now)
+            self._drain()
+        stalled = self._stalled_since
+        if stalled is not None and now - stalled >= limits.WRITE_STALL_US and self._transport is not None:
+            self._listener.closing(self, "the peer has read nothing for 10 seconds")
+            self._transport.abort()
+
+    @property
+    def watched(self) -> bool:
+        """Still has a deadline or a stalled write."""
+        return not self._lost and (self._session.deadline() is not None or self._stalled_since is not None)
+
+    @property
+    def who(self) -> str | None:
+        return self._session.principal_name

@@ -1,0 +1,136 @@
+"""One listening socket of one door: accepting, limits, the sweep for deadlines, counters. Knows no protocol."""
+
+import asyncio
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quintet.model import limits
+from quintet.net.connection import Connection
+from quintet.protocols.base import Session
+
+SWEEP_S = 0.25
+TLS_HANDSHAKE_S = 5.0
+
+Report = Callable[[str, dict[str, object]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerOptions:
+    """Where and how much."""
+
+    name: str
+    host: str
+    port: int
+    connections_max: int = 10_000
+    connections_per_address_max: int = 1_000
+    unauthenticated_max: int = 2_000
+
+
+class Listener:
+    """Owns the connections of a door."""
+
+    def __init__(
+        self,
+        options: ListenerOptions,
+        make_session: Callable[[Connection], Session],
+        overloaded: Callable[[], bool],
+        report: Report,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.options = options
+        self.make_session = make_session
+        self.overloaded = overloaded
+        self.loop = asyncio.get_running_loop()
+        self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))
+        self.connections: set[Connection] = set()
+        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = 0
+        self._tls = tls
+        self._report = report
+        self._server: asyncio.Server | None = None
+        self._watched: set[Connection] = set()
+        self._addresses: Counter[str] = Counter()
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        self._server = await self.loop.create_server(
+            lambda: Connection(self),
+            self.options.host,
+            self.options.port,
+            ssl=self._tls,
+            ssl_handshake_timeout=TLS_HANDSHAKE_S if self._tls else None,
+            backlog=1024,
+            reuse_address=True,
+        )
+        self._sweep()
+
+    @property
+    def address(self) -> str:
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def now(self) -> int:
+        return time.time_ns() // 1000
+
+    # -- called by connections -------------------------------------------------------------------------------------
+
+    def opened(self, connection: Connection) -> None:
+        address = connection.peer.rpartition(":")[0]
+        self.accepted += 1
+        self.connections.add(connection)
+        self._addresses[address] += 1
+        self._watched.add(connection)
+        reason = None
+        if len(self.connections) > self.options.connections_max:
+            reason = f"more than {self.options.connections_max} connections"
+        elif self._addresses[address] > self.options.connections_per_address_max:
+            reason = f"more than {self.options.connections_per_address_max} connections from {address}"
+        elif len(self._watched) > self.options.unauthenticated_max and self._waiting() > self.options.unauthenticated_max:
+            reason = f"more than {self.options.unauthenticated_max} connections that are not authenticated"
+        if reason is not None:
+            self.refused += 1
+            connection.evict(reason)
+
+    def _waiting(self) -> int:
+        return sum(1 for connection in self._watched if connection.who is None)
+
+    def closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._watched.discard(connection)
+        address = connection.peer.rpartition(":")[0]
+        self._addresses[address] -= 1
+        if not self._addresses[address]:
+            del self._addresses[address]
+
+    def closing(self, connection: Connection, reason: str) -> None:
+        """We close a connection: say why, once."""
+        self.cut += 1
+        self._report("connection_closed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
+                                           "reason": reason})  # fmt: skip
+
+    def watch_stall(self, connection: Connection) -> None:
+        self._watched.add(connection)
+
+    # -- time and end ----------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        now = self.now()
+        for connection in list(self._watched):
+            connection.check(now)
+            if not connection.watched:
+                self._watched.discard(connection)
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+
+    def stop_accepting(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def close_all(self, reason: str) -> None:
+        """Say goodbye to everyone: output already made is still sent."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self.connections):
+            connection.evict(reason)

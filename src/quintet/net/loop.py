@@ -1,0 +1,60 @@
+"""The Scheduler of the running broker: uvloop (or asyncio) for turns and timers, a few threads for blocking disk work.
+
+Disk work of one partition is strictly one job at a time (the log sees to that), so threads only overlap the waits of
+different partitions. A finished job reaches the loop by one wake-up.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+DISK_THREADS = 4
+
+Job = tuple[Callable[[], Any], Callable[[Any], None]]
+
+
+class LoopScheduler:
+    """See model/scheduler.py. `close` ends the threads when all handed-in work is done."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int = DISK_THREADS) -> None:
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"quintet-disk-{n}", daemon=True) for n in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def now(self) -> int:
+        return time.time_ns() // 1000
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon(call)
+
+    def later(self, delay_us: int, call: Callable[[], None]) -> None:
+        self._loop.call_later(delay_us / 1e6, call)
+
+    def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._jobs.put((work, done))
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, done = job
+            result: Any
+            try:
+                result = work()
+            except BaseException as error:  # handed to the loop, which knows what it means
+                result = error
+            try:
+                self._loop.call_soon_threadsafe(done, result)
+            except RuntimeError:
+                return  # the loop is closed: the broker is going down and nobody waits for this
