@@ -18,6 +18,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
 setup: $(KERNEL_STAMP) ## create .venv with locked packages and the kernel
+	@:
 
 run: setup ## start a development broker on loopback
 	@exec $(BIN)/quintet serve --dev
@@ -64,8 +65,8 @@ $(KERNEL_STAMP): pyproject.toml $(KERNEL_SOURCES) .venv/.stamp-locked
 	@rm -f .venv/.stamp-kernel-* src/quintet/kernel/_native*.so
 	@$(BIN)/python -m pip install -v --disable-pip-version-check --no-build-isolation --no-deps -e . \
 		> $(KERNEL_LOG) 2>&1 || { tail -n 20 $(KERNEL_LOG) >&2; exit 1; }
-	@if ls src/quintet/kernel/_native*.so > /dev/null 2>&1; then echo "kernel: native"; \
+	@if $(BIN)/python -c 'import quintet.kernel._native' 2> /dev/null; then echo "kernel: native"; \
 	elif [ -z "$(CARGO)" ]; then echo "kernel: pure Python twin (no Rust found: install cargo and run make setup again)"; \
-	else echo "kernel: pure Python twin (no Rust found that works:$$(grep -m1 '^ *error' $(KERNEL_LOG) | tr -s ' ');" \
+	else echo "kernel: pure Python twin (Rust could not build it:$$(grep -m1 '^ *error' $(KERNEL_LOG) | tr -s ' ');" \
 		"whole story in $(KERNEL_LOG), make kernel tries again)"; fi
 	@touch $@

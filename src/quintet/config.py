@@ -423,15 +423,17 @@ def load_with_origins(
             origins[path] = f"flag --{path[-1].replace('_', '-')}"
     try:
         if Settings.model_validate({"dev": tree.get("dev", False)}).dev:
-            _apply_dev(tree)
+            _apply_dev(tree, origins)
         return Settings.model_validate(tree), origins
     except ValidationError as error:
         raise _explain(error, file, origins) from None
 
 
-def _apply_dev(tree: dict[str, Any]) -> None:
+def _apply_dev(tree: dict[str, Any], origins: Origins) -> None:
     """The --dev preset: below everything that was given, besides the key that is added to the others."""
     tree.setdefault("data", DEV_DATA)
+    for name in ("data", "keys"):
+        origins.setdefault((name,), "preset of dev")
     keys = tree.setdefault("keys", [])
     if isinstance(keys, list) and not any(isinstance(key, dict) and key.get("name") == DEV_NAME for key in keys):
         tree["keys"] = [*keys, {"name": DEV_NAME, "key": DEV_BLIPMQ_KEY}]

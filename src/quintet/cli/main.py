@@ -11,6 +11,7 @@ import sys
 from typing import Any, Final, NamedTuple, NoReturn
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 from quintet import __version__
 from quintet.model.errors import ConfigError, QuintetError
@@ -50,6 +51,10 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command), f"{COMMANDS[cmd_name].target} is not a command"
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        rows = [CompletionItem(name, help=row.help) for name, row in COMMANDS.items() if name.startswith(incomplete)]
+        return rows + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -105,8 +110,6 @@ def completion(shell: str) -> None:
     quintet completion zsh > "${fpath[1]}/_quintet"
     quintet completion fish > ~/.config/fish/completions/quintet.fish
     """
-    from click.shell_completion import get_completion_class
-
     kind = get_completion_class(shell)
     assert kind is not None, f"click knows {shell}"
     click.echo(kind(cli, {}, "quintet", "_QUINTET_COMPLETE").source())
