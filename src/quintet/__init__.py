@@ -1,3 +1,48 @@
-"""Quintet: one broker, five wire protocols, one durable log."""
+"""Quintet: one broker, five wire protocols, one durable log.
+
+The client's names are here and loaded when first used, because `import quintet` must stay quick: `connect`, `sync`,
+`Ack`, `Message`, `MessageBatch`, `Bus`, `Producer`, `Subscription` and `errors`.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quintet.client import errors as errors
+    from quintet.client import sync as sync
+    from quintet.client.bus import Bus as Bus
+    from quintet.client.bus import connect as connect
+    from quintet.client.message import Ack as Ack
+    from quintet.client.message import Message as Message
+    from quintet.client.message import MessageBatch as MessageBatch
+    from quintet.client.producer import Producer as Producer
+    from quintet.client.subscription import Subscription as Subscription
 
 __version__ = "0.1.0"
+
+# name -> the module it is in; "" when the name is the module itself
+_LAZY = {
+    "Ack": "quintet.client.message",
+    "Bus": "quintet.client.bus",
+    "Message": "quintet.client.message",
+    "MessageBatch": "quintet.client.message",
+    "Producer": "quintet.client.producer",
+    "Subscription": "quintet.client.subscription",
+    "connect": "quintet.client.bus",
+    "errors": "",
+    "sync": "",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'quintet' has no attribute {name!r}")
+    from importlib import import_module
+
+    module = _LAZY[name]
+    found: object = getattr(import_module(module), name) if module else import_module(f"quintet.client.{name}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

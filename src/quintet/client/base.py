@@ -1,0 +1,392 @@
+"""What a door must offer (Link), the socket part that stream doors share, and a connection that comes back (Channel).
+
+A Link is one authenticated connection: it lives once and is never mended. A Channel owns the current Link of one purpose
+(all publishing, or one subscription), replaces it when it is lost, and is where callers wait for it. Bus, Producer and
+Subscription know only these two; frames and codes are known by the doors alone.
+
+    Channel:  opening --> up --> waiting --> up ...      lost: back-off, then a new Link
+                 |         |        |
+                 +---------+--------+--> failed          refused by the server, reconnect=False, or closed
+"""
+
+import asyncio
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from math import inf
+from random import uniform
+from typing import Final, NamedTuple, Protocol
+
+from quintet.client.errors import AuthError, BadUrl, Closed, ConnectionLost, Forbidden, ProtocolError, Timeout
+from quintet.client.message import log
+from quintet.client.url import Endpoint
+from quintet.model.errors import QuintetError
+
+WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # waiting for the socket; above it callers wait
+WRITE_LOW_BYTES: Final = 1024 * 1024
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_MAX_S: Final = 5.0
+CLOSE_S: Final = 2.0  # how long leaving politely may take
+HEARTBEAT_S: Final = 15.0
+HEARTBEATS_MISSED_MAX: Final = 2
+
+Rows = list[tuple[int, int, bytes]]  # (tag, qos, value) of deliveries
+
+
+class Outcome(NamedTuple):
+    """What became of one publish call: how many were refused, and the first of them as (place in the call, why)."""
+
+    refused: int
+    failures: tuple[tuple[int, QuintetError], ...]
+
+
+# What no later attempt can mend: reconnecting stops.
+FATAL: Final = (AuthError, Forbidden, ProtocolError, BadUrl)
+
+
+@asynccontextmanager
+async def deadline(seconds: float | None, what: str) -> AsyncIterator[None]:
+    """Timeout, saying what took too long. None or inf is no limit."""
+    try:
+        async with asyncio.timeout(None if seconds is None or seconds == inf else seconds):
+            yield
+    except TimeoutError as error:
+        if isinstance(error, QuintetError):
+            raise
+        raise Timeout(f"{what} took longer than {seconds:g} s") from None
+
+
+class Target(Protocol):
+    """Who a link reports to."""
+
+    def on_records(self, topic: str, rows: Rows) -> None:
+        """Deliveries of one topic, in order."""
+
+    def on_refused(self, tag: int, error: QuintetError) -> None:
+        """The server did not know a delivery that was acknowledged."""
+
+
+class Silent:
+    """The target of a link that only publishes: nothing is delivered on it, and that is all there is to do."""
+
+    def on_records(self, topic: str, rows: Rows) -> None:
+        log.warning("%d deliveries of topic %r on a connection without subscription", len(rows), topic)
+
+    def on_refused(self, tag: int, error: QuintetError) -> None:
+        log.warning("a refused acknowledgement on a connection without subscription: %s", error)
+
+
+class Link(ABC):
+    """One authenticated connection through a door."""
+
+    @abstractmethod
+    def publish(self, topic: str, values: Sequence[bytes], qos: int, ttl_ms: int) -> "asyncio.Future[Outcome]":
+        """Send soon, in order, together with what else is published in this turn of the loop. The future is done when
+        the server has confirmed them (QoS 1) or they are handed to the socket (QoS 0)."""
+
+    @abstractmethod
+    async def writable(self) -> None:
+        """Wait until less than WRITE_LOW_BYTES wait for the socket."""
+
+    @abstractmethod
+    async def subscribe(self, topic: str, qos: int) -> int:
+        """A new subscription, whose deliveries go to the target; returns its id."""
+
+    @abstractmethod
+    def attach(self, subscription: int) -> None:
+        """Let an existing subscription deliver to this connection."""
+
+    @abstractmethod
+    def ack(self, subscription: int, tags: Sequence[int]) -> None:
+        """Acknowledge deliveries: a single one soon, several with one write now."""
+
+    @abstractmethod
+    async def barrier(self) -> None:
+        """Wait until the server has dealt with all that was sent before."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Read nothing until `resume`: what is not read stays with the server."""
+
+    @abstractmethod
+    def resume(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def lost(self) -> QuintetError | None:
+        """Why there is no connection any more, or None."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+
+class Limits(NamedTuple):
+    """What a door's protocol and server allow; checked before anything is sent."""
+
+    frame_overhead_bytes: int
+    frame_bytes_max: int
+    topic_bytes_max: int
+    ttl_ms_max: int
+    in_flight_max: int  # deliveries the server leaves unacknowledged per subscription
+
+
+class Door(Protocol):
+    """A module's entry: how to open links, and what its protocol cannot carry."""
+
+    name: str
+    limits: Limits
+    lacks: dict[str, str]
+    """Option of the API -> which doors have it."""
+
+    async def open(self, setup: "Setup", target: Target, lost: Callable[["Link", QuintetError], None]) -> Link:
+        """A link past its handshake, or the reason why not."""
+
+
+class Setup(NamedTuple):
+    """All that is needed to connect, again and again."""
+
+    endpoint: Endpoint
+    door: Door
+    name: str
+    timeout: float
+    reconnect: bool
+    tls: ssl.SSLContext | None
+
+
+class StreamLink(Link, asyncio.Protocol):
+    """The part of a link that every door over a byte stream shares: one socket, flow control, partial frames."""
+
+    def __init__(self, where: str, lost: Callable[[Link, QuintetError], None]) -> None:
+        self._where = where
+        self._on_lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._tail = bytearray()
+        self._tail_wanted = 0  # bytes needed before another look at the tail can help
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._reading = True
+        self._lost: QuintetError | None = None
+        self._closing = False
+        self._gone = asyncio.Event()
+        self._heard = True
+        self._missed = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- what a door adds ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def received(self, data: bytes | bytearray) -> tuple[int, int]:
+        """Act on whole frames: (bytes consumed, length of the whole frame the rest begins with or 0 if not known)."""
+
+    @abstractmethod
+    def heartbeat(self) -> None:
+        """Send something the server answers."""
+
+    @abstractmethod
+    def abandon(self, error: QuintetError) -> None:
+        """The connection is gone: fail all that waits for an answer."""
+
+    # -- the socket ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        try:
+            if not self._tail:
+                consumed, self._tail_wanted = self.received(data)
+                if consumed < len(data):
+                    self._tail += memoryview(data)[consumed:]
+                return
+            self._tail += data
+            if len(self._tail) >= self._tail_wanted:
+                consumed, self._tail_wanted = self.received(self._tail)
+                del self._tail[:consumed]
+        except ProtocolError as error:
+            self.fail(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._flowing.clear()
+
+    def resume_writing(self) -> None:
+        self._flowing.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._lost is None:
+            why = "it was closed here" if self._closing else str(error or "the server closed it")
+            self._lost = ConnectionLost(f"the connection to {self._where} ended: {why}")
+        self._flowing.set()
+        self.abandon(self._lost)
+        self._gone.set()
+        self._on_lost(self, self._lost)
+
+    def fail(self, error: QuintetError) -> None:
+        """End the connection at once, for this reason."""
+        if self._lost is None:
+            self._lost = error
+        if self._transport is not None:
+            self._transport.abort()
+
+    def write(self, data: bytes) -> None:
+        if self._lost is not None or self._transport is None:
+            raise self._lost or Closed("the connection is not open yet")
+        self._transport.write(data)
+
+    async def writable(self) -> None:
+        await self._flowing.wait()
+        if self._lost is not None:
+            raise self._lost
+
+    def pause(self) -> None:
+        if self._reading and self._lost is None and self._transport is not None:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if not self._reading and self._lost is None and self._transport is not None:
+            self._reading = True
+            self._heard = True
+            self._transport.resume_reading()
+
+    @property
+    def lost(self) -> QuintetError | None:
+        return self._lost
+
+    async def close(self) -> None:
+        self._closing = True
+        if self._transport is None or self._gone.is_set():
+            return
+        self._transport.close()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._gone.wait()
+        except TimeoutError:
+            self._transport.abort()
+
+    def _beat(self) -> None:
+        """A peer that vanished without a word is noticed here. While we do not read, silence means nothing."""
+        self._missed = 0 if self._heard or not self._reading else self._missed + 1
+        if self._missed > HEARTBEATS_MISSED_MAX:
+            self.fail(ConnectionLost(f"{self._where} has not answered for {self._missed * HEARTBEAT_S:g} s"))
+            return
+        if self._missed:
+            self.heartbeat()
+        self._heard = False
+        self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
+
+
+class Channel:
+    """The current link of one purpose, and its replacement when it is lost."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        target: Target,
+        *,
+        on_up: Callable[[Link], Awaitable[None]] | None = None,
+        on_down: Callable[[QuintetError], None] | None = None,
+    ) -> None:
+        self._setup = setup
+        self._target = target
+        self._on_up = on_up
+        self._on_down = on_down
+        self._link: Link | None = None
+        self._failed: QuintetError | None = None
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.reconnects = 0
+
+    async def open(self) -> None:
+        """The first link. Its failure is the caller's; only later ones are mended silently."""
+        await self._connect()
+
+    @property
+    def current(self) -> Link | None:
+        """The link if there is one right now."""
+        return self._link
+
+    @property
+    def failed(self) -> QuintetError | None:
+        """Why there will never be a link again, or None."""
+        return self._failed
+
+    async def link(self) -> Link:
+        """The link, waiting for the next one if it was lost. Callers bound the wait."""
+        while self._link is None:
+            if self._failed is not None:
+                raise self._failed
+            await self._changed.wait()
+        return self._link
+
+    async def close(self) -> None:
+        self._fail(Closed("the connection was closed", hint="use it inside its `with` block"))
+        if self._task is not None:
+            self._task.cancel()
+        if self._link is not None:
+            await self._link.close()
+
+    async def _connect(self) -> None:
+        setup = self._setup
+        async with deadline(setup.timeout, f"connecting to {setup.endpoint}"):
+            link = await setup.door.open(setup, self._target, self._lost)
+            try:
+                if self._on_up is not None:
+                    await self._on_up(link)
+            except BaseException:
+                await link.close()
+                raise
+        if link.lost is not None:
+            raise link.lost
+        self._link = link
+        self._changed.set()
+
+    def _lost(self, link: Link, error: QuintetError) -> None:
+        if link is not self._link:
+            return
+        self._link = None
+        if self._on_down is not None:
+            self._on_down(error)
+        if self._failed is not None:
+            return
+        if not self._setup.reconnect or isinstance(error, FATAL):
+            self._fail(error)
+            return
+        self._changed.clear()
+        log.warning("%s; reconnecting", error)
+        self._task = asyncio.get_running_loop().create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        """Exponential back-off with full jitter, so that many clients do not come back in one wave."""
+        pause = BACKOFF_FIRST_S
+        while True:
+            await asyncio.sleep(uniform(pause / 2, pause))
+            pause = min(pause * 2, BACKOFF_MAX_S)
+            try:
+                await self._connect()
+            except FATAL as error:
+                self._fail(error)
+                return
+            except QuintetError as error:
+                log.info("still not connected: %s", error)
+            else:
+                self.reconnects += 1
+                log.info("connected to %s again", self._setup.endpoint)
+                return
+
+    def _fail(self, error: QuintetError) -> None:
+        if self._failed is None:
+            self._failed = error
+            if self._on_down is not None and self._link is None:
+                self._on_down(error)
+        self._changed.set()

@@ -1,0 +1,352 @@
+"""The BlipMQ door: HELLO version 2, AUTH, and then publishes under barriers and pushed deliveries.
+
+A publish has no answer when it succeeds, so a PING behind it is the answer: its PONG says that every earlier QoS 1
+publish of this connection is durable, and a failed one was NACKed with its correlation id before. All that is published
+in one turn of the loop shares one write and one PING:
+
+    PUBLISH PUBLISH PUBLISH ... PING  -->                one group
+                                     <--  NACK* PONG     the group is settled
+
+A DELIVER frame does not name its subscription, therefore each subscription has a connection of its own.
+
+Correlation ids that we choose have the top bit set. A NACK of an ACK carries the delivery tag, and the server's tags are
+below that, so that a refused acknowledgement is never taken for the answer to a request.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+from quintet import kernel
+from quintet.client.base import Limits, Link, Outcome, Rows, Setup, StreamLink, Target
+from quintet.client.errors import BadUrl, ConnectionLost, ServerError
+from quintet.client.message import log
+from quintet.model.errors import (
+    AuthError,
+    BadName,
+    Forbidden,
+    ProtocolError,
+    QuintetError,
+    StorageError,
+    UnknownSubscription,
+)
+from quintet.protocols.blipmq import codec
+from quintet.protocols.blipmq.frames import (
+    ACK,
+    DELIVER,
+    FRAME_BYTES_MAX,
+    NACK,
+    NAMES,
+    PONG,
+    PUBLISH,
+    TOPIC_BYTES_MAX,
+)
+
+VERSION: Final = 2
+IDS_FROM: Final = 1 << 63
+HEARTBEAT_ID: Final = (1 << 64) - 1
+ACKS_PER_WRITE: Final = 256  # single acknowledgements gathered at most before they are written
+FAILURES_KEPT_MAX: Final = 1_000  # per publish call; a storm of NACKs beyond it is only counted
+KEY_BYTES_MAX: Final = 65_535
+
+
+# NACK code -> [(text it starts with, error, what to do)], first match wins.
+_NACKS: Final[dict[int, tuple[tuple[str, type[QuintetError], str], ...]]] = {
+    400: (
+        ("empty topic", BadName, "a topic has 1 to 255 bytes of UTF-8 without NUL"),
+        ("topic", BadName, "a topic has 1 to 255 bytes of UTF-8 without NUL"),
+        ("", ProtocolError, "the server did not accept what this client sent: are their versions far apart?"),
+    ),
+    401: (
+        ("invalid API key", AuthError, "put the key into the URL: blipmq://:KEY@host:port"),
+        ("unauthenticated", AuthError, "put the key into the URL: blipmq://:KEY@host:port"),
+        ("", Forbidden, "this API key may not do that; ask for the right on this topic"),
+    ),
+    404: (("", UnknownSubscription, "it was settled already, or belongs to another API key"),),
+    426: (("", ProtocolError, "this client speaks BlipMQ version 2; the server is older"),),
+    500: (
+        ("durable publish failed", StorageError, "nothing was acknowledged; try again later, see the server's log"),
+        ("", ServerError, "try again later, see the server's log"),
+    ),
+}
+
+
+def error_of(code: int, text: str) -> QuintetError:
+    """The typed error for a NACK. The document calls every 500 transient, so all of them are retryable."""
+    for start, kind, hint in _NACKS.get(code, (("", ServerError, ""),)):
+        if text.startswith(start):
+            error = kind(f"{text} (NACK {code})", hint=hint)
+            error.retryable = code == 500
+            return error
+    raise AssertionError("the last row of each code matches every text")
+
+
+class _Call:
+    """One publish call: which ids are its messages', and who waits."""
+
+    __slots__ = ("done", "failures", "first", "qos", "refused", "topic", "ttl_ms", "values")
+
+    def __init__(
+        self, topic: str, values: Sequence[bytes], qos: int, ttl_ms: int, done: "asyncio.Future[Outcome]"
+    ) -> None:
+        self.topic = topic
+        self.values = values
+        self.qos = qos
+        self.ttl_ms = ttl_ms
+        self.done = done
+        self.first = 0
+        self.refused = 0
+        self.failures: list[tuple[int, QuintetError]] = []
+
+    def like(self, other: "_Call") -> bool:
+        return self.topic == other.topic and self.qos == other.qos and self.ttl_ms == other.ttl_ms
+
+
+class BlipLink(StreamLink):
+    """One BlipMQ connection, from HELLO on."""
+
+    def __init__(self, where: str, target: Target, lost: Callable[[Link, QuintetError], None]) -> None:
+        super().__init__(where, lost)
+        self._target = target
+        self._next_id = IDS_FROM
+        self._requests: dict[int, asyncio.Future[bytes]] = {}
+        self._calls: list[_Call] = []  # published in this turn, not sent yet
+        self._groups: deque[tuple[int, list[_Call]]] = deque()  # (id of the PING, what it settles)
+        self._acks: list[bytes] = []
+
+    # -- handshake and requests ------------------------------------------------------------------------------------
+
+    async def handshake(self, key: bytes) -> None:
+        """HELLO and AUTH in one write; if HELLO is refused, its answer is the one that counts."""
+        first, second = self._new_id(), self._new_id()
+        answers = [self._expect(first), self._expect(second)]
+        self.write(codec.hello(first, VERSION) + codec.auth(second, key))
+        for answer in await asyncio.gather(*answers, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
+
+    async def subscribe(self, topic: str, qos: int) -> int:
+        id = self._new_id()
+        answer = self._expect(id)
+        self.write(codec.subscribe(id, topic.encode(), qos))
+        subscription = codec.parse_u64(await answer)
+        if not subscription:
+            raise ProtocolError("the server's answer to SUBSCRIBE holds no subscription id")
+        return subscription
+
+    def attach(self, subscription: int) -> None:
+        self.write(codec.poll(self._new_id(), subscription))
+
+    async def barrier(self) -> None:
+        self._flush_acks()
+        id = self._new_id()
+        answer = self._expect(id)
+        self.write(codec.ping(id))
+        await answer
+
+    def _new_id(self, count: int = 1) -> int:
+        id = self._next_id
+        self._next_id += count
+        return id
+
+    def _expect(self, id: int) -> "asyncio.Future[bytes]":
+        future = self._requests[id] = self._loop.create_future()
+        future.add_done_callback(lambda _: self._requests.pop(id, None))
+        return future
+
+    # -- publishing ------------------------------------------------------------------------------------------------
+
+    def publish(self, topic: str, values: Sequence[bytes], qos: int, ttl_ms: int) -> "asyncio.Future[Outcome]":
+        if self._lost is not None:
+            raise self._lost
+        done: asyncio.Future[Outcome] = self._loop.create_future()
+        if not self._calls:
+            self._loop.call_soon(self._flush_calls)
+        self._calls.append(_Call(topic, values, qos, ttl_ms, done))
+        return done
+
+    def _flush_calls(self) -> None:
+        """All calls of this turn: neighbours of one kind in one kernel call, everything in one write."""
+        calls, self._calls = self._calls, []
+        if self._lost is not None:
+            return
+        parts: list[bytes] = []
+        at = 0
+        while at < len(calls):
+            head, end = calls[at], at + 1
+            while end < len(calls) and calls[end].like(head):
+                end += 1
+            parts.append(self._encode(calls[at:end]))
+            at = end
+        waiting = [call for call in calls if call.qos]
+        if waiting:
+            ping = self._new_id()
+            parts.append(codec.ping(ping))
+            self._groups.append((ping, waiting))
+        self.write(parts[0] if len(parts) == 1 else b"".join(parts))
+        for call in calls:
+            if not call.qos and not call.done.done():
+                call.done.set_result(Outcome(0, ()))
+
+    def _encode(self, calls: list[_Call]) -> bytes:
+        values = calls[0].values
+        if len(calls) > 1:
+            values = [value for call in calls for value in call.values]
+        first = id = self._new_id(len(values))
+        for call in calls:
+            call.first = id
+            id += len(call.values)
+        head = calls[0]
+        return kernel.blip_publish(head.topic.encode(), head.qos, values, first, head.ttl_ms)
+
+    # -- acknowledging ---------------------------------------------------------------------------------------------
+
+    def ack(self, subscription: int, tags: Sequence[int]) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if not self._acks:
+            self._loop.call_soon(self._flush_acks)
+        self._acks += [codec.ack(tag, subscription) for tag in tags]
+        if len(tags) > 1 or len(self._acks) >= ACKS_PER_WRITE:
+            self._flush_acks()
+
+    def _flush_acks(self) -> None:
+        if self._acks and self._lost is None:
+            data = b"".join(self._acks)
+            self._acks.clear()
+            self.write(data)
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    def received(self, data: bytes | bytearray) -> tuple[int, int]:
+        items, consumed, fatal = kernel.blip_received(data, 0, FRAME_BYTES_MAX)
+        for item in items:
+            kind = item[0]
+            if kind in (DELIVER, PUBLISH):
+                self._target.on_records(cast(bytes, item[1]).decode(errors="replace"), cast(Rows, item[2]))
+            else:
+                self._reply(cast(int, kind), cast(int, item[1]), cast(bytes, item[2]))
+        if fatal:
+            raise ProtocolError(f"{self._where} sent what is not a BlipMQ frame (reason {fatal})")
+        rest = len(data) - consumed
+        wanted = 4 + int.from_bytes(data[consumed : consumed + 4], "big") if rest >= 4 else 0
+        return consumed, wanted
+
+    def _reply(self, kind: int, id: int, payload: bytes) -> None:
+        if kind == PONG:
+            if self._groups and self._groups[0][0] == id:
+                self._settle(self._groups.popleft()[1])
+            elif id != HEARTBEAT_ID:
+                self._answer(id, payload)
+        elif kind == ACK:
+            self._answer(id, payload)
+        elif kind == NACK:
+            self._refused(id, payload)
+        else:
+            raise ProtocolError(f"{self._where} sent {NAMES[kind]}, which only clients send")
+
+    def _answer(self, id: int, payload: bytes) -> None:
+        waiting = self._requests.get(id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(payload)
+
+    def _refused(self, id: int, payload: bytes) -> None:
+        parsed = codec.parse_nack(payload)
+        if parsed is None:
+            raise ProtocolError(f"{self._where} sent a NACK that does not parse")
+        waiting = self._requests.get(id)
+        if waiting is not None:
+            if not waiting.done():
+                waiting.set_exception(error_of(*parsed))
+        elif id < IDS_FROM:
+            self._target.on_refused(id, error_of(*parsed))
+        elif not self._blame(id, parsed):
+            log.warning("the server refused something that nobody waits for: %s (NACK %d)", parsed[1], parsed[0])
+
+    def _blame(self, id: int, nack: tuple[int, str]) -> bool:
+        """Note a failed publish with the call it belongs to; its caller learns of it at the PONG."""
+        for ping, calls in self._groups:
+            if id < ping:
+                for call in calls:
+                    if call.first <= id < call.first + len(call.values):
+                        call.refused += 1
+                        if call.refused <= FAILURES_KEPT_MAX:
+                            call.failures.append((id - call.first, error_of(*nack)))
+                        return True
+                return False
+        return False
+
+    @staticmethod
+    def _settle(calls: list[_Call]) -> None:
+        for call in calls:
+            if not call.done.done():
+                call.done.set_result(Outcome(call.refused, tuple(call.failures)))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def heartbeat(self) -> None:
+        self.write(codec.ping(HEARTBEAT_ID))
+
+    def abandon(self, error: QuintetError) -> None:
+        waiting: list[asyncio.Future[bytes] | asyncio.Future[Outcome]] = [*self._requests.values()]
+        waiting += [call.done for _, calls in self._groups for call in calls]
+        waiting += [call.done for call in self._calls]
+        self._groups.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+
+class BlipDoor:
+    """How to open BlipMQ links."""
+
+    name = "blipmq"
+    limits = Limits(
+        frame_overhead_bytes=9 + 1 + 4 + 2,
+        frame_bytes_max=FRAME_BYTES_MAX,
+        topic_bytes_max=TOPIC_BYTES_MAX,
+        ttl_ms_max=(1 << 32) - 1,
+        in_flight_max=1_000,
+    )
+    lacks: Final = {
+        "key": "the FlyMQ door carries keys",
+        "headers": "BlipMQ frames have no place for headers; put them into the value",
+    }
+
+    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
+        endpoint = setup.endpoint
+        key = endpoint.secret.encode()
+        if len(key) > KEY_BYTES_MAX:
+            raise BadUrl(f"the API key is longer than {KEY_BYTES_MAX} bytes")
+        link = BlipLink(str(endpoint), target, lost)
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: link, endpoint.host, endpoint.port, ssl=_tls(setup) if endpoint.tls else None
+            )
+        except ssl.SSLError as error:
+            hint = "add ?ca=FILE with the authority that signed the server's certificate, or pass tls="
+            raise ConnectionLost(f"TLS with {endpoint} failed: {error}", hint=hint) from error
+        except OSError as error:
+            why = error.strerror or str(error) or type(error).__name__
+            hint = "is the broker running? `quintet serve --dev` starts one"
+            raise ConnectionLost(f"cannot connect to {endpoint}: {why}", hint=hint) from error
+        try:
+            await link.handshake(key)
+        except BaseException:
+            await link.close()
+            raise
+        return link
+
+
+def _tls(setup: Setup) -> ssl.SSLContext:
+    if setup.tls is not None:
+        return setup.tls
+    try:
+        return ssl.create_default_context(cafile=setup.endpoint.ca)
+    except OSError as error:
+        raise BadUrl(f"cannot read the certificates in ca={setup.endpoint.ca}: {error}") from error
+
+
+DOOR: Final = BlipDoor()

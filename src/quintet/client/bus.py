@@ -1,0 +1,297 @@
+"""What users hold: `connect(url)` gives a Bus, with which they publish and subscribe. The same for every door.
+
+All publishing of a bus goes over one connection, so that callers who publish in the same turn of the loop share a write
+and a confirmation. Each subscription has a connection of its own, so that a slow reader stops only itself.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from types import TracebackType
+from typing import Final, cast
+
+from quintet.client import url as urls
+from quintet.client.base import Channel, Door, Outcome, Setup, Silent, deadline
+from quintet.client.errors import BadName, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
+from quintet.client.message import Ack, to_bytes
+from quintet.client.producer import Producer
+from quintet.client.subscription import PREFETCH_DEFAULT, Subscription
+from quintet.model.errors import QuintetError
+
+TIMEOUT_S: Final = 10.0
+LINGER_S: Final = 0.005
+PRODUCER_BYTES_MAX: Final = 16 * 1024 * 1024
+PUBLISH_CHUNK_BYTES: Final = 8 * 1024 * 1024  # of one publish_batch: encoded and written at once
+
+DOORS: Final = {"blipmq": "quintet.client.blipmq"}
+
+
+def connect(
+    url: str,
+    *,
+    name: str | None = None,
+    timeout: float = TIMEOUT_S,
+    reconnect: bool = True,
+    tls: ssl.SSLContext | None = None,
+) -> "Bus":
+    """`async with connect("blipmq://:key@host:port") as bus`. The URL's scheme picks the door, see url.py.
+
+    timeout    seconds that connecting, and every call without its own `timeout=`, may take
+    reconnect  come back by itself after the connection is lost, and resume subscriptions
+    tls        the context to use in place of the system's authorities (or `?ca=FILE` in the URL)
+    """
+    endpoint = urls.parse(url)
+    door = cast(Door, import_module(DOORS[endpoint.door]).DOOR)
+    return Bus(Setup(endpoint, door, name or "", timeout, reconnect, tls))
+
+
+def too_large(size: int, most: int) -> TooLarge:
+    return TooLarge(f"a message of {size} bytes is over the {most} that fit into one frame", hint="split it")
+
+
+class Bus:
+    """A connection to a broker. Made by `connect`, open inside its `async with` block."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._channel: Channel | None = None
+        self._subscriptions: set[Subscription] = set()
+
+    async def __aenter__(self) -> "Bus":
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect and authenticate. `async with` does it."""
+        if self._channel is not None:
+            raise Closed("the bus was opened already", hint="connect() makes a new one")
+        self._channel = Channel(self._setup, Silent())
+        await self._channel.open()
+
+    async def close(self) -> None:
+        """Close the subscriptions and the connection."""
+        await asyncio.gather(*(subscription.close() for subscription in self._subscriptions))
+        self._subscriptions.clear()
+        if self._channel is not None:
+            await self._channel.close()
+
+    @property
+    def name(self) -> str:
+        """The name given to connect: for the caller's own logs where, as in BlipMQ, the wire has no place for it."""
+        return self._setup.name
+
+    @property
+    def reconnects(self) -> int:
+        """How often the publishing connection was replaced."""
+        return self._open().reconnects
+
+    async def ping(self, *, timeout: float | None = None) -> None:
+        """Ask the server for an answer. All QoS 1 messages published before are durable when it returns."""
+        async with deadline(self._limit(timeout), "the server's answer"):
+            link = await self._open().link()
+            await link.barrier()
+
+    # -- publishing ------------------------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        topic: str,
+        value: object,
+        *,
+        qos: int = 1,
+        ttl: float | None = None,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,
+        retry: bool = False,
+    ) -> Ack:
+        """Publish one message. With QoS 1 it returns when the message is durable.
+
+        value    bytes as they are, str as UTF-8, anything else as JSON
+        ttl      seconds after which nobody wants it any more
+        timeout  seconds; None is the timeout of the bus
+        retry    after a lost connection publish again, until the timeout: it may then be stored twice. Without it
+                 ConnectionLost is raised, and the message may or may not be stored.
+        """
+        self._carries(key=key, headers=headers)
+        ttl_ms = self._check(topic, qos, ttl)
+        data = to_bytes(value)
+        if len(data) > (most := self._value_bytes_max(topic)):
+            raise too_large(len(data), most)
+        outcome = await self._publish(topic, [data], qos, ttl_ms, timeout, retry)
+        if outcome.failures:
+            raise outcome.failures[0][1]
+        return Ack(topic, 1, qos == 1)
+
+    async def publish_batch(
+        self,
+        topic: str,
+        values: Iterable[object],
+        *,
+        qos: int = 1,
+        ttl: float | None = None,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,
+        retry: bool = False,
+    ) -> Ack:
+        """Publish many messages with one write. DeliveryError if the server refuses some; the others are stored."""
+        self._carries(key=key, headers=headers)
+        ttl_ms = self._check(topic, qos, ttl)
+        data = [value if type(value) is bytes else to_bytes(value) for value in values]
+        if not data:
+            return Ack(topic, 0, qos == 1)
+        sizes = list(map(len, data))
+        if max(sizes) > (most := self._value_bytes_max(topic)):
+            raise too_large(max(sizes), most)
+        if sum(sizes) <= PUBLISH_CHUNK_BYTES:
+            outcome = await self._publish(topic, data, qos, ttl_ms, timeout, retry)
+        else:
+            outcome = await self._publish_chunks(topic, data, sizes, qos, ttl_ms, timeout, retry)
+        if outcome.refused:
+            first = outcome.failures[0][1]
+            raise DeliveryError(
+                f"{outcome.refused} of {len(data)} messages to {topic!r} were refused, the first because: {first}",
+                topic=topic,
+                failures=outcome.failures,
+                hint=first.hint,
+            ) from first
+        return Ack(topic, len(data), qos == 1)
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        qos: int = 1,
+        ttl: float | None = None,
+        linger: float = LINGER_S,
+        max_bytes: int = PRODUCER_BYTES_MAX,
+        retry: bool = False,
+        timeout: float | None = None,
+    ) -> Producer:
+        """`async with bus.producer(topic) as p` for many sends that need not be awaited one by one."""
+        return Producer(
+            self._open(),
+            topic,
+            qos=qos,
+            ttl_ms=self._check(topic, qos, ttl),
+            value_bytes_max=self._value_bytes_max(topic),
+            linger=linger,
+            max_bytes=max_bytes,
+            retry=retry,
+            timeout=self._limit(timeout),
+        )
+
+    async def _publish(
+        self, topic: str, values: list[bytes], qos: int, ttl_ms: int, timeout: float | None, retry: bool
+    ) -> Outcome:
+        channel = self._open()
+        async with deadline(self._limit(timeout), f"publishing to {topic!r}"):
+            while True:
+                try:
+                    link = await channel.link()
+                    await link.writable()
+                    return await link.publish(topic, values, qos, ttl_ms)
+                except ConnectionLost:
+                    if not retry or channel.failed is not None:
+                        raise
+
+    async def _publish_chunks(
+        self,
+        topic: str,
+        values: list[bytes],
+        sizes: list[int],
+        qos: int,
+        ttl_ms: int,
+        timeout: float | None,
+        retry: bool,
+    ) -> Outcome:
+        """A batch too large to encode at once: chunk after chunk, each confirmed before the next is encoded."""
+        refused = 0
+        failures: list[tuple[int, QuintetError]] = []
+        async with deadline(self._limit(timeout), f"publishing {len(values)} messages to {topic!r}"):
+            start = 0
+            while start < len(values):
+                end, size = start + 1, sizes[start]
+                while end < len(values) and size + sizes[end] <= PUBLISH_CHUNK_BYTES:
+                    size += sizes[end]
+                    end += 1
+                outcome = await self._publish(topic, values[start:end], qos, ttl_ms, timeout, retry)
+                refused += outcome.refused
+                failures += [(start + at, error) for at, error in outcome.failures]
+                start = end
+        return Outcome(refused, tuple(failures))
+
+    # -- subscribing -----------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        qos: int = 1,
+        resume: int | None = None,
+        prefetch: int = PREFETCH_DEFAULT,
+        timeout: float | None = None,
+    ) -> Subscription:
+        """`async with bus.subscribe(topic) as sub`, then `async for msg in sub`.
+
+        qos       1: what is not acknowledged is delivered again; 0: at most once
+        resume    the id of an earlier subscription (`sub.id`) to go on with; the same credentials must have made it
+        prefetch  messages kept here before the socket is no longer read
+        """
+        self._open()
+        self._check(topic, qos, None)
+        if prefetch < 1:
+            raise ValueError("prefetch is a number of messages from 1 up")
+        subscription = Subscription(
+            self._setup, topic, qos=qos, resume=resume, prefetch=prefetch, timeout=self._limit(timeout)
+        )
+        self._subscriptions = {other for other in self._subscriptions if not other.closed}
+        self._subscriptions.add(subscription)
+        return subscription
+
+    # -- checks before anything is sent ----------------------------------------------------------------------------
+
+    def _open(self) -> Channel:
+        if self._channel is None:
+            raise Closed("the bus is not open", hint="use `async with quintet.connect(url) as bus`")
+        if self._channel.failed is not None:
+            raise self._channel.failed
+        return self._channel
+
+    def _limit(self, timeout: float | None) -> float:
+        return self._setup.timeout if timeout is None else timeout
+
+    def _carries(self, **options: object) -> None:
+        for option, value in options.items():
+            if value is not None and option in self._setup.door.lacks:
+                door = self._setup.door
+                raise Unsupported(f"{door.name} cannot carry {option}=", hint=door.lacks[option])
+
+    def _check(self, topic: str, qos: int, ttl: float | None) -> int:
+        """The TTL in milliseconds, 0 for none, if all three can be sent."""
+        limits = self._setup.door.limits
+        size = len(topic.encode())
+        if not 0 < size <= limits.topic_bytes_max or "\0" in topic:
+            raise BadName(
+                f"the topic name has {size} bytes" if "\0" not in topic else "the topic name contains a NUL",
+                hint=f"a topic has 1 to {limits.topic_bytes_max} bytes of UTF-8 without NUL",
+            )
+        if qos not in (0, 1):
+            raise ValueError(f"qos is 0 (at most once) or 1 (durable, at least once), not {qos!r}")
+        if ttl is None:
+            return 0
+        ttl_ms = round(ttl * 1000)
+        if not 0 < ttl_ms <= limits.ttl_ms_max:
+            raise ValueError(f"ttl is a number of seconds from 0.001 to {limits.ttl_ms_max / 1000:.0f}, not {ttl!r}")
+        return ttl_ms
+
+    def _value_bytes_max(self, topic: str) -> int:
+        limits = self._setup.door.limits
+        return limits.frame_bytes_max - limits.frame_overhead_bytes - len(topic.encode())

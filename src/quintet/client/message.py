@@ -1,0 +1,167 @@
+"""What users send and get back: values, Ack, Message, MessageBatch, and the block that acknowledges.
+
+A message knows who settles it (`Settler`, in practice its subscription) and nothing of connections or frames. Whole
+batches are two lists, values and tags, because an object per message is the dearest part of receiving.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Protocol, TypeVar
+
+T = TypeVar("T")
+
+log: Final = logging.getLogger("quintet.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """What became of a publish: `durable` says that the server has confirmed it is on disk as its topic promises."""
+
+    topic: str
+    count: int
+    durable: bool
+
+
+def to_bytes(value: object) -> bytes:
+    """bytes as they are, text as UTF-8, everything else as JSON."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    import msgspec.json
+
+    return msgspec.json.encode(value)
+
+
+class Settler(Protocol):
+    """Who a message is acknowledged to."""
+
+    async def settle(self, tags: Sequence[int], timeout: float | None) -> None:
+        """Acknowledge these deliveries with one write."""
+
+    def hold(self, tags: Sequence[int]) -> None:
+        """They are being worked on: a second delivery of them in the meantime is not handed out."""
+
+    def release(self, tags: Sequence[int]) -> None:
+        """They were not dealt with: let the server's next delivery of them through."""
+
+
+class Processing:
+    """`async with`: acknowledges when the block succeeds; when it raises, leaves it to be delivered again.
+
+    The exception is logged and ends here, so that one bad message does not end the loop over the others; with
+    `reraise=True` it goes on. A cancellation always goes on.
+    """
+
+    __slots__ = ("_reraise", "_settler", "_tags", "_timeout", "_what")
+
+    def __init__(
+        self, settler: Settler, tags: Sequence[int], what: str, *, reraise: bool, timeout: float | None
+    ) -> None:
+        self._settler = settler
+        self._tags = tags
+        self._what = what
+        self._reraise = reraise
+        self._timeout = timeout
+
+    async def __aenter__(self) -> None:
+        self._settler.hold(self._tags)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            await self._settler.settle(self._tags, self._timeout)
+            return False
+        self._settler.release(self._tags)
+        if not isinstance(error, Exception):
+            return False
+        if not self._reraise:
+            log.error("%s failed and will be delivered again", self._what, exc_info=error)
+        return not self._reraise
+
+
+class Message:
+    """One delivery. `tag` is what the server knows it by; 0 when it needs no acknowledgement (QoS 0).
+
+    `key`, `headers` and `redelivered` are None where the protocol does not tell, as with BlipMQ.
+    """
+
+    __slots__ = ("_settler", "headers", "key", "qos", "redelivered", "tag", "topic", "value")
+
+    def __init__(self, settler: Settler, topic: str, tag: int, qos: int, value: bytes) -> None:
+        self._settler = settler
+        self.topic: str = topic
+        self.tag: int = tag
+        self.qos: int = qos
+        self.value: bytes = value
+        self.key: bytes | None = None
+        self.headers: dict[str, bytes] | None = None
+        self.redelivered: bool | None = None
+
+    def text(self) -> str:
+        """The value as UTF-8 text."""
+        return self.value.decode()
+
+    def json(self) -> Any:
+        """The value as JSON."""
+        import msgspec.json
+
+        return msgspec.json.decode(self.value)
+
+    def decode(self, type: type[T]) -> T:
+        """The value as JSON of this type (a msgspec Struct, a dataclass, list[int], ...), checked."""
+        import msgspec.json
+
+        return msgspec.json.decode(self.value, type=type)
+
+    async def ack(self, *, timeout: float | None = None) -> None:
+        """It is dealt with: the server may forget it. Does nothing for QoS 0."""
+        if self.qos:
+            await self._settler.settle((self.tag,), timeout)
+
+    def process(self, *, reraise: bool = False, timeout: float | None = None) -> Processing:
+        """`async with msg.process():` acknowledges when the block succeeds, see Processing."""
+        tags = (self.tag,) if self.qos else ()
+        what = f"the message with tag {self.tag} of topic {self.topic!r}"
+        return Processing(self._settler, tags, what, reraise=reraise, timeout=timeout)
+
+    def __repr__(self) -> str:
+        return f"<Message topic={self.topic!r} tag={self.tag} qos={self.qos} bytes={len(self.value)}>"
+
+
+class MessageBatch:
+    """Deliveries of one topic, in order. `values` are theirs, `tags` only those that want an acknowledgement."""
+
+    __slots__ = ("_rows", "_settler", "tags", "topic", "values")
+
+    def __init__(self, settler: Settler, topic: str, rows: list[tuple[int, int, bytes]]) -> None:
+        self._settler = settler
+        self._rows = rows
+        self.topic: str = topic
+        self.values: list[bytes] = [row[2] for row in rows]
+        self.tags: list[int] = [row[0] for row in rows if row[1]]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Message]:
+        """The messages one by one, each of which can be acknowledged alone."""
+        return (Message(self._settler, self.topic, tag, qos, value) for tag, qos, value in self._rows)
+
+    async def ack(self, *, timeout: float | None = None) -> None:
+        """All of them are dealt with: one write."""
+        if self.tags:
+            await self._settler.settle(self.tags, timeout)
+
+    def process(self, *, reraise: bool = False, timeout: float | None = None) -> Processing:
+        """`async with batch.process():` acknowledges all when the block succeeds, see Processing."""
+        what = f"a batch of {len(self)} messages of topic {self.topic!r}"
+        return Processing(self._settler, self.tags, what, reraise=reraise, timeout=timeout)
+
+    def __repr__(self) -> str:
+        return f"<MessageBatch topic={self.topic!r} count={len(self)}>"

@@ -1,0 +1,318 @@
+"""From a connection to an iterator: a bounded queue, and the acknowledgements on their way back.
+
+    link --on_records--> queue --next, batches--> user --ack, process--> link
+
+The queue is bounded by messages (`prefetch`) and bytes; when it is full the socket is not read, so that what is not
+consumed stays with the server. When the connection is lost, queued QoS 1 messages are thrown away, because the server
+delivers them again on the next one; QoS 0 messages are kept, because nobody else has them. Acknowledgements made while
+there is no connection wait (bounded) and go out first on the next one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Final
+
+from quintet.client.base import CLOSE_S, Channel, Link, Rows, Setup, deadline
+from quintet.client.errors import Backpressure, Closed, ConnectionLost
+from quintet.client.message import Message, MessageBatch, log
+from quintet.model.errors import QuintetError
+
+PREFETCH_DEFAULT: Final = 8_192  # messages
+PREFETCH_BYTES_MAX: Final = 16 * 1024 * 1024
+LATE_ACKS_MAX: Final = 100_000  # acknowledgements waiting for a connection
+TRACKED_TAGS_MAX: Final = 100_000  # deliveries never acknowledged that are remembered
+
+
+class Subscription:
+    """`async with bus.subscribe(topic) as sub`, then `async for msg in sub` or `async for batch in sub.batches()`.
+
+    Several tasks may iterate over one subscription: each message goes to one of them.
+    """
+
+    def __init__(
+        self, setup: Setup, topic: str, *, qos: int, resume: int | None, prefetch: int, timeout: float
+    ) -> None:
+        self._topic = topic
+        self._qos = qos
+        self._id = resume
+        self._prefetch = prefetch
+        self._timeout = timeout
+        self._window = setup.door.limits.in_flight_max
+        self._channel = Channel(setup, self, on_up=self._attach, on_down=self._down)
+        self._opened = False
+        self._closed = False
+        self._runs: deque[tuple[str, Rows]] = deque()  # rows are reversed: the next one is popped from the end
+        self._queued = 0
+        self._queued_bytes = 0
+        self._paused = False
+        self._ready = asyncio.Event()  # something is queued, or nothing ever will be
+        self._goal = 0
+        self._reached = asyncio.Event()  # as much is queued as a batch waits for
+        # QoS 1 deliveries not acknowledged yet: tag -> is it queued or being worked on here
+        self._tags: dict[int, bool] = {}
+        self._late: dict[int, None] = {}
+        self._refused = 0
+
+    # -- opening and closing ---------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> "Subscription":
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Subscribe, or take up the subscription given as `resume`. Iterating does it too."""
+        if self._closed:
+            raise Closed("the subscription is closed", hint="subscribe again, with resume=sub.id to go on where it was")
+        if not self._opened:
+            self._opened = True
+            await self._channel.open()
+
+    async def close(self) -> None:
+        """Stop, after the server has taken the acknowledgements. The subscription itself stays: resume it by its id."""
+        if self._closed:
+            return
+        self._closed = True
+        self._drop(lambda qos: False)
+        link = self._channel.current
+        if link is not None and self._qos:
+            link.resume()
+            try:
+                async with deadline(CLOSE_S, "closing the subscription"):
+                    await link.barrier()
+            except QuintetError as error:
+                log.warning("the last acknowledgements of subscription %s may be lost: %s", self._id, error)
+        await self._channel.close()
+        self._wake()
+
+    @property
+    def id(self) -> int:
+        """What to give as `resume=` to go on later, from any connection with the same credentials."""
+        if self._id is None:
+            raise Closed("the subscription has no id before it is open", hint="use `async with bus.subscribe(...)`")
+        return self._id
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def topic(self) -> str:
+        return self._topic
+
+    @property
+    def queued(self) -> int:
+        """Messages received and not yet taken."""
+        return self._queued
+
+    @property
+    def refused(self) -> int:
+        """Acknowledgements the server did not know: too late, or settled by another consumer."""
+        return self._refused
+
+    @property
+    def reconnects(self) -> int:
+        return self._channel.reconnects
+
+    async def _attach(self, link: Link) -> None:
+        if self._id is None:
+            self._id = await link.subscribe(self._topic, self._qos)
+            return
+        if self._late:
+            link.ack(self._id, list(self._late))
+            self._late.clear()
+        link.attach(self._id)
+        await link.barrier()
+
+    def _down(self, error: QuintetError) -> None:
+        self._drop(lambda qos: qos == 0)
+        self._tags.clear()
+        self._paused = False
+        if self._channel.failed is not None:
+            self._wake()
+
+    def _drop(self, keep_row: Callable[[int], bool]) -> None:
+        """Throw queued messages away, but those whose qos passes."""
+        kept = [(topic, [row for row in rows if keep_row(row[1])]) for topic, rows in self._runs]
+        self._runs = deque((topic, rows) for topic, rows in kept if rows)
+        self._queued = sum(len(rows) for _, rows in self._runs)
+        self._queued_bytes = sum(len(row[2]) for _, rows in self._runs for row in rows)
+        if not self._queued:
+            self._ready.clear()
+
+    def _wake(self) -> None:
+        self._ready.set()
+        self._reached.set()
+
+    # -- from the connection ---------------------------------------------------------------------------------------
+
+    def on_records(self, topic: str, rows: Rows) -> None:
+        if self._closed:
+            return
+        tags = [row[0] for row in rows if row[1]]
+        if tags:
+            known = self._tags
+            if not known.keys().isdisjoint(tags):
+                rows = [row for row in rows if not (row[1] and known.get(row[0]))]
+            if len(known) > TRACKED_TAGS_MAX:
+                known = self._tags = {tag: here for tag, here in known.items() if here}
+            known.update(dict.fromkeys(tags, True))
+        self._queued += len(rows)
+        self._queued_bytes += sum([len(row[2]) for row in rows])
+        if not rows:
+            return
+        rows.reverse()
+        self._runs.append((topic, rows))
+        self._ready.set()
+        if self._queued >= self._goal or len(self._tags) >= self._window:
+            self._reached.set()
+        if self._queued >= self._prefetch or self._queued_bytes >= PREFETCH_BYTES_MAX:
+            self._pause()
+
+    def on_refused(self, tag: int, error: QuintetError) -> None:
+        self._refused += 1
+        log.info("subscription %s: the acknowledgement of tag %d was refused: %s", self._id, tag, error)
+
+    def _pause(self) -> None:
+        link = self._channel.current
+        if link is not None and not self._paused:
+            self._paused = True
+            self._reached.set()
+            link.pause()
+
+    def _taken(self, count: int, size: int) -> None:
+        self._queued -= count
+        self._queued_bytes -= size
+        if not self._queued and self._channel.failed is None:
+            self._ready.clear()
+        if self._paused and self._queued * 2 <= self._prefetch and self._queued_bytes * 2 <= PREFETCH_BYTES_MAX:
+            self._paused = False
+            link = self._channel.current
+            if link is not None:
+                link.resume()
+
+    # -- to the user -----------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> "Subscription":
+        return self
+
+    async def __anext__(self) -> Message:
+        if not self._queued and not await self._available():
+            raise StopAsyncIteration
+        topic, rows = self._runs[0]
+        tag, qos, value = rows.pop()
+        if not rows:
+            self._runs.popleft()
+        if qos:
+            self._tags[tag] = False
+        self._taken(1, len(value))
+        return Message(self, topic, tag, qos, value)
+
+    async def get(self, *, timeout: float | None = None) -> Message:
+        """The next message; Timeout if none comes in time."""
+        async with deadline(self._timeout if timeout is None else timeout, f"waiting for a message of {self._topic!r}"):
+            try:
+                return await self.__anext__()
+            except StopAsyncIteration:
+                raise Closed("the subscription is closed") from None
+
+    async def batches(self, *, max: int = 5_000, wait: float = 0.2) -> AsyncIterator[MessageBatch]:
+        """Batches of up to `max` messages. A batch is handed out when it is full, when `wait` seconds have passed since
+        its first message, or when the server will send no more before some are acknowledged."""
+        while await self._available():
+            if self._queued < max:
+                await self._linger(max, wait)
+            batch = self._take(max)
+            if batch is not None:
+                yield batch
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until the server has taken every acknowledgement made so far."""
+        async with deadline(self._timeout if timeout is None else timeout, "flushing acknowledgements"):
+            link = await self._channel.link()
+            link.resume()  # the answer is behind what is unread: the queue may pass its bound by one socket buffer
+            self._paused = False
+            await link.barrier()
+
+    async def _available(self) -> bool:
+        """Wait for a message: False when the subscription was closed, its error when it failed."""
+        if not self._opened:
+            await self.open()
+        while not self._queued:
+            if self._closed:
+                return False
+            if self._channel.failed is not None:
+                raise self._channel.failed
+            await self._ready.wait()
+        return True
+
+    async def _linger(self, most: int, wait: float) -> None:
+        self._goal = min(most, self._prefetch)
+        if self._paused or len(self._tags) >= self._window:
+            return
+        self._reached.clear()
+        try:
+            async with asyncio.timeout(wait):
+                await self._reached.wait()
+        except TimeoutError:
+            return
+
+    def _take(self, most: int) -> MessageBatch | None:
+        """Up to `most` queued messages of one topic."""
+        if not self._runs:
+            return None
+        topic = self._runs[0][0]
+        got: Rows = []
+        while self._runs and len(got) < most and self._runs[0][0] == topic:
+            rows = self._runs[0][1]
+            room = most - len(got)
+            got += reversed(rows[-room:])
+            del rows[-room:]
+            if not rows:
+                self._runs.popleft()
+        batch = MessageBatch(self, topic, got)
+        self._tags.update(dict.fromkeys(batch.tags, False))
+        self._taken(len(got), sum([len(value) for value in batch.values]))
+        return batch
+
+    # -- settling (see message.Settler) ----------------------------------------------------------------------------
+
+    async def settle(self, tags: Sequence[int], timeout: float | None) -> None:
+        """Acknowledge deliveries. Without a connection they are kept for the next one."""
+        if self._closed:
+            raise Closed("the subscription is closed: its messages can no longer be acknowledged")
+        for tag in tags:
+            self._tags.pop(tag, None)
+        link = self._channel.current
+        if link is None:
+            self._settle_late(tags)
+            return
+        assert self._id is not None, "a message comes from an open subscription"
+        try:
+            link.ack(self._id, tags)
+            async with deadline(self._timeout if timeout is None else timeout, "acknowledging"):
+                await link.writable()
+        except ConnectionLost:
+            self._settle_late(tags)
+
+    def _settle_late(self, tags: Sequence[int]) -> None:
+        if self._channel.failed is not None:
+            raise self._channel.failed
+        if len(self._late) + len(tags) > LATE_ACKS_MAX:
+            raise Backpressure(f"{LATE_ACKS_MAX} acknowledgements wait for a connection already")
+        self._late.update(dict.fromkeys(tags))
+
+    def hold(self, tags: Sequence[int]) -> None:
+        for tag in tags:
+            if tag in self._tags:
+                self._tags[tag] = True
+
+    def release(self, tags: Sequence[int]) -> None:
+        for tag in tags:
+            self._tags.pop(tag, None)

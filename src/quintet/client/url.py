@@ -1,0 +1,85 @@
+"""From a URL to an endpoint: which door, which host and port, which secret, which TLS.
+
+    blipmq://:API_KEY@HOST:PORT            plain TCP
+    blipmqs://:API_KEY@HOST:PORT?ca=FILE   TLS; ca names the authority to trust in place of the system's
+
+A new door is a row in SCHEMES and, in bus.py, the module that speaks it. Nothing is resolved or opened here.
+"""
+
+import difflib
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from quintet.client.errors import BadUrl
+
+
+class Scheme(NamedTuple):
+    door: str
+    tls: bool
+    port: int
+
+
+SCHEMES: Final = {
+    "blipmq": Scheme("blipmq", False, 5555),
+    "blip": Scheme("blipmq", False, 5555),
+    "blipmqs": Scheme("blipmq", True, 5555),
+    "blips": Scheme("blipmq", True, 5555),
+}
+
+OPTIONS: Final = ("ca",)
+_EXAMPLE: Final = "a URL looks like blipmq://:dev-key@127.0.0.1:5555"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to connect and as whom. The secret never shows up in a repr, an error or a log."""
+
+    door: str
+    host: str
+    port: int
+    user: str
+    secret: str = field(repr=False)
+    tls: bool
+    ca: str | None
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def parse(url: str) -> Endpoint:
+    """The endpoint a URL names. BadUrl says which part is wrong and what would be right."""
+    parts = urlsplit(url)
+    scheme = SCHEMES.get(parts.scheme)
+    if scheme is None or not parts.netloc:
+        raise _unknown_scheme(parts.scheme)
+    try:
+        port = parts.port
+    except ValueError:
+        raise BadUrl("the port in the URL is not a number from 0 to 65535", hint=_EXAMPLE) from None
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in options:
+        if name not in OPTIONS:
+            raise BadUrl(f"unknown option {name!r} in the URL", hint=f"known options: {', '.join(OPTIONS)}")
+    if "ca" in options and not scheme.tls:
+        raise BadUrl("?ca= needs TLS", hint=f"write {parts.scheme}s:// for a TLS connection")
+    if parts.path not in ("", "/"):
+        raise BadUrl(f"the URL has a path ({parts.path!r}), which no door uses", hint=_EXAMPLE)
+    user, secret = unquote(parts.username or ""), unquote(parts.password or "")
+    return Endpoint(
+        door=scheme.door,
+        host=parts.hostname or "127.0.0.1",
+        port=scheme.port if port is None else port,
+        user=user,
+        secret=secret or user,
+        tls=scheme.tls,
+        ca=options.get("ca"),
+    )
+
+
+def _unknown_scheme(name: str) -> BadUrl:
+    known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+    near = difflib.get_close_matches(name, SCHEMES, n=1)
+    guess = f"did you mean {near[0]}://? " if near and near[0] != name else ""
+    what = f"no door has the scheme {name}://" if name else "the URL has no scheme"
+    return BadUrl(what, hint=f"{guess}known schemes: {known}; {_EXAMPLE}")
