@@ -60,7 +60,7 @@ class Broker:
         topics_table = Table(log, *TOPICS_TABLE, TopicRow)
         subscriptions_table = Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow)
         for table in (self._credentials, topics_table, subscriptions_table):
-            table.load()  # type: ignore[attr-defined]
+            table.load()
         self.topics = Topics(log, topics_table, options.topics)
         self.topics.load()
         self.subscriptions = Subscriptions(

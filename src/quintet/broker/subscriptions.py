@@ -76,11 +76,16 @@ class Subscriptions:
         self._timed: set[Subscription] = set()
         self._burying: set[tuple[int, int, int]] = set()
         self._saved_at = 0
+        self._delivered_by_removed = 0
         self.redelivered = 0
         self.dead_lettered = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    @property
+    def delivered(self) -> int:
+        return self._delivered_by_removed + sum(s.delivered for s in self._by_id.values())
 
     def all(self) -> list[Subscription]:
         return list(self._by_id.values())
@@ -128,6 +133,7 @@ class Subscriptions:
 
     def remove(self, subscription: Subscription) -> None:
         del self._by_id[subscription.id]
+        self._delivered_by_removed += subscription.delivered
         self._timed.discard(subscription)
         topic = self._topics.get(subscription.topic_name)
         if topic is not None:

@@ -32,8 +32,13 @@ def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: b
     from quintet.config import Settings
 
     flags = {"data": data, "dev": dev or None}
-    settings = Settings.load(config_file, os.environ, flags)
+
+
+    def load() -> Settings:
+        return Settings.load(config_file, os.environ, flags)
+
+    settings = load()
 
     from quintet import server
 
-    sys.exit(server.serve(settings, print_ready=print_ready, config_file=config_file))
+    sys.exit(server.serve(settings, print_ready=print_ready, reload=load))

@@ -34,7 +34,18 @@ class RecordBatch:
     """A sealed (or memory-topic) batch: offsets are final. `memo` is where a protocol keeps frames it encoded once for
     all its subscribers; it lives and dies with the batch."""
 
-    __slots__ = ("base_offset", "buffer", "columns", "count", "flags", "length", "max_timestamp", "memo", "span", "timestamp")
+    __slots__ = (
+        "base_offset", "buffer", "columns", "count", "flags", "length", "max_timestamp", "memo", "span", "timestamp",
+    )  # fmt: skip
+
+    length: int
+    flags: int
+    columns: int
+    base_offset: int
+    count: int
+    span: int
+    timestamp: int
+    max_timestamp: int
 
     def __init__(self, buffer: bytes | bytearray | memoryview) -> None:
         (_, _, self.length, self.flags, self.columns, self.base_offset, self.count, self.span, self.timestamp,

@@ -156,6 +156,12 @@ class Connection(asyncio.BufferedProtocol):
         self._session.closing = self._session.closing or reason
         self._drain()
 
+    def recheck(self) -> None:
+        """Credentials changed: let the session look at its own now, not only when the peer speaks next."""
+        if not self._lost:
+            self._session.receive(memoryview(b""), self._listener.now())
+            self._drain()
+
     # -- to the socket ---------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:

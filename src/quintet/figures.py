@@ -1,0 +1,89 @@
+"""What the running broker says of itself: metric families, health checks, the lines of `--dev`. Reads, never changes."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from quintet import __version__, config, kernel
+from quintet.admin.health import Check
+from quintet.admin.metrics import Family
+from quintet.net.listener import Listener
+
+if TYPE_CHECKING:
+    from quintet.server import Server
+
+# Counters of a listener: (attribute, metric, help)
+_DOOR_COUNTERS = (
+    ("accepted", "quintet_connections_accepted_total", "Connections accepted."),
+    ("refused", "quintet_connections_refused_total", "Connections refused by a limit."),
+    ("cut", "quintet_connections_cut_total", "Connections the broker closed, for a reason it logged."),
+    ("bytes_in", "quintet_received_bytes_total", "Bytes read from clients."),
+    ("bytes_out", "quintet_sent_bytes_total", "Bytes handed to client sockets."),
+    ("stalls", "quintet_publisher_stalls_total", "Times a publisher was not read from because of back-pressure."),
+)
+
+
+class View:
+    """Health and metrics of one server, for admin/."""
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+
+    def checks(self) -> Sequence[Check]:
+        server = self._server
+        free = shutil.disk_usage(server.settings.data).free
+        floor = server.settings.limits.disk_floor_bytes
+        failure = server.log.failure
+        found = [Check(f"listener:{name}", not server.draining, listener.address) for name, listener in server.listeners.items()]
+        found.append(Check("log", failure is None, str(failure or "takes writes")))
+        found.append(Check("disk", free >= floor, f"{free} bytes free, the floor is {floor}"))
+        found.append(Check("draining", not server.draining, "shutting down" if server.draining else "no"))
+        return found
+
+    def families(self) -> Sequence[Family]:
+        server = self._server
+        doors = list(server.listeners.items())
+        topics = server.broker.topics.all()
+        subscriptions = server.broker.subscriptions
+        build = {"version": __version__, "kernel": "native" if kernel.NATIVE else "pure"}
+        found = [
+            Family("quintet_build_info", "gauge", "Always 1; the labels say what runs.", [(build, 1)]),
+            Family("quintet_connections", "gauge", "Open connections.", _per_door(doors, lambda d: len(d.connections))),
+            Family("quintet_topics", "gauge", "Topics.", [({}, len(topics))]),
+            Family("quintet_published_messages_total", "counter", "Messages accepted.", [({}, sum(t.published for t in topics))]),
+            Family("quintet_subscriptions", "gauge", "Subscriptions, attached or not.", [({}, len(subscriptions))]),
+            Family("quintet_delivered_messages_total", "counter", "Messages handed to subscribers.",
+                   [({}, subscriptions.delivered)]),
+            Family("quintet_in_flight_messages", "gauge", "Messages delivered and not yet settled.",
+                   [({}, sum(lane.pending for s in subscriptions.all() for lane in s.lanes))]),
+            Family("quintet_redelivery_rounds_total", "counter", "Times unacknowledged messages came due again.",
+                   [({}, subscriptions.redelivered)]),
+            Family("quintet_dead_lettered_messages_total", "counter", "Messages moved to a dead-letter topic.",
+                   [({}, subscriptions.dead_lettered)]),
+            Family("quintet_log_unsynced_bytes", "gauge", "Bytes accepted and not yet durable.", [({}, server.log.unsynced_bytes)]),
+        ]  # fmt: skip
+        for attribute, name, text in _DOOR_COUNTERS:
+            found.append(Family(name, "counter", text, _per_door(doors, attrgetter(attribute))))
+        return found + _log_families(server.log.stats())
+
+
+def _per_door(doors: Sequence[tuple[str, Listener]], value: Callable[[Listener], int]) -> list[tuple[dict[str, str], int]]:
+    return [({"door": name}, value(listener)) for name, listener in doors]
+
+
+def _log_families(stats: Mapping[str, int]) -> list[Family]:
+    return [Family(f"quintet_log_{name}_total", "counter", f"Of the log: {name.replace('_', ' ')}.", [({}, value)])
+            for name, value in sorted(stats.items())]  # fmt: skip
+
+
+def development_lines(addresses: Mapping[str, str]) -> str:
+    """One line to copy per door."""
+    lines = ["", "  Quintet for development: loopback only, fixed credentials. Copy a line:", ""]
+    if "blipmq" in addresses:
+        url = f"blipmq://:{config.DEV_BLIPMQ_KEY}@{addresses['blipmq']}"
+        lines.append(f"  BlipMQ   quintet sub --url {url} demo        (API key {config.DEV_BLIPMQ_KEY})")
+        lines.append(f"           quintet pub --url {url} demo hello")
+    if "admin" in addresses:
+        lines.append(f"  admin    curl http://{addresses['admin']}/readyz?verbose")
+    return "\n".join([*lines, ""])

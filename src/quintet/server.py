@@ -1,0 +1,254 @@
+"""The composition root: builds the line from the configuration, owns start and stop. Nothing else imports everything.
+
+    start: data directory -> log.recover -> broker -> listeners -> admin -> ready line
+    TERM:  unready -> stop accepting -> say goodbye -> save, flush, fsync -> exit 0 (within drain_timeout_s)
+    HUP:   read certificates and credentials again; the old ones stay if the new are bad
+"""
+
+import asyncio
+import gc
+import json
+import signal
+import ssl
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from quintet import __version__, config, figures, kernel, logs
+from quintet.admin.app import create_app
+from quintet.admin.listener import AdminServer, serve_admin
+from quintet.broker.access import Credential
+from quintet.broker.core import Broker, BrokerOptions
+from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.config import Settings
+from quintet.delivery.subscription import Policy
+from quintet.log.embedded.disk import OsDisk
+from quintet.log.embedded.engine import EmbeddedLog
+from quintet.model.errors import QuintetError
+from quintet.net.connection import Connection
+from quintet.net.listener import Listener, ListenerOptions
+from quintet.net.loop import LoopScheduler
+from quintet.net.tls import load_into, server_context
+from quintet.protocols.base import Session
+from quintet.protocols.blipmq.session import BlipSession
+
+TICK_S = 0.05
+GOODBYE_S = 0.5  # for peers to take what was still being sent to them
+DAY_US = 24 * 3600 * 1_000_000
+
+_log = structlog.get_logger()
+
+
+def serve(settings: Settings, *, print_ready: bool, reload: Callable[[], Settings]) -> int:
+    """Run the broker until it is told to stop; the process's exit code. `reload` reads the configuration again."""
+    logs.configure(settings.log.level, settings.log.format)
+    try:
+        with _runner() as runner:
+            return runner.run(Server(settings, reload).run(print_ready))
+    except QuintetError as error:
+        print(f"quintet: {error}{' (' + error.hint + ')' if error.hint else ''}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"quintet: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+def _runner() -> asyncio.Runner:
+    try:
+        import uvloop  # noqa: PLC0415 - absent on Windows, where asyncio's own loop serves
+    except ImportError:
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+class Server:
+    """A running broker. Owns every part; parts do not know each other beyond the line."""
+
+    def __init__(self, settings: Settings, reload: Callable[[], Settings]) -> None:
+        self.settings = settings
+        self._read_again = reload
+        self.listeners: dict[str, Listener] = {}
+        self.contexts: dict[str, ssl.SSLContext] = {}
+        self.admin: AdminServer | None = None
+        self.draining = False
+        self.log: EmbeddedLog
+        self.broker: Broker
+        self._stop = asyncio.Event()
+        self._ticker: asyncio.TimerHandle | None = None
+
+    async def run(self, print_ready: bool) -> int:
+        loop = asyncio.get_running_loop()
+        scheduler = LoopScheduler(loop)
+        settings = self.settings
+        self.log = EmbeddedLog(
+            settings.data,
+            OsDisk(),
+            scheduler,
+            _report,
+            tail_cache_bytes=settings.limits.tail_cache_bytes,
+            disk_floor_bytes=settings.limits.disk_floor_bytes,
+        )
+        self.log.recover()
+        try:
+            self.broker = Broker(self.log, scheduler, _broker_options(settings), _report)
+            self.broker.set_credentials(_credentials(settings))
+            await self._open_doors()
+        except BaseException:
+            await self._close_log()
+            raise
+        gc.collect()
+        gc.freeze()  # what lives as long as the broker is not looked at again by the collector
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._tick()
+        self._announce(print_ready)
+        await self._stop.wait()
+        await self._drain()
+        scheduler.close()
+        return 0
+
+    # -- doors -----------------------------------------------------------------------------------------------------
+
+    async def _open_doors(self) -> None:
+        settings = self.settings
+        blipmq = settings.listeners.blipmq
+        if blipmq.enabled:
+            make = partial(self._blip_session, frame_bytes_max=blipmq.max_frame_bytes)
+            await self._open("blipmq", blipmq, make)
+        if settings.listeners.admin.enabled:
+            view = figures.View(self)
+            app = create_app(view, view)
+            self.admin = await serve_admin(app, settings.listeners.admin.host, settings.listeners.admin.port)
+
+    def _blip_session(self, connection: Connection, frame_bytes_max: int) -> Session:
+        return BlipSession(self.broker, connection, self.broker.scheduler.now(), frame_bytes_max)
+
+    async def _open(self, name: str, door: config.BlipmqListener, make: partial[Session]) -> None:
+        if door.tls_cert is not None and door.tls_key is not None:
+            self.contexts[name] = server_context(door.tls_cert, door.tls_key)
+        limits = self.settings.limits
+        options = ListenerOptions(
+            name,
+            door.host,
+            door.port,
+            min(door.max_connections, limits.connections_max),
+            max(limits.connections_per_address_max, door.max_connections if self.settings.dev else 0),
+        )
+        listener = Listener(options, make, self.broker.overloaded, _report, self.contexts.get(name))
+        try:
+            await listener.start()
+        except OSError as error:
+            raise OSError(error.errno, f"cannot listen on {door.host}:{door.port} for {name}: {error.strerror}") from error
+        self.listeners[name] = listener
+
+    def addresses(self) -> dict[str, str]:
+        found = {name: listener.address for name, listener in self.listeners.items()}
+        if self.admin is not None:
+            found["admin"] = self.admin.address
+        return found
+
+    def _announce(self, print_ready: bool) -> None:
+        addresses = self.addresses()
+        _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses,
+                  kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
+        if self.settings.dev:
+            print(figures.development_lines(addresses), file=sys.stderr, flush=True)
+        if print_ready:
+            print(json.dumps({"ready": True, "listeners": addresses}), flush=True)
+
+    # -- time and change -------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        try:
+            self.broker.tick(self.broker.scheduler.now())
+        finally:
+            self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _reload(self) -> None:
+        """SIGHUP: all or nothing, and whatever is wrong with the new files, the old policy stays."""
+        try:
+            fresh = self._read_again()
+            for name, context in self.contexts.items():
+                door = getattr(fresh.listeners, name)
+                load_into(context, door.tls_cert, door.tls_key)
+        except (QuintetError, OSError) as error:
+            _log.error("reload_refused", code=getattr(error, "code", "E1600"), error=str(error), kept="the old configuration")
+            return
+        self.broker.set_credentials(_credentials(fresh))
+        self.settings = fresh
+        for listener in self.listeners.values():
+            for connection in list(listener.connections):
+                connection.recheck()
+        _log.info("reloaded", keys=len(fresh.keys))
+
+    async def _drain(self) -> None:
+        _log.info("draining")
+        self.draining = self.broker.draining = True
+        for listener in self.listeners.values():
+            listener.stop_accepting()
+        deadline = asyncio.get_running_loop().time() + self.settings.drain_timeout_s
+        while self.log.unsynced_bytes and asyncio.get_running_loop().time() < deadline - 2 * GOODBYE_S:
+            await asyncio.sleep(0.005)
+        for listener in self.listeners.values():
+            listener.close_all("the broker is shutting down")
+        await asyncio.sleep(0)
+        until = asyncio.get_running_loop().time() + GOODBYE_S
+        while any(listener.connections for listener in self.listeners.values()):
+            if asyncio.get_running_loop().time() > until:
+                break
+            await asyncio.sleep(0.01)
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self.broker.subscriptions.save()
+        await self._close_log()
+        if self.admin is not None:
+            await self.admin.stop()
+        _log.info("stopped")
+
+    async def _close_log(self) -> None:
+        closed = asyncio.Event()
+        self.log.close(closed.set)
+        await asyncio.wait_for(closed.wait(), self.settings.drain_timeout_s)
+
+
+def _report(event: str, fields: dict[str, object]) -> None:
+    """How parts without a logger speak: the event's name decides how loud."""
+    loud = ("quarantined", "partition_failed", "dead_letter_failed", "storage_full", "checkpoint_ignored")
+    (_log.error if event in loud else _log.info)(event, **fields)
+
+
+def _credentials(settings: Settings) -> list[Credential]:
+    return [Credential(key.name, key.digest.hex(), key.publish, key.subscribe) for key in settings.keys]
+
+
+def _broker_options(settings: Settings) -> BrokerOptions:
+    topics, delivery = settings.topics, settings.delivery
+    rules = []
+    for override in (*topics.overrides, None):
+        chosen = topics if override is None else topics.of(override.pattern)
+        rules.append(
+            TopicRule(
+                pattern="*" if override is None else override.pattern,
+                durability=None if override is None else override.durability,
+                retention_us=chosen.retention_seconds * 1_000_000,
+                retention_bytes=chosen.retention_bytes,
+                segment_bytes=chosen.segment_bytes,
+                memory_bytes=chosen.memory_bytes,
+            )
+        )
+    return BrokerOptions(
+        topics=TopicPolicy(rules, topics.durability, topics.max_topics, delivery.queue_messages_max),
+        delivery=Policy(
+            in_flight_max=delivery.in_flight_max,
+            attempts_max=delivery.max_attempts,
+            poll_backoff_us=delivery.retry_backoff_ms * 1000,
+            push_timeout_us=delivery.push_timeout_ms * 1000,
+        ),
+        dead_letter_suffix=delivery.dead_letter_suffix,
+        subscription_idle_us=delivery.subscription_idle_days * DAY_US,
+        subscriptions_max=delivery.subscriptions_max,
+        unsynced_bytes_max=settings.limits.unsynced_bytes_max,
+    )
