@@ -18,7 +18,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from quintet.model import limits
@@ -263,6 +272,10 @@ class Delivery(Section):
     retry_backoff_ms: int = Field(
         default=100, ge=0, description="Wait before a message is delivered again, in milliseconds."
     )
+    push_timeout_ms: Count = Field(
+        default=30_000,
+        description="Wait for the acknowledgement of a pushed message before it is sent again, in milliseconds.",
+    )
     max_attempts: Count = Field(
         default=3, description="Deliveries of a message before it goes to the dead-letter topic."
     )
@@ -276,6 +289,7 @@ class Delivery(Section):
     dead_letter_suffix: str = Field(
         default="-dlq", description="Added to a topic's name to name its dead-letter topic.", min_length=1
     )
+    subscriptions_max: Count = Field(default=100_000, description="Subscriptions that may exist; one more is refused.")
     subscription_idle_days: Count = Field(
         default=30, description="Days after which an unused subscription is forgotten."
     )
@@ -318,6 +332,8 @@ class Settings(Section):
     delivery: Delivery = Field(default=Delivery(), description="How messages reach subscribers that acknowledge.")
     limits: Limits = Field(default=Limits(), description="What the broker protects itself with.")
 
+    _flags: dict[str, Any] = PrivateAttr(default_factory=dict)
+
     @field_validator("keys")
     @classmethod
     def _keys_are_told_apart(cls, keys: tuple[Key, ...]) -> tuple[Key, ...]:
@@ -345,8 +361,13 @@ class Settings(Section):
     @classmethod
     def load(cls, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> "Settings":
         """The settings these three give together. `flags` has dotted keys; a None value counts as not given.
-        Raises ConfigError. Call it again to reload."""
+        Raises ConfigError."""
         return load_with_origins(file, environ, flags)[0]
+
+    def reload(self, file: Path | None) -> "Settings":
+        """What the file, the environment and the flags this was loaded with give now. Raises ConfigError; self stays as
+        it is. Who calls this decides which of the new values can be taken while running."""
+        return Settings.load(file, os.environ, self._flags)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -424,9 +445,11 @@ def load_with_origins(
     try:
         if Settings.model_validate({"dev": tree.get("dev", False)}).dev:
             _apply_dev(tree, origins)
-        return Settings.model_validate(tree), origins
+        settings = Settings.model_validate(tree)
     except ValidationError as error:
         raise _explain(error, file, origins) from None
+    settings._flags.update(flags)
+    return settings, origins
 
 
 def _apply_dev(tree: dict[str, Any], origins: Origins) -> None:
