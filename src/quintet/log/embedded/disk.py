@@ -1,0 +1,225 @@
+"""Disk: every file system call the log makes, as one small interface, and OsDisk, the only code that makes them.
+
+The log runs the same on OsDisk and on the simulated disk of quintet.testing.sim, which loses power on demand. No
+decision lives here: a failed call raises OSError, and what that means is decided in partition.py.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from typing_extensions import Buffer
+
+WRITE_VECTORS_MAX: Final = 1024  # buffers per pwritev: IOV_MAX of Linux
+ZERO_BLOCK_BYTES: Final = 1024 * 1024
+_ZEROS: Final = memoryview(bytes(ZERO_BLOCK_BYTES))
+
+
+class Disk(Protocol):
+    """Blocking calls with the meaning of POSIX. A handle is a small integer. Paths are absolute strings."""
+
+    def open(self, path: str, *, create: bool = False, write: bool = False) -> int:
+        """Open; with create the file must not be there yet."""
+
+    def close(self, handle: int) -> None:
+        """Close."""
+
+    def pread(self, handle: int, size: int, position: int) -> bytes:
+        """Up to size bytes; fewer only at the end of the file."""
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> None:
+        """Write all of the buffers one behind the other, or raise: then any part of them may be there."""
+
+    def zero(self, handle: int, position: int, size: int) -> None:
+        """Write zeros (really write: the blocks must exist afterwards)."""
+
+    def fdatasync(self, handle: int) -> None:
+        """Data and, if it changed, the size of the file are durable."""
+
+    def truncate(self, handle: int, size: int) -> None:
+        """Cut the file to size."""
+
+    def size(self, handle: int) -> int:
+        """Bytes in the file."""
+
+    def fsync_dir(self, path: str) -> None:
+        """Names created, renamed or removed in the directory are durable."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Atomically put old in the place of new."""
+
+    def unlink(self, path: str) -> None:
+        """Remove a file."""
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty directory."""
+
+    def mkdir(self, path: str) -> bool:
+        """Make a directory; False if it was there."""
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a directory, sorted; none if it is not there."""
+
+    def is_dir(self, path: str) -> bool:
+        """Is it a directory?"""
+
+    def read_file(self, path: str) -> bytes | None:
+        """All of a small file; None if it is not there."""
+
+    def append_file(self, path: str, data: bytes) -> None:
+        """Add to the end of a file (created if needed) and make it durable."""
+
+    def free_bytes(self, path: str) -> int:
+        """Space left for us."""
+
+    def lock(self, path: str) -> int:
+        """Create the file if needed and take the exclusive lock on it; BlockingIOError if someone has it."""
+
+
+def replace_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
+    """Atomically and durably put data into directory/name: temporary file, fsync, rename, fsync of the directory."""
+    temporary = f"{directory}/{name}.tmp"
+    if disk.read_file(temporary) is not None:
+        disk.unlink(temporary)
+    handle = disk.open(temporary, create=True, write=True)
+    try:
+        disk.pwritev(handle, [data], 0)
+        disk.fdatasync(handle)
+    except OSError:
+        disk.close(handle)
+        disk.unlink(temporary)
+        raise
+    disk.close(handle)
+    disk.rename(temporary, f"{directory}/{name}")
+    disk.fsync_dir(directory)
+
+
+class OsDisk:
+    """The real thing. Files are 0600 and directories 0700: messages are nobody else's business."""
+
+    def open(self, path: str, *, create: bool = False, write: bool = False) -> int:
+        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT | os.O_EXCL if create else 0)
+        return os.open(path, flags, 0o600)
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+    def pread(self, handle: int, size: int, position: int) -> bytes:
+        data = os.pread(handle, size, position)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < size:
+            data = os.pread(handle, size - got, position + got)
+            if not data:
+                break
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> None:
+        total = sum(map(len, buffers))  # type: ignore[arg-type]
+        if len(buffers) <= WRITE_VECTORS_MAX:
+            written = os.pwritev(handle, buffers, position)
+            if written == total:
+                return
+        else:
+            written = 0
+        self._write_rest(handle, buffers, position, written)
+
+    def _write_rest(self, handle: int, buffers: Sequence[Buffer], position: int, written: int) -> None:
+        """Go on after a short write: the kernel may take less than it was given at any time."""
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        skip, first = written, 0
+        position += written
+        while first < len(views):
+            if skip >= len(views[first]):
+                skip -= len(views[first])
+                first += 1
+                continue
+            part = [views[first][skip:], *views[first + 1 : first + WRITE_VECTORS_MAX]]
+            written = os.pwritev(handle, part, position)
+            if written == 0:
+                raise OSError(errno.EIO, "the file system accepted no bytes")
+            position += written
+            skip += written
+
+    def zero(self, handle: int, position: int, size: int) -> None:
+        while size > 0:
+            part = min(size, ZERO_BLOCK_BYTES)
+            self.pwritev(handle, [_ZEROS[:part]], position)
+            position += part
+            size -= part
+
+    def fdatasync(self, handle: int) -> None:
+        os.fdatasync(handle)
+
+    def truncate(self, handle: int, size: int) -> None:
+        os.ftruncate(handle, size)
+
+    def size(self, handle: int) -> int:
+        return os.fstat(handle).st_size
+
+    def fsync_dir(self, path: str) -> None:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def mkdir(self, path: str) -> bool:
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            return False
+        return True
+
+    def listdir(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def read_file(self, path: str) -> bytes | None:
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def append_file(self, path: str, data: bytes) -> None:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while data:
+                data = data[os.write(handle, data) :]
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def free_bytes(self, path: str) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    def lock(self, path: str) -> int:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise
+        return handle

@@ -1,0 +1,314 @@
+"""EmbeddedLog: the engine that keeps topics in one data directory. See log.base.Log for what it promises.
+
+Opens and locks the directory, hands out partitions, and does the housekeeping that spans them: checkpoints, retention,
+compaction, quarantine. How a batch gets to disk is partition.py's affair.
+"""
+
+import errno
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from quintet.log.base import Partition, TopicSpec
+from quintet.log.embedded import checkpoint, compact
+from quintet.log.embedded.disk import Disk, replace_file
+from quintet.log.embedded.memory import MemoryPartition
+from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.recovery import Mark, Opened, open_partition
+from quintet.log.embedded.segment import Damage
+from quintet.log.embedded.shared import Report, Shared
+from quintet.model.errors import DataDirError, StorageError
+from quintet.model.scheduler import Scheduler
+
+FORMAT_PREFIX: Final = "quintet-data "
+FORMAT_VERSION: Final = 1
+CHECKPOINT_INTERVAL_US: Final = 1_000_000
+RETENTION_INTERVAL_US: Final = 1_000_000
+
+
+class EmbeddedLog:
+    """One data directory, one process. `recover` first; then open_topic for every topic there is."""
+
+    def __init__(self, directory: Path, disk: Disk, scheduler: Scheduler, report: Report) -> None:
+        self._directory = str(directory)
+        self._disk = disk
+        self._scheduler = scheduler
+        self._report = report
+        self._shared = Shared(disk, scheduler, report)
+        self._shared.quarantine = self._quarantine
+        self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
+        self._checkpoint = checkpoint.Checkpoint()
+        self._entries: dict[tuple[int, int], bytes] = {}
+        self._known_damage: set[tuple[str, int]] = set()
+        self._quarantine_lines: list[bytes] = []
+        self._lock = -1
+        self._writing_checkpoint = self._writing_quarantine = self._closing = False
+        self._rolls_seen = 0
+        self._last_checkpoint = self._last_retention = 0
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Lock the directory, check its format, load the marks. Raises DataDirError: then nothing was touched."""
+        disk, directory = self._disk, self._directory
+        try:
+            if not disk.is_dir(directory):
+                disk.mkdir(directory)
+            names = disk.listdir(directory)
+            if names and "format" not in names and set(names) - {"lock", "lost+found", "format.tmp"}:
+                raise DataDirError(f"{directory}: not empty and not a Quintet data directory: name another one")
+            self._check_format(disk.read_file(f"{directory}/format"))
+            self._lock = disk.lock(f"{directory}/lock")
+            if "format" not in names:
+                replace_file(disk, directory, "format", f"{FORMAT_PREFIX}{FORMAT_VERSION}\n".encode())
+            if disk.mkdir(f"{directory}/topics"):
+                disk.fsync_dir(directory)
+            self._checkpoint = checkpoint.load(disk, directory)
+            known = disk.read_file(f"{directory}/quarantine.jsonl") or b""
+        except BlockingIOError:
+            raise DataDirError(f"{directory}: in use by another broker: stop it or name another directory") from None
+        except StorageError:
+            raise
+        except OSError as error:
+            raise DataDirError(f"{directory}: cannot be used as a data directory: {error.strerror or error}") from error
+        for name in self._checkpoint.rejected:
+            self._report("checkpoint_rejected", {"file": f"{directory}/{name}"})
+        self._entries = {key: checkpoint.pack_entry(*key, mark) for key, mark in self._checkpoint.marks.items()}
+        self._load_known_damage(known)
+
+    def _check_format(self, data: bytes | None) -> None:
+        if data is None:
+            return
+        text = data.decode(errors="replace").strip()
+        number = text.removeprefix(FORMAT_PREFIX)
+        if not text.startswith(FORMAT_PREFIX) or not number.isdecimal():
+            raise DataDirError(f"{self._directory}/format: does not name a Quintet data format: restore it")
+        if int(number) > FORMAT_VERSION:
+            raise DataDirError(f"{self._directory}: format {number} is newer than {FORMAT_VERSION}: use a newer Quintet")
+
+    def _load_known_damage(self, lines: bytes) -> None:
+        for line in lines.splitlines():
+            try:
+                found = json.loads(line)
+                self._known_damage.add((str(found["file"]), int(found["position"])))
+            except (ValueError, KeyError, TypeError):
+                continue  # a torn last line: that range is reported again
+
+    @property
+    def clean_start(self) -> bool:
+        """Did the broker before us stop cleanly?"""
+        return self._checkpoint.clean
+
+    def topic_ids(self) -> list[int]:
+        """Numbers of the topics that have files."""
+        return [int(name) for name in self._disk.listdir(f"{self._directory}/topics") if name.isdecimal()]
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    def _path(self, topic_id: int, number: int) -> str:
+        return f"{self._directory}/topics/{topic_id:08d}/{number}"
+
+    def open_topic(self, spec: TopicSpec) -> list[Partition]:
+        opened = self._topics.get(spec.id)
+        if opened is None:
+            opened = self._topics[spec.id] = []
+        for number in range(len(opened), spec.partitions):
+            if spec.durability == "memory":
+                opened.append(MemoryPartition(self._shared, spec, number))
+            else:
+                opened.append(self._open_partition(spec, number))
+        return [self._current(partition) for partition in opened]
+
+    @staticmethod
+    def _current(partition: MemoryPartition | FilePartition) -> Partition:
+        if isinstance(partition, MemoryPartition) and partition.successor is not None:
+            return partition.successor
+        return partition
+
+    def _open_partition(self, spec: TopicSpec, number: int) -> FilePartition:
+        directory = self._path(spec.id, number)
+        mark = self._checkpoint.marks.get((spec.id, number))
+        try:
+            opened = open_partition(self._disk, directory, mark)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise DataDirError(f"{directory}: cannot be recovered: {error.strerror or error}") from error
+        for torn in opened.torn:
+            self._shared.stats["torn_tails"] += 1
+            self._report("torn_tail", torn)
+        self._quarantine(opened.damages)
+        return FilePartition(self._shared, spec, number, directory, opened)
+
+    def alter_topic(self, spec: TopicSpec) -> None:
+        partitions = self._topics[spec.id]
+        for number, partition in enumerate(partitions):
+            if isinstance(partition, MemoryPartition) and spec.durability != "memory":
+                fresh = FilePartition(self._shared, spec, number, self._path(spec.id, number), Opened())
+                partition.hand_over(fresh)
+                partitions[number] = fresh
+            elif isinstance(partition, FilePartition) and spec.durability == "memory":
+                raise DataDirError(f"topic {spec.name}: a durable topic does not become a memory topic")
+            else:
+                partition.spec = spec
+        self.open_topic(spec)
+
+    def delete_topic(self, topic_id: int) -> None:
+        partitions = self._topics.pop(topic_id, [])
+        for number in range(len(partitions)):
+            self._entries.pop((topic_id, number), None)
+        waiting = len(partitions)
+
+        def one_down() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0:
+                self._scheduler.offload(partial(self._remove_files, topic_id), self._files_removed)
+
+        for partition in partitions:
+            if isinstance(partition, FilePartition):
+                partition.cache.clear()
+            partition.shut(one_down)
+        if not partitions:
+            waiting = 1
+            one_down()
+
+    def _remove_files(self, topic_id: int) -> None:
+        disk, topic = self._disk, f"{self._directory}/topics/{topic_id:08d}"
+        if not disk.is_dir(topic):
+            return
+        for partition in disk.listdir(topic):
+            for name in disk.listdir(f"{topic}/{partition}"):
+                disk.unlink(f"{topic}/{partition}/{name}")
+            disk.rmdir(f"{topic}/{partition}")
+        disk.rmdir(topic)
+        disk.fsync_dir(f"{self._directory}/topics")
+
+    def _files_removed(self, result: object) -> None:
+        if isinstance(result, BaseException):
+            self._report("delete_failed", {"error": str(result)})
+
+    @property
+    def unsynced_bytes(self) -> int:
+        return self._shared.unsynced
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start, and gauges: plain numbers for the metrics endpoint."""
+        found = dict(self._shared.stats)
+        found["cache_bytes"] = self._shared.cache_bytes
+        found["unsynced_bytes"] = self._shared.unsynced
+        found["partitions"] = sum(len(partitions) for partitions in self._topics.values())
+        return found
+
+    # -- housekeeping --------------------------------------------------------------------------------------------------
+
+    def maintain(self, now: int) -> None:
+        retain = now - self._last_retention >= RETENTION_INTERVAL_US
+        if retain:
+            self._last_retention = now
+        for partitions in self._topics.values():
+            for partition in partitions:
+                partition.maintain(now)
+                if retain and isinstance(partition, FilePartition):
+                    compact.maintain(self._shared, partition, now)
+        rolled = self._shared.stats["rolls"] != self._rolls_seen
+        if self._shared.marks_moved and (rolled or now - self._last_checkpoint >= CHECKPOINT_INTERVAL_US):
+            self._last_checkpoint = now
+            self._rolls_seen = self._shared.stats["rolls"]
+            self._write_checkpoint(clean=False)
+
+    def _write_checkpoint(self, clean: bool, then: Callable[[], None] | None = None) -> None:
+        if self._writing_checkpoint:
+            return
+        moved, self._shared.marks_moved = self._shared.marks_moved, set()
+        for partition in moved:
+            if partition.mark is not None and partition.topic_id in self._topics:
+                key = (partition.topic_id, partition.number)
+                self._entries[key] = checkpoint.pack_entry(*key, partition.mark)
+        generation = self._checkpoint.generation + 1
+        name = checkpoint.NAMES[self._checkpoint.name == checkpoint.NAMES[0]]
+        data = checkpoint.pack(generation, clean, b"".join(self._entries.values()))
+        self._writing_checkpoint = True
+        work = partial(checkpoint.store, self._disk, self._directory, name, data)
+        self._scheduler.offload(work, partial(self._checkpoint_written, generation, name, then))
+
+    def _checkpoint_written(
+        self, generation: int, name: str, then: Callable[[], None] | None, result: BaseException | None
+    ) -> None:
+        self._writing_checkpoint = False
+        if result is None:
+            self._checkpoint.generation, self._checkpoint.name = generation, name
+            self._shared.stats["checkpoints"] += 1
+        else:
+            self._report("checkpoint_failed", {"file": name, "error": str(result)})
+        if then is not None:
+            then()
+        elif self._closing:
+            self._close_checkpoint()
+
+    def _quarantine(self, damages: list[Damage]) -> None:
+        """Name a corrupt range once: in quarantine.jsonl and to whoever listens."""
+        for damage in damages:
+            key = (damage.path.removeprefix(self._directory + "/"), damage.position)
+            if key in self._known_damage:
+                continue
+            self._known_damage.add(key)
+            line = damage.line() | {"file": key[0], "found": self._scheduler.now()}
+            self._shared.stats["quarantined_ranges"] += 1
+            self._quarantine_lines.append(json.dumps(line).encode() + b"\n")
+            self._report("corrupt_range", line)
+        if self._quarantine_lines and not self._writing_quarantine:
+            self._writing_quarantine = True
+            data, self._quarantine_lines = b"".join(self._quarantine_lines), []
+            path = f"{self._directory}/quarantine.jsonl"
+            self._scheduler.offload(partial(self._disk.append_file, path, data), self._quarantine_written)
+
+    def _quarantine_written(self, result: BaseException | None) -> None:
+        self._writing_quarantine = False
+        if isinstance(result, OSError) and result.errno not in (errno.ENOSPC, errno.EDQUOT):
+            self._report("quarantine_failed", {"error": str(result)})
+        self._quarantine([])
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    def close(self, done: Callable[[], None]) -> None:
+        partitions = [partition for found in self._topics.values() for partition in found]
+        waiting = len(partitions) + 1
+
+        def one_down() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0:
+                self._closing = True
+                self._closed = done
+                if not self._writing_checkpoint:
+                    self._close_checkpoint()
+
+        for partition in partitions:
+            partition.shut(one_down)
+        one_down()
+
+    def _close_checkpoint(self) -> None:
+        self._closing = False
+        self._write_checkpoint(clean=True, then=self._release)
+
+    def _release(self) -> None:
+        self._disk.close(self._lock)
+        self._lock = -1
+        self._closed()
+
+    def _closed(self) -> None:
+        raise AssertionError("close() was not called")
+
+    def abandon(self) -> None:
+        """For tests and fatal errors: let go of the lock without writing anything."""
+        if self._lock >= 0:
+            self._disk.close(self._lock)
+            self._lock = -1
+
+
+def mark_of(log: EmbeddedLog, topic_id: int, partition: int) -> Mark | None:
+    """The durable mark a partition had at start."""
+    return log._checkpoint.marks.get((topic_id, partition))

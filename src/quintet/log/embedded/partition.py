@@ -1,0 +1,493 @@
+"""FilePartition: one ordered log in segment files, with group commit.
+
+Appends of one turn become one batch; while one write and sync is under way the next ones gather, so one sync serves
+everybody who waits. All state belongs to the loop thread; `_Writer` (writer.py) is the part that runs elsewhere and
+touches only the files. Reading is in reader.py, recovery in recovery.py.
+
+    append -> pending --(end of turn: merge, seal)--> staged chunks --(writer)--> visible, cached, waiters told
+"""
+
+import struct
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NoReturn
+
+from quintet import kernel
+from quintet.log.base import Appended, Fetched, TopicSpec
+from quintet.log.embedded import reader
+from quintet.log.embedded.recovery import Mark, Opened
+from quintet.log.embedded.segment import HEADER_BYTES, Header, Index, Segment, new_seed
+from quintet.log.embedded.shared import Shared, TailCache
+from quintet.log.embedded.writer import Chunk, Outcome, Writer
+from quintet.model import limits
+from quintet.model.batch import SPARSE, RecordBatch
+from quintet.model.errors import CorruptData, PartitionFailed, ShuttingDown, StorageError, StorageFull
+
+MERGE_INPUT_BYTES_MAX: Final = 64 * limits.KIB  # a larger batch goes as it is: copying it would cost more than it saves
+MERGE_OUTPUT_BYTES_MAX: Final = limits.MIB
+STAGE_EARLY_BYTES: Final = 256 * limits.KIB  # while a write is under way, less than this waits to be merged with more
+SYNC_INTERVAL_US: Final = 100_000  # of "interval" topics
+PROBE_INTERVAL_US: Final = 1_000_000  # how often a full disk is tried again
+
+_KIND: Final = struct.Struct("<HH")  # flags and columns, at 12
+_SPAN: Final = struct.Struct("<I")  # at 28
+_NO_PRODUCER: Final = bytes(8)  # at 48
+
+Pending = tuple[bytearray, Appended | None, int]
+
+
+class FilePartition:
+    """See log.base.Partition for what each public method promises."""
+
+    __slots__ = (
+        "_armed", "_busy", "_chunks", "_closed", "_dirty", "_end", "_extending", "_failure", "_last_sync", "_last_time",
+        "_on_idle", "_pending", "_pending_bytes", "_plan", "_plan_end", "_probed", "_shared", "_syncing", "_visible",
+        "_watchers", "_writer", "cache", "directory", "mark", "number", "segments", "spec", "topic_id", "working",
+        "_inline",
+    )  # fmt: skip
+
+    def __init__(self, shared: Shared, spec: TopicSpec, number: int, directory: str, opened: Opened) -> None:
+        self._shared = shared
+        self.spec = spec
+        self.topic_id = spec.id
+        self.number = number
+        self.directory = directory
+        self.segments = opened.segments
+        self.cache = TailCache(shared)
+        self._end = self._visible = opened.next_offset
+        self._plan: Segment | None = None if opened.roll or not self.segments else self.segments[-1]
+        self._plan_end = self._plan.end if self._plan else HEADER_BYTES
+        self._writer = Writer(shared, directory)
+        self._inline = spec.durability != "fsync"
+        self.mark: Mark | None = None
+        if self._plan is not None:
+            self.mark = Mark(self._plan.base, self._plan.end, self._plan.next_offset)
+        self._pending: list[Pending] = []
+        self._pending_bytes = 0
+        self._chunks: list[Chunk] = []
+        self._watchers: list[Callable[[], None]] = []
+        self._failure: StorageError | ShuttingDown | None = None
+        self._armed = self._busy = self._extending = self._syncing = self._dirty = self._closed = False
+        self.working = False  # retention or compaction is under way
+        self._on_idle: list[Callable[[], None]] = []
+        self._last_time = self._last_sync = self._probed = 0
+
+    # -- what the broker sees ------------------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> int:
+        return self.segments[0].base if self.segments else self._visible
+
+    @property
+    def visible(self) -> int:
+        return self._visible
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._failure
+
+    @property
+    def size(self) -> int:
+        """Bytes of batches kept on disk."""
+        return sum(segment.end for segment in self.segments)
+
+    def append(self, batch: bytearray, done: Appended | None) -> int:
+        if self._failure is not None:
+            self._refuse()
+        base = self._end
+        self._end = base + _SPAN.unpack_from(batch, 28)[0]
+        size = len(batch)
+        self._pending_bytes += size
+        self._shared.unsynced += size
+        self._pending.append((batch, done, base))
+        if not self._armed:
+            self._armed = True
+            self._shared.scheduler.soon(self._stage)
+        return base
+
+    def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
+        if offset >= self._visible:
+            return []
+        return self.cache.read(offset, max_bytes)
+
+    def fetch(self, offset: int, max_bytes: int, done: Fetched) -> None:
+        offset = max(offset, self.start)
+        if offset >= self._visible:
+            self._shared.scheduler.soon(partial(done, [], None))
+            return
+        self._shared.stats["fetches"] += 1
+        first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
+        views = [reader.View(segment) for segment in self.segments[first:]]
+        work = partial(reader.read, self._shared.disk, views, offset, max_bytes)
+        self._shared.scheduler.offload(work, partial(self._fetched, done))
+
+    def offset_at(self, timestamp: int) -> int:
+        for segment in self.segments:
+            if 0 <= segment.max_timestamp < timestamp:
+                continue
+            index = segment.index
+            if index is None or index.first > HEADER_BYTES:
+                return segment.base
+            found = index.offset_at(timestamp)
+            if found is not None:
+                return found
+        return self._visible
+
+    def watch(self, call: Callable[[], None]) -> None:
+        self._watchers.append(call)
+
+    def unwatch(self, call: Callable[[], None]) -> None:
+        if call in self._watchers:
+            self._watchers.remove(call)
+
+    # -- staging -------------------------------------------------------------------------------------------------------
+
+    def _stage(self) -> None:
+        """End of the turn: merge what arrived, seal it, hand it to the writer."""
+        self._armed = False
+        if not self._pending or (self._busy and self._pending_bytes < STAGE_EARLY_BYTES):
+            return
+        pending, self._pending = self._pending, []
+        self._pending_bytes = 0
+        self._last_time = now = max(self._shared.scheduler.now(), self._last_time)
+        if len(pending) == 1:
+            self._place(pending[0][0], pending, now)
+        else:
+            for group in merge_groups(pending):
+                self._place_group(group, now)
+        self._flush()
+
+    def _place_group(self, group: list[Pending], now: int) -> None:
+        if len(group) > 1:
+            try:
+                merged = kernel.merge([batch for batch, _, _ in group], now)
+            except ValueError:  # more origins than one batch can name
+                merged = None
+            if merged is not None:
+                self._place(merged, group, now)
+                return
+        for item in group:
+            self._place(item[0], [item], now)
+
+    def _place(self, batch: bytearray, waiters: list[Pending], now: int) -> None:
+        """Give a batch its place in a segment, planning a new segment if it does not fit into this one."""
+        size = len(batch)
+        base = waiters[0][2]
+        plan = self._plan
+        if plan is None or (self._plan_end + size > self.spec.segment_bytes and self._plan_end > HEADER_BYTES):
+            plan = self._plan = Segment(self.directory, base, new_seed())
+            self._plan_end = HEADER_BYTES
+        kernel.seal(batch, base, now, plan.seed)
+        chunks = self._chunks
+        if not chunks or chunks[-1].segment is not plan:
+            chunks.append(Chunk(plan, self._plan_end))
+        chunk = chunks[-1]
+        chunk.buffers.append(batch)
+        chunk.waiters.extend(waiters)
+        self._plan_end = chunk.end = chunk.end + size
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        if self._busy or not self._chunks:
+            return
+        chunks = self._chunks
+        last = self.segments[-1] if self.segments else None
+        if self._inline and len(chunks) == 1 and chunks[0].segment is last and last.handle >= 0:
+            self._chunks = []
+            self._written(chunks, self._writer.write(chunks, last, None, False, 0))
+            return
+        if self._syncing or (self._extending and self._must_wait(chunks, last)):
+            return
+        self._chunks = []
+        self._busy = True
+        header = Header(0, self.topic_id, self.number, 0, self._last_time, self.spec.name)
+        limit = 0 if self._inline else self.spec.segment_bytes
+        work = partial(self._writer.write, chunks, last, header, not self._inline, limit)
+        self._shared.scheduler.offload(work, partial(self._written, chunks))
+
+    @staticmethod
+    def _must_wait(chunks: list[Chunk], last: Segment | None) -> bool:
+        """Zeros are being written behind `allocated`: nobody else may write there or change segments meanwhile."""
+        return last is None or chunks[-1].segment is not last or chunks[-1].end > last.allocated
+
+    def _written(self, chunks: list[Chunk], outcome: Outcome | BaseException) -> None:
+        self._busy = False
+        if isinstance(outcome, BaseException):
+            outcome = Outcome(0, PartitionFailed(f"{self.directory}: the writer failed: {outcome!r}"))
+        good = chunks[: outcome.written]
+        for chunk in good:
+            self._commit(chunk)
+        if outcome.error is not None:
+            self._fail(outcome.error, chunks[outcome.written :])
+        elif self._pending:
+            self._stage()
+        if self._chunks:
+            self._flush()
+        for chunk in good:
+            for _, done, base in chunk.waiters:
+                if done is not None:
+                    done(base, None)
+        if good:
+            self._notify()
+            if not self._inline and not self._closed:
+                self._extend()
+        self._idle()
+
+    def _commit(self, chunk: Chunk) -> None:
+        """What the writer made durable becomes visible."""
+        shared, segment = self._shared, chunk.segment
+        if not self.segments or self.segments[-1] is not segment:
+            if self.segments:
+                self._sealed(self.segments[-1])
+            self.segments.append(segment)
+        index, cache, position = segment.index, self.cache, chunk.position
+        size = 0
+        for buffer in chunk.buffers:
+            batch = RecordBatch(buffer)
+            if index is not None:
+                index.add(position, batch.base_offset, batch.max_timestamp)
+            position += batch.length
+            size += batch.length
+            cache.add(batch)
+            self._visible = batch.base_offset + batch.span
+        segment.end, segment.next_offset = chunk.end, self._visible
+        stats = shared.stats
+        stats["appends"] += len(chunk.waiters)
+        stats["batches"] += len(chunk.buffers)
+        stats["bytes"] += size
+        shared.unsynced -= sum([len(batch) for batch, _, _ in chunk.waiters])
+        if self._inline:
+            self._dirty = True
+        else:
+            stats["fsyncs"] += 1
+            self._move_mark()
+
+    def _sealed(self, segment: Segment) -> None:
+        self._shared.stats["rolls"] += 1
+        if segment.index is not None:
+            segment.max_timestamp = segment.index.max_timestamp
+        self._move_mark()
+
+    def _move_mark(self) -> None:
+        segment = self.segments[-1]
+        self.mark = Mark(segment.base, segment.end, segment.next_offset)
+        self._shared.marks_moved.add(self)
+
+    def _notify(self) -> None:
+        for call in tuple(self._watchers):
+            call()
+
+    def _extend(self) -> None:
+        """Zero-fill ahead of the writer before it gets there."""
+        segment = self.segments[-1]
+        if self._extending or self._failure is not None or segment.handle < 0 or self._plan is not segment:
+            return
+        chunk = self._writer.chunk_bytes(segment.allocated)
+        target = min(segment.allocated + chunk, self.spec.segment_bytes)
+        if segment.allocated - self._plan_end >= chunk // 2 or target <= segment.allocated:
+            return
+        self._extending = True
+        self._shared.scheduler.offload(partial(self._writer.extend, segment, target), self._extended)
+
+    def _extended(self, error: StorageError | BaseException | None) -> None:
+        self._extending = False
+        if isinstance(error, StorageError):
+            self._fail(error, [])
+        elif error is not None:
+            self._fail(PartitionFailed(f"{self.directory}: extending failed: {error!r}"), [])
+        self._flush()
+        self._idle()
+
+    # -- failing and coming back ---------------------------------------------------------------------------------------
+
+    def _refuse(self) -> NoReturn:
+        failure = self._failure
+        assert failure is not None
+        self._shared.stats["refused_appends"] += 1
+        raise type(failure)(str(failure), hint=failure.hint)
+
+    def _fail(self, error: StorageError, failed: list[Chunk]) -> None:
+        """Everything not yet durable is refused, in order, and its offsets are given back: nothing behind it was taken."""
+        refused = [item for chunk in [*failed, *self._chunks] for item in chunk.waiters] + self._pending
+        self._chunks, self._pending, self._pending_bytes = [], [], 0
+        if not isinstance(self._failure, PartitionFailed):
+            self._failure = error
+        self._end = self._visible
+        self._plan = self.segments[-1] if self.segments and self.segments[-1].next_offset == self._visible else None
+        self._plan_end = self._plan.end if self._plan else HEADER_BYTES
+        self._probed = self._shared.scheduler.now()
+        self._shared.stats["refused_appends"] += len(refused)
+        self._shared.unsynced -= sum(len(batch) for batch, _, _ in refused)
+        kind = "storage_full" if isinstance(error, StorageFull) else "partition_failed"
+        self._shared.report(kind, {"directory": self.directory, "error": str(error), "refused": len(refused)})
+        for _, done, _ in refused:
+            if done is not None:
+                done(-1, error)
+
+    def maintain(self, now: int) -> None:
+        """Interval syncs and full-disk probes."""
+        if isinstance(self._failure, StorageFull) and now - self._probed >= PROBE_INTERVAL_US and not self._occupied():
+            self._probed = now
+            self._busy = True
+            last = self.segments[-1] if self.segments else None
+            self._shared.scheduler.offload(partial(self._writer.probe, last), self._probe_done)
+        elif self._dirty and self.spec.durability == "interval" and now - self._last_sync >= SYNC_INTERVAL_US:
+            self._last_sync = now
+            self.sync()
+
+    def _probe_done(self, error: StorageError | BaseException | None) -> None:
+        self._busy = False
+        if error is None and isinstance(self._failure, StorageFull):
+            self._failure = None
+            self._shared.report("storage_resumed", {"directory": self.directory})
+        elif isinstance(error, PartitionFailed):
+            self._fail(error, [])
+        self._idle()
+
+    def sync(self) -> None:
+        """Make what was written durable, without anybody waiting for it."""
+        if self._syncing or self._busy or not self._dirty or isinstance(self._failure, PartitionFailed):
+            return
+        segment = self.segments[-1]
+        if segment.handle < 0:
+            return
+        self._syncing, self._dirty = True, False
+        mark = Mark(segment.base, segment.end, segment.next_offset)
+        self._shared.scheduler.offload(partial(self._writer.sync, segment), partial(self._synced, mark))
+
+    def _synced(self, mark: Mark, error: StorageError | BaseException | None) -> None:
+        self._syncing = False
+        if error is None:
+            self._shared.stats["fsyncs"] += 1
+            self.mark = mark
+            self._shared.marks_moved.add(self)
+        else:
+            failure = error if isinstance(error, StorageError) else PartitionFailed(f"{self.directory}: {error!r}")
+            self._fail(failure, [])
+        self._flush()
+        self._idle()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _fetched(self, done: Fetched, result: reader.Found | BaseException) -> None:
+        if isinstance(result, BaseException):
+            done([], CorruptData(f"{self.directory}: cannot be read: {result}"))
+            return
+        for segment, index, stop in result.indexes:
+            self._adopt_index(segment, index, stop)
+        if result.damages:
+            self._shared.quarantine(result.damages)
+        done(result.batches, None)
+
+    @staticmethod
+    def _adopt_index(segment: Segment, index: Index, stop: int) -> None:
+        """An index made or loaded by a reader covers the file below `stop`; what we noted since lies behind it."""
+        if segment.index is None:
+            segment.index = index
+            segment.max_timestamp = index.max_timestamp
+        elif segment.index.first > HEADER_BYTES:
+            for base, position, time in zip(segment.index.bases, segment.index.positions, segment.index.times, strict=True):
+                if position >= stop:
+                    index.add(position, base, time)
+            segment.index = index
+
+    # -- coming to rest ------------------------------------------------------------------------------------------------
+
+    def _occupied(self) -> bool:
+        return bool(self._busy or self._extending or self._syncing or self._chunks or self._pending or self.working)
+
+    def _idle(self) -> None:
+        if self._on_idle and not self._occupied():
+            calls, self._on_idle = self._on_idle, []
+            for call in calls:
+                call()
+
+    def released(self) -> None:
+        """Retention or compaction let go of the partition."""
+        self.working = False
+        self._flush()
+        self._idle()
+
+    def when_idle(self, call: Callable[[], None]) -> None:
+        """Call once nothing of this partition is under way."""
+        self._on_idle.append(call)
+        if self._pending and not self._armed:
+            self._stage()
+        self._idle()
+
+    def shut(self, done: Callable[[], None]) -> None:
+        """Take nothing more, bring everything to disk, cut the preallocated tail, close the file, then done()."""
+        self._closed = True
+        self.when_idle(partial(self._shut, done))
+
+    def _shut(self, done: Callable[[], None]) -> None:
+        healthy = self._failure is None or isinstance(self._failure, StorageFull)
+        self._failure = ShuttingDown(f"{self.directory}: the broker is stopping")
+        segment = self.segments[-1] if self.segments else None
+        self._busy = True
+        work = partial(self._writer.finish, segment, healthy)
+        self._shared.scheduler.offload(work, partial(self._shut_done, done, healthy))
+
+    def _shut_done(self, done: Callable[[], None], healthy: bool, error: StorageError | BaseException | None) -> None:
+        self._busy = False
+        if error is not None:
+            self._shared.report("partition_failed", {"directory": self.directory, "error": str(error), "refused": 0})
+        elif healthy and self.segments:
+            self._dirty = False
+            self._move_mark()
+        done()
+
+    def seal_active(self) -> None:
+        """The next append starts a new segment, so that retention can take this one."""
+        if self._plan is not None and self._plan_end > HEADER_BYTES and not self._chunks and not self._pending:
+            self._plan = None
+
+    def adopt(self, batches: list[RecordBatch], following: int) -> None:
+        """Write out what a memory partition held, at its offsets, and go on from there. Raises StorageError: then this
+        partition is of no use and the memory one goes on."""
+        self._end = self._visible = following
+        if not batches:
+            return
+        plan = Segment(self.directory, batches[0].base_offset, new_seed())
+        chunk = Chunk(plan, HEADER_BYTES)
+        for batch in batches:
+            buffer = bytearray(batch.buffer)
+            kernel.reseal(buffer, plan.seed)
+            chunk.buffers.append(buffer)
+            chunk.end += len(buffer)
+        now = self._shared.scheduler.now()
+        header = Header(0, self.topic_id, self.number, 0, now, self.spec.name)
+        outcome = self._writer.write([chunk], None, header, True, 0)
+        if outcome.error is not None:
+            raise outcome.error
+        self._commit(chunk)
+        self._move_mark()
+        self._plan, self._plan_end = plan, plan.end
+
+
+def _base_of(segment: Segment) -> int:
+    return segment.base
+
+
+def merge_groups(pending: list[Pending]) -> list[list[Pending]]:
+    """Runs of small batches of one kind, which may become one batch; all others alone. Order is kept."""
+    groups: list[list[Pending]] = []
+    kind, room = -1, 0
+    for item in pending:
+        batch = item[0]
+        size = len(batch)
+        flags, columns = _KIND.unpack_from(batch, 12)
+        mergeable = size <= MERGE_INPUT_BYTES_MAX and not columns & SPARSE and batch[48:56] == _NO_PRODUCER
+        if mergeable and flags == kind and size <= room:
+            groups[-1].append(item)
+            room -= size
+        else:
+            groups.append([item])
+            kind, room = (flags, MERGE_OUTPUT_BYTES_MAX - size) if mergeable else (-1, 0)
+    return groups

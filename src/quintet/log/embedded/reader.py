@@ -1,0 +1,145 @@
+"""Reading batches from segment files, off the loop thread. Every batch is checked before it is handed out.
+
+Works on views: what the loop thread knew about the segments when the read was asked for. A segment that was compacted
+meanwhile has another seed in its header, and is then read from its start; one that retention took is skipped.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.segment import (
+    HEADER_BYTES,
+    Damage,
+    Gap,
+    Index,
+    Run,
+    Segment,
+    build_index,
+    load_index,
+    parse_header,
+    scan,
+    write_index,
+)
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+
+READ_WINDOW_BYTES: Final = limits.MIB
+
+
+class View:
+    """A segment as it was committed when the read was asked for."""
+
+    __slots__ = ("end", "index", "next_offset", "segment", "seed")
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.seed = segment.seed
+        self.end = segment.end
+        self.next_offset = segment.next_offset
+        self.index = segment.index
+
+
+@dataclass(slots=True)
+class Found:
+    """Batches, what was damaged on the way, and indexes worth keeping: (segment, index, covers below)."""
+
+    batches: list[RecordBatch] = field(default_factory=list)
+    damages: list[Damage] = field(default_factory=list)
+    indexes: list[tuple[Segment, Index, int]] = field(default_factory=list)
+
+
+def read(disk: Disk, views: list[View], offset: int, max_bytes: int) -> Found:
+    """Batches from the one that holds offset on, about max_bytes, at least one if any is sound."""
+    found = Found()
+    for view in views:
+        if view.next_offset <= offset:
+            continue
+        try:
+            handle = disk.open(view.segment.path)
+        except FileNotFoundError:
+            continue
+        try:
+            max_bytes = _read_segment(disk, handle, view, offset, max_bytes, found)
+        finally:
+            disk.close(handle)
+        if max_bytes <= 0:
+            break
+    return found
+
+
+def _read_segment(disk: Disk, handle: int, view: View, offset: int, max_bytes: int, found: Found) -> int:
+    segment, end = view.segment, view.end
+    header = parse_header(disk.pread(handle, HEADER_BYTES, 0))
+    seed, index = view.seed, view.index
+    if header is not None and header.seed != seed:
+        seed, index, end = header.seed, Index(), disk.size(handle)
+    elif seed == 0:
+        found.damages.append(Damage(segment.path, HEADER_BYTES, end - HEADER_BYTES, -7, segment.base, view.next_offset))
+        return max_bytes
+    else:
+        index = _index_for(disk, handle, view, offset, found)
+    place = index.place(offset)
+    expected, start = place if place is not None else (segment.base, HEADER_BYTES)
+    window = min(max(max_bytes + limits.INDEX_EVERY_BYTES, limits.INDEX_EVERY_BYTES), READ_WINDOW_BYTES)
+    for part in scan(disk, handle, seed, start, end, expected, window):
+        if isinstance(part, Run):
+            max_bytes = _take(part, offset, max_bytes, found)
+            expected = part.entries[-1][2] + part.entries[-1][3]
+            if max_bytes <= 0:
+                return 0
+        else:
+            following = part.next_base if part.resumes >= 0 else view.next_offset
+            _note(segment, part, end, expected, following, found)
+            expected = following
+    if expected < view.next_offset:
+        found.damages.append(Damage(segment.path, end, 0, -6, expected, view.next_offset))
+    return max_bytes
+
+
+def _index_for(disk: Disk, handle: int, view: View, offset: int, found: Found) -> Index:
+    """The index that covers offset: as the loop knows it, from the index file, or made again."""
+    index, segment = view.index, view.segment
+    if index is not None and (index.first <= HEADER_BYTES or (index.bases and offset >= index.bases[0])):
+        return index
+    if index is None:
+        loaded = load_index(disk, segment, view.end)
+        if loaded is not None and _leads(disk, handle, loaded, offset, view.seed):
+            found.indexes.append((segment, loaded, view.end))
+            return loaded
+    made = build_index(disk, handle, segment, view.end)
+    found.indexes.append((segment, made, view.end))
+    if index is None:
+        try:
+            write_index(disk, segment, made)
+        except OSError:
+            return made  # it is made again next time
+    return made
+
+
+def _leads(disk: Disk, handle: int, index: Index, offset: int, seed: int) -> bool:
+    """Does the entry for offset lead to the batch it names? Only its header is looked at; scan checks the rest."""
+    place = index.place(offset)
+    if place is None:
+        return True
+    data = disk.pread(handle, limits.BATCH_HEADER_BYTES, place[1])
+    return len(data) == limits.BATCH_HEADER_BYTES and RecordBatch(data).base_offset == place[0]
+
+
+def _take(run: Run, offset: int, max_bytes: int, found: Found) -> int:
+    view = memoryview(run.data)
+    for position, length, base, span, _ in run.entries:
+        if base + span <= offset:
+            continue
+        found.batches.append(RecordBatch(view[position : position + length]))
+        max_bytes -= length
+        if max_bytes <= 0:
+            return 0
+    return max_bytes
+
+
+def _note(segment: Segment, gap: Gap, end: int, expected: int, following: int, found: Found) -> None:
+    if gap.reason == 0 and gap.resumes < 0 and expected >= following:
+        return
+    stop = gap.resumes if gap.resumes >= 0 else end
+    found.damages.append(Damage(segment.path, gap.position, stop - gap.position, gap.reason, expected, following))

@@ -1,0 +1,199 @@
+"""What a partition's directory holds after a start, and the few things recovery may change in it.
+
+docs/LOG_FORMAT.md section 6 in code. Below the durable mark nothing is read. Only two things are ever removed: bytes
+behind the last sound batch of the last segment, at or above the mark, with nothing sound behind them (a torn tail), and
+a segment file whose creation never finished. Everything else that does not check out is reported and left alone.
+"""
+
+from dataclasses import dataclass, field
+
+from quintet import kernel
+from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.segment import (
+    HEADER_BYTES,
+    Damage,
+    Gap,
+    Index,
+    Run,
+    Segment,
+    all_zero,
+    parse_header,
+    salvage_seed,
+    scan,
+)
+from quintet.model.errors import DataDirError
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Everything below `position` of the segment, and all segments before it, was fsynced."""
+
+    segment: int
+    position: int
+    next_offset: int
+
+
+@dataclass(slots=True)
+class Opened:
+    """What was found. `segments` are in order; the last one takes appends unless `roll` says a new one must."""
+
+    segments: list[Segment] = field(default_factory=list)
+    next_offset: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    torn: list[dict[str, object]] = field(default_factory=list)
+    roll: bool = False
+
+
+def segment_bases(disk: Disk, directory: str) -> list[int]:
+    return [
+        int(name[:-4]) for name in disk.listdir(directory) if name.endswith(".seg") and name[:-4].isdecimal()
+    ]  # sorted: the names have a fixed width
+
+
+def open_partition(disk: Disk, directory: str, mark: Mark | None) -> Opened:
+    """Open what is there, mend a torn tail, and say what is damaged."""
+    opened = Opened()
+    _remove_leftovers(disk, directory)
+    bases = segment_bases(disk, directory)
+    for number, base in enumerate(bases):
+        last = number == len(bases) - 1
+        segment = _open_segment(disk, directory, base, last, mark, opened)
+        if segment is not None:
+            opened.segments.append(segment)
+    segments = opened.segments
+    for segment, following in zip(segments, segments[1:], strict=False):
+        segment.next_offset = following.base
+    expected: int | None = None
+    for number, segment in enumerate(segments):
+        last = number == len(segments) - 1
+        if mark is not None and segment.base < mark.segment and not last:
+            continue
+        expected = _scan_segment(disk, segment, last, mark, opened)
+    _decide_end(directory, segments, expected, mark, opened)
+    return opened
+
+
+def _remove_leftovers(disk: Disk, directory: str) -> None:
+    """Temporary files of a write that never finished."""
+    leftovers = [name for name in disk.listdir(directory) if name.endswith(".tmp")]
+    for name in leftovers:
+        disk.unlink(f"{directory}/{name}")
+    if leftovers:
+        disk.fsync_dir(directory)
+
+
+def _open_segment(
+    disk: Disk, directory: str, base: int, last: bool, mark: Mark | None, opened: Opened
+) -> Segment | None:
+    segment = Segment(directory, base, 0)
+    segment.created = True
+    segment.index = None
+    handle = disk.open(segment.path)
+    try:
+        size = disk.size(handle)
+        segment.end = segment.allocated = size
+        data = disk.pread(handle, HEADER_BYTES, 0)
+        try:
+            header = parse_header(data)
+        except ValueError as error:
+            raise DataDirError(f"{segment.path}: {error}: written by a newer broker; use that one") from None
+        if header is not None and header.base == base:
+            segment.seed = header.seed
+            return segment
+        rest = disk.pread(handle, size, HEADER_BYTES)
+        segment.seed = salvage_seed(data + rest, base) or 0
+    finally:
+        disk.close(handle)
+    below_mark = mark is not None and (mark.segment > base or (mark.segment == base and mark.position > HEADER_BYTES))
+    if last and not below_mark and segment.seed == 0 and all_zero(rest):
+        disk.unlink(segment.path)
+        disk.fsync_dir(directory)
+        opened.torn.append({"file": segment.path, "position": 0, "length": size, "offset": base})
+        return None
+    opened.damages.append(Damage(segment.path, 0, HEADER_BYTES, -7, base, base))
+    return segment
+
+
+def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, opened: Opened) -> int:
+    """Check a segment from the mark on; returns the offset expected behind it. Cuts a torn tail off the last one."""
+    start, expected = HEADER_BYTES, segment.base
+    marked = mark is not None and mark.segment == segment.base
+    if marked and mark is not None:
+        start, expected = mark.position, mark.next_offset
+    size = segment.end
+    if segment.seed == 0:
+        if last:
+            opened.roll = True
+            segment.next_offset = max(expected, _offsets_claimed(disk, segment))
+        length = size - HEADER_BYTES
+        opened.damages.append(Damage(segment.path, HEADER_BYTES, length, -7, segment.base, segment.next_offset))
+        return segment.next_offset
+    segment.index = Index(start)
+    if size < start:
+        opened.roll = opened.roll or last
+        opened.damages.append(Damage(segment.path, size, start - size, -1, expected, expected))
+        return expected
+    handle = disk.open(segment.path, write=last)
+    try:
+        end, resumed = start, expected
+        for part in scan(disk, handle, segment.seed, start, size, expected):
+            if isinstance(part, Run):
+                for position, length, base, span, time in part.entries:
+                    segment.index.add(part.origin + position, base, time)
+                    end, expected = part.origin + position + length, base + span
+                resumed = expected
+            elif part.resumes >= 0:
+                length = part.resumes - part.position
+                opened.damages.append(
+                    Damage(segment.path, part.position, length, part.reason, resumed, part.next_base)
+                )
+                expected = resumed = part.next_base
+            elif last:
+                if part.reason != 0:
+                    _cut(disk, handle, segment, part, size, expected, opened)
+                    size = part.position
+            elif part.reason != 0:
+                length = size - part.position
+                opened.damages.append(
+                    Damage(segment.path, part.position, length, part.reason, expected, segment.next_offset)
+                )
+                expected = segment.next_offset
+    finally:
+        disk.close(handle)
+    segment.allocated = size
+    if last:
+        segment.end, segment.next_offset = end, expected
+        return expected
+    if expected < segment.next_offset:
+        opened.damages.append(Damage(segment.path, end, 0, -6, expected, segment.next_offset))
+    return max(expected, segment.next_offset)
+
+
+def _offsets_claimed(disk: Disk, segment: Segment) -> int:
+    """The offset behind the last batch header of a file whose seed is lost: unproven, but offsets are never used twice."""
+    data = disk.read_file(segment.path) or b""
+    entries, _, _ = kernel.walk(data, min(HEADER_BYTES, len(data)), len(data), 0, False)
+    return max([segment.base + 1, *(base + span for _, _, base, span, _ in entries)])
+
+
+def _cut(disk: Disk, handle: int, segment: Segment, gap: Gap, size: int, expected: int, opened: Opened) -> None:
+    disk.truncate(handle, gap.position)
+    disk.fdatasync(handle)
+    opened.torn.append(
+        {"file": segment.path, "position": gap.position, "length": size - gap.position, "offset": expected}
+    )
+
+
+def _decide_end(
+    directory: str, segments: list[Segment], expected: int | None, mark: Mark | None, opened: Opened
+) -> None:
+    """The next offset: behind everything found, and never below the mark."""
+    opened.next_offset = expected or 0
+    if mark is None or mark.next_offset <= opened.next_offset:
+        return
+    path = segments[-1].path if segments else directory
+    position = segments[-1].end if segments else 0
+    opened.damages.append(Damage(path, position, 0, -6, opened.next_offset, mark.next_offset))
+    opened.next_offset = mark.next_offset
+    opened.roll = True
+

@@ -1,0 +1,341 @@
+"""One segment file: its header, its sparse index, and the one scanner that tells sound batches from damage.
+
+Recovery, reads, index building, compaction and `quintet log verify` all go through `scan`, so they cannot disagree
+about what is sound. Nothing here writes batches (partition.py does) or decides what damage means (recovery.py does).
+
+    0        8     12        16     20         24          28            32            40        48
+    | magic  | crc | version | seed | topic_id | partition | name_length | base_offset | created | topic name ... 512
+"""
+
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from quintet import kernel
+from quintet.log.embedded.disk import Disk, replace_file
+from quintet.model import limits
+from quintet.model.batch import SPARSE
+
+HEADER_BYTES: Final = limits.SEGMENT_HEADER_BYTES
+FORMAT_VERSION: Final = 1
+SCAN_WINDOW_BYTES: Final = 4 * limits.MIB  # read at once while scanning
+_MAGIC: Final = b"QNTSEG1\0"
+_HEADER: Final = struct.Struct("<8sIIIIIIQq")
+_INDEX_MAGIC: Final = b"QNTIDX1\0"
+_INDEX_HEADER: Final = struct.Struct("<8sIIQQ")
+_INDEX_ENTRY: Final = struct.Struct("<QQq")
+_ZEROS: Final = bytes(256 * limits.KIB)
+_U32: Final = struct.Struct("<I")
+assert _HEADER.size == 48
+assert _INDEX_HEADER.size == 32
+
+# Why a range does not check out, by the kernel's reason; -6 and -7 are found here.
+REASONS: Final = {
+    0: "zeros inside the log",
+    -1: "cut short",
+    -2: "bad header",
+    -3: "bad checksum",
+    -4: "columns do not add up",
+    -5: "offsets fell",
+    -6: "offsets missing",
+    -7: "bad segment header",
+}
+
+
+def segment_name(base: int) -> str:
+    return f"{base:020d}.seg"
+
+
+def index_name(base: int) -> str:
+    return f"{base:020d}.idx"
+
+
+def new_seed() -> int:
+    """Random and never 0, so that zeros never check out and stale blocks of another segment do not either."""
+    return _U32.unpack(os.urandom(4))[0] or 1
+
+
+class Header(NamedTuple):
+    seed: int
+    topic_id: int
+    partition: int
+    base: int
+    created: int
+    name: str
+
+
+def pack_header(header: Header) -> bytes:
+    name = header.name.encode()[: limits.TOPIC_NAME_BYTES_MAX]
+    body = _HEADER.pack(
+        _MAGIC, 0, FORMAT_VERSION, header.seed, header.topic_id, header.partition, len(name), header.base, header.created
+    )
+    data = bytearray((body + name).ljust(HEADER_BYTES, b"\0"))
+    _U32.pack_into(data, 8, kernel.crc32c(memoryview(data)[12:]))
+    return bytes(data)
+
+
+def parse_header(data: bytes) -> Header | None:
+    """The header, or None if it does not check out. A newer version raises ValueError."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, crc, version, seed, topic_id, partition, name_length, base, created = _HEADER.unpack_from(data)
+    if magic != _MAGIC or crc != kernel.crc32c(memoryview(data)[12:HEADER_BYTES]) or seed == 0:
+        return None
+    if version > FORMAT_VERSION:
+        raise ValueError(f"segment format {version} is newer than {FORMAT_VERSION}")
+    return Header(seed, topic_id, partition, base, created, data[48 : 48 + name_length].decode(errors="replace"))
+
+
+def salvage_seed(data: bytes, base: int) -> int | None:
+    """The seed of a segment whose header does not check out, if its first batch proves it: the seed as it stands, or
+    with one bit turned. `data` must hold the first batch."""
+    if len(data) < HEADER_BYTES + limits.BATCH_HEADER_BYTES:
+        return None
+    seed = _U32.unpack_from(data, 16)[0]
+    for candidate in (seed, *(seed ^ (1 << bit) for bit in range(32))):
+        if candidate and kernel.check(data, HEADER_BYTES, candidate) > 0:
+            found: int = struct.unpack_from("<Q", data, HEADER_BYTES + 16)[0]
+            return candidate if found >= base else None
+    return None
+
+
+class Index:
+    """Sparse: where the batches about every 64 KiB start. Entries may be added at the end while readers look at it."""
+
+    __slots__ = ("bases", "first", "positions", "times")
+
+    def __init__(self, first: int = HEADER_BYTES) -> None:
+        self.first = first  # positions below this are not covered
+        self.bases: list[int] = []
+        self.positions: list[int] = []
+        self.times: list[int] = []
+
+    def add(self, position: int, base: int, max_timestamp: int) -> None:
+        """Take note of a batch, called for every batch in order."""
+        if not self.positions or position - self.positions[-1] >= limits.INDEX_EVERY_BYTES:
+            time = max(max_timestamp, self.times[-1]) if self.times else max_timestamp
+            self.times.append(time)
+            self.positions.append(position)
+            self.bases.append(base)
+        elif max_timestamp > self.times[-1]:
+            self.times[-1] = max_timestamp
+
+    def place(self, offset: int) -> tuple[int, int] | None:
+        """(base_offset, position) of the last entry at or below offset."""
+        at = bisect_right(self.bases, offset) - 1
+        return (self.bases[at], self.positions[at]) if at >= 0 else None
+
+    def offset_at(self, timestamp: int) -> int | None:
+        """A lower bound for the first offset with this time or a later one; None if all are earlier."""
+        for base, time in zip(self.bases, self.times, strict=False):
+            if time >= timestamp:
+                return base
+        return None
+
+    @property
+    def max_timestamp(self) -> int:
+        return self.times[-1] if self.times else 0
+
+
+def pack_index(index: Index, seed: int, segment_end: int, next_offset: int) -> bytes:
+    entries = zip(index.bases, index.positions, index.times, strict=True)
+    data = bytearray(_INDEX_HEADER.pack(_INDEX_MAGIC, 0, len(index.bases), segment_end, next_offset))
+    for entry in entries:
+        data += _INDEX_ENTRY.pack(*entry)
+    _U32.pack_into(data, 8, kernel.crc32c(memoryview(data)[12:], seed))
+    return bytes(data)
+
+
+def parse_index(data: bytes, seed: int) -> tuple[Index, int, int] | None:
+    """(index, segment_end, next_offset), or None on any doubt."""
+    if len(data) < _INDEX_HEADER.size:
+        return None
+    magic, crc, count, segment_end, next_offset = _INDEX_HEADER.unpack_from(data)
+    if magic != _INDEX_MAGIC or len(data) != _INDEX_HEADER.size + count * _INDEX_ENTRY.size:
+        return None
+    if crc != kernel.crc32c(memoryview(data)[12:], seed):
+        return None
+    index = Index()
+    for base, position, time in _INDEX_ENTRY.iter_unpack(data[_INDEX_HEADER.size :]):
+        index.bases.append(base)
+        index.positions.append(position)
+        index.times.append(time)
+    return index, segment_end, next_offset
+
+
+class Segment:
+    """What the loop thread knows about one file. `end` and `next_offset` cover what is committed."""
+
+    __slots__ = (
+        "allocated", "base", "bytes_sealed", "compacted", "created", "directory", "end", "handle", "index",
+        "max_timestamp", "next_offset", "seed",
+    )  # fmt: skip
+
+    def __init__(self, directory: str, base: int, seed: int) -> None:
+        self.directory = directory
+        self.base = base
+        self.seed = seed
+        self.end = HEADER_BYTES
+        self.next_offset = base
+        self.allocated = HEADER_BYTES  # zero-filled and durable up to here
+        self.index: Index | None = Index()
+        self.handle = -1  # open for writing, or -1
+        self.created = False  # the file is durably there
+        self.max_timestamp = -1  # unknown
+        self.compacted = False
+        self.bytes_sealed = 0
+
+    @property
+    def path(self) -> str:
+        return f"{self.directory}/{segment_name(self.base)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A range of a segment that does not check out, and the offsets it takes with it (first_lost..next_sound-1)."""
+
+    path: str
+    position: int
+    length: int
+    reason: int
+    first_lost: int
+    next_sound: int
+
+    def line(self) -> dict[str, object]:
+        return {
+            "file": self.path,
+            "position": self.position,
+            "length": self.length,
+            "reason": REASONS.get(self.reason, str(self.reason)),
+            "first_offset": self.first_lost,
+            "next_offset": self.next_sound,
+        }
+
+
+class Run(NamedTuple):
+    """Sound batches one behind the other: entries as from kernel.walk, positions within `data`, which starts at
+    `origin` of the file."""
+
+    data: bytes
+    origin: int
+    entries: list[tuple[int, int, int, int, int]]
+
+
+class Gap(NamedTuple):
+    """Bytes that are no sound batch. `resumes` is the position of the next sound one, or -1: there is none."""
+
+    position: int
+    resumes: int
+    reason: int
+    next_base: int
+
+
+def scan(
+    disk: Disk, handle: int, seed: int, start: int, stop: int, expected: int, window: int = SCAN_WINDOW_BYTES
+) -> Iterator[Run | Gap]:
+    """Go through [start, stop) of a segment, where the batch at start must have base_offset `expected` (or be SPARSE and
+    begin later). Yields runs of sound batches and the gaps between them; a last gap with reason 0 is a clean end."""
+    position = start
+    size = window
+    while position < stop:
+        data = disk.pread(handle, min(size, stop - position), position)
+        if not data:
+            yield Gap(position, -1, -1, expected)
+            return
+        entries, taken, reason = kernel.walk(data, 0, len(data), seed, True)
+        size = window
+        good, expected, broken = _continuous(data, entries, expected)
+        if good:
+            yield Run(data, position, good)
+        if broken is not None:
+            taken, reason = broken, -6 if broken == taken else -5
+        if reason == 0 and taken == len(data):
+            position += taken
+            continue
+        at_end = position + len(data) >= stop
+        if reason == -1 and not at_end and broken is None:
+            if good:
+                position += taken
+                continue
+            needed = _claimed_length(data, taken)
+            if len(data) < needed <= min(limits.BATCH_BYTES_MAX, stop - position):
+                size = needed
+                continue
+            reason = -2
+        position += taken
+        gap = _resume(disk, handle, seed, position, stop, expected, reason)
+        yield gap
+        if gap.resumes < 0:
+            return
+        position, expected = gap.resumes, gap.next_base
+
+
+def _continuous(
+    data: bytes, entries: list[tuple[int, int, int, int, int]], expected: int
+) -> tuple[list[tuple[int, int, int, int, int]], int, int | None]:
+    """The entries that continue each other exactly, what is expected behind them, and where continuity broke."""
+    for number, (position, _, base, span, _) in enumerate(entries):
+        if base != expected:
+            sparse = struct.unpack_from("<H", data, position + 14)[0] & SPARSE
+            if base < expected or not sparse:
+                return entries[:number], expected, position
+        expected = base + span
+    return entries, expected, None
+
+
+def _claimed_length(data: bytes, position: int) -> int:
+    if position + 12 > len(data):
+        return len(data) + limits.BATCH_HEADER_BYTES
+    length: int = struct.unpack_from("<I", data, position + 8)[0]
+    return position + length
+
+
+def all_zero(data: bytes) -> bool:
+    """Compared block by block in place: a preallocated tail is up to 16 MiB of zeros at every start after a crash."""
+    whole = len(data) - len(data) % len(_ZEROS)
+    return not data[whole:].strip(b"\0") and all(data.startswith(_ZEROS, at) for at in range(0, whole, len(_ZEROS)))
+
+
+def _resume(disk: Disk, handle: int, seed: int, position: int, stop: int, expected: int, reason: int) -> Gap:
+    """Look for the next sound batch that does not fall back behind `expected`. Zeros to the end are a clean end."""
+    rest = disk.pread(handle, stop - position, position)
+    if all_zero(rest):
+        return Gap(position, -1, 0, expected)
+    at = 0
+    while True:
+        at = kernel.find(rest, at, len(rest), seed)
+        if at < 0:
+            return Gap(position, -1, reason, expected)
+        base: int = struct.unpack_from("<Q", rest, at + 16)[0]
+        if base >= expected:
+            return Gap(position, position + at, reason, base)
+        at += 8
+
+
+def write_index(disk: Disk, segment: Segment, index: Index) -> None:
+    data = pack_index(index, segment.seed, segment.end, segment.next_offset)
+    replace_file(disk, segment.directory, index_name(segment.base), data)
+
+
+def load_index(disk: Disk, segment: Segment, size: int) -> Index | None:
+    """The index file of a sealed segment, if it fits the segment beyond doubt."""
+    data = disk.read_file(f"{segment.directory}/{index_name(segment.base)}")
+    if data is None:
+        return None
+    found = parse_index(data, segment.seed)
+    if found is None or found[1] != size or found[2] != segment.next_offset:
+        return None
+    return found[0]
+
+
+def build_index(disk: Disk, handle: int, segment: Segment, stop: int) -> Index:
+    """The index made again from the segment's batches below stop; damage is left out."""
+    index = Index()
+    for part in scan(disk, handle, segment.seed, HEADER_BYTES, stop, segment.base):
+        if isinstance(part, Run):
+            for position, _, base, _, time in part.entries:
+                index.add(part.origin + position, base, time)
+    return index

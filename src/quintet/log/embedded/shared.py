@@ -1,0 +1,123 @@
+"""What the partitions of one engine share: disk, clock, the tail cache and its budget, counters, and who is told.
+
+One object instead of a reference to the whole engine, so that a partition can be built in a test with nothing else.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.segment import Damage
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+from quintet.model.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from quintet.log.embedded.partition import FilePartition
+
+Report = Callable[[str, dict[str, object]], None]
+
+COUNTERS: Final = (
+    "appends", "batches", "bytes", "fsyncs", "rolls", "fetches", "torn_tails", "quarantined_ranges",
+    "dropped_memory_batches", "checkpoints", "segments_deleted", "compactions", "refused_appends",
+)  # fmt: skip
+
+
+class Shared:
+    """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
+
+    __slots__ = (
+        "cache_bytes", "cache_bytes_max", "cache_order", "disk", "marks_moved", "quarantine", "report", "scheduler",
+        "stats", "unsynced",
+    )  # fmt: skip
+
+    def __init__(self, disk: Disk, scheduler: Scheduler, report: Report) -> None:
+        self.disk = disk
+        self.scheduler = scheduler
+        self.report = report
+        self.stats = dict.fromkeys(COUNTERS, 0)
+        self.unsynced = 0
+        self.cache_bytes = 0
+        self.cache_bytes_max = limits.TAIL_CACHE_BYTES
+        self.cache_order: deque[TailCache] = deque()
+        self.marks_moved: set[FilePartition] = set()
+        self.quarantine: Callable[[list[Damage]], None] = lambda damages: None
+
+
+class TailCache:
+    """The newest visible batches of one partition. All caches share one budget; the oldest batch anywhere goes first."""
+
+    __slots__ = ("_bases", "_batches", "_head", "_shared")
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._batches: list[RecordBatch | None] = []
+        self._bases: list[int] = []
+        self._head = 0
+
+    def add(self, batch: RecordBatch) -> None:
+        shared = self._shared
+        self._batches.append(batch)
+        self._bases.append(batch.base_offset)
+        shared.cache_order.append(self)
+        shared.cache_bytes += batch.length
+        while shared.cache_bytes > shared.cache_bytes_max and len(shared.cache_order) > 1:
+            shared.cache_order.popleft()._evict()
+
+    def _evict(self) -> None:
+        head = self._head
+        batch = self._batches[head]
+        assert batch is not None
+        self._shared.cache_bytes -= batch.length
+        self._batches[head] = None
+        self._head = head = head + 1
+        if head >= 64 and head * 2 >= len(self._batches):
+            del self._batches[:head], self._bases[:head]
+            self._head = 0
+
+    def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
+        """Batches from the one that holds offset on; None if the cache does not reach back so far."""
+        batches, bases = self._batches, self._bases
+        at = len(bases) - 1
+        if at < self._head or offset < bases[self._head]:
+            return None
+        while at > self._head and bases[at] > offset:
+            if len(bases) - at > 4:
+                at = _bisect(bases, offset, self._head, at)
+                break
+            at -= 1
+        found: list[RecordBatch] = []
+        for number in range(at, len(batches)):
+            batch = batches[number]
+            assert batch is not None
+            if batch.base_offset + batch.span <= offset:
+                continue
+            found.append(batch)
+            max_bytes -= batch.length
+            if max_bytes <= 0:
+                break
+        return found
+
+    def clear(self) -> None:
+        """Forget everything: the topic is gone."""
+        order = self._shared.cache_order
+        self._shared.cache_order = deque(cache for cache in order if cache is not self)
+        for number in range(self._head, len(self._batches)):
+            batch = self._batches[number]
+            assert batch is not None
+            self._shared.cache_bytes -= batch.length
+        self._batches.clear()
+        self._bases.clear()
+        self._head = 0
+
+
+def _bisect(bases: list[int], offset: int, low: int, high: int) -> int:
+    """Number of the last base at or below offset."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if bases[middle] <= offset:
+            low = middle
+        else:
+            high = middle - 1
+    return low

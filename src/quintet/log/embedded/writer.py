@@ -1,0 +1,250 @@
+"""The part of a partition that runs off the loop thread: writes, syncs, preallocation, roll, and putting a file right
+after a refusal.
+
+It owns no state of the log: it is told what to write and where, and says how far it got. One writer job runs at a time
+per partition; extending ahead is the only thing that may run beside it, and never below where the other writes. A
+failed fsync is never tried again: after it the kernel calls lost pages clean.
+"""
+
+import errno
+import os
+from typing import Final, NamedTuple
+
+from quintet.log.base import Appended
+from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.segment import (
+    HEADER_BYTES,
+    Header,
+    Segment,
+    build_index,
+    pack_header,
+    write_index,
+)
+from quintet.log.embedded.shared import Shared
+from quintet.model import limits
+from quintet.model.errors import PartitionFailed, StorageError, StorageFull
+
+# What a later attempt can cure. Everything else, and any error of a sync, ends the partition until a restart.
+CURABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+
+
+class Chunk:
+    """Batches that go into one segment one behind the other, and who waits for them."""
+
+    __slots__ = ("buffers", "end", "position", "segment", "waiters")
+
+    def __init__(self, segment: Segment, position: int) -> None:
+        self.segment = segment
+        self.position = position
+        self.end = position
+        self.buffers: list[bytearray] = []
+        self.waiters: list[tuple[bytearray, Appended | None, int]] = []
+
+
+class Outcome(NamedTuple):
+    """How many chunks are as durable as the topic promises, and why the next one is not."""
+
+    written: int
+    error: StorageError | None
+
+
+class _SyncFailed(Exception):
+    """A sync failed: whatever the errno says, it is not curable."""
+
+
+class Writer:
+    """Bound to one partition's directory."""
+
+    __slots__ = ("_directory", "_disk")
+
+    def __init__(self, shared: Shared, directory: str) -> None:
+        self._disk: Disk = shared.disk
+        self._directory = directory
+
+    @staticmethod
+    def chunk_bytes(allocated: int) -> int:
+        """How far to zero-fill ahead: an eighth of what is there, so that a start after a crash reads little more."""
+        chunk = limits.PREALLOCATE_FIRST_BYTES
+        while chunk * 16 <= allocated and chunk < limits.PREALLOCATE_MAX_BYTES:
+            chunk *= 2
+        return chunk
+
+    def write(
+        self, chunks: list[Chunk], last: Segment | None, header: Header | None, sync: bool, prealloc_limit: int
+    ) -> Outcome:
+        """Write chunks in order, each whole and (with sync) durable before the next one starts."""
+        disk = self._disk
+        for number, chunk in enumerate(chunks):
+            segment = chunk.segment
+            try:
+                if not segment.created:
+                    assert header is not None
+                    if last is not None:
+                        self._seal(last)
+                    self._create(segment, header._replace(seed=segment.seed, base=segment.base), sync)
+                if segment.handle < 0:
+                    segment.handle = disk.open(segment.path, write=True)
+                last = segment
+                disk.pwritev(segment.handle, chunk.buffers, chunk.position)
+                if chunk.end > segment.allocated:
+                    self._grow(segment, chunk.end, prealloc_limit)
+                if sync:
+                    self._sync(segment.handle)
+            except (OSError, _SyncFailed) as error:
+                return Outcome(number, self._recoil(chunk, error))
+        return Outcome(len(chunks), None)
+
+    def _sync(self, handle: int) -> None:
+        try:
+            self._disk.fdatasync(handle)
+        except OSError as error:
+            raise _SyncFailed(str(error)) from error
+
+    def _sync_dir(self, path: str) -> None:
+        try:
+            self._disk.fsync_dir(path)
+        except OSError as error:
+            raise _SyncFailed(str(error)) from error
+
+    def _grow(self, segment: Segment, end: int, limit: int) -> None:
+        """The writer came past the zero-filled part: fill ahead in the same sync. No space for that is no failure."""
+        segment.allocated = end
+        target = min(end + self.chunk_bytes(end), limit)
+        if target > end:
+            try:
+                self._disk.zero(segment.handle, end, target - end)
+                segment.allocated = target
+            except OSError as error:
+                if error.errno not in CURABLE:
+                    raise
+                self._disk.truncate(segment.handle, end)
+
+    def _create(self, segment: Segment, header: Header, sync: bool) -> None:
+        disk = self._disk
+        parent = os.path.dirname(self._directory)
+        if disk.mkdir(parent):
+            self._sync_dir(os.path.dirname(parent))
+        if disk.mkdir(self._directory):
+            self._sync_dir(parent)
+        segment.handle = disk.open(segment.path, create=True, write=True)
+        disk.pwritev(segment.handle, [pack_header(header)], 0)
+        if sync:
+            disk.zero(segment.handle, HEADER_BYTES, limits.PREALLOCATE_FIRST_BYTES - HEADER_BYTES)
+            segment.allocated = limits.PREALLOCATE_FIRST_BYTES
+        self._sync(segment.handle)
+        self._sync_dir(self._directory)
+        segment.created = True
+
+    def _seal(self, segment: Segment) -> None:
+        """Nothing more comes into this file: sync it, cut it to its end, write its index."""
+        disk = self._disk
+        if segment.handle < 0:
+            if segment.seed == 0 or segment.allocated == segment.end:
+                return
+            segment.handle = disk.open(segment.path, write=True)
+        disk.truncate(segment.handle, segment.end)
+        segment.allocated = segment.end
+        self._sync(segment.handle)
+        index = segment.index
+        if index is None or index.first > HEADER_BYTES:
+            index = build_index(disk, segment.handle, segment, segment.end)
+        write_index(disk, segment, index)
+        disk.close(segment.handle)
+        segment.handle = -1
+
+    def _recoil(self, chunk: Chunk, error: Exception) -> StorageError:
+        """Put the file back to its last good end before anything else may be written, and say what this means."""
+        segment = chunk.segment
+        if isinstance(error, OSError) and error.errno in CURABLE:
+            try:
+                self._undo(segment, chunk.position)
+            except (OSError, _SyncFailed) as second:
+                error = second
+            else:
+                return StorageFull(
+                    f"{segment.path}: {error.strerror}: the append was refused and nothing of it was kept",
+                    hint="free some space: the log takes appends again by itself within seconds",
+                )
+        return PartitionFailed(
+            f"{segment.path}: a write or sync failed ({error}): the partition is read-only",
+            hint="check the disk, then restart the broker: it verifies the partition before it takes appends again",
+        )
+
+    def _undo(self, segment: Segment, good_end: int) -> None:
+        disk = self._disk
+        if segment.created:
+            if segment.handle >= 0:
+                disk.truncate(segment.handle, good_end)
+                segment.allocated = good_end
+                self._sync(segment.handle)
+            return
+        if segment.handle >= 0:
+            disk.close(segment.handle)
+            segment.handle = -1
+            disk.unlink(segment.path)
+            self._sync_dir(self._directory)
+
+    def extend(self, segment: Segment, target: int) -> StorageError | None:
+        """Zero-fill up to target ahead of the writer. No space is no failure yet: the writer will find out."""
+        disk = self._disk
+        try:
+            disk.zero(segment.handle, segment.allocated, target - segment.allocated)
+            self._sync(segment.handle)
+        except OSError as error:
+            if error.errno in CURABLE:
+                try:
+                    disk.truncate(segment.handle, segment.allocated)
+                except OSError as second:
+                    error = second
+                else:
+                    return None
+            return PartitionFailed(f"{segment.path}: extending failed ({error}): the partition is read-only")
+        except _SyncFailed as failure:
+            return PartitionFailed(f"{segment.path}: a sync failed ({failure}): the partition is read-only")
+        segment.allocated = target
+        return None
+
+    def probe(self, segment: Segment | None) -> StorageError | None:
+        """Is there space again? Really writes: free space by the numbers may be reserved for others."""
+        disk = self._disk
+        parent = os.path.dirname(os.path.dirname(self._directory))
+        path = f"{segment.directory if segment is not None else parent}/probe.tmp"
+        try:
+            if disk.read_file(path) is not None:
+                disk.unlink(path)
+            handle = disk.open(path, create=True, write=True)
+            try:
+                disk.zero(handle, 0, 2 * limits.PREALLOCATE_FIRST_BYTES)
+            finally:
+                disk.close(handle)
+                disk.unlink(path)
+        except OSError as error:
+            return StorageFull(f"{path}: {error.strerror}")
+        return None
+
+    def sync(self, segment: Segment) -> StorageError | None:
+        try:
+            self._sync(segment.handle)
+        except _SyncFailed as error:
+            return PartitionFailed(f"{segment.path}: a sync failed ({error}): the partition is read-only")
+        return None
+
+    def finish(self, segment: Segment | None, healthy: bool) -> StorageError | None:
+        """Clean stop: everything durable, no preallocated tail left, file closed."""
+        if segment is None or (segment.handle < 0 and segment.allocated == segment.end):
+            return None
+        try:
+            if healthy and segment.created:
+                if segment.handle < 0:
+                    segment.handle = self._disk.open(segment.path, write=True)
+                self._disk.truncate(segment.handle, segment.end)
+                segment.allocated = segment.end
+                self._sync(segment.handle)
+        except (OSError, _SyncFailed) as error:
+            return PartitionFailed(f"{segment.path}: the last sync failed ({error})")
+        finally:
+            if segment.handle >= 0:
+                self._disk.close(segment.handle)
+                segment.handle = -1
+        return None
+
