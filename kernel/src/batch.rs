@@ -1,0 +1,784 @@
+//! Record batches: where columns lie, whether they are sound, and how whole batches are made out of others.
+//!
+//! Works on plain byte slices so that it can be read without knowing Python; `lib.rs` does the talking to Python. The
+//! layout is docs/LOG_FORMAT.md section 3. Nothing here panics on hostile bytes: every position is proved by `locate`
+//! or checked where it is used, and no size is believed before the data is known to be there.
+
+use std::collections::HashMap;
+
+pub type Refusal = &'static str;
+
+pub const HEADER_BYTES: usize = 64;
+pub const MAX_BATCH_BYTES: u64 = 64 * 1024 * 1024;
+pub const MAX_ORIGINS_ENTRIES: usize = 255;
+pub const MAX_OFFSET: u64 = i64::MAX as u64;
+const MAGIC: [u8; 4] = *b"QRB1";
+
+pub const AT_MOST_ONCE: u16 = 1;
+pub const KNOWN_FLAGS: u16 = 7;
+pub const VALUE_NULLS: u16 = 1;
+pub const KEYS: u16 = 2;
+pub const KEY_NULLS: u16 = 4;
+pub const HEADERS: u16 = 8;
+pub const TIMESTAMPS: u16 = 16;
+pub const EXPIRY: u16 = 32;
+pub const SPARSE: u16 = 64;
+const KNOWN_COLUMNS: u16 = 127;
+
+pub const ZEROS: i64 = 0;
+pub const CUT_SHORT: i64 = -1;
+pub const BAD_HEADER: i64 = -2;
+pub const BAD_CHECKSUM: i64 = -3;
+pub const BAD_COLUMNS: i64 = -4;
+pub const OFFSETS_FELL: i64 = -5;
+
+const DO_NOT_ADD_UP: Refusal = "batch columns do not add up: a column or an entry lies outside its place";
+const TOO_LARGE: Refusal = "batch too large: over 64 MiB; split it into several batches";
+const TOO_MANY_ORIGINS: Refusal = "a batch holds 1 to 255 different origins; split it by origin";
+
+/// CRC-32C of data, continued from `value`.
+pub fn crc32c(data: &[u8], value: u32) -> u32 {
+    let mut digest = crc_fast::Digest::new_with_init_state(crc_fast::CrcAlgorithm::Crc32Iscsi, u64::from(!value));
+    digest.update(data);
+    digest.finalize() as u32
+}
+
+fn bytes_at<const N: usize>(d: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&d[at..at + N]);
+    out
+}
+
+pub fn i32_at(d: &[u8], at: usize) -> i32 {
+    i32::from_le_bytes(bytes_at(d, at))
+}
+
+pub fn u32_at(d: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes_at(d, at))
+}
+
+pub fn i64_at(d: &[u8], at: usize) -> i64 {
+    i64::from_le_bytes(bytes_at(d, at))
+}
+
+fn u16_at(d: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(bytes_at(d, at))
+}
+
+fn u64_at(d: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes_at(d, at))
+}
+
+fn put<const N: usize>(d: &mut [u8], at: usize, bytes: [u8; N]) {
+    d[at..at + N].copy_from_slice(&bytes);
+}
+
+fn pad8(size: u64) -> u64 {
+    (size + 7) & !7
+}
+
+//   0      4      8       12     14       16           24     28    32         40             48           56
+//  |magic |crc   |length |flags |columns |base_offset |count |span |timestamp |max_timestamp |producer_id |sequence
+//   60     62       64
+//  |epoch |origins |columns...
+#[derive(Clone, Copy, Default)]
+pub struct Head {
+    pub length: usize,
+    pub flags: u16,
+    pub columns: u16,
+    pub base_offset: u64,
+    pub count: usize,
+    pub span: u32,
+    pub timestamp: i64,
+    pub max_timestamp: i64,
+    pub producer_id: u64,
+    pub sequence: u32,
+    pub epoch: u16,
+    pub origins: usize,
+}
+
+impl Head {
+    /// The header in the first 64 bytes of d, or None if a field is out of its range.
+    fn read(d: &[u8]) -> Option<Head> {
+        if d.len() < HEADER_BYTES || d[..4] != MAGIC {
+            return None;
+        }
+        let head = Head {
+            length: u32_at(d, 8) as usize,
+            flags: u16_at(d, 12),
+            columns: u16_at(d, 14),
+            base_offset: u64_at(d, 16),
+            count: u32_at(d, 24) as usize,
+            span: u32_at(d, 28),
+            timestamp: i64_at(d, 32),
+            max_timestamp: i64_at(d, 40),
+            producer_id: u64_at(d, 48),
+            sequence: u32_at(d, 56),
+            epoch: u16_at(d, 60),
+            origins: u16_at(d, 62) as usize,
+        };
+        let span_sound =
+            if head.has(SPARSE) { head.span as usize >= head.count } else { head.span as usize == head.count };
+        let sound = (HEADER_BYTES..=MAX_BATCH_BYTES as usize).contains(&head.length)
+            && head.length.is_multiple_of(8)
+            && head.flags & !KNOWN_FLAGS == 0
+            && head.columns & !KNOWN_COLUMNS == 0
+            && (head.has(KEYS) || !head.has(KEY_NULLS))
+            && head.count >= 1
+            && span_sound
+            && head.base_offset <= MAX_OFFSET - u64::from(head.span)
+            && (1..=MAX_ORIGINS_ENTRIES).contains(&head.origins);
+        sound.then_some(head)
+    }
+
+    pub fn has(&self, column: u16) -> bool {
+        self.columns & column != 0
+    }
+
+    /// Writes the header; the checksum stays zero until the batch is sealed.
+    fn write(&self, d: &mut [u8]) {
+        put(d, 0, MAGIC);
+        put(d, 4, [0; 4]);
+        put(d, 8, (self.length as u32).to_le_bytes());
+        put(d, 12, self.flags.to_le_bytes());
+        put(d, 14, self.columns.to_le_bytes());
+        put(d, 16, self.base_offset.to_le_bytes());
+        put(d, 24, (self.count as u32).to_le_bytes());
+        put(d, 28, self.span.to_le_bytes());
+        put(d, 32, self.timestamp.to_le_bytes());
+        put(d, 40, self.max_timestamp.to_le_bytes());
+        put(d, 48, self.producer_id.to_le_bytes());
+        put(d, 56, self.sequence.to_le_bytes());
+        put(d, 60, self.epoch.to_le_bytes());
+        put(d, 62, (self.origins as u16).to_le_bytes());
+    }
+}
+
+/// Where each column is, relative to the start of the batch; 0 where absent.
+#[derive(Clone, Copy, Default)]
+pub struct Layout {
+    pub origin_offsets: usize,
+    pub origin_data: usize,
+    pub origin_index: usize,
+    pub value_bitmap: usize,
+    pub value_offsets: usize,
+    pub value_data: usize,
+    pub key_bitmap: usize,
+    pub key_offsets: usize,
+    pub key_data: usize,
+    pub header_lists: usize,
+    pub header_count: usize,
+    pub name_offsets: usize,
+    pub name_data: usize,
+    pub hvalue_offsets: usize,
+    pub hvalue_data: usize,
+    pub timestamps: usize,
+    pub expiries: usize,
+    pub deltas: usize,
+    pub end: usize,
+}
+
+/// Hands out places one behind the other; `limit` is where the batch ends (or may end at most).
+struct Places {
+    pos: u64,
+    limit: u64,
+}
+
+impl Places {
+    fn take(&mut self, size: u64) -> Result<usize, Refusal> {
+        let at = self.pos;
+        self.pos = pad8(at + size);
+        if self.pos > self.limit { Err(DO_NOT_ADD_UP) } else { Ok(at as usize) }
+    }
+
+    /// Offsets and data of a var of n, whose size is asked of `size` once the offsets are known to be there.
+    fn var(&mut self, n: usize, size: impl FnOnce(usize) -> Result<u64, Refusal>) -> Result<(usize, usize), Refusal> {
+        let offsets = self.take(4 * (n as u64 + 1))?;
+        let data = self.take(size(offsets)?)?;
+        Ok((offsets, data))
+    }
+}
+
+/// The sizes of the five columns of bytes: either wanted by a writer or found in the bytes by a reader.
+#[derive(Clone, Copy, Default)]
+pub struct Sizes {
+    pub origins: u64,
+    pub values: u64,
+    pub keys: u64,
+    pub header_count: u64,
+    pub names: u64,
+    pub hvalues: u64,
+}
+
+/// What the offsets at `at` say: the last of n + 1, if the first is 0 and it is not negative.
+fn last_offset(d: &[u8], at: usize, n: usize) -> Result<u64, Refusal> {
+    let last = i32_at(d, at + 4 * n);
+    if i32_at(d, at) != 0 || last < 0 { Err(DO_NOT_ADD_UP) } else { Ok(last as u64) }
+}
+
+/// The one walk over all columns in their order. With `found`, sizes are read from a batch; else `sizes` are taken.
+fn place(head: &Head, limit: u64, found: Option<&[u8]>, sizes: &Sizes) -> Result<Layout, Refusal> {
+    let n = head.count;
+    let bitmap = n.div_ceil(8) as u64;
+    let mut w = Layout::default();
+    let mut p = Places { pos: HEADER_BYTES as u64, limit };
+    let ask = |wanted: u64, entries: usize| move |at: usize| found.map_or(Ok(wanted), |d| last_offset(d, at, entries));
+    (w.origin_offsets, w.origin_data) = p.var(head.origins, ask(sizes.origins, head.origins))?;
+    if head.origins > 1 {
+        w.origin_index = p.take(n as u64)?;
+    }
+    if head.has(VALUE_NULLS) {
+        w.value_bitmap = p.take(bitmap)?;
+    }
+    (w.value_offsets, w.value_data) = p.var(n, ask(sizes.values, n))?;
+    if head.has(KEY_NULLS) {
+        w.key_bitmap = p.take(bitmap)?;
+    }
+    if head.has(KEYS) {
+        (w.key_offsets, w.key_data) = p.var(n, ask(sizes.keys, n))?;
+    }
+    if head.has(HEADERS) {
+        w.header_lists = p.take(4 * (n as u64 + 1))?;
+        let m = ask(sizes.header_count, n)(w.header_lists)? as usize;
+        w.header_count = m;
+        (w.name_offsets, w.name_data) = p.var(m, ask(sizes.names, m))?;
+        (w.hvalue_offsets, w.hvalue_data) = p.var(m, ask(sizes.hvalues, m))?;
+    }
+    if head.has(TIMESTAMPS) {
+        w.timestamps = p.take(8 * n as u64)?;
+    }
+    if head.has(EXPIRY) {
+        w.expiries = p.take(8 * n as u64)?;
+    }
+    if head.has(SPARSE) {
+        w.deltas = p.take(4 * n as u64)?;
+    }
+    w.end = p.pos as usize;
+    Ok(w)
+}
+
+/// The layout of a batch of these sizes that is about to be written; sets head.length.
+pub fn plan(head: &mut Head, sizes: &Sizes) -> Result<Layout, Refusal> {
+    if head.count as u64 > MAX_BATCH_BYTES {
+        return Err(TOO_LARGE);
+    }
+    let w = place(head, MAX_BATCH_BYTES, None, sizes).map_err(|_| TOO_LARGE)?;
+    head.length = w.end;
+    Ok(w)
+}
+
+/// A batch in a buffer: its header is sound, all of it is there, and its columns lie inside it. Entries are not checked.
+pub struct Batch<'a> {
+    pub d: &'a [u8],
+    pub head: Head,
+    pub at: Layout,
+}
+
+impl<'a> Batch<'a> {
+    pub fn open(data: &'a [u8], start: usize) -> Result<Batch<'a>, Refusal> {
+        let d = data.get(start..).unwrap_or(&[]);
+        let head = Head::read(d).ok_or("no batch here: too short, or a header field is out of its range")?;
+        let d = d.get(..head.length).ok_or("batch is cut short: the buffer ends before the batch does")?;
+        Batch::with(d, head)
+    }
+
+    fn with(d: &'a [u8], head: Head) -> Result<Batch<'a>, Refusal> {
+        let at = place(&head, head.length as u64, Some(d), &Sizes::default())?;
+        if at.end != head.length { Err(DO_NOT_ADD_UP) } else { Ok(Batch { d, head, at }) }
+    }
+
+    /// Like open, with every entry checked.
+    pub fn open_sound(data: &'a [u8]) -> Result<Batch<'a>, Refusal> {
+        let batch = Batch::open(data, 0)?;
+        if batch.sound() { Ok(batch) } else { Err(DO_NOT_ADD_UP) }
+    }
+
+    /// Bytes of all entries of the var of n at `offsets`.
+    fn size(&self, offsets: usize, n: usize) -> usize {
+        i32_at(self.d, offsets + 4 * n) as usize
+    }
+
+    pub fn value_size(&self) -> usize {
+        self.size(self.at.value_offsets, self.head.count)
+    }
+
+    /// Entry i of the var of n at (offsets, data), checked.
+    pub fn entry(&self, offsets: usize, data: usize, n: usize, i: usize) -> Result<&'a [u8], Refusal> {
+        let (a, b) = (i32_at(self.d, offsets + 4 * i), i32_at(self.d, offsets + 4 * i + 4));
+        if a < 0 || a > b || b as usize > self.size(offsets, n) {
+            return Err(DO_NOT_ADD_UP);
+        }
+        Ok(&self.d[data + a as usize..data + b as usize])
+    }
+
+    pub fn is_null(&self, bitmap: usize, i: usize) -> bool {
+        bitmap != 0 && self.d[bitmap + i / 8] >> (i % 8) & 1 == 0
+    }
+
+    pub fn origin(&self, number: usize) -> Result<&'a [u8], Refusal> {
+        if number >= self.head.origins {
+            return Err(DO_NOT_ADD_UP);
+        }
+        self.entry(self.at.origin_offsets, self.at.origin_data, self.head.origins, number)
+    }
+
+    pub fn origin_number(&self, i: usize) -> usize {
+        if self.at.origin_index == 0 { 0 } else { self.d[self.at.origin_index + i] as usize }
+    }
+
+    pub fn delta(&self, i: usize) -> u64 {
+        if self.at.deltas == 0 { i as u64 } else { u64::from(u32_at(self.d, self.at.deltas + 4 * i)) }
+    }
+
+    pub fn timestamp(&self, i: usize) -> i64 {
+        if self.at.timestamps == 0 { self.head.timestamp } else { i64_at(self.d, self.at.timestamps + 8 * i) }
+    }
+
+    pub fn expiry(&self, i: usize) -> i64 {
+        if self.at.expiries == 0 { 0 } else { i64_at(self.d, self.at.expiries + 8 * i) }
+    }
+
+    /// The header entries of record i, as a range of the name and value columns, checked.
+    pub fn header_range(&self, i: usize) -> Result<std::ops::Range<usize>, Refusal> {
+        let (a, b) = (i32_at(self.d, self.at.header_lists + 4 * i), i32_at(self.d, self.at.header_lists + 4 * i + 4));
+        if a < 0 || a > b || b as usize > self.at.header_count {
+            return Err(DO_NOT_ADD_UP);
+        }
+        Ok(a as usize..b as usize)
+    }
+
+    fn zero(&self, from: usize, to: usize) -> bool {
+        self.d[from..to].iter().all(|b| *b == 0)
+    }
+
+    fn never_falls(&self, offsets: usize, n: usize) -> bool {
+        let d = &self.d[offsets..offsets + 4 * (n + 1)];
+        d.chunks_exact(4).zip(d[4..].chunks_exact(4)).fold(true, |ok, (a, b)| ok & (i32_at(a, 0) <= i32_at(b, 0)))
+    }
+
+    fn var_sound(&self, offsets: usize, data: usize, n: usize, bitmap: usize) -> bool {
+        let end = data + self.size(offsets, n);
+        let sound = self.never_falls(offsets, n)
+            && self.zero(offsets + 4 * (n + 1), data)
+            && self.zero(end, pad8(end as u64) as usize);
+        if bitmap == 0 || !sound {
+            return sound;
+        }
+        let spare_clear = (n..8 * (offsets - bitmap)).all(|i| self.is_null(bitmap, i));
+        let nulls_empty = (0..n).all(|i| {
+            !self.is_null(bitmap, i) || i32_at(self.d, offsets + 4 * i) == i32_at(self.d, offsets + 4 * i + 4)
+        });
+        spare_clear && nulls_empty
+    }
+
+    /// Every entry of every column is in range and all padding is zero.
+    fn sound(&self) -> bool {
+        let (n, w) = (self.head.count, &self.at);
+        if !self.var_sound(w.origin_offsets, w.origin_data, self.head.origins, 0) {
+            return false;
+        }
+        if w.origin_index != 0 {
+            let end = w.origin_index + n;
+            let greatest = self.d[w.origin_index..end].iter().fold(0, |most, b| *b.max(&most));
+            if greatest as usize >= self.head.origins || !self.zero(end, pad8(end as u64) as usize) {
+                return false;
+            }
+        }
+        if !self.var_sound(w.value_offsets, w.value_data, n, w.value_bitmap) {
+            return false;
+        }
+        if w.key_offsets != 0 && !self.var_sound(w.key_offsets, w.key_data, n, w.key_bitmap) {
+            return false;
+        }
+        if w.header_lists != 0 {
+            let lists = self.never_falls(w.header_lists, n) && self.zero(w.header_lists + 4 * (n + 1), w.name_offsets);
+            if !lists
+                || !self.var_sound(w.name_offsets, w.name_data, w.header_count, 0)
+                || !self.var_sound(w.hvalue_offsets, w.hvalue_data, w.header_count, 0)
+            {
+                return false;
+            }
+        }
+        if w.deltas != 0 {
+            let end = w.deltas + 4 * n;
+            let rising = (1..n).all(|i| self.delta(i - 1) < self.delta(i));
+            return rising && self.delta(n - 1) < u64::from(self.head.span) && self.zero(end, w.end);
+        }
+        true
+    }
+
+    pub fn greatest_timestamp(&self, timestamp: i64) -> i64 {
+        if self.at.timestamps == 0 {
+            return timestamp;
+        }
+        (0..self.head.count).map(|i| self.timestamp(i)).max().unwrap_or(timestamp)
+    }
+}
+
+// -- looking through a segment ----------------------------------------------------------------------------------------
+
+/// Length of the sound batch at start of data[..stop], or the reason why there is none. start <= stop <= data.len().
+pub fn check(data: &[u8], start: usize, stop: usize, seed: u32, verify: bool) -> i64 {
+    let d = &data[start..stop];
+    if d.len() < 4 {
+        return CUT_SHORT;
+    }
+    if d[..4] != MAGIC {
+        return if d[..4] == [0; 4] { ZEROS } else { BAD_HEADER };
+    }
+    if d.len() < HEADER_BYTES {
+        return CUT_SHORT;
+    }
+    let Some(head) = Head::read(d) else { return BAD_HEADER };
+    let Some(d) = d.get(..head.length) else { return CUT_SHORT };
+    if !verify {
+        return head.length as i64;
+    }
+    if crc32c(&d[8..], seed) != u32_at(d, 4) {
+        return BAD_CHECKSUM;
+    }
+    match Batch::with(d, head) {
+        Ok(batch) if batch.sound() => head.length as i64,
+        _ => BAD_COLUMNS,
+    }
+}
+
+pub type Step = (usize, usize, u64, u32, i64);
+
+pub fn walk(data: &[u8], start: usize, stop: usize, seed: u32, verify: bool) -> (Vec<Step>, usize, i64) {
+    let mut found = Vec::new();
+    let (mut pos, mut next_offset) = (start, 0);
+    while pos < stop {
+        let length = check(data, pos, stop, seed, verify);
+        let head = if length > 0 { Head::read(&data[pos..stop]) } else { None };
+        let Some(head) = head else { return (found, pos, length) };
+        if head.base_offset < next_offset {
+            return (found, pos, OFFSETS_FELL);
+        }
+        found.push((pos, head.length, head.base_offset, head.span, head.max_timestamp));
+        next_offset = head.base_offset + u64::from(head.span);
+        pos += head.length;
+    }
+    (found, pos, ZEROS)
+}
+
+pub fn find(data: &[u8], start: usize, stop: usize, seed: u32) -> i64 {
+    (start..stop)
+        .step_by(8)
+        .find(|pos| data[*pos..stop].starts_with(&MAGIC) && check(data, *pos, stop, seed, true) > 0)
+        .map_or(-1, |pos| pos as i64)
+}
+
+// -- making batches ---------------------------------------------------------------------------------------------------
+
+/// Writes one var entry by entry, in order. `d` is the whole batch.
+pub struct VarWriter {
+    offsets: usize,
+    data: usize,
+    i: usize,
+    size: usize,
+}
+
+impl VarWriter {
+    pub fn new(offsets: usize, data: usize) -> VarWriter {
+        VarWriter { offsets, data, i: 0, size: 0 }
+    }
+
+    pub fn push(&mut self, d: &mut [u8], entry: &[u8]) {
+        let at = self.data + self.size;
+        d[at..at + entry.len()].copy_from_slice(entry);
+        self.size += entry.len();
+        self.i += 1;
+        put(d, self.offsets + 4 * self.i, (self.size as i32).to_le_bytes());
+    }
+
+    /// n entries of a sound var at once: its offsets are moved up by what is already here.
+    fn push_all(&mut self, d: &mut [u8], from: &Batch, offsets: usize, data: usize, n: usize) {
+        let (at, size) = (self.data + self.size, from.size(offsets, n));
+        d[at..at + size].copy_from_slice(&from.d[data..data + size]);
+        let base = self.size as i32;
+        let out = &mut d[self.offsets + 4 * (self.i + 1)..self.offsets + 4 * (self.i + 1 + n)];
+        let source = &from.d[offsets + 4..offsets + 4 * (n + 1)];
+        for (to, one) in out.chunks_exact_mut(4).zip(source.chunks_exact(4)) {
+            put(to, 0, (i32_at(one, 0) + base).to_le_bytes());
+        }
+        self.size += size;
+        self.i += n;
+    }
+
+    fn push_empty(&mut self, d: &mut [u8], n: usize) {
+        for _ in 0..n {
+            self.push(d, &[]);
+        }
+    }
+}
+
+pub fn set_bit(d: &mut [u8], bitmap: usize, i: usize) {
+    d[bitmap + i / 8] |= 1 << (i % 8);
+}
+
+pub fn put_i64(d: &mut [u8], column: usize, i: usize, value: i64) {
+    put(d, column + 8 * i, value.to_le_bytes());
+}
+
+pub fn put_i32(d: &mut [u8], column: usize, i: usize, value: i32) {
+    put(d, column + 4 * i, value.to_le_bytes());
+}
+
+/// Writes the header and the origin dictionary of a planned batch into zeroed bytes.
+pub fn begin(d: &mut [u8], head: &Head, at: &Layout, origins: &[&[u8]]) {
+    head.write(d);
+    let mut writer = VarWriter::new(at.origin_offsets, at.origin_data);
+    for origin in origins {
+        writer.push(d, origin);
+    }
+}
+
+/// A merge that is possible: what the batch will look like and which number each origin gets.
+pub struct Merge<'a> {
+    batches: Vec<Batch<'a>>,
+    origins: Vec<&'a [u8]>,
+    numbers: Vec<u8>,
+    pub head: Head,
+    at: Layout,
+    timestamp: i64,
+}
+
+impl<'a> Merge<'a> {
+    pub fn new(parts: &[&'a [u8]], timestamp: i64) -> Result<Merge<'a>, Refusal> {
+        let batches = parts.iter().map(|d| Batch::open_sound(d)).collect::<Result<Vec<_>, _>>()?;
+        let first = batches.first().ok_or("nothing to merge; give at least one batch")?;
+        let mut head = Head { flags: first.head.flags, ..Head::default() };
+        let mut sizes = Sizes::default();
+        let mut all_keys = true;
+        for batch in &batches {
+            let (h, w) = (&batch.head, &batch.at);
+            if h.flags != head.flags {
+                return Err("batches with different flags cannot be merged");
+            }
+            if h.producer_id != 0 {
+                return Err("a batch with a producer_id keeps its identity and cannot be merged");
+            }
+            if h.has(SPARSE) {
+                return Err("a compacted (SPARSE) batch cannot be merged");
+            }
+            head.columns |= h.columns;
+            head.count += h.count;
+            all_keys &= h.has(KEYS);
+            sizes.values += batch.value_size() as u64;
+            if h.has(KEYS) {
+                sizes.keys += batch.size(w.key_offsets, h.count) as u64;
+            }
+            if h.has(HEADERS) {
+                sizes.header_count += w.header_count as u64;
+                sizes.names += batch.size(w.name_offsets, w.header_count) as u64;
+                sizes.hvalues += batch.size(w.hvalue_offsets, w.header_count) as u64;
+            }
+        }
+        if head.has(KEYS) && !all_keys {
+            head.columns |= KEY_NULLS;
+        }
+        let (origins, numbers) = unite_origins(&batches)?;
+        sizes.origins = origins.iter().map(|o| o.len() as u64).sum();
+        head.origins = origins.len();
+        head.span = u32::try_from(head.count).map_err(|_| TOO_LARGE)?;
+        let at = plan(&mut head, &sizes)?;
+        Ok(Merge { batches, origins, numbers, head, at, timestamp })
+    }
+
+    /// Fills zeroed bytes of exactly head.length.
+    pub fn fill(&self, d: &mut [u8]) {
+        let (w, timestamp) = (&self.at, self.timestamp);
+        begin(d, &self.head, w, &self.origins);
+        let mut values = VarWriter::new(w.value_offsets, w.value_data);
+        let mut keys = VarWriter::new(w.key_offsets, w.key_data);
+        let mut names = VarWriter::new(w.name_offsets, w.name_data);
+        let mut hvalues = VarWriter::new(w.hvalue_offsets, w.hvalue_data);
+        let (mut row, mut number) = (0, 0);
+        for batch in &self.batches {
+            let (n, from) = (batch.head.count, &batch.at);
+            if w.origin_index != 0 {
+                for i in 0..n {
+                    d[w.origin_index + row + i] = self.numbers[number + batch.origin_number(i)];
+                }
+            }
+            number += batch.head.origins;
+            copy_bits(d, w.value_bitmap, row, batch, from.value_bitmap, true);
+            values.push_all(d, batch, from.value_offsets, from.value_data, n);
+            if w.key_offsets != 0 {
+                copy_bits(d, w.key_bitmap, row, batch, from.key_bitmap, from.key_offsets != 0);
+                if from.key_offsets != 0 {
+                    keys.push_all(d, batch, from.key_offsets, from.key_data, n);
+                } else {
+                    keys.push_empty(d, n);
+                }
+            }
+            if w.header_lists != 0 {
+                let before = names.i as i32;
+                for i in 0..n {
+                    let own = if from.header_lists == 0 { 0 } else { i32_at(batch.d, from.header_lists + 4 * i + 4) };
+                    put_i32(d, w.header_lists, row + i + 1, before + own);
+                }
+                if from.header_lists != 0 {
+                    names.push_all(d, batch, from.name_offsets, from.name_data, from.header_count);
+                    hvalues.push_all(d, batch, from.hvalue_offsets, from.hvalue_data, from.header_count);
+                }
+            }
+            for i in 0..n {
+                if w.timestamps != 0 {
+                    let own = if from.timestamps == 0 { timestamp } else { batch.timestamp(i) };
+                    put_i64(d, w.timestamps, row + i, own);
+                }
+                if w.expiries != 0 {
+                    put_i64(d, w.expiries, row + i, batch.expiry(i));
+                }
+            }
+            row += n;
+        }
+    }
+}
+
+/// Marks the records of a batch as present from `row` on: as its own bitmap says, or all alike if it has none.
+fn copy_bits(d: &mut [u8], bitmap: usize, row: usize, batch: &Batch, own: usize, present: bool) {
+    if bitmap == 0 || !present {
+        return;
+    }
+    for i in 0..batch.head.count {
+        if !batch.is_null(own, i) {
+            set_bit(d, bitmap, row + i);
+        }
+    }
+}
+
+/// All different origins in the order they are first met, and for each batch's each entry its number among them.
+fn unite_origins<'a>(batches: &[Batch<'a>]) -> Result<(Vec<&'a [u8]>, Vec<u8>), Refusal> {
+    let mut origins: Vec<&[u8]> = Vec::new();
+    let mut numbers = Vec::with_capacity(batches.len());
+    let mut known: HashMap<&[u8], u8> = HashMap::new();
+    for batch in batches {
+        for i in 0..batch.head.origins {
+            let origin = batch.origin(i)?;
+            // Neighbours mostly come from the same client: look at the last one before the map.
+            if let (Some(last), true) = (numbers.last().copied(), origins.last() == Some(&origin))
+                && usize::from(last) + 1 == origins.len()
+            {
+                numbers.push(last);
+                continue;
+            }
+            let number = match known.get(origin) {
+                Some(number) => *number,
+                None if origins.len() == MAX_ORIGINS_ENTRIES => return Err(TOO_MANY_ORIGINS),
+                None => {
+                    origins.push(origin);
+                    known.insert(origin, (origins.len() - 1) as u8);
+                    (origins.len() - 1) as u8
+                }
+            };
+            numbers.push(number);
+        }
+    }
+    Ok((origins, numbers))
+}
+
+/// A selection that is possible.
+pub struct Select<'a> {
+    batch: Batch<'a>,
+    keep: Vec<usize>,
+    pub head: Head,
+    at: Layout,
+}
+
+impl<'a> Select<'a> {
+    pub fn new(data: &'a [u8], keep: &[i64]) -> Result<Option<Select<'a>>, Refusal> {
+        let batch = Batch::open_sound(data)?;
+        let n = batch.head.count as i64;
+        if keep.windows(2).any(|pair| pair[0] >= pair[1]) || keep.iter().any(|i| *i < 0 || *i >= n) {
+            return Err("keep must be rising record numbers of this batch");
+        }
+        if keep.is_empty() {
+            return Ok(None);
+        }
+        let keep: Vec<usize> = keep.iter().map(|i| *i as usize).collect();
+        let (h, w) = (batch.head, batch.at);
+        let length =
+            |offsets: usize, i: usize| (i32_at(batch.d, offsets + 4 * i + 4) - i32_at(batch.d, offsets + 4 * i)) as u64;
+        let mut sizes = Sizes { origins: batch.size(w.origin_offsets, h.origins) as u64, ..Sizes::default() };
+        for &i in &keep {
+            sizes.values += length(w.value_offsets, i);
+            if w.key_offsets != 0 {
+                sizes.keys += length(w.key_offsets, i);
+            }
+            if w.header_lists != 0 {
+                for j in batch.header_range(i)? {
+                    sizes.header_count += 1;
+                    sizes.names += length(w.name_offsets, j);
+                    sizes.hvalues += length(w.hvalue_offsets, j);
+                }
+            }
+        }
+        let mut head = Head { count: keep.len(), columns: h.columns | SPARSE, ..h };
+        let at = plan(&mut head, &sizes)?;
+        Ok(Some(Select { batch, keep, head, at }))
+    }
+
+    /// Fills zeroed bytes of exactly head.length.
+    pub fn fill(&self, d: &mut [u8]) -> Result<(), Refusal> {
+        let (batch, w, from, n) = (&self.batch, &self.at, &self.batch.at, self.batch.head.count);
+        let origins = (0..batch.head.origins).map(|i| batch.origin(i)).collect::<Result<Vec<_>, _>>()?;
+        begin(d, &self.head, w, &origins);
+        let mut values = VarWriter::new(w.value_offsets, w.value_data);
+        let mut keys = VarWriter::new(w.key_offsets, w.key_data);
+        let mut names = VarWriter::new(w.name_offsets, w.name_data);
+        let mut hvalues = VarWriter::new(w.hvalue_offsets, w.hvalue_data);
+        for (row, &i) in self.keep.iter().enumerate() {
+            if w.origin_index != 0 {
+                d[w.origin_index + row] = batch.origin_number(i) as u8;
+            }
+            if w.value_bitmap != 0 && !batch.is_null(from.value_bitmap, i) {
+                set_bit(d, w.value_bitmap, row);
+            }
+            values.push(d, batch.entry(from.value_offsets, from.value_data, n, i)?);
+            if w.key_bitmap != 0 && !batch.is_null(from.key_bitmap, i) {
+                set_bit(d, w.key_bitmap, row);
+            }
+            if w.key_offsets != 0 {
+                keys.push(d, batch.entry(from.key_offsets, from.key_data, n, i)?);
+            }
+            if w.header_lists != 0 {
+                for j in batch.header_range(i)? {
+                    names.push(d, batch.entry(from.name_offsets, from.name_data, from.header_count, j)?);
+                    hvalues.push(d, batch.entry(from.hvalue_offsets, from.hvalue_data, from.header_count, j)?);
+                }
+                put_i32(d, w.header_lists, row + 1, names.i as i32);
+            }
+            if w.timestamps != 0 {
+                put_i64(d, w.timestamps, row, batch.timestamp(i));
+            }
+            if w.expiries != 0 {
+                put_i64(d, w.expiries, row, batch.expiry(i));
+            }
+            put(d, w.deltas + 4 * row, (batch.delta(i) as u32).to_le_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// Writes offsets and times (if given) and the checksum into a whole batch.
+pub fn seal(d: &mut [u8], place_and_time: Option<(i64, i64)>, seed: u32) -> Result<(), Refusal> {
+    let batch = Batch::open(d, 0)?;
+    if batch.head.length != d.len() {
+        return Err("the bytearray must hold exactly one batch");
+    }
+    if let Some((base_offset, timestamp)) = place_and_time {
+        if base_offset < 0 || base_offset as u64 > MAX_OFFSET - u64::from(batch.head.span) {
+            return Err("base_offset must be at least 0 and leave room for the batch's offsets below 2**63");
+        }
+        let greatest = batch.greatest_timestamp(timestamp);
+        put(d, 16, base_offset.to_le_bytes());
+        put(d, 32, timestamp.to_le_bytes());
+        put(d, 40, greatest.to_le_bytes());
+    }
+    let crc = crc32c(&d[8..], seed);
+    put(d, 4, crc.to_le_bytes());
+    Ok(())
+}
