@@ -19,6 +19,7 @@ from quintet.log.embedded.partition import FilePartition
 from quintet.log.embedded.recovery import Mark, Opened, open_partition
 from quintet.log.embedded.segment import Damage
 from quintet.log.embedded.shared import Report, Shared
+from quintet.model import limits
 from quintet.model.errors import DataDirError, StorageError
 from quintet.model.scheduler import Scheduler
 
@@ -31,12 +32,23 @@ RETENTION_INTERVAL_US: Final = 1_000_000
 class EmbeddedLog:
     """One data directory, one process. `recover` first; then open_topic for every topic there is."""
 
-    def __init__(self, directory: Path, disk: Disk, scheduler: Scheduler, report: Report) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        disk: Disk,
+        scheduler: Scheduler,
+        report: Report,
+        *,
+        tail_cache_bytes: int = limits.TAIL_CACHE_BYTES,
+        disk_floor_bytes: int = 0,
+    ) -> None:
         self._directory = str(directory)
         self._disk = disk
         self._scheduler = scheduler
         self._report = report
         self._shared = Shared(disk, scheduler, report)
+        self._shared.cache_bytes_max = tail_cache_bytes
+        self._shared.floor_bytes = disk_floor_bytes
         self._shared.quarantine = self._quarantine
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
         self._checkpoint = checkpoint.Checkpoint()
@@ -104,6 +116,16 @@ class EmbeddedLog:
     def topic_ids(self) -> list[int]:
         """Numbers of the topics that have files."""
         return [int(name) for name in self._disk.listdir(f"{self._directory}/topics") if name.isdecimal()]
+
+    @property
+    def last_topic_id(self) -> int:
+        return max(self.topic_ids(), default=0)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why some partition refuses appends now, or None."""
+        failures = (partition.failure for partitions in self._topics.values() for partition in partitions)
+        return next((failure for failure in failures if failure is not None), None)
 
     # -- topics --------------------------------------------------------------------------------------------------------
 

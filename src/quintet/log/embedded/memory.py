@@ -146,6 +146,13 @@ class MemoryPartition:
             return
         self._shared.scheduler.soon(partial(done, self.read(offset, max_bytes) or [], None))
 
+    def read_now(self, offset: int) -> list[RecordBatch]:
+        return self.read(offset, self.spec.memory_bytes) or []
+
+    def bytes_from(self, offset: int) -> int:
+        kept = self._end - self._start
+        return self._bytes * max(0, self._end - max(offset, self._start)) // kept if kept else 0
+
     def offset_at(self, timestamp: int) -> int:
         if self.successor is not None:
             return self.successor.offset_at(timestamp)

@@ -126,6 +126,20 @@ class FilePartition:
         work = partial(reader.read, self._shared.disk, views, offset, max_bytes)
         self._shared.scheduler.offload(work, partial(self._fetched, done))
 
+    def read_now(self, offset: int) -> list[RecordBatch]:
+        offset = max(offset, self.start)
+        first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
+        views = [reader.View(segment) for segment in self.segments[first:]]
+        found: list[RecordBatch] = []
+        self._fetched(
+            lambda batches, _error: found.extend(batches),
+            reader.read(self._shared.disk, views, offset, limits.MIB),
+        )
+        return found
+
+    def bytes_from(self, offset: int) -> int:
+        return self._pending_bytes
+
     def offset_at(self, timestamp: int) -> int:
         for segment in self.segments:
             if 0 <= segment.max_timestamp < timestamp:

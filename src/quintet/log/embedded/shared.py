@@ -28,7 +28,7 @@ class Shared:
     """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
 
     __slots__ = (
-        "cache_bytes", "cache_bytes_max", "cache_order", "disk", "marks_moved", "quarantine", "report", "scheduler",
+        "cache_bytes", "cache_bytes_max", "cache_order", "disk", "floor_bytes", "marks_moved", "quarantine", "report", "scheduler",
         "stats", "unsynced",
     )  # fmt: skip
 
@@ -39,6 +39,7 @@ class Shared:
         self.stats = dict.fromkeys(COUNTERS, 0)
         self.unsynced = 0
         self.cache_bytes = 0
+        self.floor_bytes = 0  # free space below which appends are refused before the disk is really full
         self.cache_bytes_max = limits.TAIL_CACHE_BYTES
         self.cache_order: deque[TailCache] = deque()
         self.marks_moved: set[FilePartition] = set()
