@@ -1,0 +1,189 @@
+"""The loads against peers: publish, end to end, fan-out, durable publish, durable bytes, latency.
+
+Each function is one row group of the report. The shapes are the same for all sides and live in quintet.bench.run.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from harness import DURABLE_TOPIC, OURS, Bench, Comparison, Figure, Side
+
+from quintet.bench import run
+from quintet.bench.clock import nanoseconds
+from quintet.bench.generators import Load, payload_of
+from quintet.bench.histogram import percentiles
+
+KIB, MIB = 1024, 1024 * 1024
+PROBE_MESSAGES = 100_000  # the warm-up, which also tells how many messages fill a repetition
+FANOUT = 16
+LATENCY_RATE = 10_000.0
+LATENCY_S = 4.0
+DISK_FILE_BYTES = 256 * MIB
+MEMORY_SIDES = {OURS: True, "nats core": True, "redis memory": False, "mosquitto": False}
+PUSH_SIDES = {OURS: True, "nats core": True, "mosquitto": False}
+DURABLE_SIDES = {OURS: True, "nats jetstream": True, "redis durable": True}
+QOS0_TARGETS = {16: 4.0, 128: 3.0, 1024: 1.0}
+
+
+class Counts:
+    """How many messages a side sends per repetition: the sides that count all send the same number."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._rates: dict[str, float] = {}
+
+    def probed(self, side: Side, outcome: run.Outcome, per_message: int = 1) -> None:
+        self._rates[side.name] = outcome.rate / per_message
+
+    def of(self, side: Side, sides: list[Side]) -> int:
+        rivals = [self._rates[other.name] for other in sides if other.counts and other.name in self._rates]
+        rate = max(rivals) if side.counts else self._rates[side.name]
+        return max(1000, int(rate * self._seconds))
+
+
+def qos0_publish(bench: Bench) -> None:
+    """QoS 0 publish, pipelined on one connection, to the answer of a final barrier."""
+    for size, target in QOS0_TARGETS.items():
+        sides = bench.sides(MEMORY_SIDES)
+        counts = Counts(bench.effort.seconds)
+
+        def warm(side: Side, size: int = size, counts: Counts = counts) -> None:
+            outcome = run.pipelined(Load(side.wire, side.address, f"pub{size}", size), PROBE_MESSAGES)
+            counts.probed(side, outcome)
+
+        def measure(
+            side: Side, turn: int, size: int = size, counts: Counts = counts, sides: list[Side] = sides
+        ) -> float:
+            return run.pipelined(Load(side.wire, side.address, f"pub{size}", size), counts.of(side, sides)).rate
+
+        name = f"qos0_publish {size} B"
+        bench.add(Comparison(name, "msg/s", bench.in_turn(name, sides, warm, measure), target=target))
+
+
+def _flow(bench: Bench, name: str, subscribers: int, processes: int, target: float) -> None:
+    sides = bench.sides(PUSH_SIDES)
+    counts = Counts(bench.effort.seconds)
+
+    def load(side: Side, turn: int) -> Load:
+        # A topic of its own for each repetition: nothing left over from the one before can be counted. The names have
+        # one length, so that frames have too.
+        return Load(side.wire, side.address, f"flow{subscribers:02d}.{turn:02d}", 128)
+
+    def warm(side: Side) -> None:
+        counts.probed(
+            side, run.flow(load(side, 99), PROBE_MESSAGES // subscribers, subscribers, processes), subscribers
+        )
+
+    def measure(side: Side, turn: int) -> float:
+        return run.flow(load(side, turn), counts.of(side, sides), subscribers, processes).rate
+
+    bench.add(Comparison(name, "delivered/s", bench.in_turn(name, sides, warm, measure), target=target))
+
+
+def qos0_e2e(bench: Bench) -> None:
+    """QoS 0, one publisher to one subscriber, pushed."""
+    _flow(bench, "qos0_e2e 128 B", 1, 1, 1.5)
+
+
+def fanout(bench: Bench) -> None:
+    """QoS 0, one publisher to 16 subscribers."""
+    _flow(bench, f"fanout 1 to {FANOUT}, 128 B", FANOUT, 1, 1.5)
+
+
+def qos1_durable(bench: Bench) -> None:
+    """Publishes that are on the disk before they are answered, from many connections."""
+    sides = bench.sides(DURABLE_SIDES)
+    for connections, in_flight, target in ((64, 1, 1.0), (16, 64, 5.0)):
+
+        def measure(side: Side, turn: int, connections: int = connections, in_flight: int = in_flight) -> float:
+            load = Load(side.wire, side.address, DURABLE_TOPIC, 128, qos=1)
+            return run.windows(load, connections, in_flight, seconds=bench.effort.seconds).rate
+
+        name = f"qos1_durable {connections} connections x {in_flight} in flight, 128 B"
+        figures = bench.in_turn(name, sides, lambda side, measure=measure: measure(side, -1), measure)  # type: ignore[misc]
+        bench.add(Comparison(name, "msg/s", figures, target=target))
+
+
+class Disk:
+    """The disk itself: 1 MiB blocks, each made durable, to a file whose space is there already."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = os.open(directory / "disk.bench", os.O_RDWR | os.O_CREAT, 0o600)
+        zeros = bytes(MIB)
+        for at in range(0, DISK_FILE_BYTES, MIB):
+            os.pwrite(self._file, zeros, at)
+        os.fsync(self._file)
+        self._block = payload_of(MIB)
+
+    def rate(self, seconds: float) -> float:
+        """Bytes per second."""
+        start = time.monotonic()
+        done = 0
+        while time.monotonic() - start < seconds:
+            os.pwrite(self._file, self._block, done % DISK_FILE_BYTES)
+            os.fdatasync(self._file)
+            done += MIB
+        return done / (time.monotonic() - start)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def qos1_bytes(bench: Bench) -> None:
+    """One connection with 1 MiB in flight, in bytes per second, beside the disk's own rate."""
+    sides = bench.sides({OURS: True})
+    disk = Disk(bench.directory)
+    try:
+        for size in (16 * KIB, KIB):
+            # A sliding window: 8 parts of 128 KiB, each with its own barrier, so that the line never runs dry.
+            in_flight = 128 * KIB // size
+            raw = Figure("fdatasync of 1 MiB blocks")
+
+            def measure(
+                side: Side, turn: int, size: int = size, in_flight: int = in_flight, raw: Figure = raw
+            ) -> float:
+                if turn >= 0:
+                    raw.values.append(disk.rate(bench.effort.seconds / 2))
+                load = Load(side.wire, side.address, f"bytes{size}", size, qos=1)
+                return run.windows(load, 1, in_flight, depth=8, seconds=bench.effort.seconds).bytes_rate
+
+            name = f"qos1_bytes 1 MiB in flight, {size} B messages"
+            figures = bench.in_turn(name, sides, lambda side, measure=measure: measure(side, -1), measure)  # type: ignore[misc]
+            if not raw.values:
+                raw.values.append(disk.rate(bench.effort.seconds))
+            bench.add(Comparison(name, "B/s", [*figures, raw], target=0.5))
+    finally:
+        disk.close()
+
+
+def latency(bench: Bench) -> None:
+    """End to end at a fixed rate, measured from the time each message was due."""
+    sides = bench.sides(PUSH_SIDES)
+    seconds = min(LATENCY_S, bench.effort.seconds * 3)
+    seen = {side.name: nanoseconds() for side in sides}
+    parts: dict[str, dict[str, list[float]]] = {side.name: {"p50": [], "p99": [], "p99.9": []} for side in sides}
+
+    def one(side: Side, turn: int) -> run.Outcome:
+        load = Load(side.wire, side.address, f"lat.{turn:02d}", 128)
+        return run.scheduled_flow(load, LATENCY_RATE, int(LATENCY_RATE * seconds))
+
+    def measure(side: Side, turn: int) -> float:
+        outcome = one(side, turn)
+        found = percentiles(outcome.latencies, "open")
+        assert found is not None
+        seen[side.name].extend(outcome.latencies)
+        for name, values in parts[side.name].items():
+            values.append(found.at[name])
+        return found.at["p99"]
+
+    figures = bench.in_turn("latency", sides, lambda side: one(side, 99), measure)
+    counted = {figure.side: figure.counts for figure in figures}
+    for name, target in (("p50", None), ("p99", 2.0), ("p99.9", None)):
+        rows = [Figure(side, parts[side][name], counts) for side, counts in counted.items()]
+        comparison = Comparison(f"latency {name} at 10,000 msg/s, 128 B", "us", rows, "lower", target)
+        if name == "p99":
+            for side in counted:
+                found = percentiles(seen[side], "open")
+                comparison.curves[side] = found.curve if found else []
+        bench.add(comparison)

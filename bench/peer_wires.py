@@ -1,0 +1,224 @@
+"""The peers' protocols as the load generators speak them: NATS, JetStream, Redis Streams, MQTT 3.1.1.
+
+The same shape as quintet.bench.blipmq, so that every server meets the same load. Only what the loads need.
+"""
+
+import json
+import socket
+import struct
+from dataclasses import dataclass
+
+from quintet.bench.wire import Address, BenchError, fixed_answers, open_socket, read_until
+
+STREAM = "BENCH"
+NATS_CONNECT = (
+    b"CONNECT "
+    + json.dumps(
+        {"verbose": False, "pedantic": False, "lang": "raw", "version": "1", "protocol": 0, "headers": False}
+    ).encode()
+    + b"\r\nPING\r\n"
+)
+
+
+def _line_answers(data: bytes, refusal: bytes) -> tuple[int, bytes]:
+    """Answers of two lines each (a length or header line and a body line): counted by line ends."""
+    if refusal in data:
+        raise BenchError(f"the server refused: {data[data.find(refusal) :][:200]!r}")
+    lines = data.count(b"\n")
+    if lines % 2 == 0 and data.endswith(b"\n"):
+        return lines // 2, b""
+    cut = data.rfind(b"\n")
+    if lines % 2:
+        cut = data.rfind(b"\n", 0, cut)
+    return lines // 2, data[cut + 1 :]
+
+
+@dataclass(frozen=True, slots=True)
+class NatsWire:
+    """nats-server core: PUB, SUB, MSG, and PING as barrier."""
+
+    name: str = "nats core"
+    noise: bytes = b"PING\r\n"  # the server measures its round trip about 2 s after a client came
+
+    def connect(self, address: Address, connection: int = 0) -> socket.socket:
+        sock = open_socket(address)
+        read_until(sock, lambda data: data.endswith(b"\r\n"), "INFO")
+        sock.sendall(NATS_CONNECT)
+        read_until(sock, lambda data: data.endswith(b"PONG\r\n"), "PONG")
+        return sock
+
+    def subscribe(self, sock: socket.socket, topic: str, qos: int) -> int:
+        sock.sendall(b"SUB %s 1\r\nPING\r\n" % topic.encode())
+        read_until(sock, lambda data: data.endswith(b"PONG\r\n"), "PONG after SUB")
+        return 1
+
+    def encode(self, topic: str, payload: bytes, qos: int, messages: int, connection: int = 0) -> bytes:
+        return b"PUB %s %d\r\n%s\r\n" % (topic.encode(), len(payload), payload) * messages
+
+    def barrier(self, qos: int) -> bytes:
+        return b"PING\r\n"
+
+    def answers(self, qos: int, messages: int) -> int:
+        return 1
+
+    def answered(self, qos: int, data: bytes) -> tuple[int, bytes]:
+        if data.startswith(b"PING\r\n"):
+            data = data[6:]
+        return fixed_answers(b"PONG\r\n", data, lambda said: f"nats-server said {said[:200]!r} instead of PONG")
+
+    def delivered(self, topic: str, payload: bytes, qos: int) -> bytes:
+        return b"MSG %s 1 %d\r\n%s\r\n" % (topic.encode(), len(payload), payload)
+
+    def acknowledge(self, subscription: int, qos: int, deliveries: bytes, frame: int) -> bytes:
+        return b""
+
+
+@dataclass(frozen=True, slots=True)
+class JetStreamWire(NatsWire):
+    """A file stream in JetStream: every publish is answered when the stream has stored (and synced) it."""
+
+    name: str = "nats jetstream"
+
+    def connect(self, address: Address, connection: int = 0) -> socket.socket:
+        sock = NatsWire.connect(self, address)
+        # All answers of a connection come to one inbox of its own.
+        sock.sendall(b"SUB _INBOX.%d 1\r\nPING\r\n" % connection)
+        read_until(sock, lambda data: data.endswith(b"PONG\r\n"), "PONG after SUB")
+        return sock
+
+    def create_stream(self, address: Address, subject: str) -> None:
+        """Make the stream, on file, one replica."""
+        wanted = {
+            "name": STREAM,
+            "subjects": [subject],
+            "storage": "file",
+            "retention": "limits",
+            "num_replicas": 1,
+            "discard": "old",
+            "max_consumers": -1,
+            "max_msgs": -1,
+            "max_bytes": -1,
+            "max_age": 0,
+        }
+        body = json.dumps(wanted).encode()
+        with self.connect(address, 0) as sock:
+            sock.sendall(b"PUB $JS.API.STREAM.CREATE.%s _INBOX.0 %d\r\n%s\r\n" % (STREAM.encode(), len(body), body))
+            answer = read_until(sock, lambda data: data.count(b"\n") >= 2, "STREAM.CREATE answer")
+        if b'"error"' in answer:
+            raise BenchError(f"JetStream made no stream: {answer[:300]!r}")
+
+    def encode(self, topic: str, payload: bytes, qos: int, messages: int, connection: int = 0) -> bytes:
+        return b"PUB %s _INBOX.%d %d\r\n%s\r\n" % (topic.encode(), connection, len(payload), payload) * messages
+
+    def barrier(self, qos: int) -> bytes:
+        return b""
+
+    def answers(self, qos: int, messages: int) -> int:
+        return messages
+
+    def answered(self, qos: int, data: bytes) -> tuple[int, bytes]:
+        if b"PING\r\n" in data:
+            data = data.replace(b"PING\r\n", b"")
+        return _line_answers(data, b'"error"')
+
+
+@dataclass(frozen=True, slots=True)
+class RedisWire:
+    """Redis Streams: XADD, answered with the entry's id once it is as durable as appendfsync says."""
+
+    name: str = "redis streams"
+    noise: bytes = b""
+
+    def connect(self, address: Address, connection: int = 0) -> socket.socket:
+        sock = open_socket(address)
+        sock.sendall(b"PING\r\n")
+        read_until(sock, lambda data: data == b"+PONG\r\n", "PONG")
+        return sock
+
+    def subscribe(self, sock: socket.socket, topic: str, qos: int) -> int:
+        raise BenchError("Redis Streams are pulled with XREAD: there is no pushed delivery to compare with.")
+
+    def encode(self, topic: str, payload: bytes, qos: int, messages: int, connection: int = 0) -> bytes:
+        parts = [b"XADD", topic.encode(), b"*", b"d", payload]
+        one = b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+        return one * messages
+
+    def barrier(self, qos: int) -> bytes:
+        return b""
+
+    def answers(self, qos: int, messages: int) -> int:
+        return messages
+
+    def answered(self, qos: int, data: bytes) -> tuple[int, bytes]:
+        return _line_answers(data, b"-ERR")
+
+    def delivered(self, topic: str, payload: bytes, qos: int) -> bytes:
+        raise BenchError("Redis Streams are pulled with XREAD: there is no pushed delivery to compare with.")
+
+    def acknowledge(self, subscription: int, qos: int, deliveries: bytes, frame: int) -> bytes:
+        return b""
+
+
+def _mqtt_packet(kind: int, body: bytes) -> bytes:
+    """MQTT: u8 type and flags | length in base 128, low part first | body."""
+    length = len(body)
+    digits = bytearray()
+    while True:
+        length, digit = divmod(length, 128)
+        digits.append(digit | (0x80 if length else 0))
+        if not length:
+            return bytes([kind]) + bytes(digits) + body
+
+
+def _mqtt_string(text: str) -> bytes:
+    return struct.pack(">H", len(text)) + text.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class MqttWire:
+    """Mosquitto by MQTT 3.1.1: QoS 0 with PINGREQ as barrier, QoS 1 answered by PUBACK (not synced to disk)."""
+
+    name: str = "mosquitto"
+    noise: bytes = b""
+
+    def connect(self, address: Address, connection: int = 0) -> socket.socket:
+        sock = open_socket(address)
+        # Clean session, no keep-alive, empty client id (the server picks one).
+        sock.sendall(_mqtt_packet(0x10, _mqtt_string("MQTT") + bytes([4, 2, 0, 0]) + _mqtt_string("")))
+        answer = read_until(sock, lambda data: len(data) >= 4, "CONNACK")
+        if answer != b"\x20\x02\x00\x00":
+            raise BenchError(f"mosquitto refused the connection: {answer!r}")
+        return sock
+
+    def subscribe(self, sock: socket.socket, topic: str, qos: int) -> int:
+        sock.sendall(_mqtt_packet(0x82, struct.pack(">H", 1) + _mqtt_string(topic) + bytes([qos])))
+        read_until(sock, lambda data: len(data) >= 5, "SUBACK")
+        return 1
+
+    def encode(self, topic: str, payload: bytes, qos: int, messages: int, connection: int = 0) -> bytes:
+        if qos == 0:
+            return _mqtt_packet(0x30, _mqtt_string(topic) + payload) * messages
+        return b"".join(
+            _mqtt_packet(0x32, _mqtt_string(topic) + struct.pack(">H", 1 + number) + payload)
+            for number in range(messages)
+        )
+
+    def barrier(self, qos: int) -> bytes:
+        return b"\xc0\x00" if qos == 0 else b""
+
+    def answers(self, qos: int, messages: int) -> int:
+        return 1 if qos == 0 else messages
+
+    def answered(self, qos: int, data: bytes) -> tuple[int, bytes]:
+        if qos == 0:
+            return fixed_answers(b"\xd0\x00", data, lambda said: f"mosquitto said {said[:64].hex()}, not PINGRESP")
+        count = len(data) // 4
+        if data[0 : count * 4 : 4] != b"\x40" * count:
+            raise BenchError(f"mosquitto said {data[:64].hex()} instead of PUBACK")
+        return count, data[count * 4 :]
+
+    def delivered(self, topic: str, payload: bytes, qos: int) -> bytes:
+        return _mqtt_packet(0x30, _mqtt_string(topic) + payload)
+
+    def acknowledge(self, subscription: int, qos: int, deliveries: bytes, frame: int) -> bytes:
+        return b""

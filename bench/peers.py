@@ -1,0 +1,259 @@
+"""The servers of a side-by-side run: found or installed, started on loopback, stopped again.
+
+    python bench/peers.py            says which peers are there, in which version
+    python bench/peers.py --install  gets the missing ones: nats-server by the Go tool into bench/.peers, the others by
+                                     the system's package manager
+
+A peer that is not there is skipped by the harness, loudly. Nothing here measures.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quintet.bench.wire import Address, BenchError
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent
+PEERS = HERE / ".peers"
+START_S = 20.0
+STOP_S = 20.0
+INSTALL_S = 900.0
+GO_PLACES = ("go", "/usr/local/go/bin/go", "/usr/lib/go/bin/go")
+NATS_MODULE = "github.com/nats-io/nats-server/v2@latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A program the harness may start, and where it comes from."""
+
+    name: str
+    program: str
+    version_flag: str
+    package: str
+
+
+PEER_TABLE = (
+    Peer("nats", "nats-server", "--version", "nats-server"),
+    Peer("redis", "redis-server", "--version", "redis-server"),
+    Peer("mosquitto", "mosquitto", "-h", "mosquitto"),
+)
+
+
+def find(program: str) -> str | None:
+    """The program's path: what was installed here first, then the system's."""
+    places = os.pathsep.join([str(PEERS / "bin"), os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    return shutil.which(program, path=places)
+
+
+def version(peer: Peer) -> str | None:
+    """What the program says of itself, or None if it is not there."""
+    path = find(peer.program)
+    if path is None:
+        return None
+    said = subprocess.run([path, peer.version_flag], capture_output=True, text=True, timeout=10, check=False)
+    words = (said.stdout or said.stderr).splitlines()[0].replace("v=", "").split()
+    return next((word.lstrip("v") for word in words if word.lstrip("v")[:1].isdigit()), "unknown")
+
+
+def versions() -> dict[str, str | None]:
+    """Every peer with its version; None where it is missing."""
+    return {peer.name: version(peer) for peer in PEER_TABLE}
+
+
+def install(peer: Peer) -> str:
+    """Get a peer, the newest first; says what was done or why not."""
+    if peer.name == "nats":
+        go = next((found for place in GO_PLACES if (found := shutil.which(place))), None)
+        if go is not None:
+            (PEERS / "bin").mkdir(parents=True, exist_ok=True)
+            environment = os.environ | {"GOBIN": str(PEERS / "bin")}
+            done = subprocess.run([go, "install", NATS_MODULE], env=environment, timeout=INSTALL_S, check=False)
+            if done.returncode == 0:
+                return f"{peer.name}: built {version(peer)} with the Go tool"
+    if shutil.which("apt-get") is None:
+        return f"{peer.name}: no package manager known here; install {peer.program} by hand and put it on PATH"
+    done = subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", peer.package], check=False)
+    return f"{peer.name}: {'installed' if done.returncode == 0 else 'apt-get failed'}, version {version(peer)}"
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@dataclass(slots=True)
+class Server:
+    """A running server."""
+
+    name: str
+    address: Address
+    process: subprocess.Popen[bytes]
+    directory: Path
+    listeners: dict[str, str]
+    ready_s: float
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+
+def _wait_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.02)
+    raise BenchError(f"server did not come up; its log ends: {log.read_text(errors='replace')[-600:]}")
+
+
+@contextlib.contextmanager
+def _running(name: str, command: Sequence[str], port: int, directory: Path) -> Iterator[Server]:
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / "server.log"
+    start = time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=directory)
+    try:
+        _wait_port(process, port, log)
+        yield Server(name, ("127.0.0.1", port), process, directory, {}, time.monotonic() - start)
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> int:
+    """Ask it to end, then end it; its exit code."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+    return process.returncode
+
+
+def _program(program: str) -> str:
+    path = find(program)
+    if path is None:
+        raise BenchError(f"{program} is not installed. Run: python bench/peers.py --install")
+    return path
+
+
+@contextlib.contextmanager
+def nats(directory: Path, jetstream: bool) -> Iterator[Server]:
+    """nats-server; with jetstream, every stored message is synced before it is answered."""
+    port = free_port()
+    directory.mkdir(parents=True, exist_ok=True)
+    config = f'listen: "127.0.0.1:{port}"\nping_interval: "1h"\n'
+    if jetstream:
+        config += f'jetstream {{ store_dir: "{directory / "store"}", sync_interval: always }}\n'
+    (directory / "nats.conf").write_text(config)
+    name = "nats jetstream" if jetstream else "nats core"
+    command = [_program("nats-server"), "-c", str(directory / "nats.conf")]
+    with _running(name, command, port, directory) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def redis(directory: Path, durable: bool) -> Iterator[Server]:
+    """redis-server; with durable, every command is synced before it is answered."""
+    port = free_port()
+    directory.mkdir(parents=True, exist_ok=True)
+    command = [_program("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
+    command += ["--save", "", "--appendonly", "yes" if durable else "no", "--appendfsync", "always"]
+    # A rewrite of the file in the middle of a run would be measured as Redis being slow.
+    command += ["--auto-aof-rewrite-percentage", "0"]
+    with _running("redis streams", command, port, directory) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def mosquitto(directory: Path) -> Iterator[Server]:
+    """mosquitto, anonymous, without limits on what is queued or in flight."""
+    port = free_port()
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "mosquitto.conf").write_text(
+        f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\nmax_inflight_messages 0\n"
+        "set_tcp_nodelay true\nlog_type error\npersistence false\n"
+    )
+    command = [_program("mosquitto"), "-c", str(directory / "mosquitto.conf")]
+    with _running("mosquitto", command, port, directory) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def quintet(
+    directory: Path, settings: dict[str, str] | None = None, ready_within_s: float = START_S
+) -> Iterator[Server]:
+    """Our own server, as a user starts it; ready_s is from exec to the ready line."""
+    directory.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"QUINTET_LISTENERS__BLIPMQ__PORT": "0", "QUINTET_LISTENERS__ADMIN__PORT": "0"}
+    command = [sys.executable, "-m", "quintet", "serve", "--dev", "--data", str(directory / "data"), "--print-ready"]
+    log = directory / "server.log"
+    with log.open("wb") as out:
+        start = time.monotonic()
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=out, cwd=directory, env=environment | (settings or {})
+        )
+    try:
+        listeners = _ready_line(process, log, start + ready_within_s)
+        ready_s = time.monotonic() - start
+        host, _, port = listeners["blipmq"].rpartition(":")
+        yield Server("quintet", (host, int(port)), process, directory, listeners, ready_s)
+    finally:
+        stop(process)
+
+
+def _ready_line(process: subprocess.Popen[bytes], log: Path, deadline: float) -> dict[str, str]:
+    """Read lines until the ready line. Other lines (what --dev prints for people) are passed over."""
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    data = b""
+    while time.monotonic() < deadline:
+        piece = process.stdout.read()
+        if piece:
+            data += piece
+            for line in data.split(b"\n")[:-1]:
+                if line.startswith(b"{") and b'"ready"' in line:
+                    return dict(json.loads(line)["listeners"])
+        elif process.poll() is not None:
+            break
+        else:
+            time.sleep(0.005)
+    raise BenchError(f"quintet did not become ready; its log ends: {log.read_text(errors='replace')[-1000:]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Find or install the peers of the side-by-side benchmarks.")
+    parser.add_argument("--install", action="store_true", help="get what is missing, and the newest nats-server")
+    wanted = parser.parse_args()
+    for peer in PEER_TABLE:
+        local = (PEERS / "bin" / peer.program).exists()
+        if wanted.install and (find(peer.program) is None or (peer.name == "nats" and not local)):
+            print(install(peer))
+        found = version(peer)
+        print(f"{peer.name}: {found} at {find(peer.program)}" if found else f"{peer.name}: MISSING")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Quintet beside real peers, on this machine, in one run.
+
+    python bench/side_by_side.py                     everything (about 15 minutes, 25 GiB of free disk)
+    python bench/side_by_side.py --quick             a smoke run of about a minute; its figures mean nothing
+    python bench/side_by_side.py --only fanout       one load; may be given more than once
+    python bench/side_by_side.py --list              the names of the loads
+
+Peers come from bench/peers.py. Results go to bench/results/ and to the terminal; bench/README.md tells the method.
+"""
+
+import argparse
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import loads
+import loads_own
+import peers
+import report
+from harness import FULL, OURS, QUICK, Bench
+from rich.console import Console
+
+from quintet.bench.machine import facts
+from quintet.bench.wire import BenchError
+
+HERE = Path(__file__).resolve().parent
+BUSY_LOAD_AVERAGE = 0.5  # above this something else is running, and figures are worth less
+
+LOADS: dict[str, Callable[[Bench], None]] = {
+    "qos0_publish": loads.qos0_publish,
+    "qos0_e2e": loads.qos0_e2e,
+    "fanout": loads.fanout,
+    "qos1_durable": loads.qos1_durable,
+    "qos1_bytes": loads.qos1_bytes,
+    "latency": loads.latency,
+    "idle": loads_own.idle,
+    "start": loads_own.start,
+    "flat_topics": loads_own.flat_topics,
+    "flat_subscribers": loads_own.flat_subscribers,
+    "flat_log": loads_own.flat_log,
+}
+SIDES = (OURS, "nats", "redis", "mosquitto")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure Quintet beside its peers and print ratios.")
+    parser.add_argument("--only", action="append", choices=list(LOADS), help="run this load only (repeatable)")
+    parser.add_argument("--side", action="append", choices=SIDES, help="run these servers only (repeatable)")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: figures mean nothing")
+    parser.add_argument("--install", action="store_true", help="get missing peers first")
+    parser.add_argument("--list", action="store_true", help="name the loads and stop")
+    parser.add_argument("--dir", type=Path, default=HERE / ".peers" / "run", help="where servers keep their data")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="where results are written")
+    return parser.parse_args()
+
+
+def main() -> int:
+    wanted = arguments()
+    console = Console()
+    if wanted.list:
+        for name, load in LOADS.items():
+            console.print(f"{name:18} {load.__doc__}", highlight=False)
+        return 0
+    if wanted.install:
+        for peer in peers.PEER_TABLE:
+            if peers.find(peer.program) is None:
+                console.print(peers.install(peer))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
+    machine = facts()
+    if os.getloadavg()[0] > BUSY_LOAD_AVERAGE:
+        console.print(f"[bold red]this machine is busy[/] (load {os.getloadavg()[0]:.2f}): figures will suffer")
+    found = peers.versions()
+    with Bench(wanted.dir, QUICK if wanted.quick else FULL, console, set(wanted.side or SIDES)) as bench:
+        for name in wanted.only or LOADS:
+            try:
+                LOADS[name](bench)
+            except (BenchError, OSError) as error:
+                bench.skip(name, str(error))
+    console.print(report.table(bench.comparisons, machine, found))
+    for line in bench.skipped:
+        console.print(f"[bold red]SKIPPED[/] {line}", highlight=False)
+    if wanted.quick:
+        console.print("[yellow]a quick run: these figures mean nothing[/]")
+    report.save(wanted.results, bench.comparisons, machine, found, bench.skipped, console)
+    missed = [comparison.load for comparison in bench.comparisons if comparison.reached is False]
+    if missed:
+        console.print(f"targets missed: {', '.join(missed)}", highlight=False)
+    return 1 if bench.skipped else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

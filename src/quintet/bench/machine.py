@@ -1,0 +1,56 @@
+"""Facts about the machine a figure was measured on: a figure without them means nothing."""
+
+import datetime
+import os
+import platform
+from pathlib import Path
+
+import quintet
+
+
+def _first(path: str, key: str) -> str:
+    try:
+        for line in Path(path).read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    except OSError:
+        return "unknown"
+    return "unknown"
+
+
+def _kernel_kind() -> str:
+    try:
+        import quintet.kernel._native  # noqa: F401
+    except ImportError:
+        return "pure Python"
+    return "native"
+
+
+def facts() -> dict[str, str | int | float]:
+    """What a reader needs to judge the figures."""
+    memory_kib = _first("/proc/meminfo", "MemTotal").split(" ")[0]
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cpu": _first("/proc/cpuinfo", "model name"),
+        "cores": os.cpu_count() or 0,
+        "memory_gib": round(int(memory_kib) / 1024 / 1024, 1) if memory_kib.isdigit() else 0,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "quintet": quintet.__version__,
+        "kernel": _kernel_kind(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def headline(found: dict[str, str | int | float]) -> str:
+    """The facts in one line."""
+    return (
+        f"{found['date']} · {found['cpu']}, {found['cores']} cores, {found['memory_gib']} GiB · {found['system']} · "
+        f"{found['python']} · quintet {found['quintet']} ({found['kernel']} kernel) · load {found['load_average']:.2f}"
+    )
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    return int(_first(f"/proc/{pid}/status", "VmRSS").split(" ")[0]) * 1024
