@@ -10,7 +10,7 @@ connection thus holds no buffer at all.
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -47,11 +47,10 @@ class Connection(asyncio.BufferedProtocol):
     # -- from the socket -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one, but does not derive from it
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "local"
-        transport.set_write_buffer_limits(high=limits.WRITE_HIGH_BYTES, low=limits.WRITE_LOW_BYTES)
+        self._transport.set_write_buffer_limits(high=limits.WRITE_HIGH_BYTES, low=limits.WRITE_LOW_BYTES)
         self._session = self._listener.make_session(self)
         self._listener.opened(self)
 
