@@ -144,7 +144,9 @@ class Bench:
         place = self.directory / key.replace(" ", "-")
         starters: dict[str, Callable[[], contextlib.AbstractContextManager[peers.Server]]] = {
             OURS: lambda: peers.quintet(place),
+            f"{OURS} idle": lambda: peers.quintet(place),
             "nats core": lambda: peers.nats(place, jetstream=False),
+            "nats idle": lambda: peers.nats(place, jetstream=False),
             "nats jetstream": lambda: peers.nats(place, jetstream=True),
             "redis memory": lambda: peers.redis(place, durable=False),
             "redis durable": lambda: peers.redis(place, durable=True),
@@ -165,7 +167,9 @@ class Bench:
         """Sides by server key, with whether each counts for the ratio; missing ones are left out, as was said."""
         wires: dict[str, Wire] = {
             OURS: BlipmqWire(),
+            f"{OURS} idle": BlipmqWire(),
             "nats core": NatsWire(),
+            "nats idle": NatsWire(),
             "nats jetstream": JetStreamWire(),
             "redis memory": RedisWire(),
             "redis durable": RedisWire(),

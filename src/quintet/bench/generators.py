@@ -256,8 +256,8 @@ def publish_scheduled(
 ) -> Sent:
     """Message i leaves at start + i / rate whatever the server does; late ones keep the time they were due.
 
-    The due time stands at the start of each payload. With `answered`, every burst ends with a barrier and the latency of
-    a message is from its due time to the answer; without, the subscriber measures."""
+    The due time stands at the start of each payload. With `answered`, every burst ends with a barrier and the latency
+    of a message is from its due time to the answer; without, the subscriber measures."""
     wire, qos = load.wire, load.qos
     with wire.connect(load.address) as sock:
         payload = payload_of(load.size)

@@ -1,4 +1,7 @@
-"""Pictures of results: bars of ratios, and latency over percentiles with the tail spread out. PNG or SVG by file name."""
+"""Pictures of results: bars of ratios, and latency over percentiles with the tail spread out.
+
+The file name decides between PNG and SVG.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

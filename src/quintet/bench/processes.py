@@ -1,8 +1,8 @@
 """Generator processes: started, lined up, let go together, and their results collected.
 
 Publishers and subscribers run in processes of their own so that neither slows the other. A generator is a function
-`work(link, ...)` at the top level of a module: it prepares, calls link.ready(), runs when that returns, and gives back a
-picklable result. This module knows nothing about protocols.
+`work(link, ...)` at the top level of a module: it prepares, calls link.ready(), runs when that returns, and gives back
+a picklable result. This module knows nothing about protocols.
 """
 
 import multiprocessing

@@ -117,7 +117,7 @@ def flow(
     sample: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
-    """One publisher to so many subscribers, as fast as the slowest takes it; from the first write to the last delivery."""
+    """One publisher to so many subscribers, as fast as the slowest takes it; first write to last delivery."""
     if subscribers < processes:
         raise BenchError(f"{processes} reader processes cannot share {subscribers} subscribers.")
     seen = counters(processes)

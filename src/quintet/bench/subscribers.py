@@ -38,13 +38,13 @@ def _subscribe(load: Load, connections: int) -> dict[int, _Reader]:
 def _stalled(load: Load, readers: dict[int, _Reader], owed: int) -> BenchError:
     least = min(reader.bytes for reader in readers.values())
     return BenchError(
-        f"{load.wire.name}: nothing for {STALL_S} s, slowest subscriber has {least} of {owed} bytes: messages were lost."
+        f"{load.wire.name}: messages were lost: nothing for {STALL_S} s, and the slowest has {least} of {owed} bytes."
     )
 
 
 def _closed(load: Load, reader: _Reader, owed: int) -> BenchError:
     return BenchError(
-        f"{load.wire.name}: the server cut a subscriber at {reader.bytes} of {owed} bytes (a slow consumer?). See its log."
+        f"{load.wire.name}: the server cut a subscriber at {reader.bytes} of {owed} bytes (too slow?). See its log."
     )
 
 

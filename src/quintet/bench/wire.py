@@ -1,7 +1,7 @@
 """What a load generator must know of a protocol, and the table of doors that `quintet bench` can reach by URL.
 
-A wire only makes and counts bytes; sockets are driven in generators.py. Wires are small frozen dataclasses, because they
-travel to the generator processes.
+A wire only makes and counts bytes; sockets are driven in generators.py. Wires are small frozen dataclasses, because
+they travel to the generator processes.
 """
 
 import socket
