@@ -144,10 +144,9 @@ class SimDisk:
         for file in files.values():
             file.crash(rng)
         names = dict(self._durable_names)
-        for path, file in self._names.items():
-            parent = os.path.dirname(path)
-            if names.get(path, self) is not file and rng.random() < 0.3 and parent in names:
-                names[path] = file
+        for path, found in self._names.items():
+            if names.get(path, self) is not found and rng.random() < 0.3:
+                names[path] = found
         for path in [path for path in names if path != "/" and not self._has_parents(path, names)]:
             del names[path]
         for path in self._durable_names:

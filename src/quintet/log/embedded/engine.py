@@ -16,7 +16,7 @@ from quintet.log.embedded import checkpoint, compact
 from quintet.log.embedded.disk import Disk, replace_file
 from quintet.log.embedded.memory import MemoryPartition
 from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.recovery import Mark, Opened, open_partition
+from quintet.log.embedded.recovery import Opened, open_partition
 from quintet.log.embedded.segment import Damage
 from quintet.log.embedded.shared import Report, Shared
 from quintet.model import limits
@@ -55,6 +55,7 @@ class EmbeddedLog:
         self._entries: dict[tuple[int, int], bytes] = {}
         self._known_damage: set[tuple[str, int]] = set()
         self._quarantine_lines: list[bytes] = []
+        self._closed: Callable[[], None] | None = None
         self._lock = -1
         self._writing_checkpoint = self._writing_quarantine = self._closing = False
         self._rolls_seen = 0
@@ -118,10 +119,6 @@ class EmbeddedLog:
         return [int(name) for name in self._disk.listdir(f"{self._directory}/topics") if name.isdecimal()]
 
     @property
-    def last_topic_id(self) -> int:
-        return max(self.topic_ids(), default=0)
-
-    @property
     def failure(self) -> Exception | None:
         """Why some partition refuses appends now, or None."""
         failures = (partition.failure for partitions in self._topics.values() for partition in partitions)
@@ -179,6 +176,7 @@ class EmbeddedLog:
 
     def delete_topic(self, topic_id: int) -> None:
         partitions = self._topics.pop(topic_id, [])
+        self._shared.active -= {partition for partition in partitions if isinstance(partition, FilePartition)}
         for number in range(len(partitions)):
             self._entries.pop((topic_id, number), None)
         waiting = len(partitions)
@@ -213,6 +211,11 @@ class EmbeddedLog:
             self._report("delete_failed", {"error": str(result)})
 
     @property
+    def last_topic_id(self) -> int:
+        marked = (topic_id for topic_id, _ in self._checkpoint.marks)
+        return max([*self.topic_ids(), *marked, *self._topics], default=0)
+
+    @property
     def unsynced_bytes(self) -> int:
         return self._shared.unsynced
 
@@ -230,16 +233,22 @@ class EmbeddedLog:
         retain = now - self._last_retention >= RETENTION_INTERVAL_US
         if retain:
             self._last_retention = now
-        for partitions in self._topics.values():
-            for partition in partitions:
-                partition.maintain(now)
-                if retain and isinstance(partition, FilePartition):
-                    compact.maintain(self._shared, partition, now)
+            self._retain(now)
+        for partition in tuple(self._shared.active):
+            partition.maintain(now)
         rolled = self._shared.stats["rolls"] != self._rolls_seen
         if self._shared.marks_moved and (rolled or now - self._last_checkpoint >= CHECKPOINT_INTERVAL_US):
             self._last_checkpoint = now
             self._rolls_seen = self._shared.stats["rolls"]
             self._write_checkpoint(clean=False)
+
+    def _retain(self, now: int) -> None:
+        for partitions in self._topics.values():
+            for partition in partitions:
+                if isinstance(partition, FilePartition):
+                    compact.maintain(self._shared, partition, now)
+                else:
+                    partition.maintain(now)
 
     def _write_checkpoint(self, clean: bool, then: Callable[[], None] | None = None) -> None:
         if self._writing_checkpoint:
@@ -319,10 +328,8 @@ class EmbeddedLog:
     def _release(self) -> None:
         self._disk.close(self._lock)
         self._lock = -1
+        assert self._closed is not None
         self._closed()
-
-    def _closed(self) -> None:
-        raise AssertionError("close() was not called")
 
     def abandon(self) -> None:
         """For tests and fatal errors: let go of the lock without writing anything."""
@@ -330,7 +337,3 @@ class EmbeddedLog:
             self._disk.close(self._lock)
             self._lock = -1
 
-
-def mark_of(log: EmbeddedLog, topic_id: int, partition: int) -> Mark | None:
-    """The durable mark a partition had at start."""
-    return log._checkpoint.marks.get((topic_id, partition))

@@ -147,11 +147,15 @@ class MemoryPartition:
         self._shared.scheduler.soon(partial(done, self.read(offset, max_bytes) or [], None))
 
     def read_now(self, offset: int) -> list[RecordBatch]:
-        return self.read(offset, self.spec.memory_bytes) or []
+        if self.successor is not None:
+            return self.successor.read_now(offset)
+        return self.read(offset, self._bytes + 1) or []
 
     def bytes_from(self, offset: int) -> int:
-        kept = self._end - self._start
-        return self._bytes * max(0, self._end - max(offset, self._start)) // kept if kept else 0
+        if self.successor is not None:
+            return self.successor.bytes_from(offset)
+        kept = max(self._visible - self._start, 1)
+        return self._bytes * min(max(self._visible - offset, 0), kept) // kept
 
     def offset_at(self, timestamp: int) -> int:
         if self.successor is not None:

@@ -29,6 +29,8 @@ MERGE_OUTPUT_BYTES_MAX: Final = limits.MIB
 STAGE_EARLY_BYTES: Final = 256 * limits.KIB  # while a write is under way, less than this waits to be merged with more
 SYNC_INTERVAL_US: Final = 100_000  # of "interval" topics
 PROBE_INTERVAL_US: Final = 1_000_000  # how often a full disk is tried again
+IDLE_CLOSE_US: Final = 10_000_000  # a file nobody wrote to for this long is synced and closed: handles are few
+READ_NOW_BYTES: Final = 4 * limits.MIB
 
 _KIND: Final = struct.Struct("<HH")  # flags and columns, at 12
 _SPAN: Final = struct.Struct("<I")  # at 28
@@ -44,7 +46,7 @@ class FilePartition:
         "_armed", "_busy", "_chunks", "_closed", "_dirty", "_end", "_extending", "_failure", "_last_sync", "_last_time",
         "_on_idle", "_pending", "_pending_bytes", "_plan", "_plan_end", "_probed", "_shared", "_syncing", "_visible",
         "_watchers", "_writer", "cache", "directory", "mark", "number", "segments", "spec", "topic_id", "working",
-        "_inline",
+        "_inline", "_active",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, spec: TopicSpec, number: int, directory: str, opened: Opened) -> None:
@@ -69,6 +71,7 @@ class FilePartition:
         self._watchers: list[Callable[[], None]] = []
         self._failure: StorageError | ShuttingDown | None = None
         self._armed = self._busy = self._extending = self._syncing = self._dirty = self._closed = False
+        self._active = False  # in shared.active: looked after by maintain
         self.working = False  # retention or compaction is under way
         self._on_idle: list[Callable[[], None]] = []
         self._last_time = self._last_sync = self._probed = 0
@@ -131,14 +134,18 @@ class FilePartition:
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
         views = [reader.View(segment) for segment in self.segments[first:]]
         found: list[RecordBatch] = []
-        self._fetched(
-            lambda batches, _error: found.extend(batches),
-            reader.read(self._shared.disk, views, offset, limits.MIB),
-        )
+        result = reader.read(self._shared.disk, views, offset, READ_NOW_BYTES)
+        self._fetched(lambda batches, _: found.extend(batches), result)
         return found
 
     def bytes_from(self, offset: int) -> int:
-        return self._pending_bytes
+        total = self._pending_bytes
+        for segment in reversed(self.segments):
+            if segment.base <= offset:
+                span = max(segment.next_offset - segment.base, 1)
+                return total + segment.end * max(segment.next_offset - offset, 0) // span
+            total += segment.end
+        return total
 
     def offset_at(self, timestamp: int) -> int:
         for segment in self.segments:
@@ -166,6 +173,9 @@ class FilePartition:
         self._armed = False
         if not self._pending or (self._busy and self._pending_bytes < STAGE_EARLY_BYTES):
             return
+        if not self._active:
+            self._active = True
+            self._shared.active.add(self)
         pending, self._pending = self._pending, []
         self._pending_bytes = 0
         self._last_time = now = max(self._shared.scheduler.now(), self._last_time)
@@ -271,6 +281,7 @@ class FilePartition:
             cache.add(batch)
             self._visible = batch.base_offset + batch.span
         segment.end, segment.next_offset = chunk.end, self._visible
+        self._end = max(self._end, self._visible)
         stats = shared.stats
         stats["appends"] += len(chunk.waiters)
         stats["batches"] += len(chunk.buffers)
@@ -340,12 +351,15 @@ class FilePartition:
         self._shared.unsynced -= sum(len(batch) for batch, _, _ in refused)
         kind = "storage_full" if isinstance(error, StorageFull) else "partition_failed"
         self._shared.report(kind, {"directory": self.directory, "error": str(error), "refused": len(refused)})
+        if not self._active:
+            self._active = True
+            self._shared.active.add(self)
         for _, done, _ in refused:
             if done is not None:
                 done(-1, error)
 
     def maintain(self, now: int) -> None:
-        """Interval syncs and full-disk probes."""
+        """Interval syncs, full-disk probes, closing what is idle. Called while the partition is in shared.active."""
         if isinstance(self._failure, StorageFull) and now - self._probed >= PROBE_INTERVAL_US and not self._occupied():
             self._probed = now
             self._busy = True
@@ -354,6 +368,18 @@ class FilePartition:
         elif self._dirty and self.spec.durability == "interval" and now - self._last_sync >= SYNC_INTERVAL_US:
             self._last_sync = now
             self.sync()
+        elif now - self._last_time >= IDLE_CLOSE_US and self._failure is None and not self._occupied():
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._dirty:
+            self.sync()
+            return
+        if self.segments and self.segments[-1].handle >= 0:
+            self._shared.disk.close(self.segments[-1].handle)
+            self.segments[-1].handle = -1
+        self._active = False
+        self._shared.active.discard(self)
 
     def _probe_done(self, error: StorageError | BaseException | None) -> None:
         self._busy = False

@@ -170,7 +170,7 @@ class Segment:
     """What the loop thread knows about one file. `end` and `next_offset` cover what is committed."""
 
     __slots__ = (
-        "allocated", "base", "bytes_sealed", "compacted", "created", "directory", "end", "handle", "index",
+        "allocated", "base", "compacted", "created", "directory", "end", "handle", "index",
         "max_timestamp", "next_offset", "seed",
     )  # fmt: skip
 
@@ -186,7 +186,6 @@ class Segment:
         self.created = False  # the file is durably there
         self.max_timestamp = -1  # unknown
         self.compacted = False
-        self.bytes_sealed = 0
 
     @property
     def path(self) -> str:

@@ -28,7 +28,7 @@ class Shared:
     """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
 
     __slots__ = (
-        "cache_bytes", "cache_bytes_max", "cache_order", "disk", "floor_bytes", "marks_moved", "quarantine", "report", "scheduler",
+        "active", "cache_bytes", "cache_bytes_max", "cache_order", "disk", "floor_bytes", "marks_moved", "quarantine", "report", "scheduler",
         "stats", "unsynced",
     )  # fmt: skip
 
@@ -42,6 +42,7 @@ class Shared:
         self.floor_bytes = 0  # free space below which appends are refused before the disk is really full
         self.cache_bytes_max = limits.TAIL_CACHE_BYTES
         self.cache_order: deque[TailCache] = deque()
+        self.active: set[FilePartition] = set()  # have an open file or a failure: looked after every 100 ms
         self.marks_moved: set[FilePartition] = set()
         self.quarantine: Callable[[list[Damage]], None] = lambda damages: None
 

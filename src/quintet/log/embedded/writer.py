@@ -187,22 +187,30 @@ class Writer:
     def extend(self, segment: Segment, target: int) -> StorageError | None:
         """Zero-fill up to target ahead of the writer. No space is no failure yet: the writer will find out."""
         disk = self._disk
+        handle = -1
         try:
-            disk.zero(segment.handle, segment.allocated, target - segment.allocated)
-            self._sync(segment.handle)
+            # Its own handle: the kernel reports a failed write-back once per handle, and the writer must hear of it too.
+            handle = disk.open(segment.path, write=True)
+            disk.zero(handle, segment.allocated, target - segment.allocated)
+            self._sync(handle)
         except OSError as error:
-            if error.errno in CURABLE:
-                try:
-                    disk.truncate(segment.handle, segment.allocated)
-                except OSError as second:
-                    error = second
-                else:
-                    return None
+            if error.errno in CURABLE and (handle < 0 or self._cut(handle, segment.allocated)):
+                return None
             return PartitionFailed(f"{segment.path}: extending failed ({error}): the partition is read-only")
         except _SyncFailed as failure:
             return PartitionFailed(f"{segment.path}: a sync failed ({failure}): the partition is read-only")
+        finally:
+            if handle >= 0:
+                disk.close(handle)
         segment.allocated = target
         return None
+
+    def _cut(self, handle: int, size: int) -> bool:
+        try:
+            self._disk.truncate(handle, size)
+        except OSError:
+            return False
+        return True
 
     def probe(self, segment: Segment | None) -> StorageError | None:
         """Is there space again? Really writes: free space by the numbers may be reserved for others."""
