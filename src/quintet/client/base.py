@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from math import inf
 from random import uniform
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, cast
 
 from quintet.client.errors import AuthError, BadUrl, Closed, ConnectionLost, Forbidden, ProtocolError, Timeout
 from quintet.client.message import log
@@ -191,9 +191,8 @@ class StreamLink(Link, asyncio.Protocol):
     # -- the socket ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
 
     def data_received(self, data: bytes) -> None:

@@ -223,14 +223,28 @@ class Subscription:
                 raise Closed("the subscription is closed") from None
 
     async def batches(self, *, max: int = 5_000, wait: float = 0.2) -> AsyncIterator[MessageBatch]:
-        """Batches of up to `max` messages. A batch is handed out when it is full, when `wait` seconds have passed since
-        its first message, or when the server will send no more before some are acknowledged."""
+        """Batches of up to `max` messages, without end: see get_batch for when one is handed out."""
+        while (batch := await self._next_batch(max, wait)) is not None:
+            yield batch
+
+    async def get_batch(self, *, max: int = 5_000, wait: float = 0.2, timeout: float | None = None) -> MessageBatch:
+        """The next batch of up to `max` messages. It is handed out when it is full, when `wait` seconds have passed since
+        its first message, or when the server will send no more before some are acknowledged. Timeout if none comes."""
+        limit = self._timeout if timeout is None else timeout
+        async with deadline(limit, f"waiting for messages of {self._topic!r}"):
+            batch = await self._next_batch(max, wait)
+        if batch is None:
+            raise Closed("the subscription is closed")
+        return batch
+
+    async def _next_batch(self, most: int, wait: float) -> MessageBatch | None:
         while await self._available():
-            if self._queued < max:
-                await self._linger(max, wait)
-            batch = self._take(max)
+            if wait > 0 and self._queued < most:
+                await self._linger(most, wait)
+            batch = self._take(most)
             if batch is not None:
-                yield batch
+                return batch
+        return None
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Wait until the server has taken every acknowledgement made so far."""

@@ -1,0 +1,313 @@
+"""`quintet pub` and `quintet sub`: the client on the command line, made for pipes.
+
+stdout carries messages (sub) or the one line of the result (pub); everything said to a person goes to stderr. Input and
+output go through in batches and in bounded memory. Exit codes: 0 done, 1 failed, 2 wrong usage.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final
+
+import click
+
+from quintet.client.bus import Bus, connect
+from quintet.client.errors import BadUrl, Timeout
+from quintet.client.message import MessageBatch
+from quintet.model.errors import BadName, ProtocolError
+
+URL_DEFAULT: Final = "blipmq://:dev-key@127.0.0.1:5555"
+STDIN_READ_BYTES: Final = 256 * 1024
+VALUE_BYTES_MAX: Final = 16 * 1024 * 1024  # of --raw and of one line: no frame is larger
+REPEAT_BATCH: Final = 10_000  # messages published at once by --count
+REPEAT_BATCH_BYTES: Final = 4 * 1024 * 1024
+SUB_BATCH: Final = 5_000  # messages written and acknowledged at once
+
+_url = click.option(
+    "--url", envvar="QUINTET_URL", default=URL_DEFAULT, help=f"The broker (or QUINTET_URL) [{URL_DEFAULT}]."
+)
+_qos = click.option("--qos", type=click.IntRange(0, 1), default=1, show_default=True, help="0 at most once, 1 durable.")
+
+
+@click.command()
+@_url
+@click.argument("topic")
+@click.argument("values", nargs=-1)
+@click.option("--lines", "form", flag_value="lines", default="lines", help="Each line of stdin is a message (default).")
+@click.option("--raw", "form", flag_value="raw", help="All of stdin is one message.")
+@click.option("--json-lines", "form", flag_value="json", help="Each line or value must be JSON; sent compact.")
+@_qos
+@click.option("--ttl", type=click.FloatRange(min=0.001), help="Seconds after which nobody wants it.")
+@click.option("--count", type=click.IntRange(1), default=1, help="Publish the values this many times.")
+@click.option("--timeout", type=click.FloatRange(min=0.001), default=10.0, show_default=True, help="Seconds per batch.")
+def pub(
+    url: str, topic: str, values: tuple[str, ...], form: str, qos: int, ttl: float | None, count: int, timeout: float
+) -> None:
+    """Publish messages: the VALUES, or the lines of stdin when there are none (or the only one is -).
+
+    \b
+    quintet pub orders 'hello' 'world'           two messages
+    tail -f app.log | quintet pub logs           one per line, as they come
+    quintet pub blobs --raw < picture.png        the whole file as one message
+    jq -c '.[]' rows.json | quintet pub rows --json-lines
+    quintet pub load x --count 100000            the same message many times
+    """
+    from_stdin = values in ((), ("-",))
+    if from_stdin and form != "raw" and count > 1:
+        raise click.UsageError("--count repeats values; give them as arguments, or one message with --raw")
+    if not from_stdin and form == "raw":
+        raise click.UsageError("--raw reads stdin; leave the values out")
+
+    async def run(bus: Bus) -> None:
+        total = 0
+        progress = Progress(f"to {topic}")
+        async for batch in _input(values, from_stdin, form, count):
+            total += (await bus.publish_batch(topic, batch, qos=qos, ttl=ttl, timeout=timeout)).count
+            progress.show(total)
+        progress.end()
+        ending = "durable" if qos else "sent, not confirmed (QoS 0)"
+        click.echo(f"{total} message{'' if total == 1 else 's'} to {topic}: {ending}")
+
+    _run(url, timeout, run)
+
+
+@click.command()
+@_url
+@click.argument("topic")
+@click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--timeout", type=click.FloatRange(min=0.001), help="Stop after this many seconds.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "raw", "hex"]),
+    default="text",
+    show_default=True,
+    help="text: a line each; json: an object a line; raw: the bytes and nothing else; hex: a line of hex each.",
+)
+@_qos
+@click.option("--resume", type=click.IntRange(1), help="Go on with an earlier subscription, by its id.")
+@click.option("--no-ack", is_flag=True, help="Look without consuming: all is delivered again.")
+def sub(
+    url: str,
+    topic: str,
+    count: int | None,
+    timeout: float | None,
+    form: str,
+    qos: int,
+    resume: int | None,
+    no_ack: bool,
+) -> None:
+    """Receive messages of a topic, from now on, until --count, --timeout or Ctrl-C.
+
+    \b
+    quintet sub orders                           as they come, a line each
+    quintet sub orders --count 1 --timeout 5     for scripts: exit code 1 if none came in 5 s
+    quintet sub orders --format json | jq .value
+    quintet sub orders --resume 12               go on where subscription 12 stopped
+    quintet sub blobs --format raw --count 1 > picture.png
+
+    The id of the subscription is told on stderr. With --count, too few messages before --timeout or Ctrl-C is exit code 1.
+    """
+    encode = FORMATS[form]
+    seen = 0
+
+    async def run(bus: Bus) -> None:
+        nonlocal seen
+        async with bus.subscribe(topic, qos=qos, resume=resume) as subscription:
+            click.echo(f"subscription {subscription.id} to {topic} (go on with --resume {subscription.id})", err=True)
+            while count is None or seen < count:
+                most = SUB_BATCH if count is None else min(SUB_BATCH, count - seen)
+                batch = await subscription.get_batch(max=most, wait=0.0, timeout=float("inf"))
+                out = sys.stdout.buffer
+                out.write(encode(batch))
+                out.flush()
+                seen += len(batch)
+                if not no_ack:
+                    await batch.ack()
+
+    async def limited(bus: Bus) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await run(bus)
+        except Timeout:
+            raise
+        except TimeoutError:
+            if count is not None:
+                raise Timeout(f"{seen} of {count} messages came in {timeout:g} s") from None
+
+    try:
+        _run(url, 10.0, limited)
+    except KeyboardInterrupt:
+        if count is not None:
+            click.echo(f"quintet: interrupted after {seen} of {count} messages", err=True)
+            sys.exit(1)
+
+
+# -- input ---------------------------------------------------------------------------------------------------------
+
+
+async def _input(values: tuple[str, ...], from_stdin: bool, form: str, count: int) -> AsyncIterator[list[bytes]]:
+    """What to publish, in batches."""
+    if from_stdin and form != "raw":
+        number = 0
+        async for lines in _stdin_lines():
+            batch = (
+                [_compact(line, number + at) for at, line in enumerate(lines, 1) if line.strip()]
+                if form == "json"
+                else lines
+            )
+            number += len(lines)
+            if batch:
+                yield batch
+        return
+    once = [await _stdin_whole()] if from_stdin else [value.encode(errors="surrogateescape") for value in values]
+    if form == "json":
+        once = [_compact(value, at) for at, value in enumerate(once, 1)]
+    size = max(sum(map(len, once)), 1)
+    rounds = max(1, min(REPEAT_BATCH // len(once), REPEAT_BATCH_BYTES // size))
+    while count:
+        yield once * min(rounds, count)
+        count -= min(rounds, count)
+
+
+def _compact(line: bytes, number: int) -> bytes:
+    import msgspec.json
+
+    try:
+        msgspec.json.decode(line)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(
+            f"line {number} is not JSON: {error}", hint="without --json-lines any text is fine"
+        ) from None
+    return msgspec.json.format(line, indent=-1)
+
+
+async def _stdin_lines() -> AsyncIterator[list[bytes]]:
+    """The lines that have arrived, as they arrive; the last one also without its newline."""
+    rest = b""
+    async for chunk in _stdin():
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > VALUE_BYTES_MAX:
+            raise ProtocolError(
+                f"a line is longer than {VALUE_BYTES_MAX} bytes", hint="--raw sends all of stdin as one"
+            )
+        if lines:
+            yield [line.removesuffix(b"\r") for line in lines]
+    if rest:
+        yield [rest]
+
+
+async def _stdin_whole() -> bytes:
+    data = bytearray()
+    async for chunk in _stdin():
+        data += chunk
+        if len(data) > VALUE_BYTES_MAX:
+            raise ProtocolError(f"stdin is longer than {VALUE_BYTES_MAX} bytes, the largest message", hint="split it")
+    return bytes(data)
+
+
+async def _stdin() -> AsyncIterator[bytes]:
+    """stdin in chunks, read only when asked for. A thread of its own, that need not end, because a read of a terminal
+    cannot be called off and Ctrl-C must work all the same."""
+    loop = asyncio.get_running_loop()
+    wanted: queue.SimpleQueue[asyncio.Future[bytes]] = queue.SimpleQueue()
+
+    def settle(future: asyncio.Future[bytes], data: bytes) -> None:
+        if not future.done():
+            future.set_result(data)
+
+    def read() -> None:
+        while True:
+            future = wanted.get()
+            data = os.read(0, STDIN_READ_BYTES)
+            loop.call_soon_threadsafe(settle, future, data)
+            if not data:
+                return
+
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+    while True:
+        future: asyncio.Future[bytes] = loop.create_future()
+        wanted.put(future)
+        data = await future
+        if not data:
+            return
+        yield data
+
+
+# -- output --------------------------------------------------------------------------------------------------------
+
+
+def _text(batch: MessageBatch) -> bytes:
+    return b"\n".join(batch.values) + b"\n"
+
+
+def _raw(batch: MessageBatch) -> bytes:
+    return b"".join(batch.values)
+
+
+def _hex(batch: MessageBatch) -> bytes:
+    return "".join(f"{value.hex()}\n" for value in batch.values).encode()
+
+
+def _json(batch: MessageBatch) -> bytes:
+    """`value` is text; bytes that are not UTF-8 are `value_base64`."""
+    lines: list[str] = []
+    for message in batch:
+        row: dict[str, Any] = {"topic": message.topic, "qos": message.qos, "tag": message.tag}
+        try:
+            row["value"] = message.text()
+        except UnicodeDecodeError:
+            row["value_base64"] = base64.b64encode(message.value).decode()
+        lines.append(json.dumps(row, ensure_ascii=False))
+    return ("\n".join(lines) + "\n").encode()
+
+
+FORMATS: Final[dict[str, Callable[[MessageBatch], bytes]]] = {"text": _text, "json": _json, "raw": _raw, "hex": _hex}
+
+
+class Progress:
+    """One line on stderr that counts, if a person is there to see it."""
+
+    EVERY_S: Final = 0.2
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._on = sys.stderr.isatty()
+        self._loop = asyncio.get_running_loop()
+        self._start = self._shown = self._loop.time()
+
+    def show(self, total: int) -> None:
+        now = self._loop.time()
+        if self._on and now - self._shown >= self.EVERY_S:
+            self._shown = now
+            click.echo(f"\r{total:,} {self._what}, {total / (now - self._start):,.0f}/s ", err=True, nl=False)
+
+    def end(self) -> None:
+        if self._on and self._shown > self._start:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def _run(url: str, timeout: float, use: Callable[[Bus], Coroutine[Any, Any, None]]) -> None:
+    """Run with an open bus, on uvloop if it is installed. What the user typed wrongly is a usage error."""
+
+    async def session() -> None:
+        async with connect(url, timeout=timeout) as bus:
+            await use(bus)
+
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    try:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    except ImportError:
+        pass
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(session())
+    except (BadUrl, BadName) as error:
+        raise click.UsageError(f"{error}. {error.hint}") from error

@@ -1,0 +1,224 @@
+"""Writes sync.py, the blocking twin, from the source of the asynchronous classes: `python -m quintet.client.generate`.
+
+Every public method keeps its name, signature and docstring; only how it waits differs. A test compares sync.py with what
+this file would write, so the twins cannot drift apart. Needs ruff, for its formatter, which only developers have.
+
+    async def m() -> T            def m() -> T               run on the portal
+    async generator               Iterator                   step by step
+    def m() -> another twin       def m() -> its twin        called on the loop's thread, wrapped
+    other def                     def                        called on the loop's thread, or here for plain values
+    property, public attribute    property
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+TARGET: Final = HERE / "sync.py"
+
+# class -> its module; in the order they are written
+TWINS: Final = {
+    "Processing": "message",
+    "Message": "message",
+    "MessageBatch": "message",
+    "Producer": "producer",
+    "Subscription": "subscription",
+    "Bus": "bus",
+}
+ROOT: Final = "Bus"  # owns the portal
+PLAIN: Final = {"Message", "MessageBatch"}  # values: their plain methods touch no shared state
+HIDDEN: Final = {"on_records", "on_refused", "settle", "hold", "release"}  # between the client's own parts
+DUNDERS: Final = {
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "__iter__": "__iter__",
+    "__len__": "__len__",
+    "__repr__": "__repr__",
+}
+
+HEADER: Final = '''"""The blocking twin of the client: `quintet.sync.connect`. Same names, same arguments, same errors.
+
+Written by generate.py from the asynchronous classes; do not edit. `python -m quintet.client.generate` writes it again.
+"""
+'''
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def generate() -> str:
+    """The text of sync.py, formatted."""
+    modules = {name: ast.parse((HERE / f"{name}.py").read_text()) for name in dict.fromkeys(TWINS.values())}
+    body: list[str] = []
+    used: set[str] = set()
+    for twin, module in TWINS.items():
+        tree = next(n for n in modules[module].body if isinstance(n, ast.ClassDef) and n.name == twin)
+        body += _class(tree, used)
+    connect = next(n for n in modules["bus"].body if isinstance(n, ast.FunctionDef) and n.name == "connect")
+    body += _connect(connect, used)
+    text = HEADER + "\n".join(_imports(modules, used)) + "\n\n" + "\n".join(body)
+    command = [sys.executable, "-m", "ruff"]
+    for arguments in (["check", "--select=I,F401", "--fix", "-q"], ["format", "-q"]):
+        text = subprocess.run(
+            [*command, *arguments, "--stdin-filename", str(TARGET), "-"],
+            input=text,
+            text=True,
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+    return text
+
+
+def _imports(modules: dict[str, ast.Module], used: set[str]) -> list[str]:
+    """Imports for the names in signatures: from where the asynchronous module has them, or that module itself."""
+    lines = ["from collections.abc import Iterator", "from quintet.client.portal import Portal"]
+    lines += [f"from quintet.client import {name} as _{name}" for name in modules]
+    for name, tree in modules.items():
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                lines += [f"from {node.module} import {a.name}" for a in node.names if a.name in used and not a.asname]
+            elif isinstance(node, ast.Import):
+                lines += [f"import {alias.name}" for alias in node.names if alias.name in used]
+            else:
+                lines += [f"from quintet.client.{name} import {own}" for own in _defines(node) if own in used]
+    twins = set(TWINS)
+    return [line for line in dict.fromkeys(lines) if line.rpartition(" ")[2] not in twins]
+
+
+def _defines(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.ClassDef(name=name):
+            return [name]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return [name]
+    return []
+
+
+def _class(tree: ast.ClassDef, used: set[str]) -> list[str]:
+    name = tree.name
+    out = [f"class {name}:", f"    {_docstring(tree)}", ""]
+    out += [f"    def __init__(self, portal: Portal, inner: _{TWINS[name]}.{name}) -> None:"]
+    out += ["        self._portal = portal", "        self._inner = inner", ""]
+    for node in tree.body:
+        if not isinstance(node, Function):
+            continue
+        if node.name == "__init__":
+            out += _attributes(node, used)
+        elif node.name in DUNDERS or not (node.name.startswith("_") or node.name in HIDDEN):
+            out += ["    " + line for line in _method(name, node, used)] + [""]
+    return out
+
+
+def _attributes(init: Function, used: set[str]) -> list[str]:
+    """A property for each annotated public attribute."""
+    out: list[str] = []
+    for node in init.body:
+        match node:
+            case ast.AnnAssign(target=ast.Attribute(attr=attr), annotation=kind) if not attr.startswith("_"):
+                _note(kind, used)
+                out += ["    @property", f"    def {attr}(self) -> {ast.unparse(kind)}:"]
+                out += [f"        return self._inner.{attr}", ""]
+    return out
+
+
+def _method(owner: str, node: Function, used: set[str]) -> list[str]:
+    returns = ast.unparse(node.returns).strip("'") if node.returns else "None"
+    for part in (node.args, node.returns):
+        if part is not None:
+            _note(part, used)
+    if node.decorator_list:
+        head = [f"@{ast.unparse(decorator)}" for decorator in node.decorator_list]
+        return [*head, f"def {node.name}(self) -> {returns}:", *_doc(node), f"    return self._inner.{node.name}"]
+    name = DUNDERS.get(node.name, node.name)
+    result = f'"{owner}"' if returns == owner else returns.replace("AsyncIterator", "Iterator")
+    head = [f"def {name}({ast.unparse(node.args)}) -> {result}:", *_doc(node)]
+    call = f"self._inner.{node.name}({_forward(node.args)})"
+    if returns == owner and node.name in ("__aenter__", "__aiter__"):
+        if node.name == "__aiter__":
+            return [*head, "    return self"]
+        return [*head, *_opening(owner, call), "    return self"]
+    if node.name == "__anext__":
+        return [*head, f"    return {_wrapped(returns, 'self._portal.next(self._inner.__anext__)')}"]
+    if "Iterator[" in returns:
+        item = returns.partition("[")[2].rstrip("]")
+        wrap = f"lambda item: {item}(self._portal, item)"
+        if returns.startswith("AsyncIterator"):
+            return [*head, f"    return self._portal.iterate({call}, {wrap})"]
+        return [*head, f"    return map({wrap}, iter(self._inner))"]
+    if isinstance(node, ast.AsyncFunctionDef):
+        if owner == ROOT and name in ("close", "__exit__"):
+            return [
+                *head,
+                "    try:",
+                f"        self._portal.run({call})",
+                "    finally:",
+                "        self._portal.stop()",
+            ]
+        if owner == ROOT and name == "open":
+            return [*head, *_opening(owner, call)]
+        return [*head, f"    return {_wrapped(returns, f'self._portal.run({call})')}"]
+    if owner in PLAIN or name.startswith("__"):
+        return [*head, f"    return {_wrapped(returns, call)}"]
+    arguments = f"self._inner.{node.name}, {_forward(node.args)}"
+    return [*head, f"    return {_wrapped(returns, f'self._portal.call({arguments})')}"]
+
+
+def _opening(owner: str, call: str) -> list[str]:
+    """A bus that could not be opened leaves no thread behind."""
+    if owner != ROOT:
+        return [f"    self._portal.run({call})"]
+    return [
+        "    try:",
+        f"        self._portal.run({call})",
+        "    except BaseException:",
+        "        self._portal.stop()",
+        "        raise",
+    ]
+
+
+def _connect(node: ast.FunctionDef, used: set[str]) -> list[str]:
+    _note(node.args, used)
+    head = f"def connect({ast.unparse(node.args)}) -> Bus:"
+    return [head, *_doc(node), f"    return Bus(Portal(), _bus.connect({_forward(node.args)}))"]
+
+
+def _wrapped(returns: str, call: str) -> str:
+    return f"{returns}(self._portal, {call})" if returns in TWINS else call
+
+
+def _forward(args: ast.arguments) -> str:
+    names = [arg.arg for arg in args.args if arg.arg != "self"]
+    return ", ".join([*names, *(f"{arg.arg}={arg.arg}" for arg in args.kwonlyargs)])
+
+
+def _note(node: ast.AST, used: set[str]) -> None:
+    """Remember the names a signature uses; a quoted annotation is a name too."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            used.add(part.id)
+
+
+def _doc(node: Function) -> list[str]:
+    return [f"    {_docstring(node)}"] if ast.get_docstring(node) else []
+
+
+def _docstring(node: Function | ast.ClassDef) -> str:
+    text = ast.get_docstring(node, clean=False) or ""
+    for old, new in (
+        ("async with", "with"),
+        ("async for", "for"),
+        ("await ", ""),
+        ("quintet.connect", "quintet.sync.connect"),
+    ):
+        text = text.replace(old, new)
+    return f'"""{text}"""'
+
+
+if __name__ == "__main__":
+    TARGET.write_text(generate())

@@ -1,0 +1,416 @@
+"""The blocking twin of the client: `quintet.sync.connect`. Same names, same arguments, same errors.
+
+Written by generate.py from the asynchronous classes; do not edit. `python -m quintet.client.generate` writes it again.
+"""
+
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from quintet.client import bus as _bus
+from quintet.client import message as _message
+from quintet.client import producer as _producer
+from quintet.client import subscription as _subscription
+from quintet.client.bus import LINGER_S, PRODUCER_BYTES_MAX, TIMEOUT_S
+from quintet.client.message import Ack, T
+from quintet.client.portal import Portal
+from quintet.client.subscription import PREFETCH_DEFAULT
+
+
+class Processing:
+    """`with`: acknowledges when the block succeeds; when it raises, leaves it to be delivered again.
+
+    The exception is logged and ends here, so that one bad message does not end the loop over the others; with
+    `reraise=True` it goes on. A cancellation always goes on.
+    """
+
+    def __init__(self, portal: Portal, inner: _message.Processing) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def __enter__(self) -> None:
+        return self._portal.run(self._inner.__aenter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self._portal.run(self._inner.__aexit__(kind, error, trace))
+
+
+class Message:
+    """One delivery. `tag` is what the server knows it by; 0 when it needs no acknowledgement (QoS 0).
+
+    `key`, `headers` and `redelivered` are None where the protocol does not tell, as with BlipMQ.
+    """
+
+    def __init__(self, portal: Portal, inner: _message.Message) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    @property
+    def topic(self) -> str:
+        return self._inner.topic
+
+    @property
+    def tag(self) -> int:
+        return self._inner.tag
+
+    @property
+    def qos(self) -> int:
+        return self._inner.qos
+
+    @property
+    def value(self) -> bytes:
+        return self._inner.value
+
+    @property
+    def key(self) -> bytes | None:
+        return self._inner.key
+
+    @property
+    def headers(self) -> dict[str, bytes] | None:
+        return self._inner.headers
+
+    @property
+    def redelivered(self) -> bool | None:
+        return self._inner.redelivered
+
+    def text(self) -> str:
+        """The value as UTF-8 text."""
+        return self._inner.text()
+
+    def json(self) -> Any:
+        """The value as JSON."""
+        return self._inner.json()
+
+    def decode(self, type: type[T]) -> T:
+        """The value as JSON of this type (a msgspec Struct, a dataclass, list[int], ...), checked."""
+        return self._inner.decode(type)
+
+    def ack(self, *, timeout: float | None = None) -> None:
+        """It is dealt with: the server may forget it. Does nothing for QoS 0."""
+        return self._portal.run(self._inner.ack(timeout=timeout))
+
+    def process(self, *, reraise: bool = False, timeout: float | None = None) -> Processing:
+        """`with msg.process():` acknowledges when the block succeeds, see Processing."""
+        return Processing(self._portal, self._inner.process(reraise=reraise, timeout=timeout))
+
+    def __repr__(self) -> str:
+        return self._inner.__repr__()
+
+
+class MessageBatch:
+    """Deliveries of one topic, in order. `values` are theirs, `tags` only those that want an acknowledgement."""
+
+    def __init__(self, portal: Portal, inner: _message.MessageBatch) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    @property
+    def topic(self) -> str:
+        return self._inner.topic
+
+    @property
+    def values(self) -> list[bytes]:
+        return self._inner.values
+
+    @property
+    def tags(self) -> list[int]:
+        return self._inner.tags
+
+    def __len__(self) -> int:
+        return self._inner.__len__()
+
+    def __iter__(self) -> Iterator[Message]:
+        """The messages one by one, each of which can be acknowledged alone."""
+        return map(lambda item: Message(self._portal, item), iter(self._inner))
+
+    def ack(self, *, timeout: float | None = None) -> None:
+        """All of them are dealt with: one write."""
+        return self._portal.run(self._inner.ack(timeout=timeout))
+
+    def process(self, *, reraise: bool = False, timeout: float | None = None) -> Processing:
+        """`with batch.process():` acknowledges all when the block succeeds, see Processing."""
+        return Processing(self._portal, self._inner.process(reraise=reraise, timeout=timeout))
+
+    def __repr__(self) -> str:
+        return self._inner.__repr__()
+
+
+class Producer:
+    """`with bus.producer(topic) as p`: `p.send(value)` without awaiting; leaving the block flushes."""
+
+    def __init__(self, portal: Portal, inner: _producer.Producer) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def __enter__(self) -> "Producer":
+        self._portal.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return self._portal.run(self._inner.__aexit__(kind, error, trace))
+
+    @property
+    def waiting(self) -> int:
+        """Messages sent and not yet confirmed."""
+        return self._inner.waiting
+
+    @property
+    def confirmed(self) -> int:
+        """Messages the server has confirmed (QoS 1) or the socket has taken (QoS 0)."""
+        return self._inner.confirmed
+
+    def send(self, value: object) -> None:
+        """Buffer one message. Backpressure, with nothing buffered, when a bound is reached."""
+        return self._portal.call(self._inner.send, value)
+
+    def ready(self, *, timeout: float | None = None) -> None:
+        """Wait until `send` has room again."""
+        return self._portal.run(self._inner.ready(timeout=timeout))
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until everything sent is confirmed. ExceptionGroup of DeliveryError for what was not."""
+        return self._portal.run(self._inner.flush(timeout=timeout))
+
+
+class Subscription:
+    """`with bus.subscribe(topic) as sub`, then `for msg in sub` or `for batch in sub.batches()`.
+
+    Several tasks may iterate over one subscription: each message goes to one of them.
+    """
+
+    def __init__(self, portal: Portal, inner: _subscription.Subscription) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def __enter__(self) -> "Subscription":
+        self._portal.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return self._portal.run(self._inner.__aexit__(kind, error, trace))
+
+    def open(self) -> None:
+        """Subscribe, or take up the subscription given as `resume`. Iterating does it too."""
+        return self._portal.run(self._inner.open())
+
+    def close(self) -> None:
+        """Stop, after the server has taken the acknowledgements. The subscription itself stays: resume it by its id."""
+        return self._portal.run(self._inner.close())
+
+    @property
+    def id(self) -> int:
+        """What to give as `resume=` to go on later, from any connection with the same credentials."""
+        return self._inner.id
+
+    @property
+    def closed(self) -> bool:
+        return self._inner.closed
+
+    @property
+    def topic(self) -> str:
+        return self._inner.topic
+
+    @property
+    def queued(self) -> int:
+        """Messages received and not yet taken."""
+        return self._inner.queued
+
+    @property
+    def refused(self) -> int:
+        """Acknowledgements the server did not know: too late, or settled by another consumer."""
+        return self._inner.refused
+
+    @property
+    def reconnects(self) -> int:
+        return self._inner.reconnects
+
+    def __iter__(self) -> "Subscription":
+        return self
+
+    def __next__(self) -> Message:
+        return Message(self._portal, self._portal.next(self._inner.__anext__))
+
+    def get(self, *, timeout: float | None = None) -> Message:
+        """The next message; Timeout if none comes in time."""
+        return Message(self._portal, self._portal.run(self._inner.get(timeout=timeout)))
+
+    def batches(self, *, max: int = 5000, wait: float = 0.2) -> Iterator[MessageBatch]:
+        """Batches of up to `max` messages, without end: see get_batch for when one is handed out."""
+        return self._portal.iterate(
+            self._inner.batches(max=max, wait=wait), lambda item: MessageBatch(self._portal, item)
+        )
+
+    def get_batch(self, *, max: int = 5000, wait: float = 0.2, timeout: float | None = None) -> MessageBatch:
+        """The next batch of up to `max` messages. It is handed out when it is full, when `wait` seconds have passed since
+        its first message, or when the server will send no more before some are acknowledged. Timeout if none comes."""
+        return MessageBatch(self._portal, self._portal.run(self._inner.get_batch(max=max, wait=wait, timeout=timeout)))
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until the server has taken every acknowledgement made so far."""
+        return self._portal.run(self._inner.flush(timeout=timeout))
+
+
+class Bus:
+    """A connection to a broker. Made by `connect`, open inside its `with` block."""
+
+    def __init__(self, portal: Portal, inner: _bus.Bus) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def __enter__(self) -> "Bus":
+        try:
+            self._portal.run(self._inner.__aenter__())
+        except BaseException:
+            self._portal.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._portal.run(self._inner.__aexit__(kind, error, trace))
+        finally:
+            self._portal.stop()
+
+    def open(self) -> None:
+        """Connect and authenticate. `with` does it."""
+        try:
+            self._portal.run(self._inner.open())
+        except BaseException:
+            self._portal.stop()
+            raise
+
+    def close(self) -> None:
+        """Close the subscriptions and the connection."""
+        try:
+            self._portal.run(self._inner.close())
+        finally:
+            self._portal.stop()
+
+    @property
+    def name(self) -> str:
+        """The name given to connect: for the caller's own logs where, as in BlipMQ, the wire has no place for it."""
+        return self._inner.name
+
+    @property
+    def reconnects(self) -> int:
+        """How often the publishing connection was replaced."""
+        return self._inner.reconnects
+
+    def ping(self, *, timeout: float | None = None) -> None:
+        """Ask the server for an answer. All QoS 1 messages published before are durable when it returns."""
+        return self._portal.run(self._inner.ping(timeout=timeout))
+
+    def publish(
+        self,
+        topic: str,
+        value: object,
+        *,
+        qos: int = 1,
+        ttl: float | None = None,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,
+        retry: bool = False,
+    ) -> Ack:
+        """Publish one message. With QoS 1 it returns when the message is durable.
+
+        value    bytes as they are, str as UTF-8, anything else as JSON
+        ttl      seconds after which nobody wants it any more
+        timeout  seconds; None is the timeout of the bus
+        retry    after a lost connection publish again, until the timeout: it may then be stored twice. Without it
+                 ConnectionLost is raised, and the message may or may not be stored.
+        """
+        return self._portal.run(
+            self._inner.publish(topic, value, qos=qos, ttl=ttl, key=key, headers=headers, timeout=timeout, retry=retry)
+        )
+
+    def publish_batch(
+        self,
+        topic: str,
+        values: Iterable[object],
+        *,
+        qos: int = 1,
+        ttl: float | None = None,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,
+        retry: bool = False,
+    ) -> Ack:
+        """Publish many messages with one write. DeliveryError if the server refuses some; the others are stored."""
+        return self._portal.run(
+            self._inner.publish_batch(
+                topic, values, qos=qos, ttl=ttl, key=key, headers=headers, timeout=timeout, retry=retry
+            )
+        )
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        qos: int = 1,
+        ttl: float | None = None,
+        linger: float = LINGER_S,
+        max_bytes: int = PRODUCER_BYTES_MAX,
+        retry: bool = False,
+        timeout: float | None = None,
+    ) -> Producer:
+        """`with bus.producer(topic) as p` for many sends that need not be awaited one by one."""
+        return Producer(
+            self._portal,
+            self._portal.call(
+                self._inner.producer,
+                topic,
+                qos=qos,
+                ttl=ttl,
+                linger=linger,
+                max_bytes=max_bytes,
+                retry=retry,
+                timeout=timeout,
+            ),
+        )
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        qos: int = 1,
+        resume: int | None = None,
+        prefetch: int = PREFETCH_DEFAULT,
+        timeout: float | None = None,
+    ) -> Subscription:
+        """`with bus.subscribe(topic) as sub`, then `for msg in sub`.
+
+        qos       1: what is not acknowledged is delivered again; 0: at most once
+        resume    the id of an earlier subscription (`sub.id`) to go on with; the same credentials must have made it
+        prefetch  messages kept here before the socket is no longer read
+        """
+        return Subscription(
+            self._portal,
+            self._portal.call(self._inner.subscribe, topic, qos=qos, resume=resume, prefetch=prefetch, timeout=timeout),
+        )
+
+
+def connect(
+    url: str,
+    *,
+    name: str | None = None,
+    timeout: float = TIMEOUT_S,
+    reconnect: bool = True,
+    tls: ssl.SSLContext | None = None,
+) -> Bus:
+    """`with connect("blipmq://:key@host:port") as bus`. The URL's scheme picks the door, see url.py.
+
+    timeout    seconds that connecting, and every call without its own `timeout=`, may take
+    reconnect  come back by itself after the connection is lost, and resume subscriptions
+    tls        the context to use in place of the system's authorities (or `?ca=FILE` in the URL)
+    """
+    return Bus(Portal(), _bus.connect(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls))
