@@ -63,7 +63,7 @@ clean: ## remove what the other targets made
 $(KERNEL_STAMP): pyproject.toml $(KERNEL_SOURCES) .venv/.stamp-locked
 	@$(if $(CARGO),echo "setup: building the Rust kernel (about a minute, once)",echo "setup: installing quintet")
 	@rm -f .venv/.stamp-kernel-* src/quintet/kernel/_native*.so
-	@$(BIN)/python -m pip install -v --disable-pip-version-check --no-build-isolation --no-deps -e . \
+	@CARGO_NET_RETRY=$${CARGO_NET_RETRY:-1} $(BIN)/python -m pip install -v --disable-pip-version-check --no-build-isolation --no-deps -e . \
 		> $(KERNEL_LOG) 2>&1 || { tail -n 20 $(KERNEL_LOG) >&2; exit 1; }
 	@if $(BIN)/python -c 'import quintet.kernel._native' 2> /dev/null; then echo "kernel: native"; \
 	elif [ -z "$(CARGO)" ]; then echo "kernel: pure Python twin (no Rust found: install cargo and run make setup again)"; \
