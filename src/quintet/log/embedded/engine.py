@@ -6,6 +6,7 @@ compaction, quarantine. How a batch gets to disk is partition.py's affair.
 
 import errno
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,7 @@ class EmbeddedLog:
         try:
             if not disk.is_dir(directory):
                 disk.mkdir(directory)
+                disk.fsync_dir(os.path.dirname(directory) or ".")
             names = disk.listdir(directory)
             if names and "format" not in names and set(names) - {"lock", "lost+found", "format.tmp"}:
                 raise DataDirError(f"{directory}: not empty and not a Quintet data directory: name another one")

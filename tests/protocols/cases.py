@@ -1,0 +1,43 @@
+"""Laws every door obeys, written once; each door's test module subclasses `DoorLaws` with its own bytes.
+
+    chunking   every way of cutting the same bytes gives the same output
+    order      replies keep the order of their requests, whatever the order in which durability completes
+"""
+
+from random import Random
+
+from quintet.testing.line import Peer, SessionMaker, SimBroker
+
+CHUNKINGS = 40
+
+
+class DoorLaws:
+    """`script` is a byte stream that touches every reply of the door, durable publishes included."""
+
+    make_session: SessionMaker
+    seed = 20261115
+
+    def script(self) -> bytes:
+        raise NotImplementedError
+
+    def run(self, chunks: list[int]) -> tuple[bytes, str | None]:
+        sim = SimBroker()
+        peer = Peer(sim, type(self).make_session)
+        peer.feed(self.script(), chunks)
+        sim.scheduler.settle()
+        return peer.take(), peer.session.closing
+
+    def test_every_chunking_gives_one_output(self) -> None:
+        script = self.script()
+        whole = self.run([])
+        assert whole[0]
+        assert self.run([1] * len(script)) == whole
+        rng = Random(self.seed)
+        for _ in range(CHUNKINGS):
+            cuts = [rng.choice((1, 2, 3, 7, 13, 50, 200)) for _ in range(len(script))]
+            assert self.run(cuts) == whole
+
+    def test_cut_at_every_byte(self) -> None:
+        whole = self.run([])
+        for position in range(1, len(self.script())):
+            assert self.run([position]) == whole, f"cut at {position}"
