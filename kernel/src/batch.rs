@@ -11,6 +11,7 @@ pub type Refusal = &'static str;
 pub const HEADER_BYTES: usize = 64;
 pub const MAX_BATCH_BYTES: u64 = 64 * 1024 * 1024;
 pub const MAX_ORIGINS_ENTRIES: usize = 255;
+const NEAR_ORIGINS: usize = 8;
 pub const MAX_OFFSET: u64 = i64::MAX as u64;
 const MAGIC: [u8; 4] = *b"QRB1";
 
@@ -658,19 +659,16 @@ fn unite_origins<'a>(batches: &[Batch<'a>]) -> Result<(Vec<&'a [u8]>, Vec<u8>), 
     for batch in batches {
         for i in 0..batch.head.origins {
             let origin = batch.origin(i)?;
-            // Neighbours mostly come from the same client: look at the last one before the map.
-            if let (Some(last), true) = (numbers.last().copied(), origins.last() == Some(&origin))
-                && usize::from(last) + 1 == origins.len()
-            {
-                numbers.push(last);
-                continue;
-            }
-            let number = match known.get(origin) {
-                Some(number) => *number,
+            // Few clients at a time: comparing the first few is cheaper than hashing.
+            let near = origins.iter().take(NEAR_ORIGINS).position(|one| *one == origin).map(|number| number as u8);
+            let number = match near.or_else(|| known.get(origin).copied()) {
+                Some(number) => number,
                 None if origins.len() == MAX_ORIGINS_ENTRIES => return Err(TOO_MANY_ORIGINS),
                 None => {
                     origins.push(origin);
-                    known.insert(origin, (origins.len() - 1) as u8);
+                    if origins.len() > NEAR_ORIGINS {
+                        known.insert(origin, (origins.len() - 1) as u8);
+                    }
                     (origins.len() - 1) as u8
                 }
             };

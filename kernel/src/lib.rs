@@ -38,6 +38,36 @@ impl Held {
     }
 }
 
+/// A batch to merge: bytearrays and bytes are taken as they are, which is much cheaper than exporting a buffer.
+enum Part<'py> {
+    Array(Bound<'py, PyByteArray>),
+    Bytes(Bound<'py, PyBytes>),
+    Other(Held),
+}
+
+impl<'py> Part<'py> {
+    fn new(object: Bound<'py, PyAny>) -> PyResult<Part<'py>> {
+        match object.cast_into::<PyByteArray>() {
+            Ok(array) => Ok(Part::Array(array)),
+            Err(other) => match other.into_inner().cast_into::<PyBytes>() {
+                Ok(bytes) => Ok(Part::Bytes(bytes)),
+                Err(other) => Ok(Part::Other(Held::new(&other.into_inner())?)),
+            },
+        }
+    }
+
+    /// The bytes, to be used only while no Python code can run: a bytearray taken this way could be resized by it.
+    fn bytes(&self) -> &[u8] {
+        match self {
+            // SAFETY: the only caller, `merge`, asks after all parts are taken and then runs no Python code before the
+            // slices are gone, so nobody writes to or resizes the bytearray meanwhile.
+            Part::Array(array) => unsafe { array.as_bytes() },
+            Part::Bytes(bytes) => bytes.as_bytes(),
+            Part::Other(held) => held.bytes(),
+        }
+    }
+}
+
 fn range(start: i64, stop: i64, length: usize) -> PyResult<(usize, usize)> {
     if start < 0 || start > stop || stop > length as i64 {
         return Err(refuse("start and stop must lie in the buffer, in this order"));
@@ -175,8 +205,8 @@ fn put_optional(d: &mut [u8], all: &[Option<Bound<'_, PyBytes>>], bitmap: usize,
 
 #[pyfunction]
 fn merge<'py>(py: Python<'py>, batches: &Bound<'py, PyAny>, timestamp: i64) -> PyResult<Bound<'py, PyByteArray>> {
-    let held = list_of(batches)?.iter().map(|one| Held::new(&one)).collect::<PyResult<Vec<_>>>()?;
-    let parts: Vec<&[u8]> = held.iter().map(Held::bytes).collect();
+    let taken = list_of(batches)?.iter().map(Part::new).collect::<PyResult<Vec<_>>>()?;
+    let parts: Vec<&[u8]> = taken.iter().map(Part::bytes).collect();
     let merge = batch::Merge::new(&parts, timestamp).map_err(refuse)?;
     PyByteArray::new_with(py, merge.head.length, |d| {
         merge.fill(d);

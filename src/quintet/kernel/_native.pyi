@@ -26,7 +26,8 @@ def build(
     origin: bytes = b"",
     flags: int = 0,
 ) -> bytearray:
-    """An unsealed batch (base_offset, timestamp, crc are zero) of these records."""
+    """An unsealed batch (base_offset, timestamp, crc are zero) of these records. A column that would say nothing (keys
+    all None, headers all empty, expiries all 0) is left out."""
 
 def merge(batches: Sequence[Buffer], timestamp: int) -> bytearray:
     """One unsealed batch of the records of several, in order; all must have the same flags and no producer_id.
@@ -55,7 +56,8 @@ def find(data: Buffer, start: int, stop: int, seed: int) -> int:
 def layout(batch: Buffer, start: int = 0) -> tuple[int, ...]:
     """Where each column is, relative to start: (origin_offsets, origin_data, origin_index, value_bitmap, value_offsets,
     value_data, key_bitmap, key_offsets, key_data, header_lists, header_count, name_offsets, name_data, hvalue_offsets,
-    hvalue_data, timestamps, expiries, deltas, end); 0 where absent. header_count is m. ValueError if it does not add up."""
+    hvalue_data, timestamps, expiries, deltas, end); 0 where absent. header_count is m. ValueError if it does not add up;
+    single entries are checked by `check`, and by `rows` and `blip_deliver` when they use them."""
 
 def rows(batch: Buffer, first: int, last: int) -> list[Row]:
     """Records number first to last-1 of a batch as Python objects: for slow paths only."""
@@ -79,7 +81,7 @@ def blip_split(
       (3, qos, topic, batch, ids)  publishes to one topic: an unsealed batch (flags AT_MOST_ONCE when qos is 0; expiry
                                    column when a TTL was given: now + ttl) and their correlation ids, packed `<Q`.
                                    Publishes between two other items are grouped by topic, order within a topic kept
-                                   (a change of qos starts a new group).
+                                   (a change of qos starts a new group, and so do 32 MiB or 2**20 records).
       (5, subscription, ranges)    a run of ACK frames for one subscription: ranges is [(first_tag, count), ...]
       (9, subscription, ids)       a run of POLL frames for one subscription: ids is a list of correlation ids
       (0, cid, error)              a malformed PUBLISH, ACK or POLL: error 1 invalid PUBLISH payload, 2 empty topic,
@@ -90,7 +92,8 @@ def blip_split(
     HELLO and AUTH (types 1 and 2) end the splitting after them, so that the session's new state counts for what follows.
     consumed: position behind the last whole frame taken. fatal: 0, or 1 length below 9, 2 length above max_frame,
     3 unknown frame type; the items before it are still good. For client-to-server use DELIVER is an unknown type in
-    version 1."""
+    version 1. max_frame is 9 bytes to 32 MiB. Length and type are judged as soon as they are in, so a bad frame is fatal
+    before it is whole."""
 
 def blip_deliver(
     version: int,
@@ -106,7 +109,7 @@ def blip_deliver(
     """Delivery frames for records first..last-1 of a batch: (bytes, frames). Version 1: PUBLISH frames whose correlation
     id is the tag (qos 1) or the next of `ids` (packed `<Q`; qos 0). Version 2: DELIVER frames; tag 0 for qos 0. The tag
     of record i is first_tag + (offset of record i - offset of record `first`). Records whose expiry is not 0 and not
-    after `now` are left out. A null value is sent as an empty one."""
+    after `now` are left out. A null value is sent as an empty one. Fewer ids than frames: ValueError."""
 
 def blip_publish(topic: bytes, qos: int, values: Sequence[bytes], first_id: int, ttl_ms: int) -> bytes:
     """PUBLISH frames for a client, correlation ids rising from first_id (not rising when first_id is 0). ttl_ms 0: none;
@@ -114,4 +117,5 @@ def blip_publish(topic: bytes, qos: int, values: Sequence[bytes], first_id: int,
 
 def blip_received(data: Buffer, start: int, max_frame: int) -> tuple[list[tuple[object, ...]], int, int]:
     """Split what a client reads: (items, consumed, fatal). A run of DELIVER or PUBLISH frames of one topic is
-    (10 or 3, topic, [(cid, qos, value), ...]); any other known frame is (type, cid, payload). fatal as in blip_split."""
+    (10 or 3, topic, [(cid, qos, value), ...]); any other known frame is (type, cid, payload). fatal as in
+    blip_split, and 4 a malformed DELIVER or PUBLISH payload; consumed is then the start of that frame."""
