@@ -76,3 +76,5 @@ def configure(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(number)
+    # uvicorn tells at info level that it starts and stops, in its own words; server.py says so already.
+    logging.getLogger("uvicorn").setLevel(max(number, logging.WARNING))
