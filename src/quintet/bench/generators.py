@@ -10,7 +10,7 @@ import socket
 import struct
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quintet.bench.clock import Nanoseconds, nanoseconds
 from quintet.bench.processes import Counters, Link
@@ -22,6 +22,7 @@ AHEAD_BYTES_MAX = 8 * 1024 * 1024  # a flow's publisher waits when its slowest r
 SURPLUS_NOISE_MAX = 3  # keep-alives of the server that may stand between deliveries
 QUIET_S = 0.05  # after the last message nothing but noise may follow for this long
 BURST_MAX = 1024  # messages sent in one go by a scheduled publisher that is late
+VARIED_BYTES = 4  # of each payload of a block differ
 STAMP = struct.Struct(">q")  # monotonic nanoseconds at the start of a payload
 
 
@@ -70,6 +71,19 @@ def payload_of(size: int) -> bytes:
     return bytes(out)
 
 
+def encode_varied(load: Load, messages: int, connection: int = 0) -> bytearray:
+    """So many publishes whose payloads differ: equal ones would flatter a server that has seen the last one before."""
+    payload = payload_of(load.size)
+    block = bytearray(load.wire.encode(load.topic, payload, load.qos, messages, connection))
+    if not messages:
+        return block
+    stride = len(block) // messages
+    at = bytes(block[:stride]).rindex(payload)
+    for byte in range(min(VARIED_BYTES, load.size)):
+        block[at + byte :: stride] = bytes(97 + (number >> 4 * byte & 15) for number in range(messages))
+    return block
+
+
 def block_messages(load: Load, count: int) -> int:
     """How many messages fill a block of about BLOCK_BYTES, not more than count."""
     one = len(load.wire.encode(load.topic, payload_of(load.size), load.qos, 1))
@@ -94,10 +108,9 @@ def publish_pipelined(link: Link, load: Load, count: int, progress: Counters = N
     """Send everything on one connection without waiting; the clock stops when the final barrier is answered."""
     with load.wire.connect(load.address) as sock:
         per_block = block_messages(load, count)
-        payload = payload_of(load.size)
-        block = load.wire.encode(load.topic, payload, load.qos, per_block)
+        block = encode_varied(load, per_block)
         blocks, left = divmod(count, per_block)
-        tail = load.wire.encode(load.topic, payload, load.qos, left) + load.wire.barrier(load.qos)
+        tail = encode_varied(load, left) + load.wire.barrier(load.qos)
         link.ready()
         start = time.monotonic_ns()
         for number in range(blocks):
@@ -112,9 +125,8 @@ def publish_pipelined(link: Link, load: Load, count: int, progress: Counters = N
 def publish_rotating(link: Link, load: Load, topics: int, run: int, passes: int) -> Sent:
     """Like publish_pipelined, but over many topics, `run` messages to one before the next; `passes` times over all."""
     with load.wire.connect(load.address) as sock:
-        payload = payload_of(load.size)
         whole = b"".join(
-            load.wire.encode(f"{load.topic}.{number:05d}", payload, load.qos, run) for number in range(topics)
+            encode_varied(replace(load, topic=f"{load.topic}.{number:05d}"), run) for number in range(topics)
         )
         view = memoryview(whole)
         link.ready()
@@ -134,10 +146,10 @@ def publish_flow(link: Link, load: Load, count: int, ahead: int, seen: Counters,
     keeps an unbounded amount would be measured filling memory. With `stamped`, a block carries the time it was sent."""
     with load.wire.connect(load.address) as sock:
         per_block = min(block_messages(load, count), max(1, ahead // 4))
-        payload = payload_of(load.size)
-        block = bytearray(load.wire.encode(load.topic, payload, load.qos, per_block))
+        block = encode_varied(load, per_block)
         stride = len(block) // per_block
-        stamp_at = bytes(block[:stride]).rindex(payload)
+        payload = payload_of(load.size)
+        stamp_at = load.wire.encode(load.topic, payload, load.qos, 1).rindex(payload)
         link.ready()
         start = time.monotonic_ns()
         sent = 0
@@ -194,14 +206,13 @@ def publish_windows(
     A window is in_flight publishes and a barrier; its time is from its write to its last answer. This is a closed loop:
     a stalled server is asked less often, so its percentiles must be marked as such."""
     wire, qos = load.wire, load.qos
-    payload = payload_of(load.size)
     per_window = wire.answers(qos, in_flight)
     states: dict[int, _Windows] = {}
     epoll = select.epoll()
     for number in range(connections):
         sock = wire.connect(load.address, number)
         sock.setblocking(False)
-        window = wire.encode(load.topic, payload, qos, in_flight, number) + wire.barrier(qos)
+        window = bytes(encode_varied(load, in_flight, number)) + wire.barrier(qos)
         states[sock.fileno()] = _Windows(sock, window)
         epoll.register(sock.fileno(), select.EPOLLIN)
     latencies = nanoseconds()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from quintet.model.errors import QuintetError
+
 CONNECT_TIMEOUT_S = 10.0
 STALL_S = 30  # a server that says nothing for this long while something is owed has failed the run
 HANDSHAKE_BYTES_MAX = 64 * 1024
@@ -18,8 +20,10 @@ HANDSHAKE_BYTES_MAX = 64 * 1024
 Address = tuple[str, int]
 
 
-class BenchError(Exception):
+class BenchError(QuintetError):
     """A run that cannot be counted: what happened, why, and what to do about it."""
+
+    code = "E1900"
 
 
 class Wire(Protocol):
