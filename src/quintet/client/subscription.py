@@ -103,6 +103,11 @@ class Subscription:
         return self._closed
 
     @property
+    def connected(self) -> bool:
+        """Whether there is a connection right now."""
+        return self._channel.current is not None
+
+    @property
     def topic(self) -> str:
         return self._topic
 

@@ -214,6 +214,11 @@ class Subscription:
         return self._inner.closed
 
     @property
+    def connected(self) -> bool:
+        """Whether there is a connection right now."""
+        return self._inner.connected
+
+    @property
     def topic(self) -> str:
         return self._inner.topic
 

@@ -1,0 +1,89 @@
+"""A real broker in a process of its own, that tests can kill and start again on the same data and port."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_S = 30
+STOP_S = 15
+
+
+class Server:
+    """`quintet serve --dev` with its own data folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"blipmq://:dev-key@127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start, on the port it had before if it ran before, and wait until it accepts."""
+        ports = {"QUINTET_LISTENERS__BLIPMQ__PORT": str(self.port), "QUINTET_LISTENERS__ADMIN__PORT": "0"}
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "quintet", "serve", "--dev", "--data", str(self.folder / "data"), "--print-ready"],
+                env={**os.environ, **ports},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait(STOP_S)
+            raise AssertionError(f"the broker did not start:\n{(self.folder / 'server.log').read_text()[-4000:]}")
+        self.port = int(json.loads(line)["listeners"]["blipmq"].rpartition(":")[2])
+
+    def kill(self) -> None:
+        """As in a power cut for the process: no goodbye on any connection but the kernel's."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Accepts and answers nothing until `go_on`."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "the broker was started"
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        assert process.stdout is not None
+        process.send_signal(number)
+        process.stdout.close()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def running() -> Iterator[Server]:
+    """A broker of one's own, gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="quintet-client-") as folder:
+        server = Server(Path(folder))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()

@@ -1,0 +1,48 @@
+"""URLs: which door they name, and what is said about wrong ones."""
+
+import pytest
+
+from quintet.client.errors import BadUrl
+from quintet.client.url import SCHEMES, parse
+
+
+def test_all_parts() -> None:
+    endpoint = parse("blipmqs://:a%20key%2F@broker.example:7000?ca=ca.pem")
+    assert (endpoint.door, endpoint.host, endpoint.port) == ("blipmq", "broker.example", 7000)
+    assert (endpoint.secret, endpoint.tls, endpoint.ca) == ("a key/", True, "ca.pem")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_default_port(scheme: str) -> None:
+    endpoint = parse(f"{scheme}://:k@[::1]")
+    assert (endpoint.host, endpoint.port, endpoint.tls) == ("::1", 5555, scheme.endswith("s"))
+
+
+def test_the_key_may_stand_alone() -> None:
+    assert parse("blip://key@host").secret == "key"
+
+
+def test_the_secret_is_never_shown() -> None:
+    endpoint = parse("blipmq://:very-secret@host")
+    assert "very-secret" not in repr(endpoint) + str(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("blipmg://h", "did you mean blipmq://"),
+        ("amqp://h", "known schemes: blipmq://, blip://, blipmqs://, blips://"),
+        ("localhost:5555", "known schemes"),
+        ("", "known schemes"),
+        ("blipmq://h:99999", "0 to 65535"),
+        ("blipmq://h:x", "0 to 65535"),
+        ("blipmq://h?cb=1", "known options: ca"),
+        ("blipmq://h?ca=f", "blipmqs://"),
+        ("blipmq://h/topic", "path"),
+    ],
+)
+def test_wrong_urls(url: str, says: str) -> None:
+    with pytest.raises(BadUrl) as caught:
+        parse(url)
+    assert says in f"{caught.value} {caught.value.hint}"
+    assert isinstance(caught.value, ValueError)
