@@ -1,0 +1,197 @@
+"""`quintet serve` as a process: the ready line, signals, exit codes, and `quintet log` over what it leaves behind."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+QUINTET = (sys.executable, "-m", "quintet")
+FREE_PORTS = {"QUINTET_LISTENERS__BLIPMQ__PORT": "0", "QUINTET_LISTENERS__ADMIN__PORT": "0"}
+STOP_S = 10  # the promise of SIGTERM
+
+
+class Running:
+    """A broker that said it is ready."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, f"ended before it was ready: {process.communicate()[1]}"
+        self.ready: dict[str, Any] = json.loads(line)
+        self.url = f"blipmq://:dev-key@{self.ready['listeners']['blipmq']}"
+
+    def get(self, path: str) -> httpx2.Response:
+        return httpx2.get(f"http://{self.ready['listeners']['admin']}{path}", trust_env=False)
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        """The next log entry with this event."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if line.startswith("{") and (entry := json.loads(line))["event"] == event:
+                return dict(entry)
+        raise AssertionError(f"ended without {event}")
+
+    def stop(self) -> tuple[int, str]:
+        """(exit code, the rest of stderr) after SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+        errors = self.process.communicate(timeout=STOP_S)[1]
+        return self.process.returncode, errors
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **environ: str) -> Running:
+        command = [*QUINTET, "serve", "--data", str(tmp_path / "data"), "--print-ready", *arguments]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=os.environ | FREE_PORTS | environ,
+        )
+        processes.append(process)
+        return Running(process)
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*QUINTET, *arguments], capture_output=True, text=True, env=os.environ | environ, timeout=60, check=False
+    )
+
+
+def test_ready_answers_and_drains(start: Start) -> None:
+    broker = start("--dev")
+    assert broker.ready["ready"] is True
+    assert set(broker.ready["listeners"]) == {"blipmq", "admin"}
+    for address in broker.ready["listeners"].values():
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=5):
+            assert host == "127.0.0.1"
+    assert broker.get("/livez").status_code == 200
+    ready = broker.get("/readyz?verbose")
+    assert ready.status_code == 200, ready.text
+    for check in ("listener:blipmq", "log", "disk", "draining"):
+        assert f"[+] {check}" in ready.text
+    code, errors = broker.stop()
+    assert code == 0, errors
+    assert '"event": "stopped"' in errors
+
+
+def test_dev_prints_a_line_to_copy_per_door(start: Start) -> None:
+    broker = start("--dev")
+    _, errors = broker.stop()
+    assert f"quintet sub --url {broker.url}" in errors
+    assert "Traceback" not in errors
+
+
+def test_the_real_metrics_are_valid(start: Start) -> None:
+    broker = start("--dev")
+    assert run("pub", "--url", broker.url, "demo", "hello").returncode == 0
+    text = broker.get("/metrics").text
+    values = {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert values["quintet_published_messages_total"] == 1
+    promtool = shutil.which("promtool")
+    if promtool is not None:
+        done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_bad_reload_keeps_the_old_credentials(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "quintet.toml"
+    file.write_text("[[keys]]\nname = 'a'\nkey = 'first'\n")
+    broker = start("--dev", "--config", str(file))
+    url = broker.url.replace("dev-key", "{}")
+    file.write_text("[[keys]]\nname = 'a'\nkye = 'second'\n")
+    broker.process.send_signal(signal.SIGHUP)
+    refused = broker.wait_for("reload_refused")
+    assert "did you mean keys[0].key?" in refused["error"]
+    assert run("pub", "--url", url.format("first"), "demo", "x").returncode == 0
+    file.write_text("[[keys]]\nname = 'a'\nkey = 'second'\n")
+    broker.process.send_signal(signal.SIGHUP)
+    broker.wait_for("reloaded")
+    assert run("pub", "--url", url.format("second"), "demo", "x").returncode == 0
+    assert run("pub", "--url", url.format("first"), "demo", "x").returncode != 0
+    assert broker.stop()[0] == 0
+
+
+def test_a_data_folder_in_use_is_one_clear_line(start: Start, tmp_path: Path) -> None:
+    start("--dev")
+    second = run("serve", "--dev", "--data", str(tmp_path / "data"), **FREE_PORTS)
+    assert second.returncode == 1
+    lines = [line for line in second.stderr.splitlines() if line.startswith("quintet: ")]
+    assert len(lines) == 1
+    assert str(tmp_path / "data") in lines[0]
+    assert "Traceback" not in second.stderr
+
+
+@pytest.mark.parametrize("door", ["BLIPMQ", "ADMIN"])
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path, door: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        environ = FREE_PORTS | {f"QUINTET_LISTENERS__{door}__PORT": str(port)}
+        done = run("serve", "--dev", "--data", str(tmp_path / "data"), **environ)
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_log_verify_and_dump_read_what_was_published(start: Start, tmp_path: Path) -> None:
+    broker = start("--dev")
+    for text in ("one", "two", "three"):
+        assert run("pub", "--url", broker.url, "demo", text).returncode == 0
+    assert broker.stop()[0] == 0
+    data = str(tmp_path / "data")
+    sound = run("log", "verify", data, "--json")
+    assert sound.returncode == 0, sound.stdout + sound.stderr
+    assert json.loads(sound.stdout.splitlines()[-1])["summary"]["status"] == 0
+
+    rows = [
+        json.loads(line) for line in run("log", "dump", data, "--topic", "demo", "--format", "json").stdout.splitlines()
+    ]
+    assert [(row["offset"], row["value"]) for row in rows] == [(0, "one"), (1, "two"), (2, "three")]
+    assert run("log", "dump", data, "--topic", "demo", "--from", "1", "--limit", "1", "--format", "hex").stdout == (
+        f"demo/0@1 - {b'two'.hex()}\n"
+    )
+    assert "'three'" in run("log", "dump", data, "--topic", "demo", "--partition", "0").stdout
+    assert run("log", "dump", data, "--partition", "7").stdout == ""
+    missing = run("log", "dump", data, "--topic", "nothing")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert "no topic 'nothing'" in missing.stderr
+
+    segment = next(path for path in Path(data).rglob("*.seg") if b"two" in path.read_bytes())
+    segment.write_bytes(segment.read_bytes().replace(b"two", b"tow"))
+    corrupt = run("log", "verify", data)
+    assert corrupt.returncode == 1
+    assert str(segment) in corrupt.stdout
+
+
+def test_log_wants_a_data_folder(tmp_path: Path) -> None:
+    for command in ("verify", "dump"):
+        done = run("log", command, str(tmp_path))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "is not a data folder of Quintet" in done.stderr
