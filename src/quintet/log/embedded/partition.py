@@ -19,7 +19,7 @@ from quintet.log.embedded import reader
 from quintet.log.embedded.recovery import Mark, Opened
 from quintet.log.embedded.segment import HEADER_BYTES, Header, Index, Segment, new_seed
 from quintet.log.embedded.shared import Shared, TailCache
-from quintet.log.embedded.writer import Chunk, Outcome, Writer
+from quintet.log.embedded.writer import PREALLOCATE_WRITE_BYTES_MAX, Chunk, Outcome, Writer
 from quintet.model import limits
 from quintet.model.batch import SPARSE, RecordBatch
 from quintet.model.errors import CorruptData, PartitionFailed, ShuttingDown, StorageError, StorageFull
@@ -259,7 +259,7 @@ class FilePartition:
                     done(base, None)
         if good:
             self._notify()
-            if not self._inline and not self._closed:
+            if not self._inline and not self._closed and good[-1].size < PREALLOCATE_WRITE_BYTES_MAX:
                 self._extend()
         self._idle()
 

@@ -24,6 +24,10 @@ from quintet.log.embedded.shared import Shared
 from quintet.model import limits
 from quintet.model.errors import PartitionFailed, StorageError, StorageFull
 
+# Writes of this size and more are not zero-filled ahead: writing everything twice costs more than the metadata commit
+# that a growing file needs.
+PREALLOCATE_WRITE_BYTES_MAX: Final = 128 * limits.KIB
+
 # What a later attempt can cure. Everything else, and any error of a sync, ends the partition until a restart.
 CURABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 
@@ -39,6 +43,10 @@ class Chunk:
         self.end = position
         self.buffers: list[bytearray] = []
         self.waiters: list[tuple[bytearray, Appended | None, int]] = []
+
+    @property
+    def size(self) -> int:
+        return self.end - self.position
 
 
 class Outcome(NamedTuple):
@@ -87,7 +95,8 @@ class Writer:
                 last = segment
                 disk.pwritev(segment.handle, chunk.buffers, chunk.position)
                 if chunk.end > segment.allocated:
-                    self._grow(segment, chunk.end, prealloc_limit)
+                    small = chunk.size < PREALLOCATE_WRITE_BYTES_MAX
+                    self._grow(segment, chunk.end, prealloc_limit if small else 0)
                 if sync:
                     self._sync(segment.handle)
             except (OSError, _SyncFailed) as error:

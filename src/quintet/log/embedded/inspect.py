@@ -1,0 +1,146 @@
+"""What `quintet log verify` and `quintet log dump` print: every batch of a stopped directory, checked. Read-only.
+
+Works on files alone, without marks or configuration: below and above the durable mark alike. A torn tail of the last
+segment is named but is no corruption; the next start cuts it off.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quintet.log.embedded import checkpoint
+from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.recovery import segment_bases
+from quintet.log.embedded.segment import (
+    HEADER_BYTES,
+    REASONS,
+    Run,
+    Segment,
+    parse_header,
+    parse_index,
+    salvage_seed,
+    scan,
+)
+from quintet.model.batch import RecordBatch, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that does not check out. Only `corrupt` ones make verify fail (exit status 1)."""
+
+    file: str
+    position: int
+    length: int
+    what: str
+    corrupt: bool
+
+    def __str__(self) -> str:
+        kind = "corrupt" if self.corrupt else "note"
+        return f"{kind}: {self.file} at byte {self.position}, {self.length} bytes: {self.what}"
+
+
+@dataclass(slots=True)
+class Summary:
+    """Filled while verify runs. `status` is what the command exits with."""
+
+    segments: int = 0
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    findings: int = 0
+    status: int = 0
+
+
+def partitions(disk: Disk, directory: str) -> list[tuple[int, int, str]]:
+    """(topic_id, partition, path) of everything that has files."""
+    topics = f"{directory}/topics"
+    return [
+        (int(topic), int(number), f"{topics}/{topic}/{number}")
+        for topic in disk.listdir(topics)
+        if topic.isdecimal()
+        for number in disk.listdir(f"{topics}/{topic}")
+        if number.isdecimal()
+    ]
+
+
+def verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
+    """Go through the whole directory; findings come as they are found."""
+    for finding in _verify(disk, directory, summary):
+        summary.findings += 1
+        summary.status = max(summary.status, int(finding.corrupt))
+        yield finding
+
+
+def _verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
+    for name in checkpoint.load(disk, directory).rejected:
+        yield Finding(f"{directory}/{name}", 0, 0, "checkpoint does not check out and is ignored", True)
+    for _, _, path in partitions(disk, directory):
+        bases = segment_bases(disk, path)
+        for base, following in zip(bases, [*bases[1:], None], strict=True):
+            for part in _segment(disk, path, base, following):
+                if isinstance(part, Finding):
+                    yield part
+                else:
+                    summary.batches += 1
+                    summary.records += part.count
+                    summary.bytes += part.length
+            summary.segments += 1
+
+
+def dump(disk: Disk, directory: str, topic_id: int | None = None) -> Iterator[tuple[int, int, Row]]:
+    """Every sound record: (topic_id, partition, row)."""
+    for topic, number, path in partitions(disk, directory):
+        if topic_id is not None and topic != topic_id:
+            continue
+        bases = segment_bases(disk, path)
+        for base, following in zip(bases, [*bases[1:], None], strict=True):
+            for part in _segment(disk, path, base, following):
+                if isinstance(part, RecordBatch):
+                    for row in part.rows():
+                        yield topic, number, row
+
+
+def _segment(disk: Disk, directory: str, base: int, following: int | None) -> Iterator[Finding | RecordBatch]:
+    segment = Segment(directory, base, 0)
+    path = segment.path
+    handle = disk.open(path)
+    try:
+        size = disk.size(handle)
+        data = disk.pread(handle, HEADER_BYTES, 0)
+        try:
+            header = parse_header(data)
+        except ValueError as error:
+            yield Finding(path, 12, 4, str(error), True)
+            return
+        if header is not None and header.base == base:
+            segment.seed = header.seed
+        else:
+            yield Finding(path, 0, HEADER_BYTES, REASONS[-7], True)
+            segment.seed = salvage_seed(data + disk.pread(handle, size, HEADER_BYTES), base) or 0
+            if segment.seed == 0:
+                return
+        expected = base
+        for part in scan(disk, handle, segment.seed, HEADER_BYTES, size, base):
+            if isinstance(part, Run):
+                expected = part.entries[-1][2] + part.entries[-1][3]
+                view = memoryview(part.data)
+                yield from (RecordBatch(view[at : at + length]) for at, length, _, _, _ in part.entries)
+            elif part.resumes >= 0:
+                length = part.resumes - part.position
+                what = f"{REASONS[part.reason]}; offsets {expected} to {part.next_base - 1} are lost"
+                yield Finding(path, part.position, length, what, True)
+                expected = part.next_base
+            elif part.reason != 0:
+                what = f"{REASONS[part.reason]}, nothing sound behind it"
+                yield Finding(path, part.position, size - part.position, what, following is not None)
+        if following is not None and expected < following:
+            yield Finding(path, size, 0, f"offsets {expected} to {following - 1} are lost", True)
+    finally:
+        disk.close(handle)
+    yield from _index(disk, segment)
+
+
+def _index(disk: Disk, segment: Segment) -> Iterator[Finding]:
+    path = segment.path.removesuffix(".seg") + ".idx"
+    data = disk.read_file(path)
+    if data is not None and parse_index(data, segment.seed) is None:
+        yield Finding(path, 0, len(data), "index does not check out; it is made again when needed", True)

@@ -1,0 +1,96 @@
+"""A log on any disk, driven turn by turn: what the tests of this folder share."""
+
+from pathlib import Path
+from random import Random
+
+from quintet import kernel
+from quintet.log.base import Partition, TopicSpec
+from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.engine import EmbeddedLog
+from quintet.log.embedded.partition import FilePartition
+from quintet.model.batch import RecordBatch
+from quintet.testing.sim import SimDisk, SimScheduler
+
+DATA = Path("/data")
+TOPIC = 16
+PARTITION = f"/data/topics/{TOPIC:08d}/0"
+Rows = list[tuple[int, bytes | None, bytes | None]]
+
+
+class Harness:
+    """One engine after another on the same disk."""
+
+    def __init__(self, disk: Disk | None = None, directory: Path = DATA, start: bool = True) -> None:
+        self.disk: Disk = disk if disk is not None else SimDisk()
+        self.directory = directory
+        self.reports: list[tuple[str, dict[str, object]]] = []
+        self.acks: list[tuple[int, Exception | None]] = []
+        if start:
+            self.start()
+
+    @property
+    def sim(self) -> SimDisk:
+        assert isinstance(self.disk, SimDisk)
+        return self.disk
+
+    def start(self) -> None:
+        self.scheduler = SimScheduler()
+        self.log = EmbeddedLog(self.directory, self.disk, self.scheduler, lambda k, f: self.reports.append((k, f)))
+        self.log.recover()
+
+    def open(self, spec: TopicSpec | None = None) -> Partition:
+        return self.log.open_topic(spec or TopicSpec(TOPIC, "t"))[0]
+
+    def append(self, partition: Partition, values: list[bytes | None], keys: list[bytes | None] | None = None) -> int:
+        batch = kernel.build(values, keys=keys, origin=b"test:1")
+        return partition.append(batch, lambda base, error: self.acks.append((base, error)))
+
+    def write(self, partition: Partition, count: int, size: int = 100, seed: int = 1) -> Rows:
+        """One-record batches, each made durable before the next; returns what must be readable."""
+        rng = Random(seed)
+        rows: Rows = []
+        for _ in range(count):
+            value = rng.randbytes(size)
+            rows.append((self.append(partition, [value]), None, value))
+            self.scheduler.settle()
+        return rows
+
+    def tick(self, delta_us: int = 1_000_000) -> None:
+        self.scheduler.advance(delta_us)
+        self.log.maintain(self.scheduler.now())
+        self.scheduler.settle()
+
+    def close(self) -> None:
+        closed: list[bool] = []
+        self.log.close(lambda: closed.append(True))
+        self.scheduler.settle()
+        assert closed == [True]
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.reports]
+
+    def read_all(self, partition: Partition, offset: int | None = None, max_bytes: int = 4096) -> Rows:
+        """Everything a reader gets, by read and fetch as the broker does it."""
+        rows: Rows = []
+        position = partition.start if offset is None else offset
+        while position < partition.visible:
+            batches = partition.read(position, max_bytes)
+            if batches is None:
+                answers: list[tuple[list[RecordBatch], Exception | None]] = []
+                partition.fetch(position, max_bytes, lambda found, error: answers.append((found, error)))
+                self.scheduler.settle()
+                [(batches, error)] = answers
+                assert error is None, error
+            if not batches:
+                break
+            for batch in batches:
+                found = [(row[0], row[2], row[3]) for row in batch.rows(batch.index_of(position))]
+                rows.extend(row for row in found if row[0] >= position)
+                position = batch.next_offset
+        return rows
+
+    def cold(self, partition: Partition) -> Partition:
+        """Forget the tail cache: reads go to the disk."""
+        assert isinstance(partition, FilePartition)
+        partition.cache.clear()
+        return partition
