@@ -1,0 +1,13 @@
+"""The fixture `k`: each test that asks for it runs once for each twin of the kernel."""
+
+from types import ModuleType
+
+import pytest
+from tests.kernel.frames import native_twin
+
+from quintet.kernel import pure
+
+
+@pytest.fixture(params=["native", "pure"])
+def k(request: pytest.FixtureRequest) -> ModuleType:
+    return native_twin() if request.param == "native" else pure
