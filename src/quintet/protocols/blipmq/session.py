@@ -92,9 +92,8 @@ class BlipSession:
                 self._act(item, now)
             if fatal:
                 self.closing = errors.FATAL[fatal]
-            if end == position or not items:
-                position = end
-                break
+            if end == len(view) or end == position:
+                return end
             position = end
         return position
 
@@ -200,7 +199,7 @@ class BlipSession:
         if kind == frames.PUBLISH:
             self._publish(item[1], item[2], item[3], item[4])
         elif kind == frames.PING:
-            self._replies.put(codec.pong(item[1]))
+            self._replies.put(frames.HEADER.pack(frames.FRAME_BYTES_MIN, frames.PONG, item[1]))
         elif kind == frames.ACK:
             self._ack(item[1], item[2])
         elif kind == frames.POLL:
