@@ -270,7 +270,9 @@ def test_a_clean_tree_has_no_findings(rule: Rule, clean: Path) -> None:
     assert rule(clean) == []
 
 
-@pytest.mark.parametrize(("rule", "place", "content"), CONTROLS, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    ("rule", "place", "content"), CONTROLS, ids=[f"{rule.__name__}-{place}" for rule, place, _ in CONTROLS]
+)
 def test_a_planted_violation_is_found(rule: Rule, place: str, content: str, clean: Path) -> None:
     (clean / place).parent.mkdir(parents=True, exist_ok=True)
     (clean / place).write_text(content)
