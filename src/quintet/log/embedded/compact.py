@@ -202,8 +202,9 @@ def _rewrite(
     index = Index()
     try:
         disk.pwritev(handle, [pack_header(header)], 0)
+        reached = made.base
         for segment in group:
-            _copy(disk, handle, segment, made, index, latest, tombstones_before)
+            reached = _copy(disk, handle, segment, made, index, latest, tombstones_before, reached)
         disk.fdatasync(handle)
     finally:
         disk.close(handle)
@@ -224,14 +225,19 @@ def _copy(
     index: Index,
     latest: dict[bytes, int],
     tombstones_before: int,
-) -> None:
-    """Copy what is kept of one segment. Its very last record always stays: it carries the offset the next file starts at."""
+    reached: int,
+) -> int:
+    """Copy what is kept of one segment, from offset `reached` on (a crash within an earlier pass can have left files that
+    overlap). Its very last record always stays: it carries the offset the next file starts at."""
     source = disk.open(segment.path)
     try:
         for part in scan(disk, source, segment.seed, HEADER_BYTES, segment.end, segment.base):
             if not isinstance(part, Run):
                 raise OSError(f"{segment.path}: damaged while it was compacted")
             for position, length, base, span, time in part.entries:
+                if base < reached:
+                    continue
+                reached = base + span
                 batch = part.data[position : position + length]
                 rows = kernel.rows(batch, 0, int.from_bytes(batch[24:28], "little"))
                 keep = [
@@ -251,6 +257,7 @@ def _copy(
                 made.end += len(kept)
     finally:
         disk.close(source)
+    return reached
 
 
 def _compacted(shared: Shared, partition: FilePartition, result: Compacted | BaseException) -> None:

@@ -92,9 +92,11 @@ def dump(disk: Disk, directory: str, topic_id: int | None = None) -> Iterator[tu
         if topic_id is not None and topic != topic_id:
             continue
         bases = segment_bases(disk, path)
+        reached = 0
         for base, following in zip(bases, [*bases[1:], None], strict=True):
             for part in _segment(disk, path, base, following):
-                if isinstance(part, RecordBatch):
+                if isinstance(part, RecordBatch) and part.next_offset > reached:
+                    reached = part.next_offset
                     for row in part.rows():
                         yield topic, number, row
 

@@ -218,7 +218,13 @@ class FilePartition:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        if self._busy or not self._chunks:
+        if self._busy:
+            return
+        if not self._chunks:
+            if not self._pending or self._armed:
+                return
+            self._armed = True
+            self._shared.scheduler.soon(self._stage)
             return
         chunks = self._chunks
         last = self.segments[-1] if self.segments else None
@@ -249,14 +255,14 @@ class FilePartition:
             self._commit(chunk)
         if outcome.error is not None:
             self._fail(outcome.error, chunks[outcome.written :])
-        elif self._pending:
-            self._stage()
-        if self._chunks:
-            self._flush()
+        if not self._inline:
+            self._flush()  # before the waiters are told: the disk works while the acknowledgements go out
         for chunk in good:
             for _, done, base in chunk.waiters:
                 if done is not None:
                     done(base, None)
+        if self._inline:
+            self._flush()
         if good:
             self._notify()
             if not self._inline and not self._closed and good[-1].size < PREALLOCATE_WRITE_BYTES_MAX:

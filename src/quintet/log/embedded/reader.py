@@ -63,6 +63,8 @@ def read(disk: Disk, views: list[View], offset: int, max_bytes: int) -> Found:
             max_bytes = _read_segment(disk, handle, view, offset, max_bytes, found)
         finally:
             disk.close(handle)
+        if found.batches:  # a crash within compaction can leave a file whose content the one before has too
+            offset = max(offset, found.batches[-1].next_offset)
         if max_bytes <= 0:
             break
     return found

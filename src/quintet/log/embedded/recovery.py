@@ -128,11 +128,13 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, o
         length = size - HEADER_BYTES
         opened.damages.append(Damage(segment.path, HEADER_BYTES, length, -7, segment.base, segment.next_offset))
         return segment.next_offset
-    segment.index = Index(start)
     if size < start:
-        opened.roll = opened.roll or last
+        if last:
+            opened.roll = True
+            segment.next_offset = expected
         opened.damages.append(Damage(segment.path, size, start - size, -1, expected, expected))
         return expected
+    segment.index = Index(start)
     handle = disk.open(segment.path, write=last)
     try:
         end, resumed = start, expected
