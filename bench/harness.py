@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-import peers
-from peer_wires import JetStreamWire, MqttWire, NatsWire, RedisWire
+from bench.peer_wires import JetStreamWire, MqttWire, NatsWire, RedisWire
 from rich.console import Console
 
+from bench import peers
 from quintet.bench.blipmq import BlipmqWire
 from quintet.bench.wire import Address, BenchError, Wire
 
@@ -152,7 +152,7 @@ class Bench:
             "redis durable": lambda: peers.redis(place, durable=True),
             "mosquitto": lambda: peers.mosquitto(place),
         }
-        if key.split(" ")[0] not in self._sides:
+        if key.split(" ", maxsplit=1)[0] not in self._sides:
             return None
         try:
             server = self._stack.enter_context(starters[key]())

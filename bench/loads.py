@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from harness import DURABLE_TOPIC, OURS, Bench, Comparison, Figure, Side
+from bench.harness import DURABLE_TOPIC, OURS, Bench, Comparison, Figure, Side
 
 from quintet.bench import run
 from quintet.bench.clock import nanoseconds

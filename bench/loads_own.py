@@ -7,7 +7,8 @@ import socket
 import time
 from pathlib import Path
 
-from harness import OURS, Bench, Comparison, Figure, Side
+from bench.harness import OURS, Bench, Comparison, Figure, Side
+from bench.log_reads import read_costs
 
 from quintet.bench import run
 from quintet.bench.generators import Load
@@ -151,19 +152,22 @@ def flat_subscribers(bench: Bench) -> None:
 
 
 def flat_log(bench: Bench) -> None:
-    """Cost per durable message on a short log and on a ten times longer one."""
+    """Cost per durable message appended, and per record read, on a short log and on a ten times longer one."""
     if not bench.sides({OURS: True}):
         return
     large = bench.effort.log_bytes
     small = large // 10
-    figures = {size: Figure(f"{OURS} {size / (1 << 30):.3g} GiB of log") for size in (small, large)}
-    with bench.fresh("flat-log") as side:
-        for size, figure in figures.items():
+    append = {size: Figure(f"{OURS} {size / (1 << 30):.3g} GiB of log") for size in (small, large)}
+    read = {size: Figure(figure.side) for size, figure in append.items()}
+    for size in (small, large):
+        with bench.fresh("flat-log", None, START_WITHIN_S) as side:
             build_log(side, size - tree_bytes(side.server.directory))
             load = Load(side.wire, side.address, "log.00000", 128, qos=1)
             for turn in range(-1, bench.effort.repetitions):
                 outcome = run.windows(load, 16, 64, seconds=bench.effort.seconds)
                 if turn >= 0:
-                    figure.values.append(1e9 / outcome.rate)
-    name = f"flat: append with {small / (1 << 30):.3g} to {large / (1 << 30):.3g} GiB of log"
-    add_flat(bench, name, figures[large], figures[small])
+                    append[size].values.append(1e9 / outcome.rate)
+        read[size].values = read_costs(side.server.directory / "data", bench.effort.repetitions)
+    span = f"{small / (1 << 30):.3g} to {large / (1 << 30):.3g} GiB of log"
+    add_flat(bench, f"flat: append with {span}", append[large], append[small])
+    add_flat(bench, f"flat: read with {span}", read[large], read[small])

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from harness import Comparison, Figure
+from bench.harness import Comparison, Figure
 from rich.console import Console
 from rich.table import Table
 

@@ -15,17 +15,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import loads
-import loads_own
-import peers
-import report
-from harness import FULL, OURS, QUICK, Bench
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script from anywhere
+
+from bench.harness import FULL, OURS, QUICK, Bench
 from rich.console import Console
 
+from bench import loads, loads_own, peers, report
 from quintet.bench.machine import facts
 from quintet.bench.wire import BenchError
 
 HERE = Path(__file__).resolve().parent
+FILE_COLUMNS = 160  # of the table when it goes to a file
 BUSY_LOAD_AVERAGE = 0.5  # above this something else is running, and figures are worth less
 
 LOADS: dict[str, Callable[[Bench], None]] = {
@@ -58,7 +58,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     wanted = arguments()
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=FILE_COLUMNS)
     if wanted.list:
         for name, load in LOADS.items():
             console.print(f"{name:18} {load.__doc__}", highlight=False)

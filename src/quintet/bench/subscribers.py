@@ -4,6 +4,7 @@ All deliveries of a run have one length, so messages are bytes divided by it, an
 server's own keep-alives, if its protocol has them). Latency is read from the payload's stamp.
 """
 
+import contextlib
 import select
 import socket
 import time
@@ -26,10 +27,10 @@ class _Reader:
         self.rest = b""
 
 
-def _subscribe(load: Load, connections: int) -> dict[int, _Reader]:
+def _subscribe(load: Load, connections: int, stack: contextlib.ExitStack) -> dict[int, _Reader]:
     readers = {}
     for number in range(connections):
-        sock = load.wire.connect(load.address, number)
+        sock = stack.enter_context(load.wire.connect(load.address, number))
         reader = _Reader(sock, load.wire.subscribe(sock, load.topic, load.qos))
         readers[sock.fileno()] = reader
     return readers
@@ -50,21 +51,27 @@ def _closed(load: Load, reader: _Reader, owed: int) -> BenchError:
 
 def receive(link: Link, load: Load, connections: int, count: int, sample: bool, seen: Counters, slot: int) -> Received:
     """Count `count` deliveries on each of the connections. With `sample`, one stamp per read becomes a latency."""
+    with contextlib.ExitStack() as stack:
+        readers = _subscribe(load, connections, stack)
+        epoll = stack.enter_context(select.epoll())
+        for fd in readers:
+            epoll.register(fd, select.EPOLLIN)
+        link.ready()
+        return _count(load, readers, epoll, count, sample, seen, slot)
+
+
+def _count(
+    load: Load, readers: dict[int, _Reader], epoll: select.epoll, count: int, sample: bool, seen: Counters, slot: int
+) -> Received:
     template = load.wire.delivered(load.topic, payload_of(load.size), load.qos)
     frame = len(template)
     head = template[: template.rindex(payload_of(load.size))]
     owed = count * frame
-    readers = _subscribe(load, connections)
     # A read must be split into frames only to be acknowledged or sampled; otherwise bytes are only counted.
     split = sample or load.qos > 0
     latencies = nanoseconds()
-    buffer = bytearray(READ_BYTES)
-    view = memoryview(buffer)
-    epoll = select.epoll()
-    for fd in readers:
-        epoll.register(fd, select.EPOLLIN)
+    view = memoryview(bytearray(READ_BYTES))
     waiting = len(readers)
-    link.ready()
     total = first = 0
     while waiting:
         events = epoll.poll(STALL_S)
@@ -85,13 +92,11 @@ def receive(link: Link, load: Load, connections: int, count: int, sample: bool, 
                 waiting -= 1
             total += got
         if seen is not None:
-            seen[slot] = total // (frame * connections)
+            seen[slot] = total // (frame * len(readers))
     end = time.monotonic_ns()
-    epoll.close()
     for reader in readers.values():
         _check_surplus(load, reader, owed)
-        reader.sock.close()
-    return Received(count * connections, first, end, latencies)
+    return Received(count * len(readers), first, end, latencies)
 
 
 def _check_head(load: Load, data: bytes, head: bytes) -> None:
