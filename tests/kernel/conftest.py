@@ -3,9 +3,9 @@
 from types import ModuleType
 
 import pytest
-from tests.kernel.frames import native_twin
 
 from quintet.kernel import pure
+from tests.kernel.frames import native_twin
 
 
 @pytest.fixture(params=["native", "pure"])

@@ -45,7 +45,7 @@ def frames(r: random.Random, count: int) -> list[bytes]:
     while len(out) < count:
         run = r.choice((1, 1, 2, 5, 20))
         kind = r.choice((3, 3, 3, 3, 5, 5, 9, 10, 4, 6, 7, 8))
-        if r.random() < 0.02:
+        if r.random() < 0.01:
             kind = r.choice((1, 2, 0, 11, 255))
         topic = r.choice(TOPICS if r.random() < 0.95 else BAD_TOPICS)
         value, first = blob(r), cid(r)

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from tests.kernel.frames import MAX_FRAME, MAX_U64, NOW, VECTORS, frame, publish, split, u64, values_of
 
 TTL_BIT = 0x80

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.kernel.frames import values_of
 
 from quintet.kernel import pure, pure_crc
+from tests.kernel.frames import values_of
 
 STUB = Path(pure.__file__).with_name("_native.pyi")
 SEED = 0xC0FFEE
