@@ -14,6 +14,15 @@ from quintet.protocols.blipmq.frames import AUTH, FRAME_BYTES_MAX, HELLO, PING, 
 SUBSCRIPTION_ID = 7
 
 
+async def until(check: Callable[[], bool]) -> None:
+    """Wait for what the client learns by itself, for at most ten seconds."""
+    for _ in range(1_000):
+        if check():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come true in time")
+
+
 def deliver(tag: int, topic: bytes, value: bytes, qos: int = 1) -> bytes:
     """A DELIVER frame: [u8 qos][u64 tag][u16 n][topic][message]."""
     payload = bytes((qos,)) + tag.to_bytes(8, "big") + len(topic).to_bytes(2, "big") + topic + value

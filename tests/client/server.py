@@ -31,7 +31,16 @@ class Server:
         ports = {"QUINTET_LISTENERS__BLIPMQ__PORT": str(self.port), "QUINTET_LISTENERS__ADMIN__PORT": "0"}
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "quintet", "serve", "--dev", "--data", str(self.folder / "data"), "--print-ready"],
+                [
+                    sys.executable,
+                    "-m",
+                    "quintet",
+                    "serve",
+                    "--dev",
+                    "--data",
+                    str(self.folder / "data"),
+                    "--print-ready",
+                ],
                 env={**os.environ, **ports},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,

@@ -7,6 +7,7 @@ import pytest
 
 import quintet
 from quintet.client.errors import Closed, Timeout
+from tests.client.fake import until
 
 
 async def test_process_acknowledges(url: str, topic: str) -> None:
@@ -118,8 +119,7 @@ async def test_workers_share_a_subscription(url: str, topic: str) -> None:
 
         workers = [asyncio.create_task(worker()) for _ in range(4)]
         await bus.publish_batch(topic, range(200))
-        while len(seen) < 200:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(seen) == 200)
         await sub.close()
         await asyncio.gather(*workers)
         assert sorted(seen) == list(range(200))
@@ -144,8 +144,7 @@ async def test_iterating_opens_and_the_bus_closes(url: str, topic: str) -> None:
         with pytest.raises(Closed):
             _ = sub.id
         waiting = asyncio.create_task(sub.__anext__())
-        while not sub.connected:
-            await asyncio.sleep(0.01)
+        await until(lambda: sub.connected)
         await bus.publish(topic, "first")
         assert (await waiting).text() == "first"
     assert [msg async for msg in sub] == []

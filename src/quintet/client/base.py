@@ -301,6 +301,7 @@ class Channel:
         self._on_up = on_up
         self._on_down = on_down
         self._link: Link | None = None
+        self._newest: Link | None = None
         self._failed: QuintetError | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -314,6 +315,11 @@ class Channel:
     def current(self) -> Link | None:
         """The link if there is one right now."""
         return self._link
+
+    @property
+    def newest(self) -> Link | None:
+        """The link opened last, also while it is not yet handed to callers."""
+        return self._newest
 
     @property
     def failed(self) -> QuintetError | None:
@@ -338,7 +344,7 @@ class Channel:
     async def _connect(self) -> None:
         setup = self._setup
         async with deadline(setup.timeout, f"connecting to {setup.endpoint}"):
-            link = await setup.door.open(setup, self._target, self._lost)
+            link = self._newest = await setup.door.open(setup, self._target, self._lost)
             try:
                 if self._on_up is not None:
                     await self._on_up(link)

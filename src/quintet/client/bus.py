@@ -87,9 +87,14 @@ class Bus:
         return self._setup.name
 
     @property
+    def connected(self) -> bool:
+        """Whether there is a connection for publishing right now."""
+        return self._channel is not None and self._channel.current is not None
+
+    @property
     def reconnects(self) -> int:
         """How often the publishing connection was replaced."""
-        return self._open().reconnects
+        return self._channel.reconnects if self._channel is not None else 0
 
     async def ping(self, *, timeout: float | None = None) -> None:
         """Ask the server for an answer. All QoS 1 messages published before are durable when it returns."""

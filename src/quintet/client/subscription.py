@@ -4,24 +4,26 @@
 
 The queue is bounded by messages (`prefetch`) and bytes; when it is full the socket is not read, so that what is not
 consumed stays with the server. When the connection is lost, queued QoS 1 messages are thrown away, because the server
-delivers them again on the next one; QoS 0 messages are kept, because nobody else has them. Acknowledgements made while
-there is no connection wait (bounded) and go out first on the next one.
+delivers them again on the next one; QoS 0 messages are kept, because nobody else has them. The last acknowledged tags
+are remembered: what the next connection brings although it was acknowledged (the server did not get it, or was killed
+before it saved it) is acknowledged again and not handed out again.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
 from quintet.client.base import CLOSE_S, Channel, Link, Rows, Setup, deadline
-from quintet.client.errors import Backpressure, Closed, ConnectionLost
+from quintet.client.errors import Closed, ConnectionLost
 from quintet.client.message import Message, MessageBatch, log
 from quintet.model.errors import QuintetError
 
 PREFETCH_DEFAULT: Final = 8_192  # messages
 PREFETCH_BYTES_MAX: Final = 16 * 1024 * 1024
-LATE_ACKS_MAX: Final = 100_000  # acknowledgements waiting for a connection
+ACKED_TAGS_MAX: Final = 100_000  # the last acknowledged deliveries that are remembered
 TRACKED_TAGS_MAX: Final = 100_000  # deliveries never acknowledged that are remembered
 
 
@@ -52,7 +54,8 @@ class Subscription:
         self._reached = asyncio.Event()  # as much is queued as a batch waits for
         # QoS 1 deliveries not acknowledged yet: tag -> is it queued or being worked on here
         self._tags: dict[int, bool] = {}
-        self._late: dict[int, None] = {}
+        self._acked: deque[int] = deque(maxlen=ACKED_TAGS_MAX)
+        self._acked_before: set[int] = set()  # on an earlier connection, or on none
         self._refused = 0
 
     # -- opening and closing ---------------------------------------------------------------------------------------
@@ -129,9 +132,10 @@ class Subscription:
         if self._id is None:
             self._id = await link.subscribe(self._topic, self._qos)
             return
-        if self._late:
-            link.ack(self._id, list(self._late))
-            self._late.clear()
+        if len(self._acked_before) > ACKED_TAGS_MAX:
+            self._acked_before.clear()
+        self._acked_before.update(self._acked)
+        self._acked.clear()
         link.attach(self._id)
         await link.barrier()
 
@@ -162,12 +166,15 @@ class Subscription:
             return
         tags = [row[0] for row in rows if row[1]]
         if tags:
-            known = self._tags
-            if not known.keys().isdisjoint(tags):
-                rows = [row for row in rows if not (row[1] and known.get(row[0]))]
-            if len(known) > TRACKED_TAGS_MAX:
-                known = self._tags = {tag: here for tag, here in known.items() if here}
-            known.update(dict.fromkeys(tags, True))
+            if not self._acked_before.isdisjoint(tags):
+                rows = self._without_acked(rows)
+                tags = [row[0] for row in rows if row[1]]
+            fresh = dict.fromkeys(tags, True)
+            if len(fresh) < len(tags) or not self._tags.keys().isdisjoint(fresh):
+                rows = self._without_repeats(rows)
+            if len(self._tags) > TRACKED_TAGS_MAX:
+                self._tags = {tag: here for tag, here in self._tags.items() if here}
+            self._tags.update(fresh)
         self._queued += len(rows)
         self._queued_bytes += sum([len(row[2]) for row in rows])
         if not rows:
@@ -179,6 +186,29 @@ class Subscription:
             self._reached.set()
         if self._queued >= self._prefetch or self._queued_bytes >= PREFETCH_BYTES_MAX:
             self._pause()
+
+    def _without_acked(self, rows: Rows) -> Rows:
+        """Without what was acknowledged before the connection was lost: acknowledged again, on the link it came by."""
+        again = [row[0] for row in rows if row[1] and row[0] in self._acked_before]
+        link = self._channel.newest
+        assert link is not None and self._id is not None, "records come by a link of an open subscription"
+        link.ack(self._id, again)
+        self._acked.extend(again)
+        self._acked_before.difference_update(again)
+        done = set(again)
+        return [row for row in rows if not (row[1] and row[0] in done)]
+
+    def _without_repeats(self, rows: Rows) -> Rows:
+        """Without what is queued or being worked on here: the server lost patience before we were done."""
+        here = {tag for tag, here in self._tags.items() if here}
+        kept: Rows = []
+        for row in rows:
+            if row[1]:
+                if row[0] in here:
+                    continue
+                here.add(row[0])
+            kept.append(row)
+        return kept
 
     def on_refused(self, tag: int, error: QuintetError) -> None:
         self._refused += 1
@@ -303,29 +333,22 @@ class Subscription:
     # -- settling (see message.Settler) ----------------------------------------------------------------------------
 
     async def settle(self, tags: Sequence[int], timeout: float | None) -> None:
-        """Acknowledge deliveries. Without a connection they are kept for the next one."""
+        """Acknowledge deliveries. Without a connection it is done when the next one brings them again."""
         if self._closed:
             raise Closed("the subscription is closed: its messages can no longer be acknowledged")
         for tag in tags:
             self._tags.pop(tag, None)
-        link = self._channel.current
-        if link is None:
-            self._settle_late(tags)
+        self._acked.extend(tags)
+        link = self._channel.newest
+        if link is None or link.lost is not None:
+            if self._channel.failed is not None:
+                raise self._channel.failed
             return
         assert self._id is not None, "a message comes from an open subscription"
-        try:
+        with suppress(ConnectionLost):
             link.ack(self._id, tags)
             async with deadline(self._timeout if timeout is None else timeout, "acknowledging"):
                 await link.writable()
-        except ConnectionLost:
-            self._settle_late(tags)
-
-    def _settle_late(self, tags: Sequence[int]) -> None:
-        if self._channel.failed is not None:
-            raise self._channel.failed
-        if len(self._late) + len(tags) > LATE_ACKS_MAX:
-            raise Backpressure(f"{LATE_ACKS_MAX} acknowledgements wait for a connection already")
-        self._late.update(dict.fromkeys(tags))
 
     def hold(self, tags: Sequence[int]) -> None:
         for tag in tags:

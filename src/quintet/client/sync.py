@@ -306,6 +306,11 @@ class Bus:
         return self._inner.name
 
     @property
+    def connected(self) -> bool:
+        """Whether there is a connection for publishing right now."""
+        return self._inner.connected
+
+    @property
     def reconnects(self) -> int:
         """How often the publishing connection was replaced."""
         return self._inner.reconnects
