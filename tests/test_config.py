@@ -179,17 +179,6 @@ def test_patterns(pattern: str, name: str, expected: bool) -> None:
     assert matches(pattern, name) is expected
 
 
-def test_reload_reads_the_file_again_and_keeps_the_flags(file: Path) -> None:
-    file.write_text("drain_timeout_s = 3\n")
-    old = Settings.load(file, {}, {"dev": True, "data": Path("here")})
-    file.write_text("drain_timeout_s = 4\n")
-    fresh = old.reload(file)
-    assert (fresh.drain_timeout_s, fresh.dev, fresh.data) == (4, True, Path("here"))
-    file.write_text("drain_timeout_s = -3\n")
-    with pytest.raises(ConfigError, match="drain_timeout_s: should be greater than or equal to 0, not -3"):
-        fresh.reload(file)
-    assert old.drain_timeout_s == 3
-
 
 # -- what is made from the tree ---------------------------------------------------------------------------------------
 

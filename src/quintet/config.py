@@ -23,7 +23,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PrivateAttr,
     ValidationError,
     field_validator,
     model_validator,
@@ -213,7 +212,7 @@ class TopicSettings(Section):
         "kernel), memory (never written).",
     )
     retention_seconds: int = Field(
-        default=0, ge=0, description="Age at which messages are removed, in seconds; 0 keeps them."
+        default=7 * 24 * 3600, ge=0, description="Age at which messages are removed, in seconds; 0 keeps them."
     )
     retention_bytes: Bytes = Field(
         default=0, description="Size of a partition above which old segments go, in bytes; 0: none."
@@ -270,14 +269,17 @@ class Delivery(Section):
     """How messages reach subscribers that acknowledge."""
 
     retry_backoff_ms: int = Field(
-        default=100, ge=0, description="Wait before a message is delivered again, in milliseconds."
+        default=500,
+        ge=1,
+        description="Wait for the acknowledgement of a polled message before it is due again, in milliseconds; doubles "
+        "with each attempt.",
     )
     push_timeout_ms: Count = Field(
         default=30_000,
         description="Wait for the acknowledgement of a pushed message before it is sent again, in milliseconds.",
     )
     max_attempts: Count = Field(
-        default=3, description="Deliveries of a message before it goes to the dead-letter topic."
+        default=5, description="Deliveries of a message before it goes to the dead-letter topic."
     )
     in_flight_max: Count = Field(
         default=1_000, description="Messages delivered and not yet acknowledged, per subscription."
@@ -285,7 +287,6 @@ class Delivery(Section):
     queue_messages_max: Count = Field(
         default=1_000_000, description="Messages waiting per subscription; then QoS 1 is NACKed."
     )
-    queue_bytes_max: Bytes = Field(default=GIB, description="Bytes waiting per subscription; then QoS 1 is NACKed.")
     dead_letter_suffix: str = Field(
         default="-dlq", description="Added to a topic's name to name its dead-letter topic.", min_length=1
     )
@@ -332,8 +333,6 @@ class Settings(Section):
     delivery: Delivery = Field(default=Delivery(), description="How messages reach subscribers that acknowledge.")
     limits: Limits = Field(default=Limits(), description="What the broker protects itself with.")
 
-    _flags: dict[str, Any] = PrivateAttr(default_factory=dict)
-
     @field_validator("keys")
     @classmethod
     def _keys_are_told_apart(cls, keys: tuple[Key, ...]) -> tuple[Key, ...]:
@@ -363,11 +362,6 @@ class Settings(Section):
         """The settings these three give together. `flags` has dotted keys; a None value counts as not given.
         Raises ConfigError."""
         return load_with_origins(file, environ, flags)[0]
-
-    def reload(self, file: Path | None) -> "Settings":
-        """What the file, the environment and the flags this was loaded with give now. Raises ConfigError; self stays as
-        it is. Who calls this decides which of the new values can be taken while running."""
-        return Settings.load(file, os.environ, self._flags)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -448,7 +442,6 @@ def load_with_origins(
         settings = Settings.model_validate(tree)
     except ValidationError as error:
         raise _explain(error, file, origins) from None
-    settings._flags.update(flags)
     return settings, origins
 
 

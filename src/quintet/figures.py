@@ -35,7 +35,10 @@ class View:
         free = shutil.disk_usage(server.settings.data).free
         floor = server.settings.limits.disk_floor_bytes
         failure = server.log.failure
-        found = [Check(f"listener:{name}", not server.draining, listener.address) for name, listener in server.listeners.items()]
+        found = [
+            Check(f"listener:{name}", not server.draining, listener.address)
+            for name, listener in server.listeners.items()
+        ]
         found.append(Check("log", failure is None, str(failure or "takes writes")))
         found.append(Check("disk", free >= floor, f"{free} bytes free, the floor is {floor}"))
         found.append(Check("draining", not server.draining, "shutting down" if server.draining else "no"))
@@ -68,7 +71,9 @@ class View:
         return found + _log_families(server.log.stats())
 
 
-def _per_door(doors: Sequence[tuple[str, Listener]], value: Callable[[Listener], int]) -> list[tuple[dict[str, str], int]]:
+def _per_door(
+    doors: Sequence[tuple[str, Listener]], value: Callable[[Listener], int]
+) -> list[tuple[dict[str, str], int]]:
     return [({"door": name}, value(listener)) for name, listener in doors]
 
 

@@ -1,8 +1,8 @@
 """The composition root: builds the line from the configuration, owns start and stop. Nothing else imports everything.
 
-    start: data directory -> log.recover -> broker -> listeners -> admin -> ready line
-    TERM:  unready -> stop accepting -> say goodbye -> save, flush, fsync -> exit 0 (within drain_timeout_s)
-    HUP:   read certificates and credentials again; the old ones stay if the new are bad
+start: data directory -> log.recover -> broker -> listeners -> admin -> ready line
+TERM:  unready -> stop accepting -> say goodbye -> save, flush, fsync -> exit 0 (within drain_timeout_s)
+HUP:   read certificates and credentials again; the old ones stay if the new are bad
 """
 
 import asyncio
@@ -57,7 +57,7 @@ def serve(settings: Settings, *, print_ready: bool, reload: Callable[[], Setting
 
 def _runner() -> asyncio.Runner:
     try:
-        import uvloop  # noqa: PLC0415 - absent on Windows, where asyncio's own loop serves
+        import uvloop  # absent on Windows, where asyncio's own loop serves
     except ImportError:
         return asyncio.Runner()
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -136,12 +136,15 @@ class Server:
             door.port,
             min(door.max_connections, limits.connections_max),
             max(limits.connections_per_address_max, door.max_connections if self.settings.dev else 0),
+            auth_failures_per_minute=0 if self.settings.dev else limits.auth_failures_per_minute,
         )
         listener = Listener(options, make, self.broker.overloaded, _report, self.contexts.get(name))
         try:
             await listener.start()
         except OSError as error:
-            raise OSError(error.errno, f"cannot listen on {door.host}:{door.port} for {name}: {error.strerror}") from error
+            raise OSError(
+                error.errno, f"cannot listen on {door.host}:{door.port} for {name}: {error.strerror}"
+            ) from error
         self.listeners[name] = listener
 
     def addresses(self) -> dict[str, str]:
@@ -175,7 +178,9 @@ class Server:
                 door = getattr(fresh.listeners, name)
                 load_into(context, door.tls_cert, door.tls_key)
         except (QuintetError, OSError) as error:
-            _log.error("reload_refused", code=getattr(error, "code", "E1600"), error=str(error), kept="the old configuration")
+            _log.error(
+                "reload_refused", code=getattr(error, "code", "E1600"), error=str(error), kept="the old configuration"
+            )
             return
         self.broker.set_credentials(_credentials(fresh))
         self.settings = fresh

@@ -1,7 +1,7 @@
 """Laws every door obeys, written once; each door's test module subclasses `DoorLaws` with its own bytes.
 
-    chunking   every way of cutting the same bytes gives the same output
-    order      replies keep the order of their requests, whatever the order in which durability completes
+chunking   every way of cutting the same bytes gives the same output
+order      replies keep the order of their requests, whatever the order in which durability completes
 """
 
 from random import Random

@@ -65,7 +65,9 @@ class Access:
         hashed = hash_secret(secret)
         principal = self._by_hash.get(hashed)
         if principal is None:
-            raise AuthError("invalid API key", hint="add it to [[keys]] in the configuration, or use a key that is there")
+            raise AuthError(
+                "invalid API key", hint="add it to [[keys]] in the configuration, or use a key that is there"
+            )
         return hashed, principal
 
     def current(self, hashed: str) -> Principal | None:

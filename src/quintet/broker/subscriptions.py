@@ -110,7 +110,9 @@ class Subscriptions:
     def create(self, owner: str, topic: Topic, qos: int, done: Callable[[Exception | None], None]) -> Subscription:
         """A new subscription at the tail of the topic; done when it would survive a restart."""
         if len(self._by_id) >= self._max:
-            raise LimitExceeded(f"no more subscriptions: there are {len(self._by_id)}, the limit is delivery.subscriptions_max")
+            raise LimitExceeded(
+                f"no more subscriptions: there are {len(self._by_id)}, the limit is delivery.subscriptions_max"
+            )
         self._last_id += 1
         lanes = [Lane(partition, partition.end) for partition in topic.partitions]
         subscription = self._open(self._last_id, owner, topic, qos, lanes)
@@ -199,7 +201,9 @@ class Subscriptions:
             else:
                 self._found(subscription, lane, offset, attempts, found)
 
-    def _found(self, subscription: Subscription, lane: Lane, offset: int, attempts: int, batches: list[RecordBatch]) -> None:
+    def _found(
+        self, subscription: Subscription, lane: Lane, offset: int, attempts: int, batches: list[RecordBatch]
+    ) -> None:
         row = _row_at(batches, offset)
         if row is None:  # retention or quarantine took it: there is nothing left to keep
             self._buried(subscription, lane, offset, attempts, None)
@@ -220,7 +224,9 @@ class Subscriptions:
         except Exception as error:  # a full disk: try again after another attempt to deliver
             self._buried(subscription, lane, offset, attempts, error)
 
-    def _buried(self, subscription: Subscription, lane: Lane, offset: int, attempts: int, error: Exception | None) -> None:
+    def _buried(
+        self, subscription: Subscription, lane: Lane, offset: int, attempts: int, error: Exception | None
+    ) -> None:
         self._burying.discard((subscription.id, lane.partition.number, offset))
         if lane.dead.pop(offset, None) is None:
             return

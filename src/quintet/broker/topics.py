@@ -66,7 +66,18 @@ class TopicPolicy:
 class Topic:
     """An open topic. `publish` is the broker's end of the hot path."""
 
-    __slots__ = ("_next", "_policy", "_room", "_unready", "name", "partitions", "published", "raw", "spec", "subscriptions")
+    __slots__ = (
+        "_next",
+        "_policy",
+        "_room",
+        "_unready",
+        "name",
+        "partitions",
+        "published",
+        "raw",
+        "spec",
+        "subscriptions",
+    )
 
     def __init__(self, spec: TopicSpec, partitions: list[Partition], policy: TopicPolicy, ready: bool) -> None:
         self.name = spec.name
@@ -189,7 +200,9 @@ class Topics:
     def _create(self, raw: bytes, durable: bool) -> Topic:
         name = check_name(raw)
         if len(self._by_name) >= self._policy.topics_max:
-            raise LimitExceeded(f"topic {name!r} was not made: there are {len(self._by_name)} topics, the limit is topics.max")
+            raise LimitExceeded(
+                f"topic {name!r} was not made: there are {len(self._by_name)} topics, the limit is topics.max"
+            )
         rule = self._policy.rule_for(name)
         durability: Durability = rule.durability or (self._policy.durable if durable else "memory")
         self._last_id += 1
@@ -237,5 +250,3 @@ def _row(spec: TopicSpec) -> TopicRow:
         compact=spec.compact,
         segment_bytes=spec.segment_bytes,
     )
-
-

@@ -45,7 +45,19 @@ class Flight:
 class Lane:
     """One partition as one subscription sees it."""
 
-    __slots__ = ("_fetching", "_held", "_order", "_timers", "_wakes", "dead", "inflight", "partition", "position", "retry", "skipped")
+    __slots__ = (
+        "_fetching",
+        "_held",
+        "_order",
+        "_timers",
+        "_wakes",
+        "dead",
+        "inflight",
+        "partition",
+        "position",
+        "retry",
+        "skipped",
+    )
 
     def __init__(self, partition: Partition, position: int) -> None:
         self.partition = partition
@@ -210,10 +222,9 @@ class Lane:
         self._fetching = False
         if batches:
             self._held = batches
-        elif error is None:
-            if self.retry.pop(offset, None) is None:
-                self.skipped += max(0, visible - self.position)
-                self.position = max(self.position, visible)
+        elif error is None and self.retry.pop(offset, None) is None:
+            self.skipped += max(0, visible - self.position)
+            self.position = max(self.position, visible)
         wakes, self._wakes = self._wakes, []
         for wake in wakes:
             wake()

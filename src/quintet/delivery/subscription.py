@@ -120,7 +120,9 @@ class Subscription:
         self.pump()
 
     def _credit(self, lane: Lane) -> int:
-        return MESSAGES_PER_RUN_MAX if not self.qos else self._policy.in_flight_max - len(lane.inflight) - len(lane.dead)
+        return (
+            MESSAGES_PER_RUN_MAX if not self.qos else self._policy.in_flight_max - len(lane.inflight) - len(lane.dead)
+        )
 
     def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int, now: int) -> None:
         batch, first, last = run

@@ -28,7 +28,7 @@ class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
-        "_large", "_large_used", "_listener", "_lost", "_parked", "_rest", "_session", "_stalled_since", "_transport",
+        "_failures", "_large", "_large_used", "_listener", "_lost", "_parked", "_rest", "_session", "_stalled_since", "_transport",
         "peer",
     )  # fmt: skip
 
@@ -41,6 +41,7 @@ class Connection(asyncio.BufferedProtocol):
         self._large_used = 0
         self._parked: list[Callable[[], None]] | None = None
         self._stalled_since: int | None = None
+        self._failures = 0
         self._lost = False
         self.peer = ""
 
@@ -77,6 +78,9 @@ class Connection(asyncio.BufferedProtocol):
         consumed = session.receive(available, listener.now())
         self._keep(available[consumed:])
         self._drain()
+        if session.auth_failures != self._failures:
+            self._failures = session.auth_failures
+            listener.auth_failed(self)
         if not self._lost and session.congested():
             self._stall(0)
 

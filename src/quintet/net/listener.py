@@ -12,6 +12,7 @@ from quintet.net.connection import Connection
 from quintet.protocols.base import Session
 
 SWEEP_S = 0.25
+MINUTE_US = 60_000_000
 TLS_HANDSHAKE_S = 5.0
 
 Report = Callable[[str, dict[str, object]], None]
@@ -27,6 +28,7 @@ class ListenerOptions:
     connections_max: int = 10_000
     connections_per_address_max: int = 1_000
     unauthenticated_max: int = 2_000
+    auth_failures_per_minute: int = 0  # from one address; 0: no limit
 
 
 class Listener:
@@ -52,6 +54,8 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._watched: set[Connection] = set()
         self._addresses: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()  # of authentication in this minute, per address
+        self._minute = 0
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -88,11 +92,30 @@ class Listener:
             reason = f"more than {self.options.connections_max} connections"
         elif self._addresses[address] > self.options.connections_per_address_max:
             reason = f"more than {self.options.connections_per_address_max} connections from {address}"
-        elif len(self._watched) > self.options.unauthenticated_max and self._waiting() > self.options.unauthenticated_max:
+        elif self._is_blocked(address):
+            reason = f"too many failed authentications from {address}, try again in a minute"
+        elif (
+            len(self._watched) > self.options.unauthenticated_max and self._waiting() > self.options.unauthenticated_max
+        ):
             reason = f"more than {self.options.unauthenticated_max} connections that are not authenticated"
         if reason is not None:
             self.refused += 1
             connection.evict(reason)
+
+    def auth_failed(self, connection: Connection) -> None:
+        """Count it against the address; past the limit, its connections end and new ones are refused for the minute."""
+        address = connection.peer.rpartition(":")[0]
+        self._failures[address] += 1
+        self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
+        if self._is_blocked(address):
+            connection.evict("too many failed authentications")
+
+    def _is_blocked(self, address: str) -> bool:
+        minute = self.now() // MINUTE_US
+        if minute != self._minute:
+            self._minute = minute
+            self._failures.clear()
+        return 0 < self.options.auth_failures_per_minute <= self._failures[address]
 
     def _waiting(self) -> int:
         return sum(1 for connection in self._watched if connection.who is None)

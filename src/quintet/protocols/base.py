@@ -24,9 +24,9 @@ class Slot:
 class Replies:
     """Replies leave in the order of their slots, the first unfilled one holds back all behind it.
 
-        reserve() -> Slot      a request whose answer comes later
-        put(bytes)             an answer known now; goes straight out when nothing waits before it
-        fill(slot, bytes)      the late answer; b"" for success that the wire does not show
+    reserve() -> Slot      a request whose answer comes later
+    put(bytes)             an answer known now; goes straight out when nothing waits before it
+    fill(slot, bytes)      the late answer; b"" for success that the wire does not show
     """
 
     __slots__ = ("_out", "_waiting")
@@ -76,6 +76,9 @@ class Session(Protocol):
 
     closing: str | None
     """Why the transport must be shut after draining, or None."""
+
+    auth_failures: int
+    """Failed authentications so far: the listener counts them per address."""
 
     principal_name: str | None
     """Who is on the other side once authenticated, else None."""

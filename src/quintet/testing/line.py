@@ -32,7 +32,9 @@ class SimBroker:
         self.start()
 
     def start(self) -> None:
-        self.log = EmbeddedLog(DATA, self.disk, self.scheduler, lambda event, fields: self.reports.append((event, fields)))
+        self.log = EmbeddedLog(
+            DATA, self.disk, self.scheduler, lambda event, fields: self.reports.append((event, fields))
+        )
         self.log.recover()
         self.broker = Broker(self.log, self.scheduler, self.options, lambda e, f: self.reports.append((e, f)))
         self.broker.set_credentials(Credential(name, hash_secret(key.encode())) for name, key in self.keys.items())

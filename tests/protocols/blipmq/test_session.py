@@ -119,7 +119,9 @@ def test_replies_keep_their_order_whatever_completes_first() -> None:
         (codec.hello(1, 1) + ack(2, 1), [(2, *errors.UNAUTHENTICATED)]),
     ],
 )
-def test_handshake_refusals_keep_the_connection(sim: SimBroker, sent: bytes, expected: list[tuple[int, int, str]]) -> None:
+def test_handshake_refusals_keep_the_connection(
+    sim: SimBroker, sent: bytes, expected: list[tuple[int, int, str]]
+) -> None:
     peer = Peer(sim, BlipSession)
     assert nacks_of(peer.exchange(sent)) == expected
     assert peer.session.closing is None
@@ -231,7 +233,9 @@ def test_a_full_queue_refuses_qos1_and_never_drops() -> None:
     for number in range(3):
         assert peer.exchange(publish(b"t", b"%d" % number)) == b""
     refused = nacks_of(peer.exchange(publish(b"t", b"3", first_id=9)))
-    assert refused == [(9, 500, "durable publish failed: the queue of subscription 1 on topic 't' is full (3 messages)")]
+    assert refused == [
+        (9, 500, "durable publish failed: the queue of subscription 1 on topic 't' is full (3 messages)")
+    ]
     deliveries = peer.exchange(codec.poll(1, subscription) * 5)
     assert values_of(deliveries) == [b"0", b"1", b"2"]
     peer.exchange(b"".join(ack(tag, subscription) for tag in tags_of(deliveries)))

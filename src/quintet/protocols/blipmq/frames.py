@@ -1,8 +1,8 @@
 """The frames of BlipMQ as data: types, sizes, texts. No logic.
 
-    +------------+---------------+--------------------+---------+
-    | u32 length | u8 frame_type | u64 correlation_id | payload |    all big-endian; length counts what follows it
-    +------------+---------------+--------------------+---------+
++------------+---------------+--------------------+---------+
+| u32 length | u8 frame_type | u64 correlation_id | payload |    all big-endian; length counts what follows it
++------------+---------------+--------------------+---------+
 """
 
 import struct

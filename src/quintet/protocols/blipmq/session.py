@@ -50,8 +50,8 @@ class BlipSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_broker", "_deadline", "_epoch", "_failures", "_frame_bytes_max", "_key_hash", "_made", "_origin", "_principal",
-        "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "closing", "principal_name",
+        "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_key_hash", "_made", "_origin", "_principal",
+        "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures", "closing", "principal_name",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, sink: Sink, now: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX) -> None:
@@ -63,7 +63,7 @@ class BlipSession:
         self._version = 1
         self._frame_bytes_max = frame_bytes_max
         self._deadline: int | None = now + limits.HANDSHAKE_US
-        self._failures = 0
+        self.auth_failures = 0
         self._made = 0
         self._key_hash = ""
         self._principal: Principal | None = None
@@ -87,7 +87,9 @@ class BlipSession:
                 continue
             if self._epoch != self._broker.access.epoch and not self._still_welcome():
                 break
-            items, end, fatal = kernel.blip_split(view, position, self._version, self._frame_bytes_max, self._origin, now)
+            items, end, fatal = kernel.blip_split(
+                view, position, self._version, self._frame_bytes_max, self._origin, now
+            )
             for item in items:
                 self._act(item, now)
             if fatal:
@@ -172,8 +174,8 @@ class BlipSession:
                 self._key_hash, self._principal = self._broker.authenticate(key)
             except AuthError:
                 self._nack(frame.correlation_id, errors.AUTH_KEY)
-                self._failures += 1
-                if self._failures >= AUTH_FAILURES_MAX:
+                self.auth_failures += 1
+                if self.auth_failures >= AUTH_FAILURES_MAX:
                     self.closing = "too many failed authentications"
                 return
             self._state, self._deadline = READY, None
@@ -261,7 +263,9 @@ class BlipSession:
         assert self._principal is not None
         slot = self._replies.reserve()
         try:
-            self._broker.subscribe(self._principal, topic, qos, self._sink, partial(self._subscribed, slot, correlation_id))
+            self._broker.subscribe(
+                self._principal, topic, qos, self._sink, partial(self._subscribed, slot, correlation_id)
+            )
             self._made += 1
         except QuintetError as error:
             self._replies.fill(slot, codec.nack(correlation_id, *errors.to_nack(error)))
@@ -343,4 +347,3 @@ class BlipSession:
 
     def _nack(self, correlation_id: int, reason: tuple[int, str]) -> None:
         self._replies.put(codec.nack(correlation_id, *reason))
-
