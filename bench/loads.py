@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from bench import closed_loop
 from bench.harness import DURABLE_TOPIC, OURS, Bench, Comparison, Figure, Side
 
 from quintet.bench import run
@@ -17,6 +18,7 @@ from quintet.bench.histogram import percentiles
 KIB, MIB = 1024, 1024 * 1024
 PROBE_MESSAGES = 100_000  # the warm-up, which also tells how many messages fill a repetition
 FANOUT = 16
+ROUNDS_WARMUP_S = 0.2  # of each repetition, not counted: connections have just been made
 LATENCY_RATE = 10_000.0
 LATENCY_S = 4.0
 LEAD_IN_S = 0.5  # left out on all sides alike: that a generator has just started is no server's fault
@@ -100,10 +102,12 @@ def qos1_durable(bench: Bench) -> None:
 
 def _durable(bench: Bench, connections: int, in_flight: int, target: float) -> None:
     name = f"qos1_durable {connections} connections x {in_flight} in flight, 128 B"
+    if closed_loop.generator():
+        name += f" ({closed_loop.generator()})"
 
     def measure(side: Side, turn: int) -> float:
         load = Load(side.wire, side.address, DURABLE_TOPIC, 128, qos=1)
-        return run.windows(load, connections, in_flight, seconds=bench.effort.seconds).rate
+        return closed_loop.rounds(load, connections, in_flight, bench.effort.seconds, ROUNDS_WARMUP_S).rate
 
     figures = bench.in_turn(name, bench.sides(DURABLE_SIDES), lambda side: measure(side, -1), measure)
     bench.add(Comparison(name, "msg/s", figures, target=target))
