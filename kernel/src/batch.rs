@@ -1,17 +1,14 @@
-//! Record batches: where columns lie, whether they are sound, and how whole batches are made out of others.
+//! Record batches: where columns lie, whether they are sound, and walking over many of them.
 //!
-//! Works on plain byte slices so that it can be read without knowing Python; `lib.rs` does the talking to Python. The
-//! layout is docs/LOG_FORMAT.md section 3. Nothing here panics on hostile bytes: every position is proved by `locate`
-//! or checked where it is used, and no size is believed before the data is known to be there.
-
-use std::collections::HashMap;
+//! Works on plain byte slices so that it can be read without knowing Python: `make.rs` makes batches, `lib.rs` does the
+//! talking to Python. The layout is docs/LOG_FORMAT.md section 3. Nothing here panics on hostile bytes: every position
+//! is proved by `place` or checked where it is used, and no size is believed before the data is known to be there.
 
 pub type Refusal = &'static str;
 
 pub const HEADER_BYTES: usize = 64;
 pub const MAX_BATCH_BYTES: u64 = 64 * 1024 * 1024;
 pub const MAX_ORIGINS_ENTRIES: usize = 255;
-const NEAR_ORIGINS: usize = 8;
 pub const MAX_OFFSET: u64 = i64::MAX as u64;
 const MAGIC: [u8; 4] = *b"QRB1";
 
@@ -34,8 +31,7 @@ pub const BAD_COLUMNS: i64 = -4;
 pub const OFFSETS_FELL: i64 = -5;
 
 const DO_NOT_ADD_UP: Refusal = "batch columns do not add up: a column or an entry lies outside its place";
-const TOO_LARGE: Refusal = "batch too large: over 64 MiB; split it into several batches";
-const TOO_MANY_ORIGINS: Refusal = "a batch holds 1 to 255 different origins; split it by origin";
+pub const TOO_LARGE: Refusal = "batch too large: over 64 MiB; split it into several batches";
 
 /// CRC-32C of data, continued from `value`.
 pub fn crc32c(data: &[u8], value: u32) -> u32 {
@@ -70,7 +66,7 @@ fn u64_at(d: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes_at(d, at))
 }
 
-fn put<const N: usize>(d: &mut [u8], at: usize, bytes: [u8; N]) {
+pub fn put<const N: usize>(d: &mut [u8], at: usize, bytes: [u8; N]) {
     d[at..at + N].copy_from_slice(&bytes);
 }
 
@@ -137,7 +133,7 @@ impl Head {
     }
 
     /// Writes the header; the checksum stays zero until the batch is sealed.
-    fn write(&self, d: &mut [u8]) {
+    pub fn write(&self, d: &mut [u8]) {
         put(d, 0, MAGIC);
         put(d, 4, [0; 4]);
         put(d, 8, (self.length as u32).to_le_bytes());
@@ -295,7 +291,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Bytes of all entries of the var of n at `offsets`.
-    fn size(&self, offsets: usize, n: usize) -> usize {
+    pub fn size(&self, offsets: usize, n: usize) -> usize {
         i32_at(self.d, offsets + 4 * n) as usize
     }
 
@@ -468,315 +464,4 @@ pub fn find(data: &[u8], start: usize, stop: usize, seed: u32) -> i64 {
         .step_by(8)
         .find(|pos| data[*pos..stop].starts_with(&MAGIC) && check(data, *pos, stop, seed, true) > 0)
         .map_or(-1, |pos| pos as i64)
-}
-
-// -- making batches ---------------------------------------------------------------------------------------------------
-
-/// Writes one var entry by entry, in order. `d` is the whole batch.
-pub struct VarWriter {
-    offsets: usize,
-    data: usize,
-    i: usize,
-    size: usize,
-}
-
-impl VarWriter {
-    pub fn new(offsets: usize, data: usize) -> VarWriter {
-        VarWriter { offsets, data, i: 0, size: 0 }
-    }
-
-    pub fn push(&mut self, d: &mut [u8], entry: &[u8]) {
-        let at = self.data + self.size;
-        d[at..at + entry.len()].copy_from_slice(entry);
-        self.size += entry.len();
-        self.i += 1;
-        put(d, self.offsets + 4 * self.i, (self.size as i32).to_le_bytes());
-    }
-
-    /// n entries of a sound var at once: its offsets are moved up by what is already here.
-    fn push_all(&mut self, d: &mut [u8], from: &Batch, offsets: usize, data: usize, n: usize) {
-        let (at, size) = (self.data + self.size, from.size(offsets, n));
-        d[at..at + size].copy_from_slice(&from.d[data..data + size]);
-        let base = self.size as i32;
-        let out = &mut d[self.offsets + 4 * (self.i + 1)..self.offsets + 4 * (self.i + 1 + n)];
-        let source = &from.d[offsets + 4..offsets + 4 * (n + 1)];
-        for (to, one) in out.chunks_exact_mut(4).zip(source.chunks_exact(4)) {
-            put(to, 0, (i32_at(one, 0) + base).to_le_bytes());
-        }
-        self.size += size;
-        self.i += n;
-    }
-
-    fn push_empty(&mut self, d: &mut [u8], n: usize) {
-        for _ in 0..n {
-            self.push(d, &[]);
-        }
-    }
-}
-
-pub fn set_bit(d: &mut [u8], bitmap: usize, i: usize) {
-    d[bitmap + i / 8] |= 1 << (i % 8);
-}
-
-pub fn put_i64(d: &mut [u8], column: usize, i: usize, value: i64) {
-    put(d, column + 8 * i, value.to_le_bytes());
-}
-
-pub fn put_i32(d: &mut [u8], column: usize, i: usize, value: i32) {
-    put(d, column + 4 * i, value.to_le_bytes());
-}
-
-/// Writes the header and the origin dictionary of a planned batch into zeroed bytes.
-pub fn begin(d: &mut [u8], head: &Head, at: &Layout, origins: &[&[u8]]) {
-    head.write(d);
-    let mut writer = VarWriter::new(at.origin_offsets, at.origin_data);
-    for origin in origins {
-        writer.push(d, origin);
-    }
-}
-
-/// A merge that is possible: what the batch will look like and which number each origin gets.
-pub struct Merge<'a> {
-    batches: Vec<Batch<'a>>,
-    origins: Vec<&'a [u8]>,
-    numbers: Vec<u8>,
-    pub head: Head,
-    at: Layout,
-    timestamp: i64,
-}
-
-impl<'a> Merge<'a> {
-    pub fn new(parts: &[&'a [u8]], timestamp: i64) -> Result<Merge<'a>, Refusal> {
-        let batches = parts.iter().map(|d| Batch::open_sound(d)).collect::<Result<Vec<_>, _>>()?;
-        let first = batches.first().ok_or("nothing to merge; give at least one batch")?;
-        let mut head = Head { flags: first.head.flags, ..Head::default() };
-        let mut sizes = Sizes::default();
-        let mut all_keys = true;
-        for batch in &batches {
-            let (h, w) = (&batch.head, &batch.at);
-            if h.flags != head.flags {
-                return Err("batches with different flags cannot be merged");
-            }
-            if h.producer_id != 0 {
-                return Err("a batch with a producer_id keeps its identity and cannot be merged");
-            }
-            if h.has(SPARSE) {
-                return Err("a compacted (SPARSE) batch cannot be merged");
-            }
-            head.columns |= h.columns;
-            head.count += h.count;
-            all_keys &= h.has(KEYS);
-            sizes.values += batch.value_size() as u64;
-            if h.has(KEYS) {
-                sizes.keys += batch.size(w.key_offsets, h.count) as u64;
-            }
-            if h.has(HEADERS) {
-                sizes.header_count += w.header_count as u64;
-                sizes.names += batch.size(w.name_offsets, w.header_count) as u64;
-                sizes.hvalues += batch.size(w.hvalue_offsets, w.header_count) as u64;
-            }
-        }
-        if head.has(KEYS) && !all_keys {
-            head.columns |= KEY_NULLS;
-        }
-        let (origins, numbers) = unite_origins(&batches)?;
-        sizes.origins = origins.iter().map(|o| o.len() as u64).sum();
-        head.origins = origins.len();
-        head.span = u32::try_from(head.count).map_err(|_| TOO_LARGE)?;
-        let at = plan(&mut head, &sizes)?;
-        Ok(Merge { batches, origins, numbers, head, at, timestamp })
-    }
-
-    /// Fills zeroed bytes of exactly head.length.
-    pub fn fill(&self, d: &mut [u8]) {
-        let (w, timestamp) = (&self.at, self.timestamp);
-        begin(d, &self.head, w, &self.origins);
-        let mut values = VarWriter::new(w.value_offsets, w.value_data);
-        let mut keys = VarWriter::new(w.key_offsets, w.key_data);
-        let mut names = VarWriter::new(w.name_offsets, w.name_data);
-        let mut hvalues = VarWriter::new(w.hvalue_offsets, w.hvalue_data);
-        let (mut row, mut number) = (0, 0);
-        for batch in &self.batches {
-            let (n, from) = (batch.head.count, &batch.at);
-            if w.origin_index != 0 {
-                for i in 0..n {
-                    d[w.origin_index + row + i] = self.numbers[number + batch.origin_number(i)];
-                }
-            }
-            number += batch.head.origins;
-            copy_bits(d, w.value_bitmap, row, batch, from.value_bitmap, true);
-            values.push_all(d, batch, from.value_offsets, from.value_data, n);
-            if w.key_offsets != 0 {
-                copy_bits(d, w.key_bitmap, row, batch, from.key_bitmap, from.key_offsets != 0);
-                if from.key_offsets != 0 {
-                    keys.push_all(d, batch, from.key_offsets, from.key_data, n);
-                } else {
-                    keys.push_empty(d, n);
-                }
-            }
-            if w.header_lists != 0 {
-                let before = names.i as i32;
-                for i in 0..n {
-                    let own = if from.header_lists == 0 { 0 } else { i32_at(batch.d, from.header_lists + 4 * i + 4) };
-                    put_i32(d, w.header_lists, row + i + 1, before + own);
-                }
-                if from.header_lists != 0 {
-                    names.push_all(d, batch, from.name_offsets, from.name_data, from.header_count);
-                    hvalues.push_all(d, batch, from.hvalue_offsets, from.hvalue_data, from.header_count);
-                }
-            }
-            for i in 0..n {
-                if w.timestamps != 0 {
-                    let own = if from.timestamps == 0 { timestamp } else { batch.timestamp(i) };
-                    put_i64(d, w.timestamps, row + i, own);
-                }
-                if w.expiries != 0 {
-                    put_i64(d, w.expiries, row + i, batch.expiry(i));
-                }
-            }
-            row += n;
-        }
-    }
-}
-
-/// Marks the records of a batch as present from `row` on: as its own bitmap says, or all alike if it has none.
-fn copy_bits(d: &mut [u8], bitmap: usize, row: usize, batch: &Batch, own: usize, present: bool) {
-    if bitmap == 0 || !present {
-        return;
-    }
-    for i in 0..batch.head.count {
-        if !batch.is_null(own, i) {
-            set_bit(d, bitmap, row + i);
-        }
-    }
-}
-
-/// All different origins in the order they are first met, and for each batch's each entry its number among them.
-fn unite_origins<'a>(batches: &[Batch<'a>]) -> Result<(Vec<&'a [u8]>, Vec<u8>), Refusal> {
-    let mut origins: Vec<&[u8]> = Vec::new();
-    let mut numbers = Vec::with_capacity(batches.len());
-    let mut known: HashMap<&[u8], u8> = HashMap::new();
-    for batch in batches {
-        for i in 0..batch.head.origins {
-            let origin = batch.origin(i)?;
-            // Few clients at a time: comparing the first few is cheaper than hashing.
-            let near = origins.iter().take(NEAR_ORIGINS).position(|one| *one == origin).map(|number| number as u8);
-            let number = match near.or_else(|| known.get(origin).copied()) {
-                Some(number) => number,
-                None if origins.len() == MAX_ORIGINS_ENTRIES => return Err(TOO_MANY_ORIGINS),
-                None => {
-                    origins.push(origin);
-                    if origins.len() > NEAR_ORIGINS {
-                        known.insert(origin, (origins.len() - 1) as u8);
-                    }
-                    (origins.len() - 1) as u8
-                }
-            };
-            numbers.push(number);
-        }
-    }
-    Ok((origins, numbers))
-}
-
-/// A selection that is possible.
-pub struct Select<'a> {
-    batch: Batch<'a>,
-    keep: Vec<usize>,
-    pub head: Head,
-    at: Layout,
-}
-
-impl<'a> Select<'a> {
-    pub fn new(data: &'a [u8], keep: &[i64]) -> Result<Option<Select<'a>>, Refusal> {
-        let batch = Batch::open_sound(data)?;
-        let n = batch.head.count as i64;
-        if keep.windows(2).any(|pair| pair[0] >= pair[1]) || keep.iter().any(|i| *i < 0 || *i >= n) {
-            return Err("keep must be rising record numbers of this batch");
-        }
-        if keep.is_empty() {
-            return Ok(None);
-        }
-        let keep: Vec<usize> = keep.iter().map(|i| *i as usize).collect();
-        let (h, w) = (batch.head, batch.at);
-        let length =
-            |offsets: usize, i: usize| (i32_at(batch.d, offsets + 4 * i + 4) - i32_at(batch.d, offsets + 4 * i)) as u64;
-        let mut sizes = Sizes { origins: batch.size(w.origin_offsets, h.origins) as u64, ..Sizes::default() };
-        for &i in &keep {
-            sizes.values += length(w.value_offsets, i);
-            if w.key_offsets != 0 {
-                sizes.keys += length(w.key_offsets, i);
-            }
-            if w.header_lists != 0 {
-                for j in batch.header_range(i)? {
-                    sizes.header_count += 1;
-                    sizes.names += length(w.name_offsets, j);
-                    sizes.hvalues += length(w.hvalue_offsets, j);
-                }
-            }
-        }
-        let mut head = Head { count: keep.len(), columns: h.columns | SPARSE, ..h };
-        let at = plan(&mut head, &sizes)?;
-        Ok(Some(Select { batch, keep, head, at }))
-    }
-
-    /// Fills zeroed bytes of exactly head.length.
-    pub fn fill(&self, d: &mut [u8]) -> Result<(), Refusal> {
-        let (batch, w, from, n) = (&self.batch, &self.at, &self.batch.at, self.batch.head.count);
-        let origins = (0..batch.head.origins).map(|i| batch.origin(i)).collect::<Result<Vec<_>, _>>()?;
-        begin(d, &self.head, w, &origins);
-        let mut values = VarWriter::new(w.value_offsets, w.value_data);
-        let mut keys = VarWriter::new(w.key_offsets, w.key_data);
-        let mut names = VarWriter::new(w.name_offsets, w.name_data);
-        let mut hvalues = VarWriter::new(w.hvalue_offsets, w.hvalue_data);
-        for (row, &i) in self.keep.iter().enumerate() {
-            if w.origin_index != 0 {
-                d[w.origin_index + row] = batch.origin_number(i) as u8;
-            }
-            if w.value_bitmap != 0 && !batch.is_null(from.value_bitmap, i) {
-                set_bit(d, w.value_bitmap, row);
-            }
-            values.push(d, batch.entry(from.value_offsets, from.value_data, n, i)?);
-            if w.key_bitmap != 0 && !batch.is_null(from.key_bitmap, i) {
-                set_bit(d, w.key_bitmap, row);
-            }
-            if w.key_offsets != 0 {
-                keys.push(d, batch.entry(from.key_offsets, from.key_data, n, i)?);
-            }
-            if w.header_lists != 0 {
-                for j in batch.header_range(i)? {
-                    names.push(d, batch.entry(from.name_offsets, from.name_data, from.header_count, j)?);
-                    hvalues.push(d, batch.entry(from.hvalue_offsets, from.hvalue_data, from.header_count, j)?);
-                }
-                put_i32(d, w.header_lists, row + 1, names.i as i32);
-            }
-            if w.timestamps != 0 {
-                put_i64(d, w.timestamps, row, batch.timestamp(i));
-            }
-            if w.expiries != 0 {
-                put_i64(d, w.expiries, row, batch.expiry(i));
-            }
-            put(d, w.deltas + 4 * row, (batch.delta(i) as u32).to_le_bytes());
-        }
-        Ok(())
-    }
-}
-
-/// Writes offsets and times (if given) and the checksum into a whole batch.
-pub fn seal(d: &mut [u8], place_and_time: Option<(i64, i64)>, seed: u32) -> Result<(), Refusal> {
-    let batch = Batch::open(d, 0)?;
-    if batch.head.length != d.len() {
-        return Err("the bytearray must hold exactly one batch");
-    }
-    if let Some((base_offset, timestamp)) = place_and_time {
-        if base_offset < 0 || base_offset as u64 > MAX_OFFSET - u64::from(batch.head.span) {
-            return Err("base_offset must be at least 0 and leave room for the batch's offsets below 2**63");
-        }
-        let greatest = batch.greatest_timestamp(timestamp);
-        put(d, 16, base_offset.to_le_bytes());
-        put(d, 32, timestamp.to_le_bytes());
-        put(d, 40, greatest.to_le_bytes());
-    }
-    let crc = crc32c(&d[8..], seed);
-    put(d, 4, crc.to_le_bytes());
-    Ok(())
 }

@@ -6,6 +6,7 @@
 //! session is not decided here, and no Python object is touched.
 
 use crate::batch::{self, AT_MOST_ONCE, Batch, EXPIRY, Head, Layout, Refusal, Sizes};
+use crate::make;
 use std::collections::HashMap;
 
 //   0        4      5                13
@@ -349,7 +350,7 @@ impl Window<'_> {
     /// Fills the batch (zeroed, exactly as planned).
     pub fn fill(&self, d: &[u8], group: &Group, plan: &(Head, Layout), origin: &[u8], now: i64, out: &mut [u8]) {
         let (head, at) = plan;
-        batch::begin(out, head, at, &[origin]);
+        make::begin(out, head, at, &[origin]);
         let (front, rest) = out.split_at_mut(at.value_data);
         let mut offsets = front[at.value_offsets + 4..at.value_offsets + 4 * (group.frames + 1)].chunks_exact_mut(4);
         let (values, behind) = rest.split_at_mut(group.bytes);
@@ -367,7 +368,7 @@ impl Window<'_> {
             if run.ttl != 0 {
                 let ttl_ms = i64::from(u32::from_be_bytes(be(d, run.pos + run.ttl)));
                 let expiry = now + ttl_ms * MICROSECONDS_PER_MILLISECOND;
-                batch::put_i64(behind, expiries, row, expiry);
+                make::put_i64(behind, expiries, row, expiry);
             }
             row += run.frames;
         }

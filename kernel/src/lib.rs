@@ -1,12 +1,14 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
-//! Only the talking to Python lives here: arguments in, objects out, refusals as ValueError. The work is in `batch.rs`
-//! and `blip.rs`. The interpreter lock is held throughout; no I/O, no clock, no state.
+//! Only the talking to Python lives here: arguments in, objects out, refusals as ValueError. The work is in `batch.rs`,
+//! `make.rs` and `blip.rs`. The interpreter lock is held throughout; no I/O, no clock, no state.
 
 mod batch;
 mod blip;
+mod make;
 
-use batch::{Batch, Head, Refusal, Sizes, VarWriter};
+use batch::{Batch, Head, Layout, Refusal, Sizes};
+use make::VarWriter;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
@@ -82,7 +84,7 @@ fn list_of<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
     }
 }
 
-fn optional_bytes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<Option<Bound<'py, PyBytes>>>> {
+fn optional_bytes<'py>(object: &Bound<'py, PyAny>) -> PyResult<OptionalBytes<'py>> {
     list_of(object)?
         .iter()
         .map(|one| if one.is_none() { Ok(None) } else { Ok(Some(one.cast_into::<PyBytes>()?)) })
@@ -98,12 +100,84 @@ fn crc32c(data: &Bound<'_, PyAny>, value: u32) -> PyResult<u32> {
 // -- record batches ---------------------------------------------------------------------------------------------------
 
 type HeaderPairs<'py> = Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>;
+type OptionalBytes<'py> = Vec<Option<Bound<'py, PyBytes>>>;
 
 fn header_lists<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<HeaderPairs<'py>>> {
     list_of(object)?
         .iter()
         .map(|one| list_of(&one)?.iter().map(|pair| pair.extract()).collect::<PyResult<HeaderPairs<'py>>>())
         .collect()
+}
+
+/// The columns given to build. One that would say nothing is None.
+struct Columns<'py> {
+    values: OptionalBytes<'py>,
+    keys: Option<OptionalBytes<'py>>,
+    headers: Option<Vec<HeaderPairs<'py>>>,
+    timestamps: Option<Vec<i64>>,
+    expiries: Option<Vec<i64>>,
+}
+
+impl Columns<'_> {
+    fn agree_in_length(&self) -> bool {
+        let n = self.values.len();
+        self.keys.as_ref().is_none_or(|all| all.len() == n)
+            && self.headers.as_ref().is_none_or(|all| all.len() == n)
+            && self.timestamps.as_ref().is_none_or(|all| all.len() == n)
+            && self.expiries.as_ref().is_none_or(|all| all.len() == n)
+    }
+
+    fn drop_empty(&mut self) {
+        self.keys.take_if(|all| all.iter().all(Option::is_none));
+        self.headers.take_if(|all| all.iter().all(Vec::is_empty));
+        self.expiries.take_if(|all| all.iter().all(|one| *one == 0));
+    }
+
+    /// Which columns there are, and the sizes of those of bytes.
+    fn measure(&self) -> (u16, Sizes) {
+        let sum = |all: &OptionalBytes| all.iter().flatten().map(|one| one.as_bytes().len() as u64).sum::<u64>();
+        let when = |yes: bool, column: u16| if yes { column } else { 0 };
+        let mut sizes = Sizes { values: sum(&self.values), ..Sizes::default() };
+        let mut columns = when(self.values.iter().any(Option::is_none), batch::VALUE_NULLS)
+            | when(self.headers.is_some(), batch::HEADERS)
+            | when(self.timestamps.is_some(), batch::TIMESTAMPS)
+            | when(self.expiries.is_some(), batch::EXPIRY);
+        if let Some(keys) = &self.keys {
+            sizes.keys = sum(keys);
+            columns |= batch::KEYS | when(keys.iter().any(Option::is_none), batch::KEY_NULLS);
+        }
+        for (name, value) in self.headers.iter().flatten().flatten() {
+            sizes.header_count += 1;
+            sizes.names += name.as_bytes().len() as u64;
+            sizes.hvalues += value.as_bytes().len() as u64;
+        }
+        (columns, sizes)
+    }
+
+    /// Fills all columns but the origins.
+    fn fill(&self, d: &mut [u8], at: &Layout) {
+        put_optional(d, &self.values, at.value_bitmap, at.value_offsets, at.value_data);
+        if let Some(keys) = &self.keys {
+            put_optional(d, keys, at.key_bitmap, at.key_offsets, at.key_data);
+        }
+        let mut names = VarWriter::new(at.name_offsets, at.name_data);
+        let mut hvalues = VarWriter::new(at.hvalue_offsets, at.hvalue_data);
+        let mut total = 0;
+        for (i, list) in self.headers.iter().flatten().enumerate() {
+            for (name, value) in list {
+                names.push(d, name.as_bytes());
+                hvalues.push(d, value.as_bytes());
+            }
+            total += list.len() as i32;
+            make::put_i32(d, at.header_lists, i + 1, total);
+        }
+        for (i, one) in self.timestamps.iter().flatten().enumerate() {
+            make::put_i64(d, at.timestamps, i, *one);
+        }
+        for (i, one) in self.expiries.iter().flatten().enumerate() {
+            make::put_i64(d, at.expiries, i, *one);
+        }
+    }
 }
 
 #[pyfunction]
@@ -121,74 +195,32 @@ fn build<'py>(
     flags: i64,
 ) -> PyResult<Bound<'py, PyByteArray>> {
     let origin = origin.unwrap_or(&[]);
-    let values = optional_bytes(values)?;
-    let keys = keys.map(optional_bytes).transpose()?;
-    let headers = headers.map(header_lists).transpose()?;
-    let n = values.len();
-    if n == 0 {
+    let mut given = Columns {
+        values: optional_bytes(values)?,
+        keys: keys.map(optional_bytes).transpose()?,
+        headers: headers.map(header_lists).transpose()?,
+        timestamps,
+        expiries,
+    };
+    if given.values.is_empty() {
         return Err(refuse("a batch holds at least one record"));
     }
     if flags < 0 || flags > i64::from(batch::KNOWN_FLAGS) {
         return Err(refuse("unknown batch flag; known are bits 0 to 2"));
     }
-    let lengths = [keys.as_ref().map(Vec::len), headers.as_ref().map(Vec::len), timestamps.as_ref().map(Vec::len)];
-    if lengths.iter().chain([&expiries.as_ref().map(Vec::len)]).flatten().any(|length| *length != n) {
+    if !given.agree_in_length() {
         return Err(refuse("columns differ in length; give each record one entry in every column"));
     }
-    // A column that would say nothing is left out.
-    let keys = keys.filter(|keys| keys.iter().any(Option::is_some));
-    let headers = headers.filter(|lists| lists.iter().any(|one| !one.is_empty()));
-    let expiries = expiries.filter(|all| all.iter().any(|one| *one != 0));
-    let mut columns = 0;
-    let mut sizes = Sizes { origins: origin.len() as u64, ..Sizes::default() };
-    let sum =
-        |all: &[Option<Bound<'py, PyBytes>>]| all.iter().flatten().map(|v| v.as_bytes().len() as u64).sum::<u64>();
-    sizes.values = sum(&values);
-    if values.iter().any(Option::is_none) {
-        columns |= batch::VALUE_NULLS;
-    }
-    if let Some(keys) = &keys {
-        sizes.keys = sum(keys);
-        columns |= batch::KEYS | if keys.iter().any(Option::is_none) { batch::KEY_NULLS } else { 0 };
-    }
-    if let Some(lists) = &headers {
-        columns |= batch::HEADERS;
-        for (name, value) in lists.iter().flatten() {
-            sizes.header_count += 1;
-            sizes.names += name.as_bytes().len() as u64;
-            sizes.hvalues += value.as_bytes().len() as u64;
-        }
-    }
-    columns |= if timestamps.is_some() { batch::TIMESTAMPS } else { 0 };
-    columns |= if expiries.is_some() { batch::EXPIRY } else { 0 };
-    let span = u32::try_from(n).map_err(|_| refuse("batch too large: over 64 MiB; split it into several batches"))?;
-    let mut head = Head { flags: flags as u16, columns, count: n, span, origins: 1, ..Head::default() };
+    given.drop_empty();
+    let (columns, mut sizes) = given.measure();
+    sizes.origins = origin.len() as u64;
+    let count = given.values.len();
+    let span = u32::try_from(count).map_err(|_| refuse(batch::TOO_LARGE))?;
+    let mut head = Head { flags: flags as u16, columns, count, span, origins: 1, ..Head::default() };
     let at = batch::plan(&mut head, &sizes).map_err(refuse)?;
     PyByteArray::new_with(py, head.length, |d| {
-        batch::begin(d, &head, &at, &[origin]);
-        put_optional(d, &values, at.value_bitmap, at.value_offsets, at.value_data);
-        if let Some(keys) = &keys {
-            put_optional(d, keys, at.key_bitmap, at.key_offsets, at.key_data);
-        }
-        if let Some(lists) = &headers {
-            let mut names = VarWriter::new(at.name_offsets, at.name_data);
-            let mut hvalues = VarWriter::new(at.hvalue_offsets, at.hvalue_data);
-            let mut total = 0;
-            for (i, list) in lists.iter().enumerate() {
-                for (name, value) in list {
-                    names.push(d, name.as_bytes());
-                    hvalues.push(d, value.as_bytes());
-                }
-                total += list.len() as i32;
-                batch::put_i32(d, at.header_lists, i + 1, total);
-            }
-        }
-        for (i, one) in timestamps.iter().flatten().enumerate() {
-            batch::put_i64(d, at.timestamps, i, *one);
-        }
-        for (i, one) in expiries.iter().flatten().enumerate() {
-            batch::put_i64(d, at.expiries, i, *one);
-        }
+        make::begin(d, &head, &at, &[origin]);
+        given.fill(d, &at);
         Ok(())
     })
 }
@@ -197,7 +229,7 @@ fn put_optional(d: &mut [u8], all: &[Option<Bound<'_, PyBytes>>], bitmap: usize,
     let mut writer = VarWriter::new(offsets, data);
     for (i, one) in all.iter().enumerate() {
         if bitmap != 0 && one.is_some() {
-            batch::set_bit(d, bitmap, i);
+            make::set_bit(d, bitmap, i);
         }
         writer.push(d, one.as_ref().map_or(&[], |bytes| bytes.as_bytes()));
     }
@@ -207,7 +239,7 @@ fn put_optional(d: &mut [u8], all: &[Option<Bound<'_, PyBytes>>], bitmap: usize,
 fn merge<'py>(py: Python<'py>, batches: &Bound<'py, PyAny>, timestamp: i64) -> PyResult<Bound<'py, PyByteArray>> {
     let taken = list_of(batches)?.iter().map(Part::new).collect::<PyResult<Vec<_>>>()?;
     let parts: Vec<&[u8]> = taken.iter().map(Part::bytes).collect();
-    let merge = batch::Merge::new(&parts, timestamp).map_err(refuse)?;
+    let merge = make::Merge::new(&parts, timestamp).map_err(refuse)?;
     PyByteArray::new_with(py, merge.head.length, |d| {
         merge.fill(d);
         Ok(())
@@ -218,7 +250,7 @@ fn seal_in_place(batch: &Bound<'_, PyByteArray>, place_and_time: Option<(i64, i6
     // SAFETY: the interpreter lock is held and no Python code runs before the slice is gone, so nobody else reads,
     // writes or resizes the bytearray meanwhile.
     let d = unsafe { batch.as_bytes_mut() };
-    batch::seal(d, place_and_time, seed).map_err(refuse)
+    make::seal(d, place_and_time, seed).map_err(refuse)
 }
 
 #[pyfunction]
@@ -342,7 +374,7 @@ fn select<'py>(
     keep: Vec<i64>,
 ) -> PyResult<Option<Bound<'py, PyByteArray>>> {
     let held = Held::new(batch)?;
-    let Some(select) = batch::Select::new(held.bytes(), &keep).map_err(refuse)? else { return Ok(None) };
+    let Some(select) = make::Select::new(held.bytes(), &keep).map_err(refuse)? else { return Ok(None) };
     PyByteArray::new_with(py, select.head.length, |d| select.fill(d).map_err(refuse)).map(Some)
 }
 
