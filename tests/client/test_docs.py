@@ -1,0 +1,41 @@
+"""Every example of docs/CLIENT.md runs, as a program of its own, against a real broker."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quintet.client import errors
+from tests.client.server import Server
+
+GUIDE = Path(__file__).parents[2] / "docs" / "CLIENT.md"
+DEFAULT = "blipmq://:dev-key@127.0.0.1:5555"
+
+PROGRAMS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+COMMANDS = re.findall(r"^\$ (.*)\n(.*)$", GUIDE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
+def test_program(program: str, url: str) -> None:
+    assert DEFAULT in program
+    command = [sys.executable, "-W", "error", "-c", program.replace(DEFAULT, url)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("line", "answer"), COMMANDS)
+def test_command(line: str, answer: str, server: Server) -> None:
+    program = f"quintet() {{ '{sys.executable}' -m quintet \"$@\"; }}; {line}"
+    environment = {**os.environ, "QUINTET_URL": server.url}
+    done = subprocess.run(
+        ["sh", "-c", program], capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{answer}\n", "")
+
+
+def test_every_error_is_explained() -> None:
+    text = GUIDE.read_text()
+    assert [kind.__name__ for kind in errors.ALL if f"`{kind.__name__}`" not in text.replace(".errors.", "`")] == []
