@@ -4,8 +4,12 @@ One class, run for each twin. BlipMQ frames are test_blip_frames.py's matter, ra
 """
 
 import ast
+import importlib.util
 import inspect
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -365,3 +369,12 @@ class TestStub:
             defaults = [a for a, p in signature.parameters.items() if p.default is not inspect.Parameter.empty]
             node = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
             assert len(defaults) == len(node.args.defaults), name
+
+    @pytest.mark.parametrize(("asked", "pure_used"), [("1", True), ("yes", True), ("", None), ("0", None)])
+    def test_the_environment_can_force_the_pure_twin(self, asked: str, pure_used: bool | None) -> None:
+        code = "from quintet import kernel; print(kernel.NATIVE, kernel.seal is kernel.pure.seal)"
+        environment = {**os.environ, "QUINTET_PURE": asked}
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        built = importlib.util.find_spec("quintet.kernel._native") is not None
+        want = (False, True) if pure_used else (built, not built)
+        assert run.stdout.split() == [str(word) for word in want]
