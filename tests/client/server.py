@@ -17,8 +17,9 @@ STOP_S = 15
 class Server:
     """`quintet serve --dev` with its own data folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
         self.folder = folder
+        self.settings = settings
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -41,7 +42,7 @@ class Server:
                     str(self.folder / "data"),
                     "--print-ready",
                 ],
-                env={**os.environ, **ports},
+                env={**os.environ, **ports, **self.settings},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -87,10 +88,10 @@ class Server:
 
 
 @contextmanager
-def running() -> Iterator[Server]:
-    """A broker of one's own, gone at the end."""
+def running(**settings: str) -> Iterator[Server]:
+    """A broker of one's own, gone at the end. Settings are environment variables."""
     with tempfile.TemporaryDirectory(prefix="quintet-client-") as folder:
-        server = Server(Path(folder))
+        server = Server(Path(folder), settings)
         try:
             server.start()
             yield server

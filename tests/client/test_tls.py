@@ -1,0 +1,44 @@
+"""TLS to a real broker: an authority by ?ca= or by context, and what is said when it is not trusted."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+
+import quintet
+from quintet.client.errors import BadUrl, ConnectionLost
+from tests.client.server import running
+
+
+async def test_tls(tmp_path: Path, topic: str) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    ca, cert, key = tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem"
+    authority.cert_pem.write_to_path(ca)
+    certificate.private_key_pem.write_to_path(key)
+    for blob in certificate.cert_chain_pems:
+        blob.write_to_path(cert, append=True)
+    files = {"QUINTET_LISTENERS__BLIPMQ__TLS_CERT": str(cert), "QUINTET_LISTENERS__BLIPMQ__TLS_KEY": str(key)}
+    with running(**files) as server:
+        where = f":dev-key@127.0.0.1:{server.port}"
+        async with quintet.connect(f"blipmqs://{where}?ca={ca}") as bus, bus.subscribe(topic) as sub:
+            await bus.publish_batch(topic, [b"x" * 1_000] * 500)
+            seen = 0
+            while seen < 500:
+                batch = await sub.get_batch()
+                await batch.ack()
+                seen += len(batch)
+        context = ssl.create_default_context(cafile=ca)
+        async with quintet.connect(f"blips://{where}", tls=context) as bus:
+            assert (await bus.publish(topic, b"x")).durable
+        with pytest.raises(ConnectionLost, match="TLS") as caught:
+            async with quintet.connect(f"blipmqs://{where}"):
+                pass
+        assert "?ca=" in caught.value.hint
+        with pytest.raises(BadUrl, match="ca="):
+            async with quintet.connect(f"blipmqs://{where}?ca={tmp_path / 'missing.pem'}"):
+                pass
+        with pytest.raises(ConnectionLost):
+            async with quintet.connect(f"blipmq://{where}"):
+                pass
