@@ -7,9 +7,9 @@ import os
 import time
 from pathlib import Path
 
-from bench import closed_loop
 from bench.harness import DURABLE_TOPIC, OURS, Bench, Comparison, Figure, Side
 
+from bench import closed_loop
 from quintet.bench import run
 from quintet.bench.clock import nanoseconds
 from quintet.bench.generators import Load, payload_of

@@ -2,9 +2,10 @@
 //!
 //! On a machine with few cores a generator in Python costs more per round trip than the servers it measures. This one
 //! costs one read, one write and a share of one epoll call, the same for every protocol. A round is F messages in one
-//! write; the next round of a connection starts when all answers of the last one came. Operations and latencies are
-//! those of rounds answered between the end of the warm-up and the end of the run. `total` counts all that were
-//! acknowledged, warm-up and end included, so that it can be compared with what the server has.
+//! write; the next round of a connection starts when all answers of the last one came. Operations are the messages
+//! answered between the end of the warm-up and the end of the run; latencies are those of rounds that ended there.
+//! `total` counts all that were acknowledged, warm-up and end included, so that it can be compared with what the server
+//! has.
 
 mod histogram;
 mod poll;
@@ -120,12 +121,12 @@ impl Connection {
         self.push()
     }
 
-    /// Read once; true if the round's last answer came.
-    fn pull(&mut self, buffer: &mut [u8]) -> Result<bool, String> {
+    /// Read once; how many answers came.
+    fn pull(&mut self, buffer: &mut [u8]) -> Result<usize, String> {
         let got = match self.stream.read(buffer) {
             Ok(0) => return Err("the server closed a connection in the middle. See its log.".into()),
             Ok(got) => got,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return Ok(false),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return Ok(0),
             Err(error) => return Err(format!("read failed: {error}. See the server's log.")),
         };
         let came = self.answers.feed(&buffer[..got])?;
@@ -133,7 +134,7 @@ impl Connection {
             return Err(format!("{came} answers came where {} were owed.", self.owed));
         }
         self.owed -= came;
-        Ok(came > 0 && self.owed == 0)
+        Ok(came)
     }
 }
 
@@ -154,7 +155,7 @@ fn run(wanted: &Wanted, counted: &mut Counted) -> Result<(), String> {
         poll.add(&connections[number].stream, number, READABLE).map_err(broken)?;
     }
     let answers = wanted.protocol.answers(wanted.in_flight);
-    let messages = wanted.in_flight as u64;
+    let per_answer = (wanted.in_flight / answers) as u64;
     let mut buffer = vec![0; READ_BYTES];
     let start = Instant::now();
     let from = start + Duration::from_secs_f64(wanted.warmup);
@@ -178,13 +179,21 @@ fn run(wanted: &Wanted, counted: &mut Counted) -> Result<(), String> {
             if what & WRITABLE != 0 && connection.push()? {
                 blocked.push((number, READABLE));
             }
-            if what & !WRITABLE == 0 || !connection.pull(&mut buffer)? {
+            if what & !WRITABLE == 0 {
+                continue;
+            }
+            let came = connection.pull(&mut buffer)? as u64;
+            if came == 0 {
                 continue;
             }
             let now = Instant::now();
-            counted.total += messages;
-            if now >= from && now < until {
-                counted.operations += messages;
+            let measured = now >= from && now < until;
+            counted.total += came * per_answer;
+            counted.operations += if measured { came * per_answer } else { 0 };
+            if connection.owed > 0 {
+                continue;
+            }
+            if measured {
                 counted.latencies.add((now - connection.sent_at).as_nanos() as u64);
             }
             if now >= until {
