@@ -69,7 +69,9 @@ class Image:
         torn = [f for kind, f in harness.reports if kind == "torn_tail"]
         for offset in missing:
             at = self.starts[offset]
-            hit = path == SEGMENT and at <= bit >> 3 < (self.starts[offset + 1] if offset + 1 < len(self.rows) else self.end)
+            hit = path == SEGMENT and at <= bit >> 3 < (
+                self.starts[offset + 1] if offset + 1 < len(self.rows) else self.end
+            )
             if not hit:
                 wrong.append(f"bit {bit}: offset {offset} is missing and was not hit")
             elif offset < self.marked and not any(f["position"] == at for f in named):
@@ -188,5 +190,7 @@ def test_the_judge_catches_a_checksum_that_is_not_looked_at(monkeypatch: pytest.
     names = ("crc32c", "check", "find", "rows", "layout")
     sabotaged = SimpleNamespace(walk=walk, **{name: getattr(kernel, name) for name in names})
     monkeypatch.setattr(segment_module, "kernel", sabotaged)
-    caught = sum(bool(image.judge(SimDisk(), SEGMENT, bit)) for bit in range((image.starts[1] + 100) * 8, image.starts[2] * 8))
+    caught = sum(
+        bool(image.judge(SimDisk(), SEGMENT, bit)) for bit in range((image.starts[1] + 100) * 8, image.starts[2] * 8)
+    )
     assert caught > 0

@@ -5,6 +5,7 @@ durable, and renames it over the first of them: at every moment there is one com
 off the loop thread and never touch the active segment.
 """
 
+import struct
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -18,9 +19,9 @@ from quintet.log.embedded.segment import (
     Index,
     Run,
     Segment,
+    build_index,
     index_name,
     load_index,
-    build_index,
     new_seed,
     pack_header,
     scan,
@@ -28,7 +29,9 @@ from quintet.log.embedded.segment import (
     write_index,
 )
 from quintet.log.embedded.shared import Shared
+from quintet.model.batch import RecordBatch, Row
 
+SPAN_AT: Final = 28  # in a batch header
 COMPACT_BYTES_MAX: Final = 512 * 1024 * 1024  # of sealed segments per pass: compaction is for tables, not for archives
 
 
@@ -47,9 +50,7 @@ def maintain(shared: Shared, partition: FilePartition, now: int) -> None:
     if spec.retention_us or spec.retention_bytes:
         unknown = [segment for segment in sealed if segment.max_timestamp < 0] if spec.retention_us else []
         partition.working = True
-        shared.scheduler.offload(
-            partial(_times, shared.disk, unknown), partial(_retain, shared, partition, now)
-        )
+        shared.scheduler.offload(partial(_times, shared.disk, unknown), partial(_retain, shared, partition, now))
     elif spec.compact and _worth_compacting(sealed):
         partition.working = True
         dropped_before = now - spec.tombstone_us
@@ -97,23 +98,29 @@ def _retain(
     if not doomed:
         partition.released()
         return
-    del partition.segments[: len(doomed)]
-    shared.stats["segments_deleted"] += len(doomed)
     shared.scheduler.offload(partial(_unlink, shared.disk, doomed), partial(_unlinked, shared, partition))
 
 
-def _unlink(disk: Disk, segments: list[Segment]) -> None:
-    for segment in segments:
+def _unlink(disk: Disk, segments: list[Segment]) -> tuple[int, OSError | None]:
+    """Remove segments, the oldest first and each durably before the next, so that no hole can be left in the log."""
+    for number, segment in enumerate(segments):
         names = disk.listdir(segment.directory)
-        for name in (index_name(segment.base), segment_name(segment.base)):
-            if name in names:
-                disk.unlink(f"{segment.directory}/{name}")
-    disk.fsync_dir(segments[0].directory)
+        try:
+            for name in (index_name(segment.base), segment_name(segment.base)):
+                if name in names:
+                    disk.unlink(f"{segment.directory}/{name}")
+            disk.fsync_dir(segment.directory)
+        except OSError as error:
+            return number, error
+    return len(segments), None
 
 
-def _unlinked(shared: Shared, partition: FilePartition, result: BaseException | None) -> None:
-    if result is not None:
-        shared.report("retention_failed", {"directory": partition.directory, "error": str(result)})
+def _unlinked(shared: Shared, partition: FilePartition, result: tuple[int, OSError | None] | BaseException) -> None:
+    removed, error = (0, result) if isinstance(result, BaseException) else result
+    del partition.segments[:removed]
+    shared.stats["segments_deleted"] += removed
+    if error is not None:
+        shared.report("retention_failed", {"directory": partition.directory, "error": str(error)})
     partition.released()
 
 
@@ -133,6 +140,7 @@ class Compacted:
 
     groups: list[tuple[Segment, list[Segment]]] = field(default_factory=list)
     untouched: list[Segment] = field(default_factory=list)
+    error: OSError | None = None  # why it went no further
 
 
 def compact(disk: Disk, partition: FilePartition, sealed: list[Segment], tombstones_before: int) -> Compacted:
@@ -145,10 +153,45 @@ def compact(disk: Disk, partition: FilePartition, sealed: list[Segment], tombsto
             sound.append(segment)
         else:
             result.untouched.append(segment)
-    for group in _groups(sealed, sound, partition.spec.segment_bytes):
-        made = _rewrite(disk, partition, group, latest, tombstones_before)
-        result.groups.append((made, group))
+    if result.untouched:
+        tombstones_before = -1  # what a tombstone deletes may be in a file that is left alone
+    try:
+        for group in _runs(sealed, sound):
+            _rewrite(disk, partition, group, latest, tombstones_before, result)
+    except OSError as error:
+        result.error = error
     return result
+
+
+def _runs(sealed: list[Segment], sound: list[Segment]) -> list[list[Segment]]:
+    """Neighbours without a damaged one between them."""
+    runs: list[list[Segment]] = [[]]
+    for segment in sealed:
+        if segment in sound:
+            runs[-1].append(segment)
+        else:
+            runs.append([])
+    return runs
+
+
+def _rewrite(
+    disk: Disk,
+    partition: FilePartition,
+    segments: list[Segment],
+    latest: dict[bytes, int],
+    tombstones_before: int,
+    result: Compacted,
+) -> None:
+    """Neighbours into as few files as fit."""
+    writer: _Rewriter | None = None
+    for segment in segments:
+        if writer is None:
+            writer = _Rewriter(disk, partition, segment, latest, tombstones_before)
+        writer.copy(segment)
+        if writer.made.end >= partition.spec.segment_bytes // 2 or segment is segments[-1]:
+            writer.finish()
+            result.groups.append((writer.made, writer.group))
+            writer = None
 
 
 def _survey(disk: Disk, segment: Segment, latest: dict[bytes, int]) -> bool:
@@ -162,7 +205,7 @@ def _survey(disk: Disk, segment: Segment, latest: dict[bytes, int]) -> bool:
                 return False
             for position, length, _, _, _ in part.entries:
                 batch = part.data[position : position + length]
-                for row in kernel.rows(batch, 0, int.from_bytes(batch[24:28], "little")):
+                for row in kernel.rows(batch, 0, RecordBatch(batch).count):
                     if row[2] is not None:
                         latest[row[2]] = max(row[0], latest.get(row[2], -1))
     finally:
@@ -170,94 +213,95 @@ def _survey(disk: Disk, segment: Segment, latest: dict[bytes, int]) -> bool:
     return True
 
 
-def _groups(sealed: list[Segment], sound: list[Segment], limit: int) -> list[list[Segment]]:
-    """Neighbours that surely fit into one file."""
-    groups: list[list[Segment]] = []
-    wanted = set(map(id, sound))
-    room = 0
-    for segment in sealed:
-        if id(segment) not in wanted:
-            room = 0
-        elif segment.end <= room:
-            groups[-1].append(segment)
-            room -= segment.end
-        else:
-            groups.append([segment])
-            room = limit - segment.end
-    return groups
+class _Rewriter:
+    """Neighbouring segments into one new file, under the name of the first of them."""
 
+    def __init__(
+        self, disk: Disk, partition: FilePartition, first: Segment, latest: dict[bytes, int], tombstones_before: int
+    ) -> None:
+        self._disk = disk
+        self._latest = latest
+        self._tombstones_before = tombstones_before
+        self._reached = first.base
+        self._held: bytearray | None = None
+        self._newest: bytes | None = None
+        self._index = Index()
+        self.group: list[Segment] = []
+        self.made = made = Segment(partition.directory, first.base, new_seed())
+        made.created = made.compacted = True
+        header = Header(made.seed, partition.topic_id, partition.number, made.base, 0, partition.spec.name)
+        self._temporary = f"{made.path}.tmp"
+        if disk.read_file(self._temporary) is not None:
+            disk.unlink(self._temporary)
+        self._handle = disk.open(self._temporary, create=True, write=True)
+        disk.pwritev(self._handle, [pack_header(header)], 0)
 
-def _rewrite(
-    disk: Disk, partition: FilePartition, group: list[Segment], latest: dict[bytes, int], tombstones_before: int
-) -> Segment:
-    """One new file for a group, under the name of its first segment."""
-    made = Segment(partition.directory, group[0].base, new_seed())
-    made.created = made.compacted = True
-    made.next_offset = group[-1].next_offset
-    header = Header(made.seed, partition.topic_id, partition.number, made.base, 0, partition.spec.name)
-    temporary = f"{made.path}.tmp"
-    if disk.read_file(temporary) is not None:
-        disk.unlink(temporary)
-    handle = disk.open(temporary, create=True, write=True)
-    index = Index()
-    try:
-        disk.pwritev(handle, [pack_header(header)], 0)
-        reached = made.base
-        for segment in group:
-            reached = _copy(disk, handle, segment, made, index, latest, tombstones_before, reached)
-        disk.fdatasync(handle)
-    finally:
-        disk.close(handle)
-    made.index, made.max_timestamp, made.allocated = index, index.max_timestamp, made.end
-    disk.rename(temporary, made.path)
-    disk.fsync_dir(made.directory)
-    if len(group) > 1:
-        _unlink(disk, group[1:])
-    write_index(disk, made, index)
-    return made
+    def copy(self, segment: Segment) -> None:
+        """Copy what is kept of one segment. Files can overlap after a crash within an earlier pass: what was copied is
+        not copied again."""
+        self.group.append(segment)
+        self.made.next_offset = segment.next_offset
+        disk = self._disk
+        source = disk.open(segment.path)
+        try:
+            for part in scan(disk, source, segment.seed, HEADER_BYTES, segment.end, segment.base):
+                if not isinstance(part, Run):
+                    raise OSError(f"{segment.path}: damaged while it was compacted")
+                for position, length, base, span, _ in part.entries:
+                    if base >= self._reached:
+                        self._reached = base + span
+                        self._copy_batch(part.data[position : position + length])
+        finally:
+            disk.close(source)
 
+    def _copy_batch(self, batch: bytes) -> None:
+        rows = kernel.rows(batch, 0, RecordBatch(batch).count)
+        keep = [number for number, row in enumerate(rows) if self._keeps(row)]
+        kept = kernel.select(batch, keep)
+        self._newest = batch
+        if kept is not None:
+            self._write_held()
+            self._held = kept
 
-def _copy(
-    disk: Disk,
-    target: int,
-    segment: Segment,
-    made: Segment,
-    index: Index,
-    latest: dict[bytes, int],
-    tombstones_before: int,
-    reached: int,
-) -> int:
-    """Copy what is kept of one segment, from offset `reached` on (a crash within an earlier pass can have left files that
-    overlap). Its very last record always stays: it carries the offset the next file starts at."""
-    source = disk.open(segment.path)
-    try:
-        for part in scan(disk, source, segment.seed, HEADER_BYTES, segment.end, segment.base):
-            if not isinstance(part, Run):
-                raise OSError(f"{segment.path}: damaged while it was compacted")
-            for position, length, base, span, time in part.entries:
-                if base < reached:
-                    continue
-                reached = base + span
-                batch = part.data[position : position + length]
-                rows = kernel.rows(batch, 0, int.from_bytes(batch[24:28], "little"))
-                keep = [
-                    number
-                    for number, row in enumerate(rows)
-                    if row[2] is None
-                    or (latest[row[2]] == row[0] and not (row[3] is None and row[1] < tombstones_before))
-                ]
-                if base + span >= segment.next_offset and (not keep or keep[-1] != len(rows) - 1):
-                    keep.append(len(rows) - 1)
-                kept = kernel.select(batch, keep)
-                if kept is None:
-                    continue
-                kernel.reseal(kept, made.seed)
-                disk.pwritev(target, [kept], made.end)
-                index.add(made.end, base, time)
-                made.end += len(kept)
-    finally:
-        disk.close(source)
-    return reached
+    def _write_held(self) -> None:
+        """One batch is held back: the last one of the file must reach up to where the next file starts."""
+        if self._held is None:
+            return
+        made, kept = self.made, self._held
+        kernel.reseal(kept, made.seed)
+        batch = RecordBatch(kept)
+        self._disk.pwritev(self._handle, [kept], made.end)
+        self._index.add(made.end, batch.base_offset, batch.max_timestamp)
+        made.end += len(kept)
+        self._held = None
+
+    def _keeps(self, row: Row) -> bool:
+        offset, time, key, value = row[:4]
+        if key is None:
+            return True
+        return self._latest[key] == offset and (value is not None or time >= self._tombstones_before)
+
+    def finish(self) -> None:
+        """Durable beside the old files, then in the place of the first; the others are contained in it and go."""
+        disk, made = self._disk, self.made
+        if self._held is None and self._newest is not None:
+            # Nothing is left. The newest record stays to carry the offsets: nothing that was deleted comes back by it,
+            # for it is a tombstone, or what overrides it is still there.
+            self._held = kernel.select(self._newest, [RecordBatch(self._newest).count - 1])
+        if self._held is not None:
+            span = made.next_offset - RecordBatch(self._held).base_offset
+            struct.pack_into("<I", self._held, SPAN_AT, span)
+        self._write_held()
+        disk.fdatasync(self._handle)
+        disk.close(self._handle)
+        disk.rename(self._temporary, made.path)
+        disk.fsync_dir(made.directory)
+        made.index, made.max_timestamp, made.allocated = self._index, self._index.max_timestamp, made.end
+        _unlink(disk, self.group[1:])  # one that stays is harmless: what it holds is in the new file too
+        try:
+            write_index(disk, made, self._index, made.end, made.next_offset)
+        except OSError:
+            return  # it is made again when it is needed
 
 
 def _compacted(shared: Shared, partition: FilePartition, result: Compacted | BaseException) -> None:
@@ -270,5 +314,7 @@ def _compacted(shared: Shared, partition: FilePartition, result: Compacted | Bas
         partition.segments[first : first + len(group)] = [made]
     for segment in result.untouched:
         segment.compacted = True
+    if result.error is not None:
+        shared.report("compaction_failed", {"directory": partition.directory, "error": str(result.error)})
     shared.stats["compactions"] += 1
     partition.released()

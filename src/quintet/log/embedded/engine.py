@@ -58,7 +58,7 @@ class EmbeddedLog:
         self._quarantine_lines: list[bytes] = []
         self._closed: Callable[[], None] | None = None
         self._lock = -1
-        self._writing_checkpoint = self._writing_quarantine = self._closing = False
+        self._checkpoint_owed = self._writing_checkpoint = self._writing_quarantine = self._closing = False
         self._rolls_seen = 0
         self._last_checkpoint = self._last_retention = 0
 
@@ -101,7 +101,9 @@ class EmbeddedLog:
         if not text.startswith(FORMAT_PREFIX) or not number.isdecimal():
             raise DataDirError(f"{self._directory}/format: does not name a Quintet data format: restore it")
         if int(number) > FORMAT_VERSION:
-            raise DataDirError(f"{self._directory}: format {number} is newer than {FORMAT_VERSION}: use a newer Quintet")
+            raise DataDirError(
+                f"{self._directory}: format {number} is newer than {FORMAT_VERSION}: use a newer Quintet"
+            )
 
     def _load_known_damage(self, lines: bytes) -> None:
         for line in lines.splitlines():
@@ -239,7 +241,8 @@ class EmbeddedLog:
         for partition in tuple(self._shared.active):
             partition.maintain(now)
         rolled = self._shared.stats["rolls"] != self._rolls_seen
-        if self._shared.marks_moved and (rolled or now - self._last_checkpoint >= CHECKPOINT_INTERVAL_US):
+        moved = self._shared.marks_moved or self._checkpoint_owed
+        if moved and (rolled or now - self._last_checkpoint >= CHECKPOINT_INTERVAL_US):
             self._last_checkpoint = now
             self._rolls_seen = self._shared.stats["rolls"]
             self._write_checkpoint(clean=False)
@@ -264,6 +267,7 @@ class EmbeddedLog:
         name = checkpoint.NAMES[self._checkpoint.name == checkpoint.NAMES[0]]
         data = checkpoint.pack(generation, clean, b"".join(self._entries.values()))
         self._writing_checkpoint = True
+        self._checkpoint_owed = False
         work = partial(checkpoint.store, self._disk, self._directory, name, data)
         self._scheduler.offload(work, partial(self._checkpoint_written, generation, name, then))
 
@@ -275,6 +279,7 @@ class EmbeddedLog:
             self._checkpoint.generation, self._checkpoint.name = generation, name
             self._shared.stats["checkpoints"] += 1
         else:
+            self._checkpoint_owed = True
             self._report("checkpoint_failed", {"file": name, "error": str(result)})
         if then is not None:
             then()
@@ -338,4 +343,3 @@ class EmbeddedLog:
         if self._lock >= 0:
             self._disk.close(self._lock)
             self._lock = -1
-

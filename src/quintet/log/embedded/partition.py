@@ -438,7 +438,9 @@ class FilePartition:
             segment.index = index
             segment.max_timestamp = index.max_timestamp
         elif segment.index.first > HEADER_BYTES:
-            for base, position, time in zip(segment.index.bases, segment.index.positions, segment.index.times, strict=True):
+            for base, position, time in zip(
+                segment.index.bases, segment.index.positions, segment.index.times, strict=True
+            ):
                 if position >= stop:
                     index.add(position, base, time)
             segment.index = index

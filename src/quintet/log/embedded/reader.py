@@ -113,7 +113,7 @@ def _index_for(disk: Disk, handle: int, view: View, offset: int, found: Found) -
     found.indexes.append((segment, made, view.end))
     if index is None:
         try:
-            write_index(disk, segment, made)
+            write_index(disk, segment, made, view.end, view.next_offset)
         except OSError:
             return made  # it is made again next time
     return made

@@ -5,6 +5,7 @@ behind the last sound batch of the last segment, at or above the mark, with noth
 a segment file whose creation never finished. Everything else that does not check out is reported and left alone.
 """
 
+import itertools
 from dataclasses import dataclass, field
 
 from quintet import kernel
@@ -61,7 +62,7 @@ def open_partition(disk: Disk, directory: str, mark: Mark | None) -> Opened:
         if segment is not None:
             opened.segments.append(segment)
     segments = opened.segments
-    for segment, following in zip(segments, segments[1:], strict=False):
+    for segment, following in itertools.pairwise(segments):
         segment.next_offset = following.base
     expected: int | None = None
     for number, segment in enumerate(segments):
@@ -146,9 +147,7 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, o
                 resumed = expected
             elif part.resumes >= 0:
                 length = part.resumes - part.position
-                opened.damages.append(
-                    Damage(segment.path, part.position, length, part.reason, resumed, part.next_base)
-                )
+                opened.damages.append(Damage(segment.path, part.position, length, part.reason, resumed, part.next_base))
                 expected = resumed = part.next_base
             elif last:
                 if part.reason != 0:
@@ -198,4 +197,3 @@ def _decide_end(
     opened.damages.append(Damage(path, position, 0, -6, opened.next_offset, mark.next_offset))
     opened.next_offset = mark.next_offset
     opened.roll = True
-

@@ -10,14 +10,14 @@ about what is sound. Nothing here writes batches (partition.py does) or decides 
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from quintet import kernel
 from quintet.log.embedded.disk import Disk, replace_file
 from quintet.model import limits
-from quintet.model.batch import SPARSE
+from quintet.model.batch import SPARSE, RecordBatch
 
 HEADER_BYTES: Final = limits.SEGMENT_HEADER_BYTES
 FORMAT_VERSION: Final = 1
@@ -70,7 +70,15 @@ class Header(NamedTuple):
 def pack_header(header: Header) -> bytes:
     name = header.name.encode()[: limits.TOPIC_NAME_BYTES_MAX]
     body = _HEADER.pack(
-        _MAGIC, 0, FORMAT_VERSION, header.seed, header.topic_id, header.partition, len(name), header.base, header.created
+        _MAGIC,
+        0,
+        FORMAT_VERSION,
+        header.seed,
+        header.topic_id,
+        header.partition,
+        len(name),
+        header.base,
+        header.created,
     )
     data = bytearray((body + name).ljust(HEADER_BYTES, b"\0"))
     _U32.pack_into(data, 8, kernel.crc32c(memoryview(data)[12:]))
@@ -122,6 +130,17 @@ class Index:
             self.bases.append(base)
         elif max_timestamp > self.times[-1]:
             self.times[-1] = max_timestamp
+
+    def add_all(self, position: int, buffers: Sequence[bytearray]) -> None:
+        for buffer in buffers:
+            batch = RecordBatch(buffer)
+            self.add(position, batch.base_offset, batch.max_timestamp)
+            position += batch.length
+
+    def copy(self) -> "Index":
+        made = Index(self.first)
+        made.bases, made.positions, made.times = self.bases[:], self.positions[:], self.times[:]
+        return made
 
     def place(self, offset: int) -> tuple[int, int] | None:
         """(base_offset, position) of the last entry at or below offset."""
@@ -314,8 +333,8 @@ def _resume(disk: Disk, handle: int, seed: int, position: int, stop: int, expect
         at += 8
 
 
-def write_index(disk: Disk, segment: Segment, index: Index) -> None:
-    data = pack_index(index, segment.seed, segment.end, segment.next_offset)
+def write_index(disk: Disk, segment: Segment, index: Index, end: int, next_offset: int) -> None:
+    data = pack_index(index, segment.seed, end, next_offset)
     replace_file(disk, segment.directory, index_name(segment.base), data)
 
 

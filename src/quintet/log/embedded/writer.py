@@ -22,6 +22,7 @@ from quintet.log.embedded.segment import (
 )
 from quintet.log.embedded.shared import Shared
 from quintet.model import limits
+from quintet.model.batch import RecordBatch
 from quintet.model.errors import PartitionFailed, StorageError, StorageFull
 
 # Writes of this size and more are not zero-filled ahead: writing everything twice costs more than the metadata commit
@@ -82,17 +83,18 @@ class Writer:
     ) -> Outcome:
         """Write chunks in order, each whole and (with sync) durable before the next one starts."""
         disk = self._disk
+        before: Chunk | None = None  # written in this very job, not yet known to the loop
         for number, chunk in enumerate(chunks):
             segment = chunk.segment
             try:
                 if not segment.created:
                     assert header is not None
                     if last is not None:
-                        self._seal(last)
+                        self._seal(last, before)
                     self._create(segment, header._replace(seed=segment.seed, base=segment.base), sync)
                 if segment.handle < 0:
                     segment.handle = disk.open(segment.path, write=True)
-                last = segment
+                last, before = segment, chunk
                 disk.pwritev(segment.handle, chunk.buffers, chunk.position)
                 if chunk.end > segment.allocated:
                     small = chunk.size < PREALLOCATE_WRITE_BYTES_MAX
@@ -144,20 +146,27 @@ class Writer:
         self._sync_dir(self._directory)
         segment.created = True
 
-    def _seal(self, segment: Segment) -> None:
+    def _seal(self, segment: Segment, written: Chunk | None) -> None:
         """Nothing more comes into this file: sync it, cut it to its end, write its index."""
         disk = self._disk
+        end, next_offset = segment.end, segment.next_offset
         if segment.handle < 0:
-            if segment.seed == 0 or segment.allocated == segment.end:
+            if segment.seed == 0 or segment.allocated == end:
                 return
             segment.handle = disk.open(segment.path, write=True)
-        disk.truncate(segment.handle, segment.end)
-        segment.allocated = segment.end
-        self._sync(segment.handle)
         index = segment.index
+        if written is not None and written.segment is segment:
+            end = written.end
+            next_offset = RecordBatch(written.buffers[-1]).next_offset
+            if index is not None:
+                index = index.copy()
+                index.add_all(written.position, written.buffers)
+        disk.truncate(segment.handle, end)
+        segment.allocated = end
+        self._sync(segment.handle)
         if index is None or index.first > HEADER_BYTES:
-            index = build_index(disk, segment.handle, segment, segment.end)
-        write_index(disk, segment, index)
+            index = build_index(disk, segment.handle, segment, end)
+        write_index(disk, segment, index, end, next_offset)
         disk.close(segment.handle)
         segment.handle = -1
 
@@ -264,4 +273,3 @@ class Writer:
                 self._disk.close(segment.handle)
                 segment.handle = -1
         return None
-

@@ -1,0 +1,143 @@
+"""S7 and A8: every disk call fails once, or from then on; the disk fills up and has space again.
+
+Never: an acknowledged record that is lost, a hang, a log that does not start. A failed sync is never tried again; no
+space is refused in order and taken up again without a restart.
+"""
+
+import contextlib
+import errno
+from random import Random
+
+import pytest
+
+from quintet.log.base import TopicSpec
+from quintet.log.embedded.partition import FilePartition
+from quintet.model import limits
+from quintet.model.errors import PartitionFailed, StorageError, StorageFull
+from quintet.testing.sim import SimDisk
+from tests.log.support import TOPIC, Harness
+from tests.log.test_crash import Story, check, workload
+
+OPERATIONS = (
+    "pwritev", "zero", "fdatasync", "truncate", "rename", "open", "unlink", "fsync_dir", "mkdir", "append_file", "pread",
+    "read_file",
+)  # fmt: skip
+FOREVER = 1 << 30
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EROFS])
+def test_each_call_fails_once_and_from_then_on(operation: str, code: int) -> None:
+    plain = SimDisk()
+    workload(plain, Story(), Random(5))
+    count = plain.calls.get(operation, 0)
+    for nth in range(1, count + 1, 1 + count // 40):
+        for times in (1, FOREVER):
+            disk, story = SimDisk(), Story()
+            disk.fail(operation, nth, code, times)
+            with contextlib.suppress(StorageError):
+                workload(disk, story, Random(5))
+            disk.crash(Random(nth))
+            assert check(disk, story) == [], f"{operation} number {nth} failed with {errno.errorcode[code]}"
+
+
+@pytest.mark.parametrize("durability", ["fsync", "interval"])
+def test_a_failed_sync_makes_the_partition_read_only_and_is_not_tried_again(durability: str) -> None:
+    harness = Harness()
+    partition = harness.open(TopicSpec(TOPIC, "t", durability=durability))  # type: ignore[arg-type]
+    rows = harness.write(partition, 3)
+    harness.tick()
+    harness.sim.fail("fdatasync", 1, errno.EIO)
+    harness.append(partition, [b"lost?"])
+    harness.scheduler.settle()
+    harness.tick()
+    assert isinstance(partition.failure, PartitionFailed)
+    assert ("partition_failed" in harness.kinds()) is True
+    syncs = harness.sim.calls["fdatasync"]
+    with pytest.raises(PartitionFailed):
+        harness.append(partition, [b"refused"])
+    for _ in range(5):
+        harness.tick()
+    if durability == "fsync":
+        assert harness.sim.calls["fdatasync"] - syncs <= 1 + 5  # only checkpoints sync now
+        assert harness.acks[-1][0] == -1
+        assert isinstance(harness.acks[-1][1], PartitionFailed)
+    assert harness.read_all(partition)[:3] == rows
+    assert harness.read_all(harness.cold(partition))[:3] == rows
+    other = harness.open(TopicSpec(TOPIC + 1, "other"))
+    harness.write(other, 2)
+    assert other.visible == 2
+
+
+def test_a_full_disk_refuses_in_order_keeps_readers_and_resumes_alone() -> None:
+    harness = Harness(SimDisk(capacity=400_000))
+    spec = TopicSpec(TOPIC, "t", segment_bytes=limits.SEGMENT_BYTES_MIN)
+    partition = harness.open(spec)
+    rng = Random(1)
+    kept: list[tuple[int, bytes | None, bytes | None]] = []
+    for cycle in range(20):
+        refused = 0
+        while not refused:
+            sent = []
+            for size in (rng.randrange(9000), 30, 70_000 if cycle % 2 else 400):
+                value = rng.randbytes(size)
+                sent.append((harness.append(partition, [value]), None, value))
+            mark = len(harness.acks)
+            harness.scheduler.settle()
+            answers = harness.acks[mark:]
+            refused = sum(error is not None for _, error in answers)
+            kept += sent[: len(sent) - refused]
+            assert all(error is None for _, error in answers[: len(sent) - refused])
+            assert all(isinstance(error, StorageFull) for _, error in answers[len(sent) - refused :])
+        assert partition.end == partition.visible == kept[-1][0] + 1
+        with pytest.raises(StorageFull):
+            harness.append(partition, [b"small"])
+        assert harness.log.unsynced_bytes == 0
+        harness.tick()
+        assert harness.read_all(harness.cold(partition)) == kept
+        harness.sim.capacity += 150_000
+        for _ in range(3):
+            harness.tick()
+        assert partition.failure is None, cycle
+    assert "corrupt_range" not in harness.kinds()
+    harness.sim.kill()
+    harness.start()
+    partition = harness.open(spec)
+    assert harness.read_all(partition) == kept
+    assert harness.kinds().count("storage_full") == harness.kinds().count("storage_resumed") == 20
+
+
+def test_a_full_disk_at_every_size_leaves_a_sound_log() -> None:
+    for capacity in range(0, 260_000, 1999):
+        disk, story = SimDisk(capacity=capacity), Story()
+        with contextlib.suppress(StorageError):
+            workload(disk, story, Random(5))
+        disk.kill()
+        disk.capacity = 1 << 40
+        assert check(disk, story) == [], capacity
+
+
+def test_a_read_error_reaches_the_reader_and_harms_nobody_else() -> None:
+    harness = Harness()
+    partition = harness.open()
+    rows = harness.write(partition, 5)
+    harness.cold(partition)
+    harness.sim.fail("pread", 1, errno.EIO)
+    answers: list[Exception | None] = []
+    partition.fetch(0, 100, lambda _, error: answers.append(error))
+    harness.scheduler.settle()
+    assert isinstance(answers[0], StorageError)
+    assert partition.failure is None
+    assert harness.read_all(partition) == rows
+
+
+def test_a_checkpoint_that_cannot_be_written_is_said_and_tried_again() -> None:
+    harness = Harness()
+    partition = harness.open()
+    harness.write(partition, 5)
+    harness.sim.fail("rename", 1, errno.EIO)
+    harness.tick()
+    assert "checkpoint_failed" in harness.kinds()
+    harness.tick()
+    assert harness.log.stats()["checkpoints"] == 1
+    assert isinstance(partition, FilePartition)
