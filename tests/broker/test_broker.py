@@ -1,0 +1,150 @@
+"""The broker's own promises on a simulated disk: topics and their durability, tables, rights, idle subscriptions."""
+
+from random import Random
+
+import pytest
+
+from quintet import kernel
+from quintet.broker.access import Credential, Principal, hash_secret
+from quintet.broker.core import BrokerOptions
+from quintet.broker.topics import TopicPolicy, TopicRule, check_name
+from quintet.model.errors import AuthError, BadName, Forbidden, LimitExceeded, ShuttingDown
+from quintet.testing.line import SimBroker
+from quintet.testing.sim import SimScheduler
+
+ANY = Principal("any")
+DAY = 24 * 3600 * 1_000_000
+
+
+def append(sim: SimBroker, name: bytes, value: bytes, durable: bool) -> list[tuple[int, Exception | None]]:
+    told: list[tuple[int, Exception | None]] = []
+    topic = sim.broker.publish_target(ANY, name, durable)
+    topic.publish(
+        kernel.build([value], origin=b"test:any"), 1, durable, lambda offset, error: told.append((offset, error))
+    )
+    sim.scheduler.settle()
+    return told
+
+
+def values(sim: SimBroker, name: bytes) -> list[bytes | None]:
+    topic = sim.broker.topics.get(name)
+    assert topic is not None
+    return [row[3] for batch in topic.partitions[0].read_now(0) for row in batch.rows()]
+
+
+def cut_power(sim: SimBroker, seed: int) -> None:
+    sim.log.abandon()
+    sim.disk.crash(Random(seed))
+    sim.scheduler = SimScheduler()
+    sim.start()
+
+
+def test_unacknowledged_traffic_makes_a_memory_topic_and_the_first_durable_use_turns_it() -> None:
+    sim = SimBroker()
+    append(sim, b"t", b"volatile", durable=False)
+    topic = sim.broker.topics.get(b"t")
+    assert topic is not None
+    assert topic.in_memory
+    assert append(sim, b"t", b"kept", durable=True) == [(1, None)]
+    assert not topic.in_memory
+    cut_power(sim, 3)
+    assert values(sim, b"t") == [b"volatile", b"kept"]
+
+
+def test_a_rule_of_the_configuration_is_not_overruled_by_traffic() -> None:
+    rules = [TopicRule("fast*", durability="memory"), TopicRule("*")]
+    sim = SimBroker(options=BrokerOptions(topics=TopicPolicy(rules)))
+    append(sim, b"fast/1", b"x", durable=True)
+    topic = sim.broker.topics.get(b"fast/1")
+    assert topic is not None
+    assert topic.in_memory
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_an_acknowledged_first_publish_survives_a_power_cut_with_its_topic(seed: int) -> None:
+    sim = SimBroker()
+    for number in range(4):
+        assert append(sim, b"topic-%d" % number, b"v", durable=True) == [(0, None)]
+    cut_power(sim, seed)
+    for number in range(4):
+        assert values(sim, b"topic-%d" % number) == [b"v"]
+
+
+def test_a_topic_number_is_never_used_again() -> None:
+    sim = SimBroker()
+    append(sim, b"a", b"v", durable=True)
+    first = sim.broker.topics.get(b"a")
+    sim.restart()
+    append(sim, b"b", b"v", durable=True)
+    second = sim.broker.topics.get(b"b")
+    assert first is not None
+    assert second is not None
+    assert second.spec.id > first.spec.id
+
+
+def test_topics_are_bounded() -> None:
+    sim = SimBroker(options=BrokerOptions(topics=TopicPolicy([TopicRule("*")], topics_max=2)))
+    append(sim, b"a", b"v", durable=False)
+    append(sim, b"b", b"v", durable=False)
+    with pytest.raises(LimitExceeded, match="topic 'c' was not made"):
+        append(sim, b"c", b"v", durable=False)
+
+
+@pytest.mark.parametrize("raw", [b"", b"x" * 256, b"\xff", b"a\0b", b"__topics"])
+def test_bad_names(raw: bytes) -> None:
+    with pytest.raises(BadName):
+        check_name(raw)
+
+
+@pytest.mark.parametrize("name", ["..", "/", "../../etc/passwd", "a\\b", "\u202eevil", "e\u0301", "é", "con"])
+def test_hostile_names_are_just_names_and_never_paths(name: str) -> None:
+    sim = SimBroker()
+    assert append(sim, name.encode(), b"v", durable=True) == [(0, None)]
+    sim.restart()
+    assert values(sim, name.encode()) == [b"v"]
+    assert all(part.isdecimal() for part in sim.disk.listdir("/data/topics"))
+
+
+def test_rights_are_checked_by_name_and_prefix() -> None:
+    principal = Principal("p", publish=("orders", "logs/*"), subscribe=())
+    assert principal.may("publish", "orders")
+    assert principal.may("publish", "logs/a")
+    assert not principal.may("publish", "orders2")
+    assert not principal.may("subscribe", "orders")
+    assert not Principal("root").may("publish", "__credentials")
+    sim = SimBroker()
+    with pytest.raises(Forbidden, match="p may not publish on topic 'other'"):
+        sim.broker.publish_target(principal, b"other", True)
+
+
+def test_credentials_live_in_the_log_as_hashes_and_are_replaced_whole() -> None:
+    sim = SimBroker(keys={"a": "key-a", "b": "key-b"})
+    sim.broker.set_credentials([Credential("a", hash_secret(b"key-a"))])
+    sim.scheduler.settle()
+    assert sim.broker.authenticate(b"key-a")[1].name == "a"
+    with pytest.raises(AuthError):
+        sim.broker.authenticate(b"key-b")
+    folder = "/data/topics/00000002/0"
+    stored = b"".join(sim.disk.read_file(f"{folder}/{name}") or b"" for name in sim.disk.listdir(folder))
+    assert b"key-a" not in stored
+    assert hash_secret(b"key-a").encode() in stored
+
+
+def test_an_idle_subscription_is_forgotten_and_said_so() -> None:
+    sim = SimBroker(options=BrokerOptions(subscription_idle_us=DAY))
+    topic = sim.broker.topics.ensure(b"t", durable=True)
+    sim.broker.subscriptions.create("dev", topic, 1, lambda _error: None)
+    sim.scheduler.settle()
+    sim.advance(2 * DAY, step_us=DAY)
+    assert len(sim.broker.subscriptions) == 0
+    assert not topic.subscriptions
+    assert [event for event, _ in sim.reports] == ["subscription_expired"]
+    sim.restart()
+    assert len(sim.broker.subscriptions) == 0
+
+
+def test_a_draining_broker_refuses_publishes() -> None:
+    sim = SimBroker()
+    sim.broker.draining = True
+    with pytest.raises(ShuttingDown):
+        sim.broker.publish_target(ANY, b"t", True)
