@@ -81,9 +81,17 @@ class Link(ABC):
     """One authenticated connection through a door."""
 
     @abstractmethod
-    def publish(self, topic: str, values: Sequence[bytes], qos: int, ttl_ms: int) -> "asyncio.Future[Outcome]":
+    def publish(
+        self, topic: str, values: Sequence[bytes], qos: int, ttl_ms: int, wait: float = inf
+    ) -> "asyncio.Future[Outcome]":
         """Send soon, in order, together with what else is published in this turn of the loop. The future is done when
-        the server has confirmed them (QoS 1) or they are handed to the socket (QoS 0)."""
+        the server has confirmed them (QoS 1) or they are handed to the socket (QoS 0), and fails with Timeout after
+        `wait` seconds: here, because one timer for all that share a write is much cheaper than one for each."""
+
+    @property
+    @abstractmethod
+    def full(self) -> bool:
+        """More than WRITE_HIGH_BYTES wait for the socket: time to wait for `writable`."""
 
     @abstractmethod
     async def writable(self) -> None:
@@ -241,6 +249,10 @@ class StreamLink(Link, asyncio.Protocol):
         if self._lost is not None or self._transport is None:
             raise self._lost or Closed("the connection is not open yet")
         self._transport.write(data)
+
+    @property
+    def full(self) -> bool:
+        return not self._flowing.is_set()
 
     async def writable(self) -> None:
         await self._flowing.wait()

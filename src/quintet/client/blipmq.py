@@ -17,11 +17,12 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final, cast
 
 from quintet import kernel
 from quintet.client.base import Limits, Link, Outcome, Rows, Setup, StreamLink, Target
-from quintet.client.errors import BadUrl, ConnectionLost, ServerError
+from quintet.client.errors import BadUrl, ConnectionLost, ServerError, Timeout
 from quintet.client.message import log
 from quintet.model.errors import (
     AuthError,
@@ -86,15 +87,24 @@ def error_of(code: int, text: str) -> QuintetError:
 class _Call:
     """One publish call: which ids are its messages', and who waits."""
 
-    __slots__ = ("done", "failures", "first", "qos", "refused", "topic", "ttl_ms", "values")
+    __slots__ = ("done", "expires", "failures", "first", "qos", "refused", "topic", "ttl_ms", "values", "wait")
 
     def __init__(
-        self, topic: str, values: Sequence[bytes], qos: int, ttl_ms: int, done: "asyncio.Future[Outcome]"
+        self,
+        topic: str,
+        values: Sequence[bytes],
+        qos: int,
+        ttl_ms: int,
+        wait: float,
+        expires: float,
+        done: "asyncio.Future[Outcome]",
     ) -> None:
         self.topic = topic
         self.values = values
         self.qos = qos
         self.ttl_ms = ttl_ms
+        self.wait = wait
+        self.expires = expires
         self.done = done
         self.first = 0
         self.refused = 0
@@ -102,6 +112,37 @@ class _Call:
 
     def like(self, other: "_Call") -> bool:
         return self.topic == other.topic and self.qos == other.qos and self.ttl_ms == other.ttl_ms
+
+
+class _Group:
+    """The calls that one PING settles, and the one timer for all of them."""
+
+    __slots__ = ("calls", "ping", "timer")
+
+    def __init__(self, ping: int, calls: list[_Call]) -> None:
+        self.ping = ping
+        self.calls = calls
+        self.timer: asyncio.TimerHandle | None = None
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Fail the calls whose time is over, and come again when the next one's is."""
+        now = loop.time()
+        waiting = [call for call in self.calls if not call.done.done()]
+        for call in waiting:
+            if call.expires <= now:
+                call.done.set_exception(Timeout(f"publishing to {call.topic!r} took longer than {call.wait:g} s"))
+        soonest = min((call.expires for call in waiting if call.expires > now), default=inf)
+        self.timer = loop.call_at(soonest, self.watch, loop) if soonest < inf else None
+
+    def settle(self) -> None:
+        self.unwatch()
+        for call in self.calls:
+            if not call.done.done():
+                call.done.set_result(Outcome(call.refused, tuple(call.failures)))
+
+    def unwatch(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class BlipLink(StreamLink):
@@ -113,7 +154,7 @@ class BlipLink(StreamLink):
         self._next_id = IDS_FROM
         self._requests: dict[int, asyncio.Future[bytes]] = {}
         self._calls: list[_Call] = []  # published in this turn, not sent yet
-        self._groups: deque[tuple[int, list[_Call]]] = deque()  # (id of the PING, what it settles)
+        self._groups: deque[_Group] = deque()  # in the order of their PINGs
         self._acks: list[bytes] = []
 
     # -- handshake and requests ------------------------------------------------------------------------------------
@@ -158,13 +199,15 @@ class BlipLink(StreamLink):
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
-    def publish(self, topic: str, values: Sequence[bytes], qos: int, ttl_ms: int) -> "asyncio.Future[Outcome]":
+    def publish(
+        self, topic: str, values: Sequence[bytes], qos: int, ttl_ms: int, wait: float = inf
+    ) -> "asyncio.Future[Outcome]":
         if self._lost is not None:
             raise self._lost
         done: asyncio.Future[Outcome] = self._loop.create_future()
         if not self._calls:
             self._loop.call_soon(self._flush_calls)
-        self._calls.append(_Call(topic, values, qos, ttl_ms, done))
+        self._calls.append(_Call(topic, values, qos, ttl_ms, wait, self._loop.time() + wait, done))
         return done
 
     def _flush_calls(self) -> None:
@@ -184,7 +227,9 @@ class BlipLink(StreamLink):
         if waiting:
             ping = self._new_id()
             parts.append(codec.ping(ping))
-            self._groups.append((ping, waiting))
+            group = _Group(ping, waiting)
+            group.watch(self._loop)
+            self._groups.append(group)
         self.write(parts[0] if len(parts) == 1 else b"".join(parts))
         for call in calls:
             if not call.qos and not call.done.done():
@@ -236,8 +281,8 @@ class BlipLink(StreamLink):
 
     def _reply(self, kind: int, id: int, payload: bytes) -> None:
         if kind == PONG:
-            if self._groups and self._groups[0][0] == id:
-                self._settle(self._groups.popleft()[1])
+            if self._groups and self._groups[0].ping == id:
+                self._groups.popleft().settle()
             elif id != HEARTBEAT_ID:
                 self._answer(id, payload)
         elif kind == ACK:
@@ -267,9 +312,9 @@ class BlipLink(StreamLink):
 
     def _blame(self, id: int, nack: tuple[int, str]) -> bool:
         """Note a failed publish with the call it belongs to; its caller learns of it at the PONG."""
-        for ping, calls in self._groups:
-            if id < ping:
-                for call in calls:
+        for group in self._groups:
+            if id < group.ping:
+                for call in group.calls:
                     if call.first <= id < call.first + len(call.values):
                         call.refused += 1
                         if call.refused <= FAILURES_KEPT_MAX:
@@ -278,12 +323,6 @@ class BlipLink(StreamLink):
                 return False
         return False
 
-    @staticmethod
-    def _settle(calls: list[_Call]) -> None:
-        for call in calls:
-            if not call.done.done():
-                call.done.set_result(Outcome(call.refused, tuple(call.failures)))
-
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def heartbeat(self) -> None:
@@ -291,7 +330,9 @@ class BlipLink(StreamLink):
 
     def abandon(self, error: QuintetError) -> None:
         waiting: list[asyncio.Future[bytes] | asyncio.Future[Outcome]] = [*self._requests.values()]
-        waiting += [call.done for _, calls in self._groups for call in calls]
+        for group in self._groups:
+            group.unwatch()
+            waiting += [call.done for call in group.calls]
         waiting += [call.done for call in self._calls]
         self._groups.clear()
         for future in waiting:

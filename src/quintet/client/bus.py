@@ -197,6 +197,9 @@ class Bus:
         self, topic: str, values: list[bytes], qos: int, ttl_ms: int, timeout: float | None, retry: bool
     ) -> Outcome:
         channel = self._open()
+        link = channel.current
+        if link is not None and not link.full and not retry:
+            return await link.publish(topic, values, qos, ttl_ms, self._limit(timeout))
         async with deadline(self._limit(timeout), f"publishing to {topic!r}"):
             while True:
                 try:

@@ -60,7 +60,7 @@ class Processing:
     __slots__ = ("_reraise", "_settler", "_tags", "_timeout", "_what")
 
     def __init__(
-        self, settler: Settler, tags: Sequence[int], what: str, *, reraise: bool, timeout: float | None
+        self, settler: Settler, tags: Sequence[int], what: object, *, reraise: bool, timeout: float | None
     ) -> None:
         self._settler = settler
         self._tags = tags
@@ -81,7 +81,7 @@ class Processing:
         if not isinstance(error, Exception):
             return False
         if not self._reraise:
-            log.error("%s failed and will be delivered again", self._what, exc_info=error)
+            log.error("%r failed and will be delivered again", self._what, exc_info=error)
         return not self._reraise
 
 
@@ -127,8 +127,7 @@ class Message:
     def process(self, *, reraise: bool = False, timeout: float | None = None) -> Processing:
         """`async with msg.process():` acknowledges when the block succeeds, see Processing."""
         tags = (self.tag,) if self.qos else ()
-        what = f"the message with tag {self.tag} of topic {self.topic!r}"
-        return Processing(self._settler, tags, what, reraise=reraise, timeout=timeout)
+        return Processing(self._settler, tags, self, reraise=reraise, timeout=timeout)
 
     def __repr__(self) -> str:
         return f"<Message topic={self.topic!r} tag={self.tag} qos={self.qos} bytes={len(self.value)}>"
@@ -160,8 +159,7 @@ class MessageBatch:
 
     def process(self, *, reraise: bool = False, timeout: float | None = None) -> Processing:
         """`async with batch.process():` acknowledges all when the block succeeds, see Processing."""
-        what = f"a batch of {len(self)} messages of topic {self.topic!r}"
-        return Processing(self._settler, self.tags, what, reraise=reraise, timeout=timeout)
+        return Processing(self._settler, self.tags, self, reraise=reraise, timeout=timeout)
 
     def __repr__(self) -> str:
         return f"<MessageBatch topic={self.topic!r} count={len(self)}>"

@@ -347,8 +347,9 @@ class Subscription:
         assert self._id is not None, "a message comes from an open subscription"
         with suppress(ConnectionLost):
             link.ack(self._id, tags)
-            async with deadline(self._timeout if timeout is None else timeout, "acknowledging"):
-                await link.writable()
+            if link.full:
+                async with deadline(self._timeout if timeout is None else timeout, "acknowledging"):
+                    await link.writable()
 
     def hold(self, tags: Sequence[int]) -> None:
         for tag in tags:
