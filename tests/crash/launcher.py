@@ -1,0 +1,114 @@
+"""A process that has the broker imported and forks one per request: a start costs 30 ms instead of a second.
+
+Requests are JSON lines on stdin: {"args", "env", "stdout", "stderr", "sabotage"}; the answer is the child's process id.
+What runs in the child is the command line as shipped. The sabotages are the positive controls of the campaigns: a
+broker that breaks its promise, which the checker must find. They live here so that the broker has no switch for them.
+"""
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quintet.cli import main, serve
+from quintet.log.embedded.disk import OsDisk
+from quintet.server import Server
+
+ACK_EARLY_S = 0.1  # how long after its acknowledgement the sabotaged broker writes
+
+assert serve is not None, "imported ahead of the fork"
+assert Server is not None, "imported ahead of the fork"
+
+
+def ack_early() -> None:
+    """Writes reach the operating system a while after they were said to be durable."""
+    waiting: queue.Queue[Callable[[], None]] = queue.Queue()
+    write, truncate, close = OsDisk.pwritev, OsDisk.truncate, OsDisk.close
+
+    def later() -> None:
+        while True:
+            job = waiting.get()
+            time.sleep(ACK_EARLY_S)
+            while True:
+                job()
+                waiting.task_done()
+                try:
+                    job = waiting.get_nowait()
+                except queue.Empty:
+                    break
+
+    def pwritev(self: OsDisk, handle: int, buffers: Sequence[Any], position: int) -> None:
+        copies = [bytes(buffer) for buffer in buffers]
+        waiting.put(lambda: write(self, handle, copies, position))
+
+    def ordered(real: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            waiting.join()
+            real(*args)
+
+        return call
+
+    OsDisk.pwritev = pwritev  # type: ignore[method-assign]
+    OsDisk.truncate = ordered(truncate)  # type: ignore[method-assign]
+    OsDisk.close = ordered(close)  # type: ignore[method-assign]
+    threading.Thread(target=later, daemon=True).start()
+
+
+def no_fsync() -> None:
+    """Nothing is ever synced: the page cache survives a kill, but not the power."""
+    OsDisk.fdatasync = lambda self, handle: None  # type: ignore[method-assign]
+    OsDisk.fsync_dir = lambda self, path: None  # type: ignore[method-assign]
+
+
+def deaf() -> None:
+    """Errors of the disk are not heard: a refused write is acknowledged."""
+    write, sync = OsDisk.pwritev, OsDisk.fdatasync
+
+    def silent(real: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            try:
+                real(*args)
+            except OSError:
+                return
+
+        return call
+
+    OsDisk.pwritev = silent(write)  # type: ignore[method-assign]
+    OsDisk.fdatasync = silent(sync)  # type: ignore[method-assign]
+
+
+SABOTAGES = {"ack-early": ack_early, "no-fsync": no_fsync, "deaf": deaf}
+
+
+def child(request: dict[str, Any]) -> None:
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for target, path in ((1, request["stdout"]), (2, request["stderr"])):
+        handle = os.open(path, flags if target == 2 else os.O_WRONLY, 0o600)
+        os.dup2(handle, target)
+        os.close(handle)
+    os.environ.update(request["env"])
+    if request["sabotage"]:
+        SABOTAGES[request["sabotage"]]()
+    sys.argv = ["quintet", *request["args"]]
+    main.main()
+
+
+def run() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            child(json.loads(line))
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    run()
