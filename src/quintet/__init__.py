@@ -4,8 +4,7 @@ The client's names are here and loaded when first used, because `import quintet`
 `Ack`, `Message`, `MessageBatch`, `Bus`, `Producer`, `Subscription` and `errors`.
 """
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # type checkers take it for true by its name; importing typing for it would be half the cost
 if TYPE_CHECKING:
     from quintet.client import errors as errors
     from quintet.client import sync as sync

@@ -197,6 +197,19 @@ async def test_a_peer_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None
             await sub.get()
 
 
+async def test_a_publish_outlives_a_silent_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first connection never confirms; retry=True gets its confirmation from the next one."""
+    monkeypatch.setattr(base, "HEARTBEAT_S", 0.02)
+
+    async def script(peer: Peer, frame: Frame) -> bool:
+        return frame.type == PING and peer is fake.peers[0]
+
+    async with FakeServer(script) as fake, quintet.connect(fake.url) as bus:
+        assert (await bus.publish("t", b"x", retry=True)).durable
+        assert bus.reconnects == 1
+        assert [frame.type for frame in fake.peers[1].frames].count(PUBLISH) == 1
+
+
 async def test_a_nack_that_nobody_waits_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "quintet.client")
 

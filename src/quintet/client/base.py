@@ -228,22 +228,25 @@ class StreamLink(Link, asyncio.Protocol):
         self._flowing.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._lost is None:
-            why = "it was closed here" if self._closing else str(error or "the server closed it")
-            self._lost = ConnectionLost(f"the connection to {self._where} ended: {why}")
-        self._flowing.set()
-        self.abandon(self._lost)
+        why = "it was closed here" if self._closing else str(error or "the server closed it")
+        self._end(ConnectionLost(f"the connection to {self._where} ended: {why}"))
         self._gone.set()
-        self._on_lost(self, self._lost)
 
     def fail(self, error: QuintetError) -> None:
-        """End the connection at once, for this reason."""
-        if self._lost is None:
-            self._lost = error
+        """End the connection at once, for this reason. Nobody is to find a link that is dead and not yet known to be."""
+        self._end(error)
         if self._transport is not None:
             self._transport.abort()
+
+    def _end(self, error: QuintetError) -> None:
+        if self._lost is not None:
+            return
+        self._lost = error
+        if self._timer is not None:
+            self._timer.cancel()
+        self._flowing.set()
+        self.abandon(error)
+        self._on_lost(self, error)
 
     def write(self, data: bytes) -> None:
         if self._lost is not None or self._transport is None:
@@ -350,6 +353,7 @@ class Channel:
         self._fail(Closed("the connection was closed", hint="use it inside its `with` block"))
         if self._task is not None:
             self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         if self._link is not None:
             await self._link.close()
 

@@ -15,6 +15,7 @@ below that, so that a refused acknowledgement is never taken for the answer to a
 
 import asyncio
 import ssl
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
@@ -312,16 +313,17 @@ class BlipLink(StreamLink):
 
     def _blame(self, id: int, nack: tuple[int, str]) -> bool:
         """Note a failed publish with the call it belongs to; its caller learns of it at the PONG."""
-        for group in self._groups:
-            if id < group.ping:
-                for call in group.calls:
-                    if call.first <= id < call.first + len(call.values):
-                        call.refused += 1
-                        if call.refused <= FAILURES_KEPT_MAX:
-                            call.failures.append((id - call.first, error_of(*nack)))
-                        return True
-                return False
-        return False
+        group = next((group for group in self._groups if id < group.ping), None)
+        if group is None:
+            return False
+        at = bisect_right(group.calls, id, key=lambda call: call.first) - 1
+        call = group.calls[at]
+        if at < 0 or not call.first <= id < call.first + len(call.values):
+            return False
+        call.refused += 1
+        if call.refused <= FAILURES_KEPT_MAX:
+            call.failures.append((id - call.first, error_of(*nack)))
+        return True
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
