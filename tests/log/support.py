@@ -76,11 +76,7 @@ class Harness:
         while position < partition.visible:
             batches = partition.read(position, max_bytes)
             if batches is None:
-                answers: list[tuple[list[RecordBatch], Exception | None]] = []
-                partition.fetch(position, max_bytes, lambda found, error: answers.append((found, error)))
-                self.scheduler.settle()
-                [(batches, error)] = answers
-                assert error is None, error
+                batches = self.fetch(partition, position, max_bytes)
             if not batches:
                 break
             for batch in batches:
@@ -88,6 +84,14 @@ class Harness:
                 rows.extend(row for row in found if row[0] >= position)
                 position = batch.next_offset
         return rows
+
+    def fetch(self, partition: Partition, offset: int, max_bytes: int) -> list[RecordBatch]:
+        answers: list[tuple[list[RecordBatch], Exception | None]] = []
+        partition.fetch(offset, max_bytes, lambda found, error: answers.append((found, error)))
+        self.scheduler.settle()
+        [(batches, error)] = answers
+        assert error is None, error
+        return batches
 
     def cold(self, partition: Partition) -> Partition:
         """Forget the tail cache: reads go to the disk."""
