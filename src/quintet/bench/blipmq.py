@@ -38,6 +38,10 @@ def split(data: bytes) -> list[tuple[int, int, bytes]]:
     return frames
 
 
+PING_FRAME = frame(PING, 7)
+PONG_FRAME = frame(PONG, 7)
+
+
 def explain(data: bytes) -> str:
     """What a server said instead of PONG."""
     for kind, _, payload in split(data):
@@ -86,7 +90,7 @@ class BlipmqWire:
 
     def barrier(self, qos: int) -> bytes:
         """PING: its PONG comes when every publish before it is as durable as promised."""
-        return frame(PING, 7)
+        return PING_FRAME
 
     def answers(self, qos: int, messages: int) -> int:
         """One PONG per window."""
@@ -94,7 +98,7 @@ class BlipmqWire:
 
     def answered(self, qos: int, data: bytes) -> tuple[int, bytes]:
         """PONGs."""
-        return fixed_answers(frame(PONG, 7), data, explain)
+        return fixed_answers(PONG_FRAME, data, explain)
 
     def delivered(self, topic: str, payload: bytes, qos: int) -> bytes:
         """A DELIVER frame (tag 0)."""

@@ -190,11 +190,24 @@ class _Windows:
                 return False
         return True
 
-    def start(self, windows: int) -> bool:
-        """Send so many more windows, behind what is unsent."""
-        self.unsent = memoryview(bytes(self.unsent) + self.window * windows if self.unsent else self.window * windows)
-        now = time.monotonic_ns()
-        self.sent_at.extend([now] * windows)
+    def start(self, windows: int, now: int) -> bool:
+        """Send so many more windows, behind what is unsent; `now` is when."""
+        if windows == 1:
+            self.sent_at.append(now)
+            data = self.window
+        else:
+            self.sent_at.extend([now] * windows)
+            data = self.window * windows
+        if self.unsent:
+            self.unsent = memoryview(bytes(self.unsent) + data)
+            return self.push()
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(data):
+            return True
+        self.unsent = memoryview(data)[sent:]
         return self.push()
 
 
@@ -225,7 +238,7 @@ def publish_windows(
         take = min(depth, windows_left)
         windows_left -= take
         under_way += take
-        if take and not state.start(take):
+        if take and not state.start(take, start):
             epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
     end = start
     while under_way:
@@ -252,7 +265,7 @@ def publish_windows(
             again = min(finished, windows_left) if end < stop else 0
             windows_left -= again
             under_way += again - finished
-            if again and not state.start(again):
+            if again and not state.start(again, end):
                 epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
             if progress is not None:
                 progress[0] = done * in_flight

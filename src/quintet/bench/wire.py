@@ -95,6 +95,8 @@ def read_until(sock: socket.socket, done: Callable[[bytes], bool], what: str) ->
 
 def fixed_answers(answer: bytes, data: bytes, explain: Callable[[bytes], str]) -> tuple[int, bytes]:
     """Count answers that are all the same bytes; anything else is a refusal, put into words by explain."""
+    if data == answer:
+        return 1, b""
     count = len(data) // len(answer)
     whole = count * len(answer)
     rest = data[whole:]
