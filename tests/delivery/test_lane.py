@@ -148,6 +148,18 @@ def test_expired_records_are_passed_over_and_counted() -> None:
     assert lane.skipped == 3
 
 
+def test_a_lost_peer_uses_up_an_attempt_of_the_first_record_only() -> None:
+    partition = ListPartition()
+    partition.add(3)
+    lane = Lane(partition, 0)  # type: ignore[arg-type]
+    for _ in range(ATTEMPTS_MAX):
+        while (run := lane.take(10, 0, lambda: None)) is not None:
+            lane.sent(run, 1, SINK, 1000)
+        lane.release(SINK, ATTEMPTS_MAX)
+    assert lane.dead == {0: ATTEMPTS_MAX}
+    assert set(lane.retry) == {1, 2}
+
+
 def test_two_waiters_for_one_read_are_both_woken() -> None:
     partition = ListPartition()
     partition.add(3)

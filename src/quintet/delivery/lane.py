@@ -164,10 +164,15 @@ class Lane:
             self._give_back(heapq.heappop(timers)[2], attempts_max)
 
     def release(self, sink: Sink, attempts_max: int) -> None:
-        """A peer is gone: what it had is due again at once."""
-        flights = {id(f): f for f in self.inflight.values() if f.sink is sink}
-        for flight in flights.values():
-            self._give_back(flight, attempts_max)
+        """A peer is gone: what it had is due again at once. Only the record it was most likely working on, the first one
+        it had not settled, counts as an attempt: what was merely sent ahead must not end as a dead letter."""
+        held = [(offset, flight) for offset, flight in self.inflight.items() if flight.sink is sink]
+        for number, (offset, flight) in enumerate(held):
+            del self.inflight[offset]
+            if number == 0 and flight.attempt >= attempts_max:
+                self.dead[offset] = flight.attempt
+            else:
+                self.retry[offset] = flight.attempt - (number > 0)
 
     def _open(self, flight: Flight) -> bool:
         inflight = self.inflight
