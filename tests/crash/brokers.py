@@ -157,7 +157,7 @@ class Launcher:
         out, err, pipe = self._fifo()
         environment = dict(os.environ) | SETTINGS | {"PYTHONPATH": str(ROOT / "src")}
         call = inject.partition(":")[0]
-        command = ["strace", "-f", "--seccomp-bpf", "-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={inject}",
+        command = ["strace", "-f", "-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={inject}",
                    sys.executable, "-m", "quintet", "serve", "--dev", "--data", str(data), "--print-ready"]  # fmt: skip
         started = time.monotonic()
         with err.open("ab") as errors, open(os.open(out, os.O_RDWR), "wb") as output:
