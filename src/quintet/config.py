@@ -284,8 +284,11 @@ class Delivery(Section):
     in_flight_max: Count = Field(
         default=1_000, description="Messages delivered and not yet acknowledged, per subscription."
     )
-    queue_messages_max: Count = Field(
-        default=1_000_000, description="Messages waiting per subscription; then QoS 1 is NACKed."
+    queue_messages_max: int = Field(
+        default=0,
+        ge=0,
+        description="Unsettled messages per QoS 1 subscription above which QoS 1 publishes to its topic are refused "
+        "(NACK); 0: only the disk is the limit.",
     )
     dead_letter_suffix: str = Field(
         default="-dlq", description="Added to a topic's name to name its dead-letter topic.", min_length=1

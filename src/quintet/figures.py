@@ -64,6 +64,9 @@ class View:
                    [({}, subscriptions.redelivered)]),
             Family("quintet_dead_lettered_messages_total", "counter", "Messages moved to a dead-letter topic.",
                    [({}, subscriptions.dead_lettered)]),
+            Family("quintet_skipped_messages", "gauge",
+                   "Messages that expired or were removed by retention before a subscription got them.",
+                   [({}, subscriptions.skipped)]),
             Family("quintet_log_unsynced_bytes", "gauge", "Bytes accepted and not yet durable.", [({}, server.log.unsynced_bytes)]),
         ]  # fmt: skip
         for attribute, name, text in _DOOR_COUNTERS:

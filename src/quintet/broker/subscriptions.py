@@ -19,7 +19,7 @@ from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch, Row
-from quintet.model.errors import LimitExceeded
+from quintet.model.errors import LimitExceeded, StorageError
 from quintet.model.scheduler import Scheduler
 
 SAVE_EVERY_US = 200_000
@@ -116,7 +116,12 @@ class Subscriptions:
         self._last_id += 1
         lanes = [Lane(partition, partition.end) for partition in topic.partitions]
         subscription = self._open(self._last_id, owner, topic, qos, lanes)
-        self._table.put(_key(subscription.id), _row(subscription), done)
+        try:
+            self._table.put(_key(subscription.id), _row(subscription), done)
+        except StorageError:
+            del self._by_id[subscription.id]
+            topic.subscriptions.discard(subscription)
+            raise
         return subscription
 
     def _open(self, id: int, owner: str, topic: Topic, qos: int, lanes: list[Lane]) -> Subscription:
@@ -133,14 +138,19 @@ class Subscriptions:
         subscription = self._by_id.get(id)
         return subscription if subscription is not None and subscription.owner == owner else None
 
+    @property
+    def skipped(self) -> int:
+        """Records that expired, or that retention or quarantine took, before they could be delivered."""
+        return sum(lane.skipped for subscription in self._by_id.values() for lane in subscription.lanes)
+
     def remove(self, subscription: Subscription) -> None:
+        self._table.delete(_key(subscription.id))
         del self._by_id[subscription.id]
         self._delivered_by_removed += subscription.delivered
         self._timed.discard(subscription)
         topic = self._topics.get(subscription.topic_name)
         if topic is not None:
             topic.subscriptions.discard(subscription)
-        self._table.delete(_key(subscription.id))
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -171,8 +181,13 @@ class Subscriptions:
         for subscription in dirty:
             subscription.dirty = False
             topic = self._topics.get(subscription.topic_name)
-            if topic is not None and not topic.in_memory and subscription.id in self._by_id:
+            if topic is None or topic.in_memory or subscription.id not in self._by_id:
+                continue
+            try:
                 self._table.put(_key(subscription.id), _row(subscription))
+            except StorageError:  # a full disk: it stays dirty and is tried again
+                subscription.dirty = True
+                self._dirty.append(subscription)
 
     def _drop_idle(self, now: int) -> None:
         if not self._idle_us:

@@ -57,7 +57,7 @@ class TopicPolicy:
     rules: Sequence[TopicRule]
     durable: Durability = "fsync"  # of topics made by traffic that asks for durability
     topics_max: int = limits.TOPICS_MAX
-    queue_messages_max: int = 1_000_000
+    queue_messages_max: int = 0  # unsettled per QoS 1 subscription; 0: no limit
 
     def rule_for(self, name: str) -> TopicRule:
         return next(rule for rule in self.rules if rule.matches(name))
@@ -97,7 +97,7 @@ class Topic:
 
     def publish(self, batch: bytearray, count: int, must_keep: bool, done: Appended | None) -> None:
         """Append a batch of `count` records. Raises StorageError or QueueFull if it cannot be taken."""
-        if must_keep and self.subscriptions:
+        if must_keep and self._policy.queue_messages_max and self.subscriptions:
             if self._room < count:
                 self._room = self._look_for_room(count)
             self._room -= count
