@@ -23,6 +23,7 @@ from quintet.model.errors import LimitExceeded, StorageError
 from quintet.model.scheduler import Scheduler
 
 SAVE_EVERY_US = 200_000
+IDLE_CHECK_EVERY_US = 60_000_000
 ATTEMPTS_WITHOUT_END = 1 << 30  # on a dead-letter topic itself: there is nowhere further to go
 _DEAD_READ_BYTES = 1 << 20
 
@@ -76,6 +77,7 @@ class Subscriptions:
         self._timed: set[Subscription] = set()
         self._burying: set[tuple[int, int, int]] = set()
         self._saved_at = 0
+        self._idle_checked_at = 0
         self._delivered_by_removed = 0
         self.redelivered = 0
         self.dead_lettered = 0
@@ -190,13 +192,17 @@ class Subscriptions:
                 self._dirty.append(subscription)
 
     def _drop_idle(self, now: int) -> None:
-        if not self._idle_us:
+        if not self._idle_us or now - self._idle_checked_at < IDLE_CHECK_EVERY_US:
             return
+        self._idle_checked_at = now
         for subscription in list(self._by_id.values()):
             if subscription.sink is None and now - subscription.last_used > self._idle_us:
                 self._report("subscription_expired", {"subscription": subscription.id, "owner": subscription.owner,
                                                       "backlog": subscription.backlog()})  # fmt: skip
-                self.remove(subscription)
+                try:
+                    self.remove(subscription)
+                except StorageError:  # a full disk: it is forgotten later
+                    return
 
     # -- dead letters ----------------------------------------------------------------------------------------------
 
