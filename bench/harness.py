@@ -17,6 +17,7 @@ from rich.console import Console
 
 from bench import peers
 from quintet.bench.blipmq import BlipmqWire
+from quintet.bench.run import Outcome
 from quintet.bench.wire import Address, BenchError, Wire
 
 OURS = "quintet"
@@ -63,7 +64,19 @@ class Figure:
     side: str
     values: list[float] = field(default_factory=list)
     counts: bool = True
-    note: str = ""
+    busy: list[float] = field(default_factory=list)  # shares of the time that the generator was on a processor
+
+    @property
+    def note(self) -> str:
+        """How busy the generator was, where it was measured: near 100 % it and not the server is the limit."""
+        return f"generator {statistics.median(self.busy) * 100:.0f} % busy" if self.busy else ""
+
+    def take(self, measured: float | Outcome) -> None:
+        """Add a repetition: a figure, or a run whose rate is the figure."""
+        if isinstance(measured, Outcome):
+            self.busy.append(measured.busy)
+            measured = measured.rate
+        self.values.append(measured)
 
     @property
     def median(self) -> float:
@@ -186,7 +199,11 @@ class Bench:
         return found
 
     def in_turn(
-        self, load: str, sides: list[Side], warm: Callable[[Side], object], measure: Callable[[Side, int], float]
+        self,
+        load: str,
+        sides: list[Side],
+        warm: Callable[[Side], object],
+        measure: Callable[[Side, int], float | Outcome],
     ) -> list[Figure]:
         """Warm every side up, then measure them in turn, repetition by repetition."""
         figures = {side.name: Figure(side.name, counts=side.counts) for side in sides}
@@ -199,7 +216,7 @@ class Bench:
                     if turn < 0:
                         warm(side)
                     else:
-                        figures[side.name].values.append(measure(side, turn))
+                        figures[side.name].take(measure(side, turn))
                 except (BenchError, OSError) as error:
                     failed.add(side.name)
                     self.skip(f"{load} / {side.name}", str(error))

@@ -59,8 +59,8 @@ def _publish(bench: Bench, size: int, target: float) -> None:
     def warm(side: Side) -> None:
         counts.probed(side, run.pipelined(Load(side.wire, side.address, f"pub{size}", size), PROBE_MESSAGES))
 
-    def measure(side: Side, turn: int) -> float:
-        return run.pipelined(Load(side.wire, side.address, f"pub{size}", size), counts.of(side, sides)).rate
+    def measure(side: Side, turn: int) -> run.Outcome:
+        return run.pipelined(Load(side.wire, side.address, f"pub{size}", size), counts.of(side, sides))
 
     bench.add(Comparison(name, "msg/s", bench.in_turn(name, sides, warm, measure), target=target))
 

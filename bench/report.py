@@ -49,7 +49,7 @@ def table(comparisons: list[Comparison], facts: Facts, versions: dict[str, str |
     made = Table(title=f"{headline(facts)}\npeers: {peers}", title_justify="left", title_style="dim")
     for column, justify in (("load", "left"), ("side", "left"), ("median", "right"), ("spread", "right")):
         made.add_column(column, justify=justify)  # type: ignore[arg-type]
-    for column in ("ratio", "target", ""):
+    for column in ("ratio", "target", "", "note"):
         made.add_column(column, justify="right")
     for comparison in comparisons:
         for place, figure in enumerate(comparison.figures):
@@ -62,6 +62,7 @@ def table(comparisons: list[Comparison], facts: Facts, versions: dict[str, str |
                 ratio,
                 target_of(comparison) if figure is comparison.ours else "",
                 f"[{'green' if word == 'reached' else 'bold red'}]{word}[/]" if word else "",
+                figure.note,
                 end_section=place == len(comparison.figures) - 1,
             )
     return made

@@ -45,6 +45,7 @@ class Sent:
     start: int
     end: int
     latencies: Nanoseconds = field(default_factory=nanoseconds)
+    busy_s: float = 0.0  # processor time the generator itself took: near `seconds`, it and not the server is the limit
 
     @property
     def seconds(self) -> float:
@@ -112,6 +113,7 @@ def publish_pipelined(link: Link, load: Load, count: int, progress: Counters = N
         blocks, left = divmod(count, per_block)
         tail = encode_varied(load, left) + load.wire.barrier(load.qos)
         link.ready()
+        busy = time.process_time()
         start = time.monotonic_ns()
         for number in range(blocks):
             sock.sendall(block)
@@ -119,7 +121,7 @@ def publish_pipelined(link: Link, load: Load, count: int, progress: Counters = N
                 progress[slot] = (number + 1) * per_block
         sock.sendall(tail)
         wait_answers(load, sock, load.wire.answers(load.qos, count))
-        return Sent(count, start, time.monotonic_ns())
+        return Sent(count, start, time.monotonic_ns(), busy_s=time.process_time() - busy)
 
 
 def publish_rotating(link: Link, load: Load, topics: int, run: int, passes: int) -> Sent:
@@ -230,6 +232,7 @@ def publish_windows(
         epoll.register(sock.fileno(), select.EPOLLIN)
     latencies = nanoseconds()
     link.ready()
+    busy = time.process_time()
     start = time.monotonic_ns()
     stop = start + int(seconds * 1e9) if seconds else 1 << 62
     windows_left = -(-count // in_flight) if count else 1 << 62
@@ -272,7 +275,7 @@ def publish_windows(
     for state in states.values():
         state.sock.close()
     epoll.close()
-    return Sent(done * in_flight, start, end, latencies)
+    return Sent(done * in_flight, start, end, latencies, time.process_time() - busy)
 
 
 def publish_scheduled(

@@ -40,6 +40,7 @@ class Outcome:
     size: int
     loop: Loop
     latencies: Nanoseconds = field(default_factory=nanoseconds)
+    busy: float = 0.0  # share of the time the publishing generator was itself on a processor, where it is measured
 
     @property
     def rate(self) -> float:
@@ -64,7 +65,7 @@ def pipelined(load: Load, count: int, progress: Progress | None = None) -> Outco
         crew.line_up()
         crew.go()
         sent: Sent = crew.results(RUN_S_MAX, _watch(seen, progress))[0]
-    return Outcome(sent.messages, sent.seconds, load.size, "closed")
+    return Outcome(sent.messages, sent.seconds, load.size, "closed", busy=sent.busy_s / sent.seconds)
 
 
 def rotating(load: Load, topics: int, run: int, passes: int) -> Outcome:
@@ -95,7 +96,7 @@ def windows(
         crew.line_up()
         crew.go()
         sent: Sent = crew.results(seconds + RUN_S_MAX, _watch(seen, progress))[0]
-    return Outcome(sent.messages, sent.seconds, load.size, "closed", sent.latencies)
+    return Outcome(sent.messages, sent.seconds, load.size, "closed", sent.latencies, sent.busy_s / sent.seconds)
 
 
 def scheduled(load: Load, rate: float, count: int, progress: Progress | None = None) -> Outcome:
