@@ -170,10 +170,11 @@ TestLogModel.settings = settings(
 
 
 class LyingDisk(SimDisk):
-    """Says that data is durable when it is not."""
+    """Says that the data of a segment is durable when it is not."""
 
     def fdatasync(self, handle: int) -> None:
-        return
+        if self.pread(handle, 7, 0) != b"QNTSEG1":
+            super().fdatasync(handle)
 
 
 class Sabotaged(LogMachine):

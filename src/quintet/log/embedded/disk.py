@@ -210,6 +210,7 @@ class OsDisk:
             os.fsync(handle)
         finally:
             os.close(handle)
+        self.fsync_dir(os.path.dirname(path))
 
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)

@@ -472,10 +472,12 @@ class FilePartition:
     def shut(self, done: Callable[[], None]) -> None:
         """Take nothing more, bring everything to disk, cut the preallocated tail, close the file, then done()."""
         self._closed = True
+        if self._failure is None:
+            self._failure = ShuttingDown(f"{self.directory}: the broker is stopping")
         self.when_idle(partial(self._shut, done))
 
     def _shut(self, done: Callable[[], None]) -> None:
-        healthy = self._failure is None or isinstance(self._failure, StorageFull)
+        healthy = not isinstance(self._failure, PartitionFailed)
         self._failure = ShuttingDown(f"{self.directory}: the broker is stopping")
         segment = self.segments[-1] if self.segments else None
         self._busy = True

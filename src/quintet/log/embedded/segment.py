@@ -9,7 +9,7 @@ about what is sound. Nothing here writes batches (partition.py does) or decides 
 
 import os
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -21,6 +21,8 @@ from quintet.model.batch import SPARSE, RecordBatch
 
 HEADER_BYTES: Final = limits.SEGMENT_HEADER_BYTES
 FORMAT_VERSION: Final = 1
+BATCH_MAGIC: Final = b"QRB1"
+SALVAGE_STARTS: Final = 256  # places looked at to find a lost seed
 SCAN_WINDOW_BYTES: Final = 4 * limits.MIB  # read at once while scanning
 _MAGIC: Final = b"QNTSEG1\0"
 _HEADER: Final = struct.Struct("<8sIIIIIIQq")
@@ -56,6 +58,10 @@ def index_name(base: int) -> str:
 def new_seed() -> int:
     """Random and never 0, so that zeros never check out and stale blocks of another segment do not either."""
     return _U32.unpack(os.urandom(4))[0] or 1
+
+
+# As from kernel.walk: position, length, base_offset, span, max_timestamp.
+Entry = tuple[int, int, int, int, int]
 
 
 class Header(NamedTuple):
@@ -98,16 +104,47 @@ def parse_header(data: bytes) -> Header | None:
 
 
 def salvage_seed(data: bytes, base: int) -> int | None:
-    """The seed of a segment whose header does not check out, if its first batch proves it: the seed as it stands, or
-    with one bit turned. `data` must hold the first batch."""
+    """The seed of a segment whose header does not check out, if its batches prove it. `data` is the whole file.
+
+    Tried are the seed as it stands, the seed with one bit turned, and the seed a batch must have been sealed with, if
+    the batch behind it agrees."""
     if len(data) < HEADER_BYTES + limits.BATCH_HEADER_BYTES:
         return None
-    seed = _U32.unpack_from(data, 16)[0]
+    seed: int = _U32.unpack_from(data, 16)[0]
     for candidate in (seed, *(seed ^ (1 << bit) for bit in range(32))):
         if candidate and kernel.check(data, HEADER_BYTES, candidate) > 0:
-            found: int = struct.unpack_from("<Q", data, HEADER_BYTES + 16)[0]
-            return candidate if found >= base else None
+            return candidate
+    at = data.find(BATCH_MAGIC, HEADER_BYTES)
+    for _ in range(SALVAGE_STARTS):
+        if at < 0:
+            break
+        entries = kernel.walk(data, at, len(data), 0, False)[0][:2] if at % 8 == 0 else []
+        if len(entries) == 2 and entries[0][2] >= base:
+            candidate = _solve_seed(data[at : entries[1][0]])
+            if candidate and kernel.check(data, entries[1][0], candidate) > 0:
+                return candidate
+        at = data.find(BATCH_MAGIC, at + 1)
     return None
+
+
+def _solve_seed(batch: bytes) -> int:
+    """The start value that gives a batch its checksum: the checksum is linear in it, so 32 equations over bits."""
+    body = batch[8:]
+    zero = kernel.crc32c(body, 0)
+    target = _U32.unpack_from(batch, 4)[0] ^ zero
+    reduced: list[tuple[int, int]] = []  # (what the checksum changes by, which bits of the start value do that)
+    for bit in range(32):
+        effect, cause = kernel.crc32c(body, 1 << bit) ^ zero, 1 << bit
+        for known, known_cause in reduced:
+            if effect ^ known < effect:
+                effect, cause = effect ^ known, cause ^ known_cause
+        reduced.append((effect, cause))
+        reduced.sort(reverse=True)
+    seed = 0
+    for known, cause in reduced:
+        if target ^ known < target:
+            target, seed = target ^ known, seed ^ cause
+    return seed
 
 
 class Index:
@@ -239,7 +276,7 @@ class Run(NamedTuple):
 
     data: bytes
     origin: int
-    entries: list[tuple[int, int, int, int, int]]
+    entries: list[Entry]
 
 
 class Gap(NamedTuple):
@@ -283,23 +320,73 @@ def scan(
                 size = needed
                 continue
             reason = -2
-        position += taken
-        gap = _resume(disk, handle, seed, position, stop, expected, reason)
-        yield gap
-        if gap.resumes < 0:
-            return
-        position, expected = gap.resumes, gap.next_base
+        yield from _beyond(disk, handle, seed, position + taken, stop, expected, reason)
+        return
 
 
-def _continuous(
-    data: bytes, entries: list[tuple[int, int, int, int, int]], expected: int
-) -> tuple[list[tuple[int, int, int, int, int]], int, int | None]:
+def _beyond(
+    disk: Disk, handle: int, seed: int, position: int, stop: int, expected: int, reason: int
+) -> Iterator[Run | Gap]:
+    """The rest of a segment from a place where it does not go on as it should."""
+    rest = disk.pread(handle, stop - position, position)
+    done = 0
+    for run in _adjacent(_salvage(rest, seed, expected), rest):
+        start, base = run[0][0], run[0][2]
+        yield Gap(position + done, position + start, reason, base)
+        yield Run(rest, position, run)
+        done, expected, reason = run[-1][0] + run[-1][1], run[-1][2] + run[-1][3], -2
+    if done < len(rest):
+        yield Gap(position + done, -1, 0 if all_zero(rest[done:]) else reason, expected)
+
+
+def _salvage(rest: bytes, seed: int, expected: int) -> list[Entry]:
+    """The sound batches behind a damage. Where blocks were swapped or written to the wrong place, sound batches can be
+    out of order; then the longest series with rising offsets is the log, and the others are strays."""
+    found: list[Entry] = []
+    at = kernel.find(rest, 0, len(rest), seed)
+    while at >= 0:
+        entries, taken, _ = kernel.walk(rest, at, len(rest), seed, True)
+        found += [entry for entry in entries if entry[2] >= expected]
+        at = kernel.find(rest, max(taken, at + 8), len(rest), seed)
+    bases: list[int] = []  # the lowest base that ends a series of this length, and which entry that is
+    ends: list[int] = []
+    before: list[int] = []
+    for number, entry in enumerate(found):
+        length = bisect_left(bases, entry[2])
+        before.append(ends[length - 1] if length else -1)
+        bases[length : length + 1] = [entry[2]]
+        ends[length : length + 1] = [number]
+    series: list[Entry] = []
+    number = ends[-1] if ends else -1
+    while number >= 0:
+        series.append(found[number])
+        number = before[number]
+    return series[::-1]
+
+
+def _adjacent(series: list[Entry], data: bytes) -> Iterator[list[Entry]]:
+    """Cut a series where bytes or offsets are missing."""
+    while series:
+        end, following = series[0][0], series[0][2]
+        count = 0
+        for position, length, base, span, _ in series:
+            if position != end or (base != following and not _sparse(data, position)):
+                break
+            end, following = position + length, base + span
+            count += 1
+        yield series[:count]
+        series = series[count:]
+
+
+def _sparse(data: bytes, position: int) -> bool:
+    return bool(struct.unpack_from("<H", data, position + 14)[0] & SPARSE)
+
+
+def _continuous(data: bytes, entries: list[Entry], expected: int) -> tuple[list[Entry], int, int | None]:
     """The entries that continue each other exactly, what is expected behind them, and where continuity broke."""
     for number, (position, _, base, span, _) in enumerate(entries):
-        if base != expected:
-            sparse = struct.unpack_from("<H", data, position + 14)[0] & SPARSE
-            if base < expected or not sparse:
-                return entries[:number], expected, position
+        if base != expected and (base < expected or not _sparse(data, position)):
+            return entries[:number], expected, position
         expected = base + span
     return entries, expected, None
 
@@ -315,22 +402,6 @@ def all_zero(data: bytes) -> bool:
     """Compared block by block in place: a preallocated tail is up to 16 MiB of zeros at every start after a crash."""
     whole = len(data) - len(data) % len(_ZEROS)
     return not data[whole:].strip(b"\0") and all(data.startswith(_ZEROS, at) for at in range(0, whole, len(_ZEROS)))
-
-
-def _resume(disk: Disk, handle: int, seed: int, position: int, stop: int, expected: int, reason: int) -> Gap:
-    """Look for the next sound batch that does not fall back behind `expected`. Zeros to the end are a clean end."""
-    rest = disk.pread(handle, stop - position, position)
-    if all_zero(rest):
-        return Gap(position, -1, 0, expected)
-    at = 0
-    while True:
-        at = kernel.find(rest, at, len(rest), seed)
-        if at < 0:
-            return Gap(position, -1, reason, expected)
-        base: int = struct.unpack_from("<Q", rest, at + 16)[0]
-        if base >= expected:
-            return Gap(position, position + at, reason, base)
-        at += 8
 
 
 def write_index(disk: Disk, segment: Segment, index: Index, end: int, next_offset: int) -> None:
