@@ -94,6 +94,7 @@ def _count(
         if seen is not None:
             seen[slot] = total // (frame * len(readers))
     end = time.monotonic_ns()
+    time.sleep(QUIET_S)
     for reader in readers.values():
         _check_surplus(load, reader, owed)
     return Received(count * len(readers), first, end, latencies)
@@ -121,12 +122,10 @@ def _take(load: Load, reader: _Reader, data: bytes, frame: int, stamp_at: int, l
 
 def _check_surplus(load: Load, reader: _Reader, owed: int) -> None:
     """Nothing may follow the last message, and what stood between messages must be the protocol's own noise."""
-    reader.sock.settimeout(QUIET_S)
-    try:
+    reader.sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
         while data := reader.sock.recv(READ_BYTES):
             reader.bytes += len(data)
-    except TimeoutError:
-        pass
     surplus = reader.bytes - owed
     noise = len(load.wire.noise)
     if surplus and (not noise or surplus % noise or surplus // noise > SURPLUS_NOISE_MAX):
