@@ -6,6 +6,7 @@ on it unchanged, so a test can lose power between any two calls.
 """
 
 import errno
+import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing_extensions import Buffer
 T = TypeVar("T")
 
 SECTOR_BYTES: Final = 512  # what a device writes whole or not at all
+_SERIAL: Final = itertools.count(1)  # so that two disks of one test do not give out the same segment seeds
 START_US: Final = 1_700_000_000_000_000
 
 
@@ -116,8 +118,9 @@ class _File:
 class SimDisk:
     """A disk in memory. `fail(op, nth, code)` makes the nth next call of an operation fail; `capacity` makes it full."""
 
-    def __init__(self, capacity: int = 1 << 40) -> None:
+    def __init__(self, capacity: int = 1 << 40, seed: int | None = None) -> None:
         self.capacity = capacity
+        self._chance = Random(next(_SERIAL) if seed is None else seed)
         self.calls: dict[str, int] = {}
         self.total_calls = 0
         self.stop_at: int | None = None  # raise PowerLoss at this call, counted from the start
@@ -306,6 +309,9 @@ class SimDisk:
 
     def free_bytes(self, path: str) -> int:
         return max(self.capacity - self.used(), 0)
+
+    def entropy(self) -> int:
+        return self._chance.getrandbits(32)
 
     def lock(self, path: str) -> int:
         if path in self._locked:

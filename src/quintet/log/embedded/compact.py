@@ -227,7 +227,7 @@ class _Rewriter:
         self._newest: bytes | None = None
         self._index = Index()
         self.group: list[Segment] = []
-        self.made = made = Segment(partition.directory, first.base, new_seed())
+        self.made = made = Segment(partition.directory, first.base, new_seed(disk))
         made.created = made.compacted = True
         header = Header(made.seed, partition.topic_id, partition.number, made.base, 0, partition.spec.name)
         self._temporary = f"{made.path}.tmp"

@@ -74,6 +74,9 @@ class Disk(Protocol):
     def free_bytes(self, path: str) -> int:
         """Space left for us."""
 
+    def entropy(self) -> int:
+        """A random number of 32 bits: chance, like time, comes from outside."""
+
     def lock(self, path: str) -> int:
         """Create the file if needed and take the exclusive lock on it; BlockingIOError if someone has it."""
 
@@ -215,6 +218,9 @@ class OsDisk:
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+    def entropy(self) -> int:
+        return int.from_bytes(os.getrandom(4), "little")
 
     def lock(self, path: str) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

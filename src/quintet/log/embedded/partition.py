@@ -204,7 +204,7 @@ class FilePartition:
         base = waiters[0][2]
         plan = self._plan
         if plan is None or (self._plan_end + size > self.spec.segment_bytes and self._plan_end > HEADER_BYTES):
-            plan = self._plan = Segment(self.directory, base, new_seed())
+            plan = self._plan = Segment(self.directory, base, new_seed(self._shared.disk))
             self._plan_end = HEADER_BYTES
         kernel.seal(batch, base, now, plan.seed)
         chunks = self._chunks
@@ -504,7 +504,7 @@ class FilePartition:
         self._end = self._visible = following
         if not batches:
             return
-        plan = Segment(self.directory, batches[0].base_offset, new_seed())
+        plan = Segment(self.directory, batches[0].base_offset, new_seed(self._shared.disk))
         chunk = Chunk(plan, HEADER_BYTES)
         for batch in batches:
             buffer = bytearray(batch.buffer)

@@ -7,7 +7,6 @@ about what is sound. Nothing here writes batches (partition.py does) or decides 
     | magic  | crc | version | seed | topic_id | partition | name_length | base_offset | created | topic name ... 512
 """
 
-import os
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -55,9 +54,9 @@ def index_name(base: int) -> str:
     return f"{base:020d}.idx"
 
 
-def new_seed() -> int:
+def new_seed(disk: Disk) -> int:
     """Random and never 0, so that zeros never check out and stale blocks of another segment do not either."""
-    return _U32.unpack(os.urandom(4))[0] or 1
+    return disk.entropy() or 1
 
 
 # As from kernel.walk: position, length, base_offset, span, max_timestamp.
