@@ -50,8 +50,11 @@ def maintain(shared: Shared, partition: FilePartition, now: int) -> None:
     if spec.retention_us or spec.retention_bytes:
         unknown = [segment for segment in sealed if segment.max_timestamp < 0] if spec.retention_us else []
         partition.working = True
-        shared.scheduler.offload(partial(_times, shared.disk, unknown), partial(_retain, shared, partition, now))
-    elif spec.compact and _worth_compacting(sealed):
+        if unknown:
+            shared.scheduler.offload(partial(_times, shared.disk, unknown), partial(_retain, shared, partition, now))
+        else:
+            _retain(shared, partition, now, [])
+    if spec.compact and not partition.working and _worth_compacting(sealed):
         partition.working = True
         dropped_before = now - spec.tombstone_us
         work = partial(compact, shared.disk, partition, sealed, dropped_before)

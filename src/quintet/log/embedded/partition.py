@@ -366,7 +366,7 @@ class FilePartition:
 
     def maintain(self, now: int) -> None:
         """Interval syncs, full-disk probes, closing what is idle. Called while the partition is in shared.active."""
-        if isinstance(self._failure, StorageFull) and now - self._probed >= PROBE_INTERVAL_US and not self._occupied():
+        if isinstance(self._failure, StorageFull) and now - self._probed >= PROBE_INTERVAL_US and not self._writing():
             self._probed = now
             self._busy = True
             last = self.segments[-1] if self.segments else None
@@ -447,8 +447,11 @@ class FilePartition:
 
     # -- coming to rest ------------------------------------------------------------------------------------------------
 
+    def _writing(self) -> bool:
+        return self._busy or self._extending or self._syncing
+
     def _occupied(self) -> bool:
-        return bool(self._busy or self._extending or self._syncing or self._chunks or self._pending or self.working)
+        return bool(self._writing() or self._chunks or self._pending or self.working)
 
     def _idle(self) -> None:
         if self._on_idle and not self._occupied():
