@@ -74,11 +74,12 @@ class Harness:
         rows: Rows = []
         position = partition.start if offset is None else offset
         while position < partition.visible:
+            visible = partition.visible
             batches = partition.read(position, max_bytes)
             if batches is None:
                 batches = self.fetch(partition, position, max_bytes)
             if not batches:
-                break
+                position = visible  # nothing sound was left up to there
             for batch in batches:
                 found = [(row[0], row[2], row[3]) for row in batch.rows(batch.index_of(position))]
                 rows.extend(row for row in found if row[0] >= position)

@@ -239,6 +239,25 @@ def test_interval_topics_sync_by_themselves_and_idle_files_are_closed() -> None:
     assert harness.open(TopicSpec(TOPIC, "t", durability="interval")).visible >= 3
 
 
+@pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
+def test_what_a_start_after_a_kill_serves_is_durable_from_then_on(durability: str) -> None:
+    harness = Harness()
+    spec = TopicSpec(TOPIC, "t", durability=durability)  # type: ignore[arg-type]
+    partition = harness.open(spec)
+    harness.write(partition, 2)
+    harness.append(partition, [b"written, not synced"])
+    harness.sim.fdatasync = lambda handle: None  # type: ignore[method-assign]
+    harness.scheduler.settle()
+    del harness.sim.fdatasync
+    harness.sim.kill()
+    harness.start()
+    rows = harness.read_all(harness.open(spec))
+    assert len(rows) == 3
+    harness.sim.crash(Random(3))
+    harness.start()
+    assert harness.read_all(harness.open(spec)) == rows
+
+
 def test_a_data_directory_problem_is_one_clear_line_and_touches_nothing(tmp_path: Path) -> None:
     disk = SimDisk()
     harness = Harness(disk)

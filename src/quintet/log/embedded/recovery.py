@@ -159,6 +159,9 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, o
                     Damage(segment.path, part.position, length, part.reason, expected, segment.next_offset)
                 )
                 expected = segment.next_offset
+        if last and end > start:
+            # After a kill it may be in the page cache only; from here on it is served and counts as durable.
+            disk.fdatasync(handle)
     finally:
         disk.close(handle)
     segment.allocated = size
