@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 LARGE_REST_BYTES = 64 * limits.KIB  # of an unfinished frame: above this it is collected in a buffer of its own
 STALL_STEP_S = 0.001  # how long a congested publisher is not read from before looking again ...
 STALL_STEPS_MAX = 10  # ... and how often, when the reason is a slow subscriber and not the disk
+CHOKE_BYTES = 4 * limits.WRITE_HIGH_BYTES  # of answers the peer does not take: above this it may not ask for more
 
 
 class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
-        "_failures", "_large", "_large_used", "_listener", "_lost", "_parked", "_rest", "_session", "_stalled_since", "_transport",
-        "peer",
+        "_choked", "_failures", "_large", "_large_used", "_listener", "_lost", "_parked", "_rest", "_session", "_stalled_since",
+        "_transport", "peer",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener") -> None:
@@ -43,6 +44,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled_since: int | None = None
         self._failures = 0
         self._lost = False
+        self._choked = False
         self.peer = ""
 
     # -- from the socket -------------------------------------------------------------------------------------------
@@ -105,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.stalls += 1
         if self._session.congested() and (step < STALL_STEPS_MAX or self._listener.overloaded()):
             self._listener.loop.call_later(STALL_STEP_S, self._stall, step + 1)
-        else:
+        elif not self._choked:
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
@@ -114,6 +116,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._stalled_since = None
+        if self._choked and self._transport is not None:
+            self._choked = False
+            self._transport.resume_reading()
         parked, self._parked = self._parked, None
         for call in parked or ():
             call()
@@ -178,6 +183,9 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 transport.writelines(output)
             self._listener.bytes_out += sum(map(len, output))
+            if self._stalled_since is not None and not self._choked and transport.get_write_buffer_size() > CHOKE_BYTES:
+                self._choked = True  # deliveries stop by themselves (room); only replies come this far
+                transport.pause_reading()
         if self._session.closing is not None and not transport.is_closing():
             self._listener.closing(self, self._session.closing)
             transport.close()
