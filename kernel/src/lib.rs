@@ -502,6 +502,28 @@ fn blip_split<'py>(
     }
 }
 
+/// A bytearray that `fill` writes every byte of. PyO3's own `new_with` writes zeros first: one sixth of the time of a publish.
+fn unzeroed_array<'py>(py: Python<'py>, length: usize, fill: impl FnOnce(&mut [u8])) -> PyResult<Bound<'py, PyByteArray>> {
+    // SAFETY: CPython allocates `length` bytes (or sets an error); nobody else has the object yet, and `fill` only writes.
+    unsafe {
+        let object = pyo3::ffi::PyByteArray_FromStringAndSize(std::ptr::null(), length as isize);
+        let array = Bound::from_owned_ptr_or_err(py, object)?.cast_into_unchecked::<PyByteArray>();
+        fill(std::slice::from_raw_parts_mut(pyo3::ffi::PyByteArray_AsString(object).cast(), length));
+        Ok(array)
+    }
+}
+
+/// The same for bytes.
+fn unzeroed_bytes<'py>(py: Python<'py>, length: usize, fill: impl FnOnce(&mut [u8])) -> PyResult<Bound<'py, PyBytes>> {
+    // SAFETY: as above; a bytes object may be written to until somebody else sees it.
+    unsafe {
+        let object = pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), length as isize);
+        let bytes = Bound::from_owned_ptr_or_err(py, object)?.cast_into_unchecked::<PyBytes>();
+        fill(std::slice::from_raw_parts_mut(pyo3::ffi::PyBytes_AsString(object).cast(), length));
+        Ok(bytes)
+    }
+}
+
 fn append_groups<'py>(
     py: Python<'py>,
     items: &Bound<'py, PyList>,
@@ -512,14 +534,8 @@ fn append_groups<'py>(
 ) -> PyResult<()> {
     for group in &window.groups {
         let plan = window.plan(group, origin).map_err(refuse)?;
-        let batch = PyByteArray::new_with(py, plan.0.length, |out| {
-            window.fill(d, group, &plan, origin, now, out);
-            Ok(())
-        })?;
-        let ids = PyBytes::new_with(py, 8 * group.frames, |out| {
-            window.fill_ids(d, group, out);
-            Ok(())
-        })?;
+        let batch = unzeroed_array(py, plan.0.length, |out| window.fill(d, group, &plan, origin, now, out))?;
+        let ids = unzeroed_bytes(py, 8 * group.frames, |out| window.fill_ids(d, group, out))?;
         items.append((blip::PUBLISH, group.qos, PyBytes::new(py, group.topic), batch, ids))?;
     }
     Ok(())
@@ -544,10 +560,7 @@ fn blip_deliver<'py>(
     let held = Held::new(batch)?;
     let wish = blip::DeliveryWish { version, topic, qos, data: held.bytes(), first, last, first_tag, ids, now };
     let delivery = blip::Delivery::new(wish).map_err(refuse)?;
-    let frames = PyBytes::new_with(py, delivery.bytes, |out| {
-        delivery.fill(out);
-        Ok(())
-    })?;
+    let frames = unzeroed_bytes(py, delivery.bytes, |out| delivery.fill(out))?;
     Ok((frames, delivery.frames))
 }
 

@@ -228,6 +228,8 @@ class SimDisk:
         self._reserve(file, position + size)
         file.write(position, memoryview(bytes(size)))
 
+    reserve = zero
+
     def fdatasync(self, handle: int) -> None:
         file = self._handles[handle]
         try:

@@ -35,6 +35,9 @@ class Disk(Protocol):
     def zero(self, handle: int, position: int, size: int) -> None:
         """Write zeros (really write: the blocks must exist afterwards)."""
 
+    def reserve(self, handle: int, position: int, size: int) -> None:
+        """Make the file this long, with blocks set aside that read as zeros and were not written."""
+
     def fdatasync(self, handle: int) -> None:
         """Data and, if it changed, the size of the file are durable."""
 
@@ -156,6 +159,9 @@ class OsDisk:
             self.pwritev(handle, [_ZEROS[:part]], position)
             position += part
             size -= part
+
+    def reserve(self, handle: int, position: int, size: int) -> None:
+        os.posix_fallocate(handle, position, size)
 
     def fdatasync(self, handle: int) -> None:
         os.fdatasync(handle)

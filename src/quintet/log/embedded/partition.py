@@ -19,7 +19,7 @@ from quintet.log.embedded import reader
 from quintet.log.embedded.recovery import Mark, Opened
 from quintet.log.embedded.segment import HEADER_BYTES, Header, Index, Segment, new_seed
 from quintet.log.embedded.shared import Shared, TailCache
-from quintet.log.embedded.writer import PREALLOCATE_WRITE_BYTES_MAX, Chunk, Outcome, Writer
+from quintet.log.embedded.writer import ZERO_FILL_WRITE_BYTES_MAX, Chunk, Outcome, Writer
 from quintet.model import limits
 from quintet.model.batch import SPARSE, RecordBatch
 from quintet.model.errors import CorruptData, PartitionFailed, ShuttingDown, StorageError, StorageFull
@@ -32,9 +32,8 @@ PROBE_INTERVAL_US: Final = 1_000_000  # how often a full disk is tried again
 IDLE_CLOSE_US: Final = 10_000_000  # a file nobody wrote to for this long is synced and closed: handles are few
 READ_NOW_BYTES: Final = 4 * limits.MIB
 
-_KIND: Final = struct.Struct("<HH")  # flags and columns, at 12
+_KIND: Final = struct.Struct("<HH32xQ")  # flags and columns, at 12; producer_id, at 48
 _SPAN: Final = struct.Struct("<I")  # at 28
-_NO_PRODUCER: Final = bytes(8)  # at 48
 
 Pending = tuple[bytearray, Appended | None, int]
 
@@ -265,7 +264,7 @@ class FilePartition:
             self._flush()
         if good:
             self._notify()
-            if not self._inline and not self._closed and good[-1].size < PREALLOCATE_WRITE_BYTES_MAX:
+            if not self._inline and not self._closed and good[-1].size < ZERO_FILL_WRITE_BYTES_MAX:
                 self._extend()
         self._idle()
 
@@ -535,8 +534,8 @@ def merge_groups(pending: list[Pending]) -> list[list[Pending]]:
     for item in pending:
         batch = item[0]
         size = len(batch)
-        flags, columns = _KIND.unpack_from(batch, 12)
-        mergeable = size <= MERGE_INPUT_BYTES_MAX and not columns & SPARSE and batch[48:56] == _NO_PRODUCER
+        flags, columns, producer = _KIND.unpack_from(batch, 12)
+        mergeable = size <= MERGE_INPUT_BYTES_MAX and not columns & SPARSE and not producer
         if mergeable and flags == kind and size <= room:
             groups[-1].append(item)
             room -= size

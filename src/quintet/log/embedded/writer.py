@@ -27,7 +27,7 @@ from quintet.model.errors import PartitionFailed, StorageError, StorageFull
 
 # Writes of this size and more are not zero-filled ahead: writing everything twice costs more than the metadata commit
 # that a growing file needs.
-PREALLOCATE_WRITE_BYTES_MAX: Final = 128 * limits.KIB
+ZERO_FILL_WRITE_BYTES_MAX: Final = 128 * limits.KIB
 
 # What a later attempt can cure. Everything else, and any error of a sync, ends the partition until a restart.
 CURABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
@@ -97,8 +97,7 @@ class Writer:
                 last, before = segment, chunk
                 disk.pwritev(segment.handle, chunk.buffers, chunk.position)
                 if chunk.end > segment.allocated:
-                    small = chunk.size < PREALLOCATE_WRITE_BYTES_MAX
-                    self._grow(segment, chunk.end, prealloc_limit if small else 0)
+                    self._grow(segment, chunk, prealloc_limit)
                 if sync:
                     self._sync(segment.handle)
             except (OSError, _SyncFailed) as error:
@@ -117,13 +116,14 @@ class Writer:
         except OSError as error:
             raise _SyncFailed(str(error)) from error
 
-    def _grow(self, segment: Segment, end: int, limit: int) -> None:
-        """The writer came past the zero-filled part: fill ahead in the same sync. No space for that is no failure."""
-        segment.allocated = end
-        target = min(end + self.chunk_bytes(end), limit)
+    def _grow(self, segment: Segment, chunk: Chunk, limit: int) -> None:
+        """The writer came past the prepared part: prepare more in the same sync. No space for that is no failure."""
+        end = segment.allocated = chunk.end
+        small = chunk.size < ZERO_FILL_WRITE_BYTES_MAX
+        target = min(end + (self.chunk_bytes(end) if small else limits.PREALLOCATE_MAX_BYTES), limit)
         if target > end:
             try:
-                self._disk.zero(segment.handle, end, target - end)
+                (self._disk.zero if small else self._disk.reserve)(segment.handle, end, target - end)
                 segment.allocated = target
             except OSError as error:
                 if error.errno not in CURABLE:
