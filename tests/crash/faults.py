@@ -96,7 +96,7 @@ class Campaign:
         history = History(self.chance.getrandbits(32))
         broker = self._launcher.start(data)
         history.subscribe(broker.address)
-        verdict = Verdict()
+        verdict, there = Verdict(), 0
         for _ in range(injections):
             fault = self._choose()
             if self.chance.random() < START_SHARE:
@@ -107,7 +107,7 @@ class Campaign:
                 verdict, broker = self._under_load(history, data, broker, fault)
             disk = reader.read(data)
             verdict.add(load.judge(history, disk))
-            gone, self.kept_refused = refused_is_gone(history, disk)
+            gone, there = refused_is_gone(history, disk)
             verdict.add(gone)
             verdict.acked = 0  # counted once per directory
             self.injections += 1
@@ -118,6 +118,7 @@ class Campaign:
         broker.end()
         self.verdict.acked += len(history.acked)
         self.refused += len(history.refused)
+        self.kept_refused += there
         if not verdict.bad:
             shutil.rmtree(data)
 

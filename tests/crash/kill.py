@@ -120,7 +120,7 @@ class Campaign:
         verdict = load.judge(history, after)
         verdict.acked = 0  # counted once per directory
         verdict.add(load.kept(before, after))
-        verdict.add(load.delivered_is_on_disk(history, after))
+        verdict.add(load.delivered_is_on_disk(history.delivered, after))
         verdict.add(load.drain(history, broker.address, after, load.unsettled(after, settled)))
         verdict.hang += len(history.hangs)
         verdict.notes += history.hangs

@@ -235,10 +235,10 @@ def message_of(history: History, topic: str, value: bytes) -> Message | None:
     return message if sound else None
 
 
-def delivered_is_on_disk(history: History, found: dict[str, reader.Found]) -> Verdict:
+def delivered_is_on_disk(delivered: dict[Place, bytes], found: dict[str, reader.Found]) -> Verdict:
     """No consumer ever saw what a crash took back."""
     verdict = Verdict()
-    for (topic, offset), message in history.delivered.items():
+    for (topic, offset), message in delivered.items():
         if topic not in found or found[topic].values.get(offset) != message:
             verdict.phantom += 1
             verdict.notes.append(f"{topic} offset {offset} was delivered and is not on disk so")

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -27,6 +27,7 @@ from tests.crash.load import History, Load, Verdict
 
 CUTS_PER_DIRECTORY: Final = 8
 LOAD_S: Final = (0.02, 0.12)
+RESTART_SHARE: Final = 0.3  # of cuts that follow a kill and a restart
 ACKS_MIN: Final = 50  # new promises before each cut, however slow the machine is
 OUTER_BYTES: Final = "2G"
 INNER_BYTES: Final = "160M"
@@ -41,6 +42,14 @@ def run(*command: str | Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unable(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+
+
+class Promised(NamedTuple):
+    """What the broker had said at the instant of a cut: to producers and to the consumer, and by the consumer."""
+
+    acked: set[load.Message]
+    delivered: dict[load.Place, bytes]
+    settled: set[load.Place]
 
 
 class Bench:
@@ -100,7 +109,7 @@ class Campaign:
         self.chance = random.Random(seed)
         self.seed = seed
         self.verdict = Verdict()
-        self.cuts = self.with_loss = self.acked = 0
+        self.cuts = self.with_loss = self.acked = self.restarts = 0
         self._launcher = launcher
         self._bench = bench
         self._sabotage = sabotage
@@ -118,14 +127,19 @@ class Campaign:
         broker = self._launcher.start(data, sabotage=self._sabotage)
         history.subscribe(broker.address)
         for _ in range(cuts):
+            if self.chance.random() < RESTART_SHARE:
+                # What a killed broker left in the page cache only is served again by the next one: is it synced by then?
+                broker.end()
+                broker = self._launcher.start(data, sabotage=self._sabotage)
+                self.restarts += 1
             running = Load(history, broker.address)
             running.wait_for(ACKS_MIN)
             time.sleep(self.chance.uniform(*LOAD_S))
-            acked = set(history.acked)
+            acked, seen = set(history.acked), dict(history.delivered)
             self._bench.cut()
             settled = set(history.settled)  # after the cut: these may or may not be settled on the clone
             running.stop()
-            verdict = self._judge(history, acked, settled, name)
+            verdict = self._judge(history, Promised(acked, seen, settled), name)
             verdict.hang += len(history.hangs)
             verdict.notes += history.hangs
             self.verdict.add(verdict)
@@ -139,17 +153,20 @@ class Campaign:
         broker.end()
         shutil.rmtree(data)
 
-    def _judge(self, history: History, acked: set[load.Message], settled: set[load.Place], name: str) -> Verdict:
+    def _judge(self, history: History, promised: Promised, name: str) -> Verdict:
         self._bench.power_on()
         data = self._bench.after / name
         before = reader.read(data)
         if self._sabotage:
-            return load.judge(history, before, acked)
+            return load.judge(history, before, promised.acked)
         broker = self._launcher.start(data)
         after = reader.read(data)
-        verdict = load.judge(history, after, acked)
+        verdict = load.judge(history, after, promised.acked)
         verdict.add(load.kept(before, after))
-        verdict.add(load.drain(_copy_for_clone(history), broker.address, after, load.unsettled(after, settled)))
+        verdict.add(load.delivered_is_on_disk(promised.delivered, after))
+        verdict.add(
+            load.drain(_copy_for_clone(history), broker.address, after, load.unsettled(after, promised.settled))
+        )
         broker.end()
         return verdict
 
@@ -188,7 +205,7 @@ def main() -> int:
             bench.close()
     good = not campaign.verdict.bad and control.with_loss * 100 >= control.cuts * 95
     load.say(
-        campaign="power", seed=chosen.seed, cuts=campaign.cuts, acked_in_all=campaign.acked, **campaign.verdict.counts(),
+        campaign="power", seed=chosen.seed, cuts=campaign.cuts, after_restart=campaign.restarts, acked_in_all=campaign.acked, **campaign.verdict.counts(),
         control=f"{control.with_loss} of {control.cuts} cuts without fsync lost something",
         seconds=round(time.monotonic() - started), result="good" if good else "BAD",
     )  # fmt: skip
