@@ -60,7 +60,7 @@ class Partition(Protocol):
 
     def append(self, batch: bytearray, done: Appended | None) -> int:
         """Take an unsealed batch; returns its base offset. Raises StorageError at once if the partition refuses.
-        With done None nobody waits (QoS 0): it still becomes visible in order."""
+        With done None nobody waits (QoS 0): it still becomes visible in order. done is never called inside append."""
 
     def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
         """Visible batches from the one that holds `offset` on, about max_bytes of them (at least one), if they are in

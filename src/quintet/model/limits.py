@@ -22,7 +22,7 @@ INDEX_EVERY_BYTES = 64 * KIB
 PREALLOCATE_FIRST_BYTES = 64 * KIB
 PREALLOCATE_MAX_BYTES = 16 * MIB
 
-READ_BUFFER_BYTES = MIB  # one for all connections of a listener: data is consumed before the next read
+READ_BUFFER_BYTES = 256 * KIB  # one for all connections of a listener: data is consumed before the next read
 WRITE_HIGH_BYTES = MIB  # per connection; a cursor stops reading the log for it above this
 WRITE_LOW_BYTES = 256 * KIB
 WRITE_STALL_US = 10_000_000  # a peer that takes nothing for this long is cut

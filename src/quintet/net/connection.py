@@ -10,6 +10,7 @@ connection thus holds no buffer at all.
 
 import asyncio
 from collections.abc import Callable
+from time import time_ns
 from typing import TYPE_CHECKING, cast
 
 from quintet.model import limits
@@ -72,13 +73,15 @@ class Connection(asyncio.BufferedProtocol):
         listener = self._listener
         listener.bytes_in += nbytes
         if self._large is not None:
-            self._large_used += nbytes
-            available = memoryview(self._large)[: self._large_used]
+            self._large_used = size = self._large_used + nbytes
+            available = memoryview(self._large)[:size]
         else:
-            available = listener.read_view[: len(self._rest) + nbytes]
+            size = len(self._rest) + nbytes
+            available = listener.read_view[:size]
         session = self._session
-        consumed = session.receive(available, listener.now())
-        self._keep(available[consumed:])
+        consumed = session.receive(available, time_ns() // 1000)
+        if consumed != size or self._rest or self._large is not None:
+            self._keep(available[consumed:])
         self._drain()
         if session.auth_failures != self._failures:
             self._failures = session.auth_failures

@@ -48,6 +48,9 @@ class Replies:
         self._waiting.append(slot)
         return slot
 
+    def add(self, slot: Slot) -> None:
+        self._waiting.append(slot)
+
     def fill(self, slot: Slot, data: bytes) -> None:
         assert slot.data is None, "a reply slot is filled once"
         slot.data = data
@@ -67,7 +70,9 @@ class Replies:
         return len(self._waiting)
 
     def take(self) -> list[bytes]:
-        out, self._out = self._out, []
+        out = self._out
+        if out:
+            self._out = []
         return out
 
 

@@ -34,15 +34,16 @@ READY: Final = "ready"
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 SUBSCRIPTIONS_MAX: Final = 1_000  # made on one connection
 _IDS: Final = struct.Struct("<Q")
+_HEADER: Final = frames.HEADER.pack
 
 
-class _Publish:
-    """A durable publish on its way: its reply slot and the ids to refuse if it fails."""
+class _Publish(Slot):
+    """The reply slot of a durable publish on its way, and the ids to refuse if it fails."""
 
-    __slots__ = ("ids", "slot")
+    __slots__ = ("ids",)
 
-    def __init__(self, slot: Slot, ids: bytes) -> None:
-        self.slot = slot
+    def __init__(self, ids: bytes) -> None:
+        self.data = None
         self.ids = ids
 
 
@@ -51,7 +52,7 @@ class BlipSession:
 
     __slots__ = (
         "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_key_hash", "_made", "_origin", "_principal",
-        "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures", "closing", "principal_name",
+        "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures", "closing", "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, sink: Sink, now: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX) -> None:
@@ -70,6 +71,7 @@ class BlipSession:
         self._origin = b""
         self._epoch = 0
         self._replies = Replies()
+        self.take_output = self._replies.take
         self._targets: dict[tuple[bytes, int], Topic] | None = None
         self._topic: Topic | None = None  # the last one published to
         self._touched: set[Subscription] | None = None
@@ -91,7 +93,12 @@ class BlipSession:
                 view, position, self._version, self._frame_bytes_max, self._origin, now
             )
             for item in items:
-                self._act(item, now)
+                if item[0] == frames.PUBLISH:
+                    self._publish(item)
+                elif item[0] == frames.PING:
+                    self._replies.put(_HEADER(frames.FRAME_BYTES_MIN, frames.PONG, item[1]))
+                else:
+                    self._act(item)
             if fatal:
                 self.closing = errors.FATAL[fatal]
             if end == len(view) or end == position:
@@ -101,7 +108,7 @@ class BlipSession:
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         assert isinstance(token, _Publish)
-        self._replies.fill(token.slot, b"" if error is None else self._refusal(token.ids, error))
+        self._replies.fill(token, b"" if error is None else self._refusal(token.ids, error))
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
         assert callable(token), "every late verb of this session leaves a callable as its token"
@@ -121,9 +128,6 @@ class BlipSession:
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             self.closing = "no authentication within 5 seconds"
-
-    def take_output(self) -> list[bytes]:
-        return self._replies.take()
 
     def closed(self) -> None:
         touched, self._touched = self._touched, None
@@ -196,13 +200,9 @@ class BlipSession:
 
     # -- ready -----------------------------------------------------------------------------------------------------
 
-    def _act(self, item: tuple[Any, ...], now: int) -> None:
+    def _act(self, item: tuple[Any, ...]) -> None:
         kind = item[0]
-        if kind == frames.PUBLISH:
-            self._publish(item[1], item[2], item[3], item[4])
-        elif kind == frames.PING:
-            self._replies.put(frames.HEADER.pack(frames.FRAME_BYTES_MIN, frames.PONG, item[1]))
-        elif kind == frames.ACK:
+        if kind == frames.ACK:
             self._ack(item[1], item[2])
         elif kind == frames.POLL:
             self._poll(item[1], item[2])
@@ -218,7 +218,8 @@ class BlipSession:
             # PONG and NACK from a client mean nothing here and are passed over; so is DELIVER in version 2.
             assert kind in frames.NAMES, f"the kernel made an item of unknown type {kind}"
 
-    def _publish(self, qos: int, name: bytes, batch: bytearray, ids: bytes) -> None:
+    def _publish(self, item: tuple[Any, ...]) -> None:
+        _, qos, name, batch, ids = item
         targets = self._targets
         if targets is None:
             targets = self._targets = {}
@@ -230,11 +231,9 @@ class BlipSession:
             if qos == 0:
                 topic.publish(batch, len(ids) >> 3, False, None)
             else:
-                token = _Publish(self._replies.reserve(), ids)
-                try:
-                    topic.publish(batch, len(ids) >> 3, True, partial(self._sink.appended, token))
-                except QuintetError as error:
-                    self._replies.fill(token.slot, self._refusal(ids, error))
+                slot = _Publish(ids)
+                topic.publish(batch, len(ids) >> 3, True, partial(self._sink.appended, slot))
+                self._replies.add(slot)
         except QuintetError as error:
             self._replies.put(self._refusal(ids, error))
             return
