@@ -77,18 +77,22 @@ def test_progress_of_consumers_is_saved_again_after_a_full_disk(launcher: Launch
     broker.end()
 
 
-@pytest.mark.parametrize("when", range(1, 8))
-def test_no_space_at_any_write_of_a_new_topic_heals_and_loses_nothing(
-    launcher: Launcher, tmp_path: Path, when: int
+@pytest.mark.parametrize("before", ["nothing", "a memory topic"])
+def test_a_topic_whose_row_was_refused_acknowledges_nothing_that_a_restart_forgets(
+    launcher: Launcher, tmp_path: Path, before: str
 ) -> None:
-    """One write fails while a topic, its row, its subscription and its first segment are made."""
+    """No space in `__topics` (number 1), once, while a topic is made or becomes durable."""
     assert launcher.plan is not None
     data = tmp_path / "data"
     broker = launcher.start(data)
-    launcher.plan.arm(data, ("pwritev",), faults.ERRORS["ENOSPC"], when)
     with wire.Wire(broker.address).greet() as peer:
-        peer.send(wire.publish(1, b"new", b"first"))
-        peer.barrier()
+        if before == "a memory topic":
+            peer.send(wire.publish(1, b"new", b"not kept", qos=0))
+            peer.barrier()
+        launcher.plan.arm(data / "topics" / "00000001", ("pwritev",), faults.ERRORS["ENOSPC"], 1)
+        publish_one(peer, b"first")
+        plan = launcher.plan
+        until(lambda: plan.fired, bool)
         subscription = until(lambda: peer.ask(wire.subscribe(2, b"new")), lambda found: found.kind == wire.ACK).number
         until(lambda: publish_one(peer, b"second"), lambda refused: not refused)
     launcher.plan.disarm()
@@ -97,6 +101,46 @@ def test_no_space_at_any_write_of_a_new_topic_heals_and_loses_nothing(
     with wire.Wire(broker.address).greet(version=2) as peer:
         peer.send(wire.number(wire.POLL, 1, subscription))
         assert wire.delivery(peer.read())[1:] == ("new", b"second"), "it was acknowledged after the subscription was"
+    broker.end()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first segment", "next segment"])
+@pytest.mark.parametrize("when", [1, 2, 3])
+def test_no_space_at_any_write_of_a_new_segment_heals_and_uses_no_offset_twice(
+    launcher: Launcher, tmp_path: Path, when: int, first: bool
+) -> None:
+    """Header, zeros, first batch: whichever is refused, later appends go on, and so does the next broker."""
+    assert launcher.plan is not None
+    data = tmp_path / "data"
+    small = {"QUINTET_TOPICS__SEGMENT_BYTES": "65536"}
+    broker = launcher.start(data, small)
+    with wire.Wire(broker.address).greet() as peer:
+        subscription = peer.ask(wire.subscribe(1, b"new")).number
+        large = bytes(40_000)
+        kept = [] if first else [large]
+        for message in kept:
+            assert publish_one(peer, message) == []
+        segment = data / "topics" / "00000016" / "0" / f"{len(kept):020d}.seg"
+        launcher.plan.arm(segment, ("pwritev",), faults.ERRORS["ENOSPC"], when)
+        if not publish_one(peer, large):
+            kept.append(large)  # zeros ahead of the writer may be refused: nobody needs them yet
+        launcher.plan.disarm()
+        until(lambda: publish_one(peer, b"small"), lambda refused: not refused)
+        kept.append(b"small")
+    broker.end()
+    broker = launcher.start(data, small)
+    with wire.Wire(broker.address).greet() as peer:
+        for message in (large, b"after", large):
+            assert publish_one(peer, message) == []
+            kept.append(message)
+    broker.end()
+    found = reader.read(data)["new"]
+    assert not found.wrong
+    assert list(found.values.values()) == kept
+    broker = launcher.start(data, small)
+    with wire.Wire(broker.address).greet(version=2) as peer:
+        peer.send(wire.number(wire.POLL, 1, subscription))
+        assert [wire.delivery(peer.read())[2] for _ in kept] == kept
     broker.end()
 
 
