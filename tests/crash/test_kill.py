@@ -22,7 +22,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     started.close()
 
 
-def test_nothing_acknowledged_is_lost(launcher: Launcher, tmp_path: Path) -> None:
+def test_kills(launcher: Launcher, tmp_path: Path) -> None:
     campaign = Campaign(launcher, tmp_path, seed=1)
     campaign.run(KILLS)
     assert not campaign.verdict.bad, campaign.verdict

@@ -25,7 +25,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Launcher, 
     bench.close()
 
 
-def test_nothing_acknowledged_is_lost(stage: tuple[Launcher, Bench]) -> None:
+def test_power_cuts(stage: tuple[Launcher, Bench]) -> None:
     campaign = Campaign(*stage, seed=1)
     campaign.run(CUTS)
     assert not campaign.verdict.bad, campaign.verdict
