@@ -1,6 +1,5 @@
 """What the running broker says of itself: metric families, health checks, the lines of `--dev`. Reads, never changes."""
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -32,15 +31,12 @@ class View:
 
     def checks(self) -> Sequence[Check]:
         server = self._server
-        free = shutil.disk_usage(server.settings.data).free
-        floor = server.settings.limits.disk_floor_bytes
         failure = server.log.failure
         found = [
             Check(f"listener:{name}", not server.draining, listener.address)
             for name, listener in server.listeners.items()
         ]
         found.append(Check("log", failure is None, str(failure or "takes writes")))
-        found.append(Check("disk", free >= floor, f"{free} bytes free, the floor is {floor}"))
         found.append(Check("draining", not server.draining, "shutting down" if server.draining else "no"))
         return found
 

@@ -7,6 +7,7 @@ name. The row in `__topics` is durable before anything in the topic is acknowled
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -15,7 +16,7 @@ from quintet.broker.table import Table
 from quintet.delivery.subscription import Subscription
 from quintet.log.base import Appended, Durability, Log, Partition, TopicSpec
 from quintet.model import limits
-from quintet.model.errors import BadName, LimitExceeded, QueueFull
+from quintet.model.errors import BadName, LimitExceeded, QueueFull, QuintetError, StorageError
 
 STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
 
@@ -67,6 +68,7 @@ class Topic:
     """An open topic. `publish` is the broker's end of the hot path."""
 
     __slots__ = (
+        "_gone",
         "_next",
         "_policy",
         "_room",
@@ -89,6 +91,7 @@ class Topic:
         self._policy = policy
         self._next = 0
         self._room = 0  # records that may still come before the queues must be looked at again
+        self._gone: Exception | None = None
         self._unready: list[tuple[bytearray, Appended | None]] | None = None if ready else []
 
     @property
@@ -101,10 +104,12 @@ class Topic:
             if self._room < count:
                 self._room = self._look_for_room(count)
             self._room -= count
-        self.published += count
         if self._unready is not None:
             self._unready.append((batch, done))
             return
+        if self._gone is not None:
+            raise StorageError(str(self._gone))
+        self.published += count
         partitions = self.partitions
         if len(partitions) == 1:
             partitions[0].append(batch, done)
@@ -112,14 +117,33 @@ class Topic:
         self._next = (self._next + 1) % len(partitions)
         partitions[self._next].append(batch, done)
 
-    def created(self, error: Exception | None) -> None:
-        """Its row is durable (or could not be made so): what waited for that goes on."""
+    # -- waiting for its row in __topics ---------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Its row is on its way to the disk: nothing is appended before that."""
+        return self._unready is not None
+
+    def hold(self) -> None:
+        """Collect publishes until `release`: the row is about to change."""
+        self._unready = []
+
+    def release(self, error: Exception | None) -> None:
+        """Its row is durable, or could not be made so: what waited is appended, or refused."""
         waiting, self._unready = self._unready or [], None
         for batch, done in waiting:
-            if error is None:
-                self.partitions[0].append(batch, done)
-            elif done is not None:
-                done(-1, error)
+            refusal = error
+            if refusal is None:
+                try:
+                    self.publish(batch, 0, False, done)
+                except QuintetError as refused:
+                    refusal = refused
+            if refusal is not None and done is not None:
+                done(-1, refusal)
+
+    def forget(self, error: Exception) -> None:
+        """It never came to be. Whoever still holds it must ask for it again."""
+        self._gone = error
 
     def _look_for_room(self, count: int) -> int:
         """Records that every queue on this topic can still hold: QueueFull if that is less than `count`."""
@@ -191,11 +215,22 @@ class Topics:
         topic = self._by_name.get(raw)
         if topic is None:
             return self._create(raw, durable)
-        if durable and topic.in_memory and self._policy.rule_for(topic.name).durability is None:
-            topic.spec = replace(topic.spec, durability=self._policy.durable)
-            self._log.alter_topic(topic.spec)
-            self._table.put(raw, _row(topic.spec))
+        fixed = self._policy.rule_for(topic.name).durability is not None
+        if durable and topic.in_memory and not topic.waiting and not fixed:
+            spec = replace(topic.spec, durability=self._policy.durable)
+            self._table.put(raw, _row(spec), partial(self._harden, topic, spec))
+            topic.hold()
         return topic
+
+    def _harden(self, topic: Topic, spec: TopicSpec, error: Exception | None) -> None:
+        """The row says durable: make it so, with all it holds. A refusal leaves it in memory, to be tried again."""
+        if error is None:
+            try:
+                self._log.alter_topic(spec)
+                topic.spec = spec
+            except QuintetError as refused:
+                error = refused
+        topic.release(error)
 
     def _create(self, raw: bytes, durable: bool) -> Topic:
         name = check_name(raw)
@@ -219,9 +254,16 @@ class Topics:
         )
         topic = Topic(spec, self._log.open_topic(spec), self._policy, ready=durability == "memory")
         if durability != "memory":
-            self._table.put(raw, _row(spec), topic.created)
+            self._table.put(raw, _row(spec), partial(self._created, topic))
         self._by_name[raw] = topic
         return topic
+
+    def _created(self, topic: Topic, error: Exception | None) -> None:
+        if error is not None:  # without its row it would be unknown after a restart, and so would all in it
+            del self._by_name[topic.raw]
+            self._log.delete_topic(topic.spec.id)
+            topic.forget(error)
+        topic.release(error)
 
 
 def check_name(raw: bytes) -> str:

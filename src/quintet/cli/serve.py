@@ -15,7 +15,7 @@ import click
     envvar="QUINTET_CONFIG",
     help="TOML file with the configuration (or QUINTET_CONFIG).",
 )
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Folder of the log.")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False, readable=False), help="Folder of the log.")
 @click.option("--dev", is_flag=True, help="Loopback only, fixed credentials, data in .quintet.")
 @click.option("--print-ready", is_flag=True, help="One JSON line on stdout once every listener accepts.")
 def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: bool) -> None:
@@ -32,7 +32,6 @@ def serve(config_file: Path | None, data: Path | None, dev: bool, print_ready: b
     from quintet.config import Settings
 
     flags = {"data": data, "dev": dev or None}
-
 
     def load() -> Settings:
         return Settings.load(config_file, os.environ, flags)

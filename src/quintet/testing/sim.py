@@ -309,8 +309,8 @@ class SimDisk:
         file.sync()
         self._durable_names[path] = file
 
-    def free_bytes(self, path: str) -> int:
-        return max(self.capacity - self.used(), 0)
+    def free_bytes(self, path: str) -> tuple[int, int]:
+        return max(self.capacity - self.used(), 0), self.capacity
 
     def entropy(self) -> int:
         return self._chance.getrandbits(32)

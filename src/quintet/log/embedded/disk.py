@@ -74,8 +74,8 @@ class Disk(Protocol):
     def append_file(self, path: str, data: bytes) -> None:
         """Add to the end of a file (created if needed) and make it durable."""
 
-    def free_bytes(self, path: str) -> int:
-        """Space left for us."""
+    def free_bytes(self, path: str) -> tuple[int, int]:
+        """Space left for us, and the size of the whole disk."""
 
     def entropy(self) -> int:
         """A random number of 32 bits: chance, like time, comes from outside."""
@@ -221,9 +221,9 @@ class OsDisk:
             os.close(handle)
         self.fsync_dir(os.path.dirname(path))
 
-    def free_bytes(self, path: str) -> int:
+    def free_bytes(self, path: str) -> tuple[int, int]:
         found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
     def entropy(self) -> int:
         return int.from_bytes(os.getrandom(4), "little")

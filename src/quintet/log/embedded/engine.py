@@ -4,6 +4,7 @@ Opens and locks the directory, hands out partitions, and does the housekeeping t
 compaction, quarantine. How a batch gets to disk is partition.py's affair.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -21,13 +22,14 @@ from quintet.log.embedded.recovery import Opened, open_partition
 from quintet.log.embedded.segment import Damage
 from quintet.log.embedded.shared import Report, Shared
 from quintet.model import limits
-from quintet.model.errors import DataDirError, StorageError
+from quintet.model.errors import DataDirError, StorageError, StorageFull
 from quintet.model.scheduler import Scheduler
 
 FORMAT_PREFIX: Final = "quintet-data "
 FORMAT_VERSION: Final = 1
 CHECKPOINT_INTERVAL_US: Final = 1_000_000
 RETENTION_INTERVAL_US: Final = 1_000_000
+FLOOR_SHARE_MAX: Final = 0.05  # of the disk: a small disk is not refused altogether
 
 
 class EmbeddedLog:
@@ -49,7 +51,7 @@ class EmbeddedLog:
         self._report = report
         self._shared = Shared(disk, scheduler, report)
         self._shared.cache_bytes_max = tail_cache_bytes
-        self._shared.floor_bytes = disk_floor_bytes
+        self._floor_bytes = disk_floor_bytes
         self._shared.quarantine = self._quarantine
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
         self._checkpoint = checkpoint.Checkpoint()
@@ -87,11 +89,21 @@ class EmbeddedLog:
         except StorageError:
             raise
         except OSError as error:
+            if self._lock >= 0 and "format" not in names:
+                self._leave_no_trace()
+            self.abandon()
             raise DataDirError(f"{directory}: cannot be used as a data directory: {error.strerror or error}") from error
         for name in self._checkpoint.rejected:
             self._report("checkpoint_rejected", {"file": f"{directory}/{name}"})
         self._entries = {key: checkpoint.pack_entry(*key, mark) for key, mark in self._checkpoint.marks.items()}
         self._load_known_damage(known)
+
+    def _leave_no_trace(self) -> None:
+        """A new directory could not be set up: take back the files made so far, as far as the disk lets us."""
+        for name in ("format.tmp", "format", "lock"):
+            with contextlib.suppress(OSError):
+                if self._disk.read_file(f"{self._directory}/{name}") is not None:
+                    self._disk.unlink(f"{self._directory}/{name}")
 
     def _check_format(self, data: bytes | None) -> None:
         if data is None:
@@ -126,7 +138,7 @@ class EmbeddedLog:
     def failure(self) -> Exception | None:
         """Why some partition refuses appends now, or None."""
         failures = (partition.failure for partitions in self._topics.values() for partition in partitions)
-        return next((failure for failure in failures if failure is not None), None)
+        return next((failure for failure in failures if failure is not None), self._shared.low)
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
@@ -238,6 +250,7 @@ class EmbeddedLog:
         if retain:
             self._last_retention = now
             self._retain(now)
+            self._look_at_the_disk()
         for partition in tuple(self._shared.active):
             partition.maintain(now)
         rolled = self._shared.stats["rolls"] != self._rolls_seen
@@ -246,6 +259,20 @@ class EmbeddedLog:
             self._last_checkpoint = now
             self._rolls_seen = self._shared.stats["rolls"]
             self._write_checkpoint(clean=False)
+
+    def _look_at_the_disk(self) -> None:
+        """Refuse appends before the disk is really full, take them again by itself at twice the floor."""
+        free, total = self._disk.free_bytes(self._directory)
+        floor = min(self._floor_bytes, int(total * FLOOR_SHARE_MAX))
+        if free < floor and self._shared.low is None:
+            self._shared.low = StorageFull(
+                f"{free} bytes are left on the disk, the floor is {floor}: the append was refused",
+                hint="free some space: the log takes appends again by itself within seconds",
+            )
+            self._report("storage_full", {"directory": self._directory, "free": free, "floor": floor})
+        elif self._shared.low is not None and free >= 2 * floor:
+            self._shared.low = None
+            self._report("storage_resumed", {"directory": self._directory, "free": free})
 
     def _retain(self, now: int) -> None:
         for partitions in self._topics.values():

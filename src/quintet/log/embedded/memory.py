@@ -15,6 +15,10 @@ from quintet.log.embedded.shared import Shared
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import ShuttingDown
 
+OBJECT_BYTES = (
+    320  # what a kept batch costs beside its bytes; without it a topic of small batches would be thrice its bound
+)
+
 
 class MemoryPartition:
     """See log.base.Partition."""
@@ -103,7 +107,7 @@ class MemoryPartition:
         kernel.seal(batch, base, now, 0)
         self._batches.append(RecordBatch(batch))
         self._bases.append(base)
-        self._bytes += len(batch)
+        self._bytes += len(batch) + OBJECT_BYTES
         self._shared.stats["batches"] += 1
         self._shared.stats["bytes"] += len(batch)
 
@@ -113,7 +117,7 @@ class MemoryPartition:
         while drop < len(self._batches) - 1 and (
             self._bytes > self.spec.memory_bytes or self._batches[drop].max_timestamp < before
         ):
-            self._bytes -= self._batches[drop].length
+            self._bytes -= self._batches[drop].length + OBJECT_BYTES
             drop += 1
         if drop:
             self._start = self._batches[drop].base_offset

@@ -99,7 +99,7 @@ class FilePartition:
         return sum(segment.end for segment in self.segments)
 
     def append(self, batch: bytearray, done: Appended | None) -> int:
-        if self._failure is not None:
+        if self._failure is not None or (self._shared.low is not None and self.topic_id >= limits.TOPIC_ID_FIRST_USER):
             self._refuse()
         base = self._end
         self._end = base + _SPAN.unpack_from(batch, 28)[0]
@@ -337,7 +337,7 @@ class FilePartition:
     # -- failing and coming back ---------------------------------------------------------------------------------------
 
     def _refuse(self) -> NoReturn:
-        failure = self._failure
+        failure = self._failure or self._shared.low
         assert failure is not None
         self._shared.stats["refused_appends"] += 1
         raise type(failure)(str(failure), hint=failure.hint)
@@ -349,7 +349,9 @@ class FilePartition:
         if not isinstance(self._failure, PartitionFailed):
             self._failure = error
         self._end = self._visible
-        self._plan = self.segments[-1] if self.segments and self.segments[-1].next_offset == self._visible else None
+        last = self.segments[-1] if self.segments else None
+        rolled = any(chunk.segment is not last for chunk in failed)  # then the last one may be sealed already
+        self._plan = last if last is not None and last.next_offset == self._visible and not rolled else None
         self._plan_end = self._plan.end if self._plan else HEADER_BYTES
         self._probed = self._shared.scheduler.now()
         self._shared.stats["refused_appends"] += len(refused)

@@ -11,6 +11,7 @@ from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.segment import Damage
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
+from quintet.model.errors import StorageFull
 from quintet.model.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Shared:
     """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
 
     __slots__ = (
-        "active", "cache_bytes", "cache_bytes_max", "cache_order", "disk", "floor_bytes", "marks_moved", "quarantine", "report", "scheduler",
+        "active", "cache_bytes", "cache_bytes_max", "cache_order", "disk", "low", "marks_moved", "quarantine", "report", "scheduler",
         "stats", "unsynced",
     )  # fmt: skip
 
@@ -39,7 +40,7 @@ class Shared:
         self.stats = dict.fromkeys(COUNTERS, 0)
         self.unsynced = 0
         self.cache_bytes = 0
-        self.floor_bytes = 0  # free space below which appends are refused before the disk is really full
+        self.low: StorageFull | None = None  # free space is below the floor: only the broker's own tables may grow
         self.cache_bytes_max = limits.TAIL_CACHE_BYTES
         self.cache_order: deque[TailCache] = deque()
         self.active: set[FilePartition] = set()  # have an open file or a failure: looked after every 100 ms

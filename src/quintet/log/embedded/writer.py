@@ -89,7 +89,7 @@ class Writer:
             try:
                 if not segment.created:
                     assert header is not None
-                    if last is not None:
+                    if last is not None and last is not segment:
                         self._seal(last, before)
                     self._create(segment, header._replace(seed=segment.seed, base=segment.base), sync)
                 if segment.handle < 0:
@@ -180,25 +180,27 @@ class Writer:
                 error = second
             else:
                 return StorageFull(
-                    f"{segment.path}: {error.strerror}: the append was refused and nothing of it was kept",
+                    f"{error.strerror}: the append was refused and nothing of it was kept",
                     hint="free some space: the log takes appends again by itself within seconds",
                 )
         return PartitionFailed(
-            f"{segment.path}: a write or sync failed ({error}): the partition is read-only",
+            f"a write or sync failed ({error}): the partition is read-only",
             hint="check the disk, then restart the broker: it verifies the partition before it takes appends again",
         )
 
     def _undo(self, segment: Segment, good_end: int) -> None:
+        """Back to the last good end. A segment that holds nothing yet goes altogether: the partition does not know it, and
+        left behind it would count as the last one after a restart."""
         disk = self._disk
-        if segment.created:
+        if segment.created and good_end > HEADER_BYTES:
             if segment.handle >= 0:
                 disk.truncate(segment.handle, good_end)
                 segment.allocated = good_end
                 self._sync(segment.handle)
-            return
-        if segment.handle >= 0:
+        elif segment.handle >= 0:
             disk.close(segment.handle)
             segment.handle = -1
+            segment.created = False
             disk.unlink(segment.path)
             self._sync_dir(self._directory)
 

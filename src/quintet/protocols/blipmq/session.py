@@ -133,6 +133,7 @@ class BlipSession:
         touched, self._touched = self._touched, None
         for subscription in touched or ():
             subscription.detach(self._sink)
+        self._topic = self._targets = None
 
     # -- handshake -------------------------------------------------------------------------------------------------
 
@@ -235,6 +236,7 @@ class BlipSession:
                 topic.publish(batch, len(ids) >> 3, True, partial(self._sink.appended, slot))
                 self._replies.add(slot)
         except QuintetError as error:
+            targets.pop((name, qos), None)
             self._replies.put(self._refusal(ids, error))
             return
         self._topic = topic
