@@ -36,6 +36,9 @@ from quintet.protocols.blipmq.session import BlipSession
 
 TICK_S = 0.05
 GOODBYE_S = 0.5  # for peers to take what was still being sent to them
+COLLECT_YOUNG_OBJECTS = 2_000
+COLLECT_IDLE_US = 60_000_000
+COLLECT_LATEST_US = 1_800_000_000
 DAY_US = 24 * 3600 * 1_000_000
 
 _log = structlog.get_logger()
@@ -77,6 +80,8 @@ class Server:
         self.broker: Broker
         self._stop = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
+        self._traffic_seen = 0
+        self._collected_at = 0
 
     async def run(self, print_ready: bool) -> int:
         loop = asyncio.get_running_loop()
@@ -98,8 +103,8 @@ class Server:
         except BaseException:
             await self._close_log()
             raise
-        gc.collect()
-        gc.freeze()  # what lives as long as the broker is not looked at again by the collector
+        _quiet_the_collector()
+        self._collected_at = scheduler.now()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
@@ -166,9 +171,20 @@ class Server:
 
     def _tick(self) -> None:
         try:
-            self.broker.tick(self.broker.scheduler.now())
+            now = self.broker.scheduler.now()
+            self.broker.tick(now)
+            self._collect_when_idle(now)
         finally:
             self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _collect_when_idle(self, now: int) -> None:
+        """A full collection takes tens of milliseconds: in a quiet moment, or when it is long overdue."""
+        traffic = sum(listener.bytes_in for listener in self.listeners.values())
+        quiet, self._traffic_seen = traffic == self._traffic_seen, traffic
+        since = now - self._collected_at
+        if (quiet and since >= COLLECT_IDLE_US) or since >= COLLECT_LATEST_US:
+            self._collected_at = now
+            gc.collect()
 
     def _reload(self) -> None:
         """SIGHUP: all or nothing, and whatever is wrong with the new files, the old policy stays."""
@@ -217,6 +233,14 @@ class Server:
         closed = asyncio.Event()
         self.log.close(closed.set)
         await asyncio.wait_for(closed.wait(), self.settings.drain_timeout_s)
+
+
+def _quiet_the_collector() -> None:
+    """What lives as long as the broker is not looked at again; only the youngest objects are looked at under load, a full
+    collection waits for a quiet moment (`Server._collect_when_idle`). Closed connections leave no cycles behind."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_YOUNG_OBJECTS, 1_000_000, 1_000_000)
 
 
 def _report(event: str, fields: dict[str, object]) -> None:

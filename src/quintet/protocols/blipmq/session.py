@@ -134,6 +134,7 @@ class BlipSession:
         for subscription in touched or ():
             subscription.detach(self._sink)
         self._topic = self._targets = None
+        del self._sink  # connection and session hold each other: no work for the collector
 
     # -- handshake -------------------------------------------------------------------------------------------------
 
