@@ -179,7 +179,6 @@ def test_patterns(pattern: str, name: str, expected: bool) -> None:
     assert matches(pattern, name) is expected
 
 
-
 # -- what is made from the tree ---------------------------------------------------------------------------------------
 
 

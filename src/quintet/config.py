@@ -312,6 +312,10 @@ class Limits(Section):
     tail_cache_bytes: Bytes = Field(
         default=limits.TAIL_CACHE_BYTES, description="Recent messages kept in memory for readers at the tail, in bytes."
     )
+    memory_topics_bytes: Annotated[Bytes, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
+        default=limits.MEMORY_TOPICS_BYTES,
+        description="What all memory topics together keep, in bytes; the oldest go first.",
+    )
     connections_max: Count = Field(default=10_000, description="Connections open at once over all listeners.")
     connections_per_address_max: Count = Field(default=1_000, description="Connections open at once from one address.")
     auth_failures_per_minute: Count = Field(

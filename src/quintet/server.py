@@ -93,6 +93,7 @@ class Server:
             scheduler,
             _report,
             tail_cache_bytes=settings.limits.tail_cache_bytes,
+            memory_topics_bytes=settings.limits.memory_topics_bytes,
             disk_floor_bytes=settings.limits.disk_floor_bytes,
         )
         self.log.recover()

@@ -43,6 +43,7 @@ class EmbeddedLog:
         report: Report,
         *,
         tail_cache_bytes: int = limits.TAIL_CACHE_BYTES,
+        memory_topics_bytes: int = limits.MEMORY_TOPICS_BYTES,
         disk_floor_bytes: int = 0,
     ) -> None:
         self._directory = str(directory)
@@ -51,6 +52,7 @@ class EmbeddedLog:
         self._report = report
         self._shared = Shared(disk, scheduler, report)
         self._shared.cache_bytes_max = tail_cache_bytes
+        self._shared.memory_bytes_max = memory_topics_bytes
         self._floor_bytes = disk_floor_bytes
         self._shared.quarantine = self._quarantine
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}

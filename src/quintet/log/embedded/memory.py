@@ -24,7 +24,7 @@ class MemoryPartition:
     """See log.base.Partition."""
 
     __slots__ = (
-        "_armed", "_bases", "_batches", "_bytes", "_closed", "_end", "_last_time", "_pending", "_shared", "_start",
+        "_armed", "_bases", "_batches", "_bytes", "_closed", "_end", "_last_time", "_pending", "_shared", "_start", "_trimmed",
         "_visible", "_watchers", "number", "spec", "successor", "topic_id",
     )  # fmt: skip
 
@@ -41,6 +41,7 @@ class MemoryPartition:
         self._pending: list[Pending] = []
         self._watchers: list[Callable[[], None]] = []
         self._armed = self._closed = False
+        self._trimmed = 0  # batches gone by our own bound, still named in the order of all memory topics
         self._last_time = 0
 
     @property
@@ -81,8 +82,11 @@ class MemoryPartition:
             return
         pending, self._pending = self._pending, []
         self._last_time = now = max(self._shared.scheduler.now(), self._last_time)
-        for group in merge_groups(pending):
-            self._keep_group(group, now)
+        if len(pending) == 1:
+            self._keep(pending[0][0], pending[0][2], now)
+        else:
+            for group in merge_groups(pending):
+                self._keep_group(group, now)
         self._visible = self._end
         self._shared.stats["appends"] += len(pending)
         self._trim()
@@ -107,22 +111,42 @@ class MemoryPartition:
         kernel.seal(batch, base, now, 0)
         self._batches.append(RecordBatch(batch))
         self._bases.append(base)
-        self._bytes += len(batch) + OBJECT_BYTES
-        self._shared.stats["batches"] += 1
-        self._shared.stats["bytes"] += len(batch)
+        size = len(batch) + OBJECT_BYTES
+        self._bytes += size
+        shared = self._shared
+        shared.stats["batches"] += 1
+        shared.stats["bytes"] += len(batch)
+        shared.memory_bytes += size
+        shared.memory_order.append(self)
+        while shared.memory_bytes > shared.memory_bytes_max and len(shared.memory_order) > 1:
+            shared.memory_order.popleft().evict()
+
+    def evict(self) -> None:
+        """All memory topics together hold too much, and the oldest batch of all is ours."""
+        if self._trimmed:
+            self._trimmed -= 1  # that one is gone already
+        elif len(self._batches) > 1:
+            self._drop(1)
 
     def _trim(self, before: int = 0) -> None:
         """Drop the oldest: what is over the bound, and what is older than `before`. The newest batch always stays."""
-        drop = 0
+        drop, kept = 0, self._bytes
         while drop < len(self._batches) - 1 and (
-            self._bytes > self.spec.memory_bytes or self._batches[drop].max_timestamp < before
+            kept > self.spec.memory_bytes or self._batches[drop].max_timestamp < before
         ):
-            self._bytes -= self._batches[drop].length + OBJECT_BYTES
+            kept -= self._batches[drop].length + OBJECT_BYTES
             drop += 1
         if drop:
-            self._start = self._batches[drop].base_offset
-            del self._batches[:drop], self._bases[:drop]
-            self._shared.stats["dropped_memory_batches"] += drop
+            self._trimmed += drop
+            self._drop(drop)
+
+    def _drop(self, count: int) -> None:
+        freed = sum([batch.length for batch in self._batches[:count]]) + count * OBJECT_BYTES
+        self._bytes -= freed
+        self._shared.memory_bytes -= freed
+        self._start = self._batches[count].base_offset
+        del self._batches[:count], self._bases[:count]
+        self._shared.stats["dropped_memory_batches"] += count
 
     def maintain(self, now: int) -> None:
         if self.spec.retention_us and self.successor is None:
@@ -185,9 +209,14 @@ class MemoryPartition:
         for call in self._watchers:
             successor.watch(call)
         self.successor = successor
+        self._shared.memory_bytes -= self._bytes
+        self._trimmed += len(self._batches)
         self._batches, self._bases, self._watchers, self._bytes = [], [], [], 0
 
     def shut(self, done: Callable[[], None]) -> None:
         self.stage()
         self._closed = True
+        self._shared.memory_bytes -= self._bytes
+        self._trimmed += len(self._batches)
+        self._bytes = 0
         done()

@@ -15,6 +15,7 @@ from quintet.model.errors import StorageFull
 from quintet.model.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from quintet.log.embedded.memory import MemoryPartition
     from quintet.log.embedded.partition import FilePartition
 
 Report = Callable[[str, dict[str, object]], None]
@@ -29,7 +30,7 @@ class Shared:
     """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
 
     __slots__ = (
-        "active", "cache_bytes", "cache_bytes_max", "cache_order", "disk", "low", "marks_moved", "quarantine", "report", "scheduler",
+        "active", "cache_bytes", "cache_bytes_max", "cache_order", "disk", "low", "marks_moved", "memory_bytes", "memory_bytes_max", "memory_order", "quarantine", "report", "scheduler",
         "stats", "unsynced",
     )  # fmt: skip
 
@@ -43,6 +44,9 @@ class Shared:
         self.low: StorageFull | None = None  # free space is below the floor: only the broker's own tables may grow
         self.cache_bytes_max = limits.TAIL_CACHE_BYTES
         self.cache_order: deque[TailCache] = deque()
+        self.memory_bytes = 0
+        self.memory_bytes_max = limits.MEMORY_TOPICS_BYTES
+        self.memory_order: deque[MemoryPartition] = deque()  # whose batch is the oldest, over all memory topics
         self.active: set[FilePartition] = set()  # have an open file or a failure: looked after every 100 ms
         self.marks_moved: set[FilePartition] = set()
         self.quarantine: Callable[[list[Damage]], None] = lambda damages: None

@@ -1,0 +1,57 @@
+"""Memory topics: bounded each and all together, the oldest go first, offsets never come back."""
+
+from random import Random
+
+from quintet import kernel
+from quintet.log.base import Partition, TopicSpec
+from quintet.log.embedded.engine import EmbeddedLog
+from quintet.log.embedded.memory import OBJECT_BYTES, MemoryPartition
+from quintet.testing.line import DATA
+from quintet.testing.sim import SimDisk, SimScheduler
+
+
+def engine(total: int) -> tuple[EmbeddedLog, SimScheduler]:
+    scheduler = SimScheduler()
+    log = EmbeddedLog(DATA, SimDisk(), scheduler, lambda event, fields: None, memory_topics_bytes=total)
+    log.recover()
+    return log, scheduler
+
+
+def kept(partition: Partition) -> int:
+    assert isinstance(partition, MemoryPartition)
+    return sum(batch.length + OBJECT_BYTES for batch in partition.read_now(0))
+
+
+def test_all_memory_topics_together_stay_below_their_bound() -> None:
+    total = 40_000
+    log, scheduler = engine(total)
+    partitions = [
+        log.open_topic(TopicSpec(16 + n, f"t{n}", durability="memory", memory_bytes=12_000))[0] for n in range(8)
+    ]
+    rng = Random(5)
+    for _ in range(2_000):
+        partition = rng.choice(partitions)
+        partition.append(kernel.build([bytes(rng.randint(0, 900))], origin=b"t:t"), None)
+        if rng.random() < 0.5:
+            scheduler.turn()
+            # the newest batch of each topic always stays, whatever the bound says
+            assert sum(map(kept, partitions)) <= total + len(partitions) * 1_500
+            assert all(kept(p) <= 12_000 + 1_500 for p in partitions)
+    scheduler.turn()
+    for partition in partitions:
+        batches = partition.read_now(partition.start)
+        assert batches[0].base_offset == partition.start
+        assert batches[-1].next_offset == partition.visible
+
+
+def test_one_noisy_topic_does_not_take_what_is_newer_elsewhere() -> None:
+    log, scheduler = engine(20_000)
+    quiet = log.open_topic(TopicSpec(16, "quiet", durability="memory"))[0]
+    noisy = log.open_topic(TopicSpec(17, "noisy", durability="memory"))[0]
+    for _ in range(200):
+        noisy.append(kernel.build([bytes(500)], origin=b"t:t"), None)
+        scheduler.turn()
+    quiet.append(kernel.build([b"new"], origin=b"t:t"), None)
+    scheduler.turn()
+    assert [row[3] for batch in quiet.read_now(0) for row in batch.rows()] == [b"new"]
+    assert noisy.start > 0
