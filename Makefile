@@ -11,7 +11,7 @@ KERNEL_LOG := .venv/kernel-build.log
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate --upgrade --group build
 
-.PHONY: help setup run test check format lock docs kernel clean
+.PHONY: help setup run test check format lock docs kernel clean bench fuzz campaign
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -38,6 +38,17 @@ docs: setup ## write docs/CONFIGURATION.md from config.py
 lock: setup ## choose new versions for requirements/*.txt
 	@$(LOCK) --extra server -o requirements/server.txt
 	@$(LOCK) --extra server --extra bench --group dev -o requirements/dev.txt
+
+bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto (fetches them; an hour's third)
+	@$(BIN)/python bench/side_by_side.py --install
+
+fuzz: setup ## a million frames through the codec
+	@$(BIN)/python fuzz/blip_codec.py --frames 1000000
+
+campaign: setup ## the full crash campaigns: 1,000 kills, 1,000 power cuts, 5,000 disk faults (an hour; root for power cuts)
+	@$(BIN)/python tests/crash/kill.py --kills 1000 --strace
+	@$(BIN)/python tests/crash/power.py --cuts 1000
+	@$(BIN)/python tests/crash/faults.py --injections 5000 --full-cycles 100
 
 kernel: ## build the Rust kernel again, for instance after fixing Rust
 	@rm -f .venv/.stamp-kernel-*
