@@ -37,6 +37,8 @@ class View:
             for name, listener in server.listeners.items()
         ]
         found.append(Check("log", failure is None, str(failure or "takes writes")))
+        low = server.log.low_on_space
+        found.append(Check("disk", low is None, str(low or "above its floor")))
         found.append(Check("draining", not server.draining, "shutting down" if server.draining else "no"))
         return found
 

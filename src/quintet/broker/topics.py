@@ -104,12 +104,12 @@ class Topic:
             if self._room < count:
                 self._room = self._look_for_room(count)
             self._room -= count
-        if self._unready is not None:
-            self._unready.append((batch, done))
-            return
         if self._gone is not None:
             raise StorageError(str(self._gone))
         self.published += count
+        if self._unready is not None:
+            self._unready.append((batch, done))
+            return
         partitions = self.partitions
         if len(partitions) == 1:
             partitions[0].append(batch, done)

@@ -29,6 +29,7 @@ FORMAT_PREFIX: Final = "quintet-data "
 FORMAT_VERSION: Final = 1
 CHECKPOINT_INTERVAL_US: Final = 1_000_000
 RETENTION_INTERVAL_US: Final = 1_000_000
+START_BYTES_MIN: Final = 256 * limits.KIB  # free, to begin a new data directory
 FLOOR_SHARE_MAX: Final = 0.05  # of the disk: a small disk is not refused altogether
 
 
@@ -79,6 +80,8 @@ class EmbeddedLog:
             if names and "format" not in names and set(names) - {"lock", "lost+found", "format.tmp"}:
                 raise DataDirError(f"{directory}: not empty and not a Quintet data directory: name another one")
             self._check_format(disk.read_file(f"{directory}/format"))
+            if "format" not in names and disk.free_bytes(directory)[0] < START_BYTES_MIN:
+                raise DataDirError(f"{directory}: no space left on the disk: free some, or name another directory")
             self._lock = disk.lock(f"{directory}/lock")
             if "format" not in names:
                 replace_file(disk, directory, "format", f"{FORMAT_PREFIX}{FORMAT_VERSION}\n".encode())
@@ -135,6 +138,11 @@ class EmbeddedLog:
     def topic_ids(self) -> list[int]:
         """Numbers of the topics that have files."""
         return [int(name) for name in self._disk.listdir(f"{self._directory}/topics") if name.isdecimal()]
+
+    @property
+    def low_on_space(self) -> Exception | None:
+        """Why only the broker's own tables may grow now, or None."""
+        return self._shared.low
 
     @property
     def failure(self) -> Exception | None:
