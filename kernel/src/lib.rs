@@ -246,7 +246,7 @@ fn merge<'py>(py: Python<'py>, batches: &Bound<'py, PyAny>, timestamp: i64) -> P
     })
 }
 
-fn seal_in_place(batch: &Bound<'_, PyByteArray>, place_and_time: Option<(i64, i64)>, seed: u32) -> PyResult<()> {
+fn seal_in_place(batch: &Bound<'_, PyByteArray>, place_and_time: Option<(i64, i64)>, seed: Option<u32>) -> PyResult<()> {
     // SAFETY: the interpreter lock is held and no Python code runs before the slice is gone, so nobody else reads,
     // writes or resizes the bytearray meanwhile.
     let d = unsafe { batch.as_bytes_mut() };
@@ -255,12 +255,17 @@ fn seal_in_place(batch: &Bound<'_, PyByteArray>, place_and_time: Option<(i64, i6
 
 #[pyfunction]
 fn seal(batch: &Bound<'_, PyByteArray>, base_offset: i64, timestamp: i64, seed: u32) -> PyResult<()> {
-    seal_in_place(batch, Some((base_offset, timestamp)), seed)
+    seal_in_place(batch, Some((base_offset, timestamp)), Some(seed))
+}
+
+#[pyfunction]
+fn place(batch: &Bound<'_, PyByteArray>, base_offset: i64, timestamp: i64) -> PyResult<()> {
+    seal_in_place(batch, Some((base_offset, timestamp)), None)
 }
 
 #[pyfunction]
 fn reseal(batch: &Bound<'_, PyByteArray>, seed: u32) -> PyResult<()> {
-    seal_in_place(batch, None, seed)
+    seal_in_place(batch, None, Some(seed))
 }
 
 #[pyfunction]
@@ -642,7 +647,7 @@ fn blip_received<'py>(py: Python<'py>, data: &Bound<'py, PyAny>, start: i64, max
 mod _native {
     #[pymodule_export]
     use super::{
-        blip_deliver, blip_publish, blip_received, blip_split, build, check, crc32c, find, layout, merge, reseal, rows,
+        blip_deliver, blip_publish, blip_received, blip_split, build, check, crc32c, find, layout, merge, place, reseal, rows,
         seal, select, walk,
     };
 }

@@ -303,7 +303,7 @@ impl<'a> Select<'a> {
 }
 
 /// Writes offsets and times (if given) and the checksum into a whole batch.
-pub fn seal(d: &mut [u8], place_and_time: Option<(i64, i64)>, seed: u32) -> Result<(), Refusal> {
+pub fn seal(d: &mut [u8], place_and_time: Option<(i64, i64)>, seed: Option<u32>) -> Result<(), Refusal> {
     let batch = Batch::open(d, 0)?;
     if batch.head.length != d.len() {
         return Err("the bytearray must hold exactly one batch");
@@ -317,7 +317,9 @@ pub fn seal(d: &mut [u8], place_and_time: Option<(i64, i64)>, seed: u32) -> Resu
         put(d, 32, timestamp.to_le_bytes());
         put(d, 40, greatest.to_le_bytes());
     }
-    let crc = crc32c(&d[8..], seed);
-    put(d, 4, crc.to_le_bytes());
+    if let Some(seed) = seed {
+        let crc = crc32c(&d[8..], seed);
+        put(d, 4, crc.to_le_bytes());
+    }
     Ok(())
 }

@@ -211,6 +211,16 @@ class TestKernel:
         with pytest.raises(TypeError):
             k.seal(bytes(batch), 0, 0, SEED)
 
+    def test_place_is_seal_without_the_checksum(self, k: ModuleType) -> None:
+        placed, whole = k.build([b"a", b"b"], timestamps=[5, 9]), k.build([b"a", b"b"], timestamps=[5, 9])
+        k.place(placed, 7, 3)
+        k.seal(whole, 7, 3, SEED)
+        assert placed[4:8] == bytes(4)
+        k.reseal(placed, SEED)
+        assert placed == whole
+        with pytest.raises(ValueError):
+            k.place(placed, -1, 0)
+
     def test_reseal_moves_a_batch_to_another_seed(self, k: ModuleType) -> None:
         batch = sealed(k, **FULL)
         before = k.rows(batch, 0, 4)

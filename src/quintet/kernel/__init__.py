@@ -26,6 +26,7 @@ crc32c = _chosen.crc32c
 build = _chosen.build
 merge = _chosen.merge
 seal = _chosen.seal
+place = _chosen.place
 reseal = _chosen.reseal
 check = _chosen.check
 walk = _chosen.walk

@@ -38,6 +38,9 @@ def merge(batches: Sequence[Buffer], timestamp: int) -> bytearray:
 def seal(batch: bytearray, base_offset: int, timestamp: int, seed: int) -> None:
     """Write base_offset, timestamp, max_timestamp and the checksum into an unsealed batch."""
 
+def place(batch: bytearray, base_offset: int, timestamp: int) -> None:
+    """As seal, without a checksum: for a batch that stays in memory. `reseal` gives it one when it goes to disk."""
+
 def check(data: Buffer, start: int, seed: int) -> int:
     """Length of the sound batch at `start`, or why there is none: 0 zeros (magic is 0), -1 cut short (the buffer ends
     before the batch does), -2 bad magic or header field, -3 checksum, -4 columns do not add up."""

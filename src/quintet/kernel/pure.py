@@ -4,7 +4,7 @@ The native twin and this one give equal bytes and refuse the same input; tests/k
 here but the list.
 """
 
-from quintet.kernel.pure_batch import build, check, find, layout, merge, reseal, rows, seal, select, walk
+from quintet.kernel.pure_batch import build, check, find, layout, merge, place, reseal, rows, seal, select, walk
 from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, blip_split
 from quintet.kernel.pure_crc import crc32c
 
@@ -19,6 +19,7 @@ __all__ = [
     "find",
     "layout",
     "merge",
+    "place",
     "reseal",
     "rows",
     "seal",

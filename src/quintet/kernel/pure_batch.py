@@ -551,6 +551,11 @@ def _exact(batch: bytearray) -> tuple[Head, Layout]:
 
 
 def seal(batch: bytearray, base_offset: int, timestamp: int, seed: int) -> None:
+    place(batch, base_offset, timestamp)
+    reseal(batch, seed)
+
+
+def place(batch: bytearray, base_offset: int, timestamp: int) -> None:
     head, where = _exact(batch)
     if not 0 <= base_offset <= MAX_OFFSET - head.span:
         raise ValueError("base_offset must be at least 0 and leave room for the batch's offsets below 2**63")
@@ -559,7 +564,6 @@ def seal(batch: bytearray, base_offset: int, timestamp: int, seed: int) -> None:
         greatest = max(struct.unpack_from(f"<{head.records}q", batch, where.timestamps))
     struct.pack_into("<Q", batch, 16, base_offset)
     struct.pack_into("<qq", batch, 32, timestamp, greatest)
-    reseal(batch, seed)
 
 
 def reseal(batch: bytearray, seed: int) -> None:

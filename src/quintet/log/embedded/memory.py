@@ -1,6 +1,6 @@
 """MemoryPartition: a log that lives in memory only, bounded in bytes; the oldest batches go first and are counted.
 
-No checksum is computed (seed 0) and nothing touches the disk. When its topic becomes durable, the engine sets
+No checksum is computed and nothing touches the disk. When its topic becomes durable, the engine sets
 `successor` and this object passes every call on, so that whoever holds it need not know.
 """
 
@@ -108,7 +108,7 @@ class MemoryPartition:
             self._keep(batch, base, now)
 
     def _keep(self, batch: bytearray, base: int, now: int) -> None:
-        kernel.seal(batch, base, now, 0)
+        kernel.place(batch, base, now)
         self._batches.append(RecordBatch(batch))
         self._bases.append(base)
         size = len(batch) + OBJECT_BYTES
