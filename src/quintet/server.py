@@ -144,7 +144,7 @@ class Server:
             max(limits.connections_per_address_max, door.max_connections if self.settings.dev else 0),
             auth_failures_per_minute=0 if self.settings.dev else limits.auth_failures_per_minute,
         )
-        listener = Listener(options, make, self.broker.overloaded, _report, self.contexts.get(name))
+        listener = Listener(options, make, _report, self.contexts.get(name))
         try:
             await listener.start()
         except OSError as error:

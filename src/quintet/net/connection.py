@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.protocols.base import Session
+from quintet.protocols.base import STALL, WAIT, Session
 
 if TYPE_CHECKING:
     from quintet.net.listener import Listener
@@ -30,8 +30,8 @@ class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
-        "_choked", "_failures", "_large", "_large_used", "_listener", "_lost", "_parked", "_rest", "_session", "_stalled_since",
-        "_transport", "peer",
+        "_choked", "_failures", "_large", "_large_used", "_listener", "_lost", "_parked", "_rest", "_session",
+        "_stalled_since", "_transport", "peer",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener") -> None:
@@ -86,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         if session.auth_failures != self._failures:
             self._failures = session.auth_failures
             listener.auth_failed(self)
-        if not self._lost and session.congested():
+        if not self._lost and session.congestion():
             self._stall(0)
 
     def _keep(self, rest: memoryview) -> None:
@@ -108,7 +108,8 @@ class Connection(asyncio.BufferedProtocol):
         if step == 0:
             self._transport.pause_reading()
             self._listener.stalls += 1
-        if self._session.congested() and (step < STALL_STEPS_MAX or self._listener.overloaded()):
+        congestion = self._session.congestion()
+        if congestion == WAIT or (congestion == STALL and step < STALL_STEPS_MAX):
             self._listener.loop.call_later(STALL_STEP_S, self._stall, step + 1)
         elif not self._choked:
             self._transport.resume_reading()
@@ -201,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
             self._drain()
         stalled = self._stalled_since
         if stalled is not None and now - stalled >= limits.WRITE_STALL_US and self._transport is not None:
-            self._listener.closing(self, "the peer has read nothing for 10 seconds")
+            self._listener.closing(self, "the peer does not read: its buffer was full for 10 seconds")
             self._transport.abort()
 
     @property

@@ -38,13 +38,11 @@ class Listener:
         self,
         options: ListenerOptions,
         make_session: Callable[[Connection], Session],
-        overloaded: Callable[[], bool],
         report: Report,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.options = options
         self.make_session = make_session
-        self.overloaded = overloaded
         self.loop = asyncio.get_running_loop()
         self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))
         self.connections: set[Connection] = set()

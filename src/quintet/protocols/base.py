@@ -6,10 +6,15 @@ output, and replies keep the order of their requests however late durability com
 """
 
 from collections import deque
-from typing import Protocol
+from typing import Final, Protocol
 
 from quintet.delivery.sink import Sink
 from quintet.model.batch import RecordBatch
+
+
+FLOWING: Final = 0
+STALL: Final = 1
+WAIT: Final = 2
 
 
 class Slot:
@@ -100,8 +105,9 @@ class Session(Protocol):
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         """Delivery pushes records first..last-1 of a batch: encode them into the output."""
 
-    def congested(self) -> bool:
-        """What this peer publishes goes where it cannot be taken now: stop reading from it for a moment."""
+    def congestion(self) -> int:
+        """FLOWING, or whether to stop reading from this peer: for a moment (STALL: a subscriber of what it publishes is
+        behind) or until it is over (WAIT: the disk is behind, or too many of its requests wait for their answer)."""
 
     def deadline(self) -> int | None:
         """When `tick` must be called next, or None."""
@@ -116,4 +122,4 @@ class Session(Protocol):
         """The transport is gone: let go of everything held at the broker."""
 
 
-__all__ = ["Replies", "Session", "Sink", "Slot"]
+__all__ = ["FLOWING", "STALL", "WAIT", "Replies", "Session", "Sink", "Slot"]

@@ -23,7 +23,7 @@ from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
-from quintet.protocols.base import Replies, Slot
+from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot
 from quintet.protocols.blipmq import codec, errors, frames
 from quintet.protocols.blipmq.mapping import offset_of, origin_of, tag_of
 
@@ -33,6 +33,7 @@ READY: Final = "ready"
 
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 SUBSCRIPTIONS_MAX: Final = 1_000  # made on one connection
+REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for the disk; above it, it is not read from
 _IDS: Final = struct.Struct("<Q")
 _HEADER: Final = frames.HEADER.pack
 
@@ -52,7 +53,8 @@ class BlipSession:
 
     __slots__ = (
         "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_key_hash", "_made", "_origin", "_principal",
-        "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures", "closing", "principal_name", "take_output",
+        "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures", "closing",
+        "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, sink: Sink, now: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX) -> None:
@@ -118,8 +120,12 @@ class BlipSession:
         assert isinstance(subscription, Subscription)
         self._replies.push(self._encode(subscription, partition, batch, first, last, b""))
 
-    def congested(self) -> bool:
-        return self._broker.overloaded() or (self._topic is not None and self._topic.overrun())
+    def congestion(self) -> int:
+        if self._topic is None:
+            return FLOWING
+        if self._broker.overloaded() or self._replies.waiting > REPLIES_WAITING_MAX:
+            return WAIT
+        return STALL if self._topic.overrun() else FLOWING
 
     def deadline(self) -> int | None:
         return self._deadline
