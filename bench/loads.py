@@ -23,6 +23,7 @@ LATENCY_RATE = 10_000.0
 LATENCY_S = 4.0
 LEAD_IN_S = 0.5  # left out on all sides alike: that a generator has just started is no server's fault
 DISK_FILE_BYTES = 256 * MIB
+APPEND_RESERVE_BYTES = 16 * MIB
 MEMORY_SIDES = {OURS: True, "nats core": True, "redis memory": False, "mosquitto": False}
 PUSH_SIDES = {OURS: True, "nats core": True, "mosquitto": False}
 DURABLE_SIDES = {OURS: True, "nats jetstream": True, "redis durable": True}
@@ -117,6 +118,7 @@ class Disk:
     """The disk itself: 1 MiB blocks, each made durable, to a file whose space is there already."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._file = os.open(directory / "disk.bench", os.O_RDWR | os.O_CREAT, 0o600)
         zeros = bytes(MIB)
         for at in range(0, DISK_FILE_BYTES, MIB):
@@ -125,7 +127,7 @@ class Disk:
         self._block = payload_of(MIB)
 
     def rate(self, seconds: float) -> float:
-        """Bytes per second."""
+        """Bytes per second over the file that is there: what the target is measured against."""
         start = time.monotonic()
         done = 0
         while time.monotonic() - start < seconds:
@@ -133,6 +135,22 @@ class Disk:
             os.fdatasync(self._file)
             done += MIB
         return done / (time.monotonic() - start)
+
+    def append_rate(self, seconds: float) -> float:
+        """The same to a new file in space reserved ahead: what a log, which always needs new blocks, can have at most."""
+        file = os.open(self._directory / "append.bench", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        start = time.monotonic()
+        done = 0
+        while time.monotonic() - start < seconds:
+            if done % APPEND_RESERVE_BYTES == 0:
+                os.posix_fallocate(file, done, APPEND_RESERVE_BYTES)
+            os.pwrite(file, self._block, done)
+            os.fdatasync(file)
+            done += MIB
+        took = time.monotonic() - start
+        os.close(file)
+        (self._directory / "append.bench").unlink()
+        return done / took
 
     def close(self) -> None:
         os.close(self._file)
@@ -151,10 +169,12 @@ def qos1_bytes(bench: Bench) -> None:
 def _bytes(bench: Bench, disk: Disk, size: int) -> None:
     name = f"qos1_bytes 1 MiB in flight, {size} B messages"
     raw = Figure("fdatasync of 1 MiB blocks")
+    appended = Figure("the same to new blocks", counts=False)
 
     def measure(side: Side, turn: int) -> float:
         if turn >= 0:
             raw.values.append(disk.rate(bench.effort.seconds / 2))
+            appended.values.append(disk.append_rate(bench.effort.seconds / 2))
         load = Load(side.wire, side.address, f"bytes{size}", size, qos=1)
         # A sliding window: 8 parts of 128 KiB, each with its own barrier, so that the line never runs dry.
         return run.windows(load, 1, 128 * KIB // size, depth=8, seconds=bench.effort.seconds).bytes_rate
@@ -162,7 +182,8 @@ def _bytes(bench: Bench, disk: Disk, size: int) -> None:
     figures = bench.in_turn(name, bench.sides({OURS: True}), lambda side: measure(side, -1), measure)
     if not raw.values:
         raw.values.append(disk.rate(bench.effort.seconds))
-    bench.add(Comparison(name, "B/s", [*figures, raw], target=0.5))
+        appended.values.append(disk.append_rate(bench.effort.seconds))
+    bench.add(Comparison(name, "B/s", [*figures, raw, appended], target=0.5))
 
 
 def latency(bench: Bench) -> None:

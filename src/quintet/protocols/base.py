@@ -11,7 +11,6 @@ from typing import Final, Protocol
 from quintet.delivery.sink import Sink
 from quintet.model.batch import RecordBatch
 
-
 FLOWING: Final = 0
 STALL: Final = 1
 WAIT: Final = 2
