@@ -101,6 +101,8 @@ def draw_comparison(
 def _save(plot: Any, figure: Any, path: Path, foot: str) -> None:
     if figure.get_layout_engine() is None:
         figure.tight_layout(rect=(0, 0.04, 1, 1))
+    else:
+        figure.get_layout_engine().set(rect=(0, 0.02, 1, 0.98))  # leave the foot its line
     figure.text(0.01, 0.005, foot, fontsize=5.5, color="grey")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DOTS_PER_INCH)
