@@ -102,7 +102,7 @@ class Server:
             self.broker.set_credentials(_credentials(settings))
             await self._open_doors()
         except BaseException:
-            await self._close_log()
+            self.log.abandon()  # nothing was acknowledged: leave the directory as a crash would, and say one thing only
             raise
         _quiet_the_collector()
         self._collected_at = scheduler.now()

@@ -188,16 +188,7 @@ class Topics:
     def load(self) -> None:
         """Open every topic that `__topics` knows."""
         for row in self._table:
-            spec = TopicSpec(
-                id=row.id,
-                name=row.name,
-                partitions=row.partitions,
-                durability=row.durability,
-                retention_us=row.retention_us,
-                retention_bytes=row.retention_bytes,
-                compact=row.compact,
-                segment_bytes=row.segment_bytes,
-            )
+            spec = TopicSpec(**msgspec.structs.asdict(row), memory_bytes=self._policy.rule_for(row.name).memory_bytes)
             self._last_id = max(self._last_id, row.id)
             self._by_name[row.name.encode()] = Topic(spec, self._log.open_topic(spec), self._policy, ready=True)
 
@@ -282,13 +273,4 @@ def check_name(raw: bytes) -> str:
 
 
 def _row(spec: TopicSpec) -> TopicRow:
-    return TopicRow(
-        id=spec.id,
-        name=spec.name,
-        partitions=spec.partitions,
-        durability=spec.durability,
-        retention_us=spec.retention_us,
-        retention_bytes=spec.retention_bytes,
-        compact=spec.compact,
-        segment_bytes=spec.segment_bytes,
-    )
+    return TopicRow(**{name: getattr(spec, name) for name in TopicRow.__struct_fields__})

@@ -376,7 +376,7 @@ class EmbeddedLog:
         self._closed()
 
     def abandon(self) -> None:
-        """For tests and fatal errors: let go of the lock without writing anything."""
+        """For a start that failed, and for tests: let go of the lock without writing anything."""
         if self._lock >= 0:
             self._disk.close(self._lock)
             self._lock = -1
