@@ -40,10 +40,18 @@ class Rounds:
         return self.operations / self.seconds
 
 
+def working_cargo() -> str | None:
+    """cargo, if there is one that runs: rustup leaves a stand-in where no toolchain is chosen."""
+    cargo = shutil.which("cargo")
+    if cargo is None or subprocess.run([cargo, "--version"], capture_output=True, check=False).returncode:
+        return None
+    return cargo
+
+
 @cache
 def program() -> Path | None:
     """The generator, built if its sources are newer; None without a Rust compiler. Says what it does."""
-    cargo = shutil.which("cargo")
+    cargo = working_cargo()
     if cargo is None:
         print("no cargo here: closed loops are driven by the Python generator, which may be the slower side")
         return None

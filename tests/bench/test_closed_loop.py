@@ -4,7 +4,6 @@ Needs cargo, and Redis for one of the tests; without them the tests are skipped 
 """
 
 import http.client
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ ACK = b"\0\0\0\x11\x05" + bytes(16)
 HANDSHAKES = {"quintet blipmq": (2 * 13 + 2 + 2 + len("dev-key"), 2 * ACK), "redis streams": (6, b"+PONG\r\n")}
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("cargo") is None, reason="NO CARGO: the Rust load generator is neither built nor tested"
+    closed_loop.working_cargo() is None, reason="NO CARGO: the Rust load generator is neither built nor tested"
 )
 
 
