@@ -17,6 +17,11 @@ ZERO_BLOCK_BYTES: Final = 1024 * 1024
 _ZEROS: Final = memoryview(bytes(ZERO_BLOCK_BYTES))
 
 
+class NotOpened(OSError):
+    """A directory could not be opened to sync it, for want of a file handle for instance: no sync was tried, so none failed
+    and it may be tried again."""
+
+
 class Disk(Protocol):
     """Blocking calls with the meaning of POSIX. A handle is a small integer. Paths are absolute strings."""
 
@@ -48,7 +53,7 @@ class Disk(Protocol):
         """Bytes in the file."""
 
     def fsync_dir(self, path: str) -> None:
-        """Names created, renamed or removed in the directory are durable."""
+        """Names created, renamed or removed in the directory are durable. NotOpened if it did not come to a sync."""
 
     def rename(self, old: str, new: str) -> None:
         """Atomically put old in the place of new."""
@@ -173,7 +178,10 @@ class OsDisk:
         return os.fstat(handle).st_size
 
     def fsync_dir(self, path: str) -> None:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise NotOpened(error.errno, error.strerror, path) from error
         try:
             os.fsync(handle)
         finally:

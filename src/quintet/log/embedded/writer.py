@@ -6,12 +6,13 @@ per partition; extending ahead is the only thing that may run beside it, and nev
 failed fsync is never tried again: after it the kernel calls lost pages clean.
 """
 
+import contextlib
 import errno
 import os
 from typing import Final, NamedTuple
 
 from quintet.log.base import Appended
-from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.disk import Disk, NotOpened
 from quintet.log.embedded.segment import (
     HEADER_BYTES,
     Header,
@@ -113,6 +114,8 @@ class Writer:
     def _sync_dir(self, path: str) -> None:
         try:
             self._disk.fsync_dir(path)
+        except NotOpened:
+            raise
         except OSError as error:
             raise _SyncFailed(str(error)) from error
 
@@ -202,7 +205,8 @@ class Writer:
             segment.handle = -1
             segment.created = False
             disk.unlink(segment.path)
-            self._sync_dir(self._directory)
+            with contextlib.suppress(NotOpened):  # should its name come back after a power cut, it is made again
+                self._sync_dir(self._directory)
 
     def extend(self, segment: Segment, target: int) -> StorageError | None:
         """Zero-fill up to target ahead of the writer. No space is no failure yet: the writer will find out."""
