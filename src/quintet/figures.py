@@ -1,5 +1,8 @@
 """What the running broker says of itself: metric families, health checks, the lines of `--dev`. Reads, never changes."""
 
+import os
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -12,6 +15,7 @@ from quintet.net.listener import Listener
 if TYPE_CHECKING:
     from quintet.server import Server
 
+_LOG_GAUGES = ("cache_bytes", "partitions", "unsynced_bytes")  # of the log's figures; the others only rise
 # Counters of a listener: (attribute, metric, help)
 _DOOR_COUNTERS = (
     ("accepted", "quintet_connections_accepted_total", "Connections accepted."),
@@ -65,7 +69,6 @@ class View:
             Family("quintet_skipped_messages", "gauge",
                    "Messages that expired or were removed by retention before a subscription got them.",
                    [({}, subscriptions.skipped)]),
-            Family("quintet_log_unsynced_bytes", "gauge", "Bytes accepted and not yet durable.", [({}, server.log.unsynced_bytes)]),
         ]  # fmt: skip
         for attribute, name, text in _DOOR_COUNTERS:
             found.append(Family(name, "counter", text, _per_door(doors, attrgetter(attribute))))
@@ -79,17 +82,26 @@ def _per_door(
 
 
 def _log_families(stats: Mapping[str, int]) -> list[Family]:
-    return [Family(f"quintet_log_{name}_total", "counter", f"Of the log: {name.replace('_', ' ')}.", [({}, value)])
-            for name, value in sorted(stats.items())]  # fmt: skip
+    found = []
+    for name, value in sorted(stats.items()):
+        text = f"Of the log: {name.replace('_', ' ')}."
+        if name in _LOG_GAUGES:
+            found.append(Family(f"quintet_log_{name}", "gauge", text, [({}, value)]))
+        else:
+            found.append(Family(f"quintet_log_{name}_total", "counter", text, [({}, value)]))
+    return found
 
 
 def development_lines(addresses: Mapping[str, str]) -> str:
     """One line to copy per door."""
+    command = "quintet" if shutil.which("quintet") else os.path.relpath(sys.argv[0])
+    if command.endswith("__main__.py"):
+        command = "python -m quintet"
     lines = ["", "  Quintet for development: loopback only, fixed credentials. Copy a line:", ""]
     if "blipmq" in addresses:
         url = f"blipmq://:{config.DEV_BLIPMQ_KEY}@{addresses['blipmq']}"
-        lines.append(f"  BlipMQ   quintet sub --url {url} demo        (API key {config.DEV_BLIPMQ_KEY})")
-        lines.append(f"           quintet pub --url {url} demo hello")
+        lines.append(f"  BlipMQ   {command} sub --url {url} demo        (API key {config.DEV_BLIPMQ_KEY})")
+        lines.append(f"           {command} pub --url {url} demo hello")
     if "admin" in addresses:
         lines.append(f"  admin    curl http://{addresses['admin']}/readyz?verbose")
     return "\n".join([*lines, ""])
