@@ -9,6 +9,7 @@ it is durable there.
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -19,7 +20,7 @@ from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch, Row
-from quintet.model.errors import LimitExceeded, StorageError
+from quintet.model.errors import LimitExceeded, QuintetError, StorageError
 from quintet.model.scheduler import Scheduler
 
 SAVE_EVERY_US = 200_000
@@ -214,22 +215,27 @@ class Subscriptions:
             self._burying.add(mark)
             found = lane.partition.read(offset, _DEAD_READ_BYTES)
             if found is None:
-                lane.partition.fetch(
-                    offset,
-                    _DEAD_READ_BYTES,
-                    lambda batches, _error, o=offset, a=attempts: self._found(subscription, lane, o, a, batches),  # type: ignore[misc]
-                )
+                done = partial(self._found, subscription, lane, offset, attempts)
+                lane.partition.fetch(offset, _DEAD_READ_BYTES, done)
             else:
-                self._found(subscription, lane, offset, attempts, found)
+                self._found(subscription, lane, offset, attempts, found, None)
 
     def _found(
-        self, subscription: Subscription, lane: Lane, offset: int, attempts: int, batches: list[RecordBatch]
+        self,
+        subscription: Subscription,
+        lane: Lane,
+        offset: int,
+        attempts: int,
+        batches: list[RecordBatch],
+        error: Exception | None,
     ) -> None:
+        done = partial(self._buried, subscription, lane, offset, attempts)
         row = _row_at(batches, offset)
-        if row is None:  # retention or quarantine took it: there is nothing left to keep
-            self._buried(subscription, lane, offset, attempts, None)
+        if (
+            row is None
+        ):  # it could not be read now; or retention or quarantine took it, and there is nothing left to keep
+            done(-1, error)
             return
-        topic = self._topics.ensure(self._dead_letter_name(subscription.topic_name), durable=True)
         _, timestamp, key, value, headers, _, origin = row
         cause = (
             (b"quintet-dead-cause", b"not acknowledged"),
@@ -241,12 +247,13 @@ class Subscriptions:
         )
         batch = kernel.build([value], [key], [(*headers, *cause)], [timestamp], origin=origin)
         try:
-            topic.publish(batch, 1, False, lambda _o, error: self._buried(subscription, lane, offset, attempts, error))
-        except Exception as error:  # a full disk: try again after another attempt to deliver
-            self._buried(subscription, lane, offset, attempts, error)
+            topic = self._topics.ensure(self._dead_letter_name(subscription.topic_name), durable=True)
+            topic.publish(batch, 1, False, done)
+        except QuintetError as refused:  # a full disk, or too many topics: again after another attempt to deliver
+            done(-1, refused)
 
     def _buried(
-        self, subscription: Subscription, lane: Lane, offset: int, attempts: int, error: Exception | None
+        self, subscription: Subscription, lane: Lane, offset: int, attempts: int, _at: int, error: Exception | None
     ) -> None:
         self._burying.discard((subscription.id, lane.partition.number, offset))
         if lane.dead.pop(offset, None) is None:

@@ -12,6 +12,7 @@ from quintet.delivery.lane import Lane, Run
 from quintet.delivery.sink import Sink
 
 MESSAGES_PER_RUN_MAX = 65_536
+BACKOFF_DOUBLINGS_MAX = 8  # records of a dead-letter topic are tried without end, and still within minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class Subscription:
     def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int, now: int) -> None:
         batch, first, last = run
         qos = self.effective_qos(run)
-        deadline = now + (timeout_us << (lane.attempt_of(run) - 1)) if qos else 0
+        deadline = now + _backoff(timeout_us, lane.attempt_of(run)) if qos else 0
         lane.sent(run, qos, sink, deadline)
         self.delivered += last - first
         self._touch()
@@ -153,8 +154,7 @@ class Subscription:
                         return runs, True
                     break
                 qos = self.effective_qos(run)
-                backoff = self._policy.poll_backoff_us << (lane.attempt_of(run) - 1)
-                lane.sent(run, qos, sink, now + backoff)
+                lane.sent(run, qos, sink, now + _backoff(self._policy.poll_backoff_us, lane.attempt_of(run)))
                 count -= run[2] - run[1]
                 self.delivered += run[2] - run[1]
                 self._touch()
@@ -206,3 +206,8 @@ class Subscription:
     @property
     def attempts_max(self) -> int:
         return self._policy.attempts_max
+
+
+def _backoff(first_us: int, attempt: int) -> int:
+    """How long to wait for the acknowledgement of this attempt."""
+    return first_us << min(attempt - 1, BACKOFF_DOUBLINGS_MAX)
