@@ -406,6 +406,24 @@ def test_a_dead_letter_the_disk_refuses_is_not_lost() -> None:
     assert b"poison" in seen
 
 
+def test_a_dead_letter_that_cannot_be_read_is_not_lost() -> None:
+    sim = slow_sim()
+    peer = ready(sim)
+    subscription, graveyard = subscribed(peer, b"t"), subscribed(peer, b"t-dlq")
+    peer.exchange(publish(b"t", b"poison"))
+    for _ in range(3):
+        while not peer.exchange(codec.poll(1, subscription)):
+            sim.advance(SECOND // 2)
+    partition = sim.broker.topics.get(b"t").partitions[0]  # type: ignore[union-attr]
+    partition.cache.clear()  # type: ignore[attr-defined]
+    sim.disk.fail("pread", 1, 5, times=3)
+    seen: list[bytes] = []
+    for _ in range(60):
+        seen += values_of(peer.exchange(codec.poll(1, graveyard) + codec.poll(2, subscription)))
+        sim.advance(SECOND)
+    assert ("dead_letter_failed" in [event for event, _ in sim.reports], b"poison" in seen) == (True, True)
+
+
 def test_a_late_acknowledgement_counts() -> None:
     sim = slow_sim()
     peer = ready(sim)
