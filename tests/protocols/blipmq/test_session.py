@@ -7,6 +7,7 @@ import pytest
 from quintet.broker.core import BrokerOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
+from quintet.log.embedded.partition import FilePartition
 from quintet.protocols.blipmq import codec, errors
 from quintet.protocols.blipmq.frames import ACK, DELIVER, HEADER, NACK, PING, PONG, PUBLISH
 from quintet.protocols.blipmq.session import AUTH_FAILURES_MAX, SUBSCRIPTIONS_MAX, BlipSession
@@ -414,8 +415,11 @@ def test_a_dead_letter_that_cannot_be_read_is_not_lost() -> None:
     for _ in range(3):
         while not peer.exchange(codec.poll(1, subscription)):
             sim.advance(SECOND // 2)
-    partition = sim.broker.topics.get(b"t").partitions[0]  # type: ignore[union-attr]
-    partition.cache.clear()  # type: ignore[attr-defined]
+    topic = sim.broker.topics.get(b"t")
+    assert topic is not None
+    partition = topic.partitions[0]
+    assert isinstance(partition, FilePartition)
+    partition.cache.clear()
     sim.disk.fail("pread", 1, 5, times=3)
     seen: list[bytes] = []
     for _ in range(60):
