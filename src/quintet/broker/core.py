@@ -7,6 +7,7 @@ no thread, no clock of its own, and sees no protocol's bytes.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -18,7 +19,7 @@ from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log
 from quintet.model import limits
-from quintet.model.errors import ShuttingDown
+from quintet.model.errors import QuintetError, ShuttingDown
 from quintet.model.scheduler import Scheduler
 
 TOPICS_TABLE = (1, "__topics")
@@ -111,9 +112,24 @@ class Broker:
         """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart."""
         self.access.require(principal, "subscribe", name.decode())
         topic = self.topics.ensure(name, durable=qos > 0)
+        topic.after(partial(self._subscribe, principal, topic, qos, sink, token))
+
+    def _subscribe(
+        self, principal: Principal, topic: Topic, qos: int, sink: Sink, token: object, error: Exception | None
+    ) -> None:
         made: list[Subscription] = []
-        done: Callable[[Exception | None], None] = lambda error: sink.completed(token, made[0], error)  # noqa: E731
-        made.append(self.subscriptions.create(principal.name, topic, qos, done))
+        if error is None:
+            try:
+                done = partial(self._subscribed, sink, token, made)
+                made.append(self.subscriptions.create(principal.name, topic, qos, done))
+            except QuintetError as refused:
+                error = refused
+        if error is not None:
+            self.scheduler.soon(partial(sink.completed, token, None, error))
+
+    @staticmethod
+    def _subscribed(sink: Sink, token: object, made: list[Subscription], error: Exception | None) -> None:
+        sink.completed(token, made[0], error)
 
     def subscription(self, principal: Principal, id: int) -> Subscription | None:
         """This principal's subscription of that id, if it may still read its topic."""

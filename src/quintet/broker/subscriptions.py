@@ -45,7 +45,6 @@ class SubscriptionRow(msgspec.Struct, frozen=True):
     owner: str
     topic: str
     qos: int
-    used: int
     lanes: list[LaneRow]
 
 
@@ -106,8 +105,7 @@ class Subscriptions:
                     saved = row.lanes[number]
                     lane.restore(min(saved.position, partition.visible), saved.pending)
                 lanes.append(lane)
-            subscription = self._open(row.id, row.owner, topic, row.qos, lanes)
-            subscription.last_used = row.used
+            self._open(row.id, row.owner, topic, row.qos, lanes)  # its idle time starts again with the broker
             self._last_id = max(self._last_id, row.id)
 
     def create(self, owner: str, topic: Topic, qos: int, done: Callable[[Exception | None], None]) -> Subscription:
@@ -117,15 +115,28 @@ class Subscriptions:
                 f"no more subscriptions: there are {len(self._by_id)}, the limit is delivery.subscriptions_max"
             )
         self._last_id += 1
-        lanes = [Lane(partition, partition.end) for partition in topic.partitions]
+        # From `visible`, not `end`: what is on its way to the disk may yet be refused, and its offsets given to others.
+        lanes = [Lane(partition, partition.visible) for partition in topic.partitions]
         subscription = self._open(self._last_id, owner, topic, qos, lanes)
         try:
-            self._table.put(_key(subscription.id), _row(subscription), done)
-        except StorageError:
-            del self._by_id[subscription.id]
-            topic.subscriptions.discard(subscription)
+            self._table.put(_key(subscription.id), _row(subscription), partial(self._made, subscription, topic, done))
+        except StorageError as error:
+            self._made(subscription, topic, None, error)
             raise
         return subscription
+
+    def _made(
+        self,
+        subscription: Subscription,
+        topic: Topic,
+        done: Callable[[Exception | None], None] | None,
+        error: Exception | None,
+    ) -> None:
+        if error is not None:
+            self._by_id.pop(subscription.id, None)
+            topic.subscriptions.discard(subscription)
+        if done is not None:
+            done(error)
 
     def _open(self, id: int, owner: str, topic: Topic, qos: int, lanes: list[Lane]) -> Subscription:
         policy = self._policy
@@ -168,10 +179,12 @@ class Subscriptions:
             if deadline is not None and deadline <= now:
                 self.redelivered += 1
                 subscription.expire(now)
+            if subscription.failed:
+                subscription.read_again()
             dead = subscription.collect_dead()
             for lane, offsets in dead:
                 self._bury(subscription, lane, offsets)
-            if deadline is None and not dead and not subscription.dirty:
+            if deadline is None and not dead and not subscription.dirty and not subscription.failed:
                 self._timed.discard(subscription)
         if now - self._saved_at >= SAVE_EVERY_US:
             self._saved_at = now
@@ -266,6 +279,7 @@ class Subscriptions:
         if not subscription.dirty:
             subscription.dirty = True
             self._changed(subscription)
+        subscription.pump()
 
     def _dead_letter_name(self, topic: bytes) -> bytes:
         suffix = self._suffix.encode()
@@ -295,6 +309,5 @@ def _row(subscription: Subscription) -> SubscriptionRow:
         subscription.owner,
         subscription.topic_name.decode(),
         subscription.qos,
-        subscription.last_used,
         lanes,
     )

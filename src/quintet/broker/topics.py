@@ -5,7 +5,7 @@ durability makes it a durable one, or turns the memory topic into one, unless th
 name. The row in `__topics` is durable before anything in the topic is acknowledged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -68,6 +68,7 @@ class Topic:
     """An open topic. `publish` is the broker's end of the hot path."""
 
     __slots__ = (
+        "_after",
         "_gone",
         "_next",
         "_policy",
@@ -93,6 +94,7 @@ class Topic:
         self._room = 0  # records that may still come before the queues must be looked at again
         self._gone: Exception | None = None
         self._unready: list[tuple[bytearray, Appended | None]] | None = None if ready else []
+        self._after: list[Callable[[Exception | None], None]] = []
 
     @property
     def in_memory(self) -> bool:
@@ -128,6 +130,13 @@ class Topic:
         """Collect publishes until `release`: the row is about to change."""
         self._unready = []
 
+    def after(self, call: Callable[[Exception | None], None]) -> None:
+        """Call when its row is durable: now, if it is."""
+        if self._unready is None:
+            call(self._gone)
+        else:
+            self._after.append(call)
+
     def release(self, error: Exception | None) -> None:
         """Its row is durable, or could not be made so: what waited is appended, or refused."""
         waiting, self._unready = self._unready or [], None
@@ -140,6 +149,9 @@ class Topic:
                     refusal = refused
             if refusal is not None and done is not None:
                 done(-1, refusal)
+        calls, self._after = self._after, []
+        for call in calls:
+            call(error)
 
     def forget(self, error: Exception) -> None:
         """It never came to be. Whoever still holds it must ask for it again."""

@@ -48,10 +48,12 @@ class Lane:
     __slots__ = (
         "_fetching",
         "_held",
+        "_held_from",
         "_order",
         "_timers",
         "_wakes",
         "dead",
+        "failed",
         "inflight",
         "partition",
         "position",
@@ -69,6 +71,8 @@ class Lane:
         self._timers: list[tuple[int, int, Flight]] = []
         self._order = 0
         self._held: list[RecordBatch] = []
+        self._held_from = 0  # the offset they were asked for: the first of them may start behind it
+        self.failed = False  # the last read from disk failed; none is tried until somebody sets this back
         self._fetching = False
         self._wakes: list[Callable[[], None]] = []
 
@@ -202,31 +206,35 @@ class Lane:
     def restore(self, position: int, ranges: Iterable[tuple[int, int, int]]) -> None:
         self.position = position
         for first, last, attempts in ranges:
-            self.retry.update(dict.fromkeys(range(first, last), attempts))
+            self.retry.update(dict.fromkeys(range(first, min(last, position)), attempts))
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def _batch_at(self, offset: int, wake: Callable[[], None]) -> RecordBatch | None:
         """The batch that holds offset, or the first one behind it; None if it is not in memory yet."""
-        for batch in self._held:
-            if batch.base_offset <= offset < batch.next_offset:
-                return batch
+        if self._held and self._held_from <= offset:
+            for batch in self._held:
+                if offset < batch.next_offset:
+                    return batch
         found = self.partition.read(offset, READ_BYTES)
         if found is None:
+            if self.failed:
+                return None
             if wake not in self._wakes:
                 self._wakes.append(wake)
             if not self._fetching:
                 self._fetching = True
                 self.partition.fetch(offset, READ_BYTES, partial(self._fetched, offset, self.partition.visible))
             return None
-        self._held = found
+        self._held, self._held_from = found, offset
         return next((batch for batch in found if offset < batch.next_offset), None)
 
     def _fetched(self, offset: int, visible: int, batches: list[RecordBatch], error: Exception | None) -> None:
         """The disk answered. Nothing sound from `offset` on (all of it is quarantined): pass over it."""
         self._fetching = False
+        self.failed = error is not None
         if batches:
-            self._held = batches
+            self._held, self._held_from = batches, offset
         elif error is None and self.retry.pop(offset, None) is None:
             self.skipped += max(0, visible - self.position)
             self.position = max(self.position, visible)

@@ -83,6 +83,8 @@ class Subscription:
             self.sink = None
             for lane in self.lanes:
                 lane.partition.unwatch(self.pump)
+        else:
+            self.pump()
 
     def pump(self) -> None:
         """Hand over all that there is room and credit for."""
@@ -110,6 +112,8 @@ class Subscription:
             now = self._now()
             run = lane.take(limit, now, self.pump)
             if run is None:
+                if lane.failed:
+                    self._touch()
                 return True
             self._hand_over(lane, run, sink, self._policy.push_timeout_us, now)
             if self.sink is not sink:
@@ -152,6 +156,8 @@ class Subscription:
                 if run is None:
                     if lane.reading:
                         return runs, True
+                    if lane.failed:
+                        self._touch()
                     break
                 qos = self.effective_qos(run)
                 lane.sent(run, qos, sink, now + _backoff(self._policy.poll_backoff_us, lane.attempt_of(run)))
@@ -187,6 +193,17 @@ class Subscription:
         for lane in self.lanes:
             lane.expire(now, self._policy.attempts_max)
         self._touch()
+        self.pump()
+
+    @property
+    def failed(self) -> bool:
+        """A read from disk failed and was not tried again yet."""
+        return any(lane.failed for lane in self.lanes)
+
+    def read_again(self) -> None:
+        """Try reads that failed once more."""
+        for lane in self.lanes:
+            lane.failed = False
         self.pump()
 
     def collect_dead(self) -> list[tuple[Lane, dict[int, int]]]:

@@ -31,7 +31,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_choked", "_failures", "_large", "_large_used", "_listener", "_lost", "_parked", "_rest", "_session",
-        "_stalled_since", "_transport", "peer",
+        "_stalled_bytes", "_stalled_since", "_transport", "peer",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener") -> None:
@@ -43,6 +43,7 @@ class Connection(asyncio.BufferedProtocol):
         self._large_used = 0
         self._parked: list[Callable[[], None]] | None = None
         self._stalled_since: int | None = None
+        self._stalled_bytes = 0  # unsent when last looked at: fewer now means that the peer reads
         self._failures = 0
         self._lost = False
         self._choked = False
@@ -115,7 +116,13 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
+        self._watch_unsent()
+
+    def _watch_unsent(self) -> None:
+        """From now on the peer has to take something every WRITE_STALL_US."""
+        assert self._transport is not None
         self._stalled_since = self._listener.now()
+        self._stalled_bytes = self._transport.get_write_buffer_size()
         self._listener.watch_stall(self)
 
     def resume_writing(self) -> None:
@@ -142,7 +149,8 @@ class Connection(asyncio.BufferedProtocol):
     def room(self) -> int:
         if self._transport is None or self._transport.is_closing():
             return 0
-        return limits.WRITE_HIGH_BYTES - self._transport.get_write_buffer_size()
+        # One more than the mark: at the mark itself the transport has not paused, so nobody would wake who parks.
+        return limits.WRITE_HIGH_BYTES + 1 - self._transport.get_write_buffer_size()
 
     def park(self, call: Callable[[], None]) -> None:
         if self._parked is None:
@@ -193,6 +201,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._session.closing is not None and not transport.is_closing():
             self._listener.closing(self, self._session.closing)
             transport.close()
+            if transport.get_write_buffer_size():
+                self._watch_unsent()  # a peer that reads nothing must not keep a closing connection for ever
 
     def check(self, now: int) -> None:
         """Called by the listener's sweep while there is a deadline or a stalled write."""
@@ -201,8 +211,13 @@ class Connection(asyncio.BufferedProtocol):
             self._session.tick(now)
             self._drain()
         stalled = self._stalled_since
-        if stalled is not None and now - stalled >= limits.WRITE_STALL_US and self._transport is not None:
-            self._listener.closing(self, "the peer does not read: its buffer was full for 10 seconds")
+        if stalled is None or self._transport is None:
+            return
+        unsent = self._transport.get_write_buffer_size()
+        if unsent < self._stalled_bytes:
+            self._stalled_since, self._stalled_bytes = now, unsent
+        elif now - stalled >= limits.WRITE_STALL_US:
+            self._listener.closing(self, "the peer has read nothing for 10 seconds")
             self._transport.abort()
 
     @property

@@ -118,6 +118,8 @@ class MemoryPartition:
         shared.stats["bytes"] += len(batch)
         shared.memory_bytes += size
         shared.memory_order.append(self)
+        while shared.memory_order[0]._trimmed:
+            shared.memory_order.popleft()._trimmed -= 1
         while shared.memory_bytes > shared.memory_bytes_max and len(shared.memory_order) > 1:
             shared.memory_order.popleft().evict()
 

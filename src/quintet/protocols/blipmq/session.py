@@ -110,6 +110,8 @@ class BlipSession:
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         assert isinstance(token, _Publish)
+        if error is not None:
+            self._targets = None  # ask again: the topic may not be what was promised
         self._replies.fill(token, b"" if error is None else self._refusal(token.ids, error))
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
@@ -121,9 +123,11 @@ class BlipSession:
         self._replies.push(self._encode(subscription, partition, batch, first, last, b""))
 
     def congestion(self) -> int:
+        if self._replies.waiting > REPLIES_WAITING_MAX:
+            return WAIT
         if self._topic is None:
             return FLOWING
-        if self._broker.overloaded() or self._replies.waiting > REPLIES_WAITING_MAX:
+        if self._topic.waiting or self._broker.overloaded():
             return WAIT
         return STALL if self._topic.overrun() else FLOWING
 
@@ -204,6 +208,13 @@ class BlipSession:
         if self._principal is None:
             self.closing = "the API key was revoked"
             return False
+        kept = set()
+        for subscription in self._touched or ():
+            if self._broker.subscription(self._principal, subscription.id) is subscription:
+                kept.add(subscription)
+            else:
+                subscription.detach(self._sink)
+        self._touched = kept
         return True
 
     # -- ready -----------------------------------------------------------------------------------------------------
