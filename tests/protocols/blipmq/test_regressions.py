@@ -38,8 +38,11 @@ def test_a_read_error_neither_spins_nor_hangs_and_heals() -> None:
     answer = poller.exchange(codec.poll(1, subscription) + codec.ping(2))
     assert frames_of(answer) == [(PONG, 2, b"")]
     assert sim.log.stats()["fetches"] == 1
-    sim.advance(SECOND)
-    assert values_of(poller.exchange(codec.poll(3, subscription))) == [b"x"]
+    seen = []
+    for _ in range(3):
+        sim.advance(SECOND)
+        seen += values_of(poller.exchange(codec.poll(3, subscription)))
+    assert seen == [b"x"]
 
 
 def test_a_topic_that_could_not_be_made_durable_does_not_acknowledge_from_memory() -> None:
