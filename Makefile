@@ -39,7 +39,7 @@ lock: setup ## choose new versions for requirements/*.txt
 	@$(LOCK) --extra server -o requirements/server.txt
 	@$(LOCK) --extra server --extra bench --group dev -o requirements/dev.txt
 
-bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto (fetches them; an hour's third)
+bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto (installs them; about 10 minutes)
 	@$(BIN)/python bench/side_by_side.py --install
 
 fuzz: setup ## a million frames through the codec

@@ -8,6 +8,7 @@ HUP:   read certificates and credentials again; the old ones stay if the new are
 import asyncio
 import gc
 import json
+import os
 import signal
 import ssl
 import sys
@@ -148,9 +149,7 @@ class Server:
         try:
             await listener.start()
         except OSError as error:
-            raise OSError(
-                error.errno, f"cannot listen on {door.host}:{door.port} for {name}: {error.strerror}"
-            ) from error
+            raise _cannot_listen(name, door.host, door.port, error) from error
         self.listeners[name] = listener
 
     def addresses(self) -> dict[str, str]:
@@ -163,6 +162,8 @@ class Server:
         addresses = self.addresses()
         _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses,
                   kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
+        if not self.settings.keys:
+            _log.warning("no_keys", hint="nobody can log in: add a [[keys]] table to the configuration")
         if self.settings.dev:
             print(figures.development_lines(addresses), file=sys.stderr, flush=True)
         if print_ready:
@@ -242,6 +243,12 @@ def _quiet_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_YOUNG_OBJECTS, 1_000_000, 1_000_000)
+
+
+def _cannot_listen(name: str, host: str, port: int, error: OSError) -> OSError:
+    why = os.strerror(error.errno) if error.errno else str(error)
+    way_out = f"stop what uses it, or choose another with QUINTET_LISTENERS__{name.upper()}__PORT"
+    return OSError(error.errno, f"cannot listen on {host}:{port} for {name}: {why} ({way_out})")
 
 
 def _report(event: str, fields: dict[str, object]) -> None:

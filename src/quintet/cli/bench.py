@@ -30,13 +30,21 @@ Progress = Callable[[int], None]
 def _options(function: Callable[..., None]) -> Callable[..., None]:
     """The options all loads share."""
     shared = [
-        click.argument("url", default="blipmq://:dev-key@127.0.0.1:5555"),
-        click.option("--size", type=click.IntRange(1, SIZE_BYTES_MAX), default=128, help="Bytes per message."),
-        click.option("--count", type=click.IntRange(1), help="Messages to publish."),
-        click.option("--duration", type=click.FloatRange(0.1, 3600), help="Seconds to run, instead of --count."),
+        click.argument("url", envvar="QUINTET_URL", default="blipmq://:dev-key@127.0.0.1:5555"),
+        click.option(
+            "--size", type=click.IntRange(1, SIZE_BYTES_MAX), default=128, show_default=True, help="Bytes per message."
+        ),
+        click.option("--count", type=click.IntRange(1), help="Messages to publish, rounded up to whole writes."),
+        click.option(
+            "--duration",
+            type=click.FloatRange(0.1, 3600),
+            help="Seconds to run, instead of --count (e2e and fanout: with --rate).",
+        ),
         click.option("--rate", type=click.FloatRange(1, RATE_MAX), help="Messages per second, on a fixed schedule."),
-        click.option("--qos", type=click.IntRange(0, 1), default=0, help="0: may be lost; 1: durable, acknowledged."),
-        click.option("--topic", default="bench", help="Topic to use."),
+        click.option(
+            "--qos", type=click.IntRange(0, 1), default=0, show_default=True, help="0: may be lost; 1: durable."
+        ),
+        click.option("--topic", default="bench", show_default=True, help="Topic to write to."),
         click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the result as JSON."),
         click.option("--picture", type=click.Path(path_type=Path), help="Draw the result: a .png or .svg file."),
     ]
@@ -54,7 +62,7 @@ def bench() -> None:
     quintet bench e2e --rate 10000 --duration 10 --picture latency.png
     quintet bench fanout --subscribers 16 --size 1024
 
-    URL is a door such as blipmq://:dev-key@127.0.0.1:5555 (the default).
+    URL is a door such as blipmq://:dev-key@127.0.0.1:5555 (the default; or QUINTET_URL).
     """
 
 

@@ -1,4 +1,4 @@
-"""`quintet log`: check and read a data folder with no broker running. Read-only; the work is done by
+"""`quintet log`: check and read a data folder also while a broker runs. Read-only; the work is done by
 quintet.log.embedded.inspect, this file only chooses and prints."""
 
 import base64

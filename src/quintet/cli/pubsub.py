@@ -119,7 +119,13 @@ def sub(
     async def run(bus: Bus) -> None:
         nonlocal seen
         async with bus.subscribe(topic, qos=qos, resume=resume) as subscription:
-            click.echo(f"subscription {subscription.id} to {topic} (go on with --resume {subscription.id})", err=True)
+            if resume is None:
+                told = f"subscription {subscription.id} to {topic} (go on with --resume {subscription.id})"
+            else:
+                told = (
+                    f"subscription {resume} to {topic}, resumed; if there is none or it is another key's, nothing comes"
+                )
+            click.echo(told, err=True)
             while count is None or seen < count:
                 most = SUB_BATCH if count is None else min(SUB_BATCH, count - seen)
                 batch = await subscription.get_batch(max=most, wait=0.0, timeout=float("inf"))

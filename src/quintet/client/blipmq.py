@@ -35,6 +35,7 @@ from quintet.model.errors import (
     UnknownSubscription,
 )
 from quintet.protocols.blipmq import codec
+from quintet.protocols.blipmq.errors import FATAL
 from quintet.protocols.blipmq.frames import (
     ACK,
     DELIVER,
@@ -275,7 +276,10 @@ class BlipLink(StreamLink):
             else:
                 self._reply(cast(int, kind), cast(int, item[1]), cast(bytes, item[2]))
         if fatal:
-            raise ProtocolError(f"{self._where} sent what is not a BlipMQ frame (reason {fatal})")
+            raise ProtocolError(
+                f"{self._where} sent what is not a BlipMQ frame ({FATAL.get(fatal, 'malformed payload')})",
+                hint="is this the BlipMQ port of a Quintet broker?",
+            )
         rest = len(data) - consumed
         wanted = 4 + int.from_bytes(data[consumed : consumed + 4], "big") if rest >= 4 else 0
         return consumed, wanted
