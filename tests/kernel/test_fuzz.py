@@ -18,4 +18,4 @@ def test_a_short_run_holds() -> None:
 
 def test_the_planted_fault_is_found() -> None:
     done = run("--frames", "30000", "--seed", "4", "--sabotage")
-    assert "caught" in done.stdout + done.stderr or done.returncode != 0, done.stdout + done.stderr
+    assert (done.returncode, "planted fault caught" in done.stdout) == (0, True), done.stdout + done.stderr

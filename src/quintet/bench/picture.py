@@ -51,27 +51,6 @@ def draw_latency(path: Path, curves: Mapping[str, Curve], title: str, foot: str)
     _save(plot, figure, path, foot)
 
 
-def draw_bars(path: Path, rows: Sequence[tuple[str, float, str]], unit: str, title: str, foot: str) -> None:
-    """Horizontal bars of (label, value, text at the bar)."""
-    _check(path)
-    plot = _pyplot()
-    figure, axes = plot.subplots(figsize=(8, 1.6 + 0.4 * len(rows)))
-    _bar_axes(axes, rows, unit, title)
-    _save(plot, figure, path, foot)
-
-
-def _bar_axes(axes: Any, rows: Sequence[tuple[str, float, str]], unit: str, title: str) -> None:
-    places = list(range(len(rows)))
-    axes.barh(places, [value for _, value, _ in rows], color=COLOURS[0], height=0.6)
-    axes.set_yticks(places, [label for label, _, _ in rows], fontsize=8)
-    axes.invert_yaxis()
-    for place, (_, value, text) in zip(places, rows, strict=True):
-        axes.text(value, place, f" {text}", va="center", fontsize=8)
-    axes.set_xlabel(unit)
-    axes.set_title(title, fontsize=9)
-    axes.margins(x=0.25)
-
-
 def draw_comparison(
     path: Path, ratios: Sequence[tuple[str, float, float | None]], curves: Mapping[str, Curve], title: str, foot: str
 ) -> None:

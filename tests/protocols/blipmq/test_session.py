@@ -351,6 +351,24 @@ def test_what_was_not_acknowledged_survives_a_power_cut() -> None:
     assert values_of(ready(sim).exchange(codec.poll(5, subscription) * 5)) == [b"a", b"b", b"c"]
 
 
+def test_an_acknowledgement_just_before_a_crash_may_be_forgotten_and_nothing_is_lost() -> None:
+    sim = SimBroker()
+    peer = ready(sim)
+    subscription = subscribed(peer, b"t")
+    peer.exchange(publish(b"t", b"a", b"b"))
+    tags = tags_of(peer.exchange(codec.poll(1, subscription) * 2))
+    peer.exchange(ack(tags[0], subscription))
+    sim.log.abandon()
+    sim.start()
+    assert values_of(ready(sim).exchange(codec.poll(5, subscription) * 3)) == [b"a", b"b"]
+    peer = ready(sim)
+    peer.exchange(b"".join(ack(tag, subscription) for tag in tags))
+    sim.advance(SECOND)
+    sim.log.abandon()
+    sim.start()
+    assert ready(sim).exchange(codec.poll(5, subscription) * 3) == b"", "saved acknowledgements were forgotten"
+
+
 def test_subscriptions_on_one_connection_are_bounded(sim: SimBroker) -> None:
     peer = ready(sim)
     replies = peer.exchange(b"".join(codec.subscribe(n, b"t", 0) for n in range(SUBSCRIPTIONS_MAX + 1)))
