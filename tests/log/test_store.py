@@ -1,5 +1,6 @@
 """What every store must do, over memory, the simulated disk and the real one."""
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -49,6 +50,35 @@ def test_appends_of_one_turn_are_one_batch(store: tuple[Harness, TopicSpec]) -> 
     batches = partition.read(0, 1 << 20)
     assert batches is not None
     assert [(batch.base_offset, batch.count) for batch in batches] == [(0, 64)]
+
+
+def test_an_acknowledged_batch_holds_its_offset_and_time(store: tuple[Harness, TopicSpec]) -> None:
+    harness, spec = store
+    partition = harness.open(spec)
+    seen: list[tuple[int, int, int]] = []
+
+    def append(batch: bytearray) -> None:
+        def done(base: int, error: Exception | None) -> None:
+            assert error is None
+            seen.append((base, *struct.unpack_from("<Q8xq", batch, 16)))
+
+        partition.append(batch, done)
+
+    for number in range(12):
+        append(kernel.build([b"%d" % number] * (1 + number % 3), origin=b"test:%d" % number))
+        append(kernel.build([bytes(limits.MIB if number == 5 else 9)], timestamps=[7], origin=b"test:1"))
+        if number == 8 and spec.durability == "memory":
+            harness.log.alter_topic(TopicSpec(TOPIC, "orders"))
+        if number % 4 == 3:
+            harness.scheduler.settle()
+            harness.scheduler.advance(1000)
+    assert len(seen) == 24
+    assert all(base == placed for base, placed, _ in seen)
+    batches = partition.read(0, 1 << 30)
+    assert batches is not None
+    assert len(batches) < 24
+    times = {batch.base_offset + n: batch.timestamp for batch in batches for n in range(batch.span)}
+    assert [time for _, _, time in seen] == [times[base] for base, _, _ in seen]
 
 
 def test_what_was_written_is_read_back(store: tuple[Harness, TopicSpec]) -> None:

@@ -13,7 +13,9 @@ from quintet.model.batch import RecordBatch
 
 Durability = Literal["fsync", "interval", "os", "memory"]
 
-# done(base_offset, None) once durable at the topic's level, or done(-1, error): then nothing of it was kept.
+# done(base_offset, None) once durable at the topic's level, or done(-1, error): then nothing of it was kept. When it is
+# called without an error, the header of the very batch that was passed to append holds its final base_offset (at 16) and
+# timestamp (at 32), also when the batch was merged with others on its way.
 Appended = Callable[[int, Exception | None], None]
 # done(batches, None): batches that hold `offset` and what follows, possibly empty; or done([], error).
 Fetched = Callable[[list[RecordBatch], Exception | None], None]

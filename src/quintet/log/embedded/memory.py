@@ -10,7 +10,7 @@ from functools import partial
 
 from quintet import kernel
 from quintet.log.base import Appended, Fetched, TopicSpec
-from quintet.log.embedded.partition import FilePartition, Pending, merge_groups
+from quintet.log.embedded.partition import FilePartition, Pending, merge_groups, place_waiters
 from quintet.log.embedded.shared import Shared
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import ShuttingDown
@@ -103,6 +103,7 @@ class MemoryPartition:
             except ValueError:  # more origins than one batch can name
                 pass
             else:
+                place_waiters(group, now)
                 return
         for batch, _, base in group:
             self._keep(batch, base, now)

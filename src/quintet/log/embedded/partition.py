@@ -192,6 +192,7 @@ class FilePartition:
             except ValueError:  # more origins than one batch can name
                 merged = None
             if merged is not None:
+                place_waiters(group, now)
                 self._place(merged, group, now)
                 return
         for item in group:
@@ -527,6 +528,13 @@ class FilePartition:
 
 def _base_of(segment: Segment) -> int:
     return segment.base
+
+
+def place_waiters(group: list[Pending], now: int) -> None:
+    """Offset and time into the batches that went into a merged one: whoever waits reads them there."""
+    for batch, done, base in group:
+        if done is not None:
+            kernel.place(batch, base, now)
 
 
 def merge_groups(pending: list[Pending]) -> list[list[Pending]]:
