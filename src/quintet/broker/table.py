@@ -20,14 +20,15 @@ TABLE_SEGMENT_BYTES = 4 << 20
 
 
 class Table(Generic[T]):
-    """One internal topic whose records are `key -> JSON of T`; a null value deletes."""
+    """One internal topic whose records are `key -> JSON of T` (`packed`: MessagePack, for rows that hold payloads); a
+    null value deletes."""
 
-    def __init__(self, log: Log, topic_id: int, name: str, kind: type[T]) -> None:
+    def __init__(self, log: Log, topic_id: int, name: str, kind: type[T], *, packed: bool = False) -> None:
         spec = TopicSpec(id=topic_id, name=name, compact=True, segment_bytes=TABLE_SEGMENT_BYTES)
         self.name = name
         self._partition: Partition = log.open_topic(spec)[0]
-        self._decoder = msgspec.json.Decoder(kind)
-        self._encode = msgspec.json.Encoder().encode
+        self._decode: Callable[[bytes], T] = (msgspec.msgpack if packed else msgspec.json).Decoder(kind).decode
+        self._encode: Callable[[T], bytes] = (msgspec.msgpack if packed else msgspec.json).Encoder().encode
         self._rows: dict[bytes, T] = {}
 
     def load(self) -> None:
@@ -47,7 +48,7 @@ class Table(Generic[T]):
             self._rows.pop(key, None)
             return
         try:
-            self._rows[key] = self._decoder.decode(value)
+            self._rows[key] = self._decode(value)
         except msgspec.DecodeError as error:
             raise CorruptData(f"table {self.name}: the record of key {key!r} does not decode: {error}") from error
 

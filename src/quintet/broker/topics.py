@@ -8,6 +8,7 @@ name. The row in `__topics` is durable before anything in the topic is acknowled
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NoReturn
 
 import msgspec
 
@@ -16,8 +17,17 @@ from quintet.broker.table import Table
 from quintet.delivery.subscription import Subscription
 from quintet.log.base import Appended, Durability, Log, Partition, TopicSpec
 from quintet.model import limits
-from quintet.model.errors import BadName, LimitExceeded, QueueFull, QuintetError, StorageError
+from quintet.model.errors import (
+    BadName,
+    LimitExceeded,
+    PartitionNotFound,
+    QueueFull,
+    QuintetError,
+    StorageError,
+    TopicNotFound,
+)
 
+ANY = -1  # partition: the next one in turn
 STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
 
 
@@ -93,31 +103,56 @@ class Topic:
         self._next = 0
         self._room = 0  # records that may still come before the queues must be looked at again
         self._gone: Exception | None = None
-        self._unready: list[tuple[bytearray, Appended | None]] | None = None if ready else []
+        self._unready: list[tuple[bytearray, Appended | None, int]] | None = None if ready else []
         self._after: list[Callable[[Exception | None], None]] = []
 
     @property
     def in_memory(self) -> bool:
         return self.spec.durability == "memory"
 
-    def publish(self, batch: bytearray, count: int, must_keep: bool, done: Appended | None) -> None:
-        """Append a batch of `count` records. Raises StorageError or QueueFull if it cannot be taken."""
+    def publish(
+        self, batch: bytearray, count: int, must_keep: bool, done: Appended | None, partition: int = ANY
+    ) -> int:
+        """Append a batch of `count` records to this partition, or to the next one in turn; returns which. Raises
+        StorageError, QueueFull or PartitionNotFound if it cannot be taken."""
         if must_keep and self._policy.queue_messages_max and self.subscriptions:
             if self._room < count:
                 self._room = self._look_for_room(count)
             self._room -= count
         if self._gone is not None:
-            raise StorageError(str(self._gone))
+            self._refuse()
+        partitions = self.partitions
+        if partition == ANY:
+            partition = self._next
+            self._next = partition + 1 if partition + 1 < len(partitions) else 0
+        elif not 0 <= partition < len(partitions):
+            self.partition(partition)
         self.published += count
         if self._unready is not None:
-            self._unready.append((batch, done))
-            return
-        partitions = self.partitions
-        if len(partitions) == 1:
-            partitions[0].append(batch, done)
-            return
-        self._next = (self._next + 1) % len(partitions)
-        partitions[self._next].append(batch, done)
+            self._unready.append((batch, done, partition))
+        else:
+            partitions[partition].append(batch, done)
+        return partition
+
+    def partition(self, number: int) -> Partition:
+        """Partition `number`, or PartitionNotFound."""
+        if not 0 <= number < len(self.partitions):
+            raise PartitionNotFound(
+                f"partition {number} out of range: topic {self.name!r} has {len(self.partitions)}",
+                hint=f"use 0 to {len(self.partitions) - 1}, or -1 to let the broker choose",
+            )
+        return self.partitions[number]
+
+    def check_writable(self, number: int) -> None:
+        """Raise now what an append to this partition would raise."""
+        partition = self.partition(number)
+        if self._gone is not None:
+            self._refuse()
+        if partition.failure is not None:
+            raise StorageError(f"partition {number} of topic {self.name!r} takes no appends: {partition.failure}")
+
+    def _refuse(self) -> NoReturn:
+        raise TopicNotFound(str(self._gone)) if isinstance(self._gone, TopicNotFound) else StorageError(str(self._gone))
 
     # -- waiting for its row in __topics ---------------------------------------------------------------------------
 
@@ -140,11 +175,11 @@ class Topic:
     def release(self, error: Exception | None) -> None:
         """Its row is durable, or could not be made so: what waited is appended, or refused."""
         waiting, self._unready = self._unready or [], None
-        for batch, done in waiting:
+        for batch, done, partition in waiting:
             refusal = error
             if refusal is None:
                 try:
-                    self.publish(batch, 0, False, done)
+                    self.publish(batch, 0, False, done, partition)
                 except QuintetError as refused:
                     refusal = refused
             if refusal is not None and done is not None:
@@ -213,6 +248,45 @@ class Topics:
     def __len__(self) -> int:
         return len(self._by_name)
 
+    def find(self, raw: bytes) -> Topic:
+        """The topic of this name, or TopicNotFound."""
+        topic = self._by_name.get(raw)
+        if topic is None:
+            name = raw.decode(errors="replace")
+            raise TopicNotFound(f"topic not found: {name}", hint="create it, or publish to it: the first use makes it")
+        return topic
+
+    def create(self, raw: bytes, partitions: int) -> tuple[Topic, bool]:
+        """A durable topic with that many partitions (0: as configured), and whether it is new. One that exists stays as
+        it is; another number of partitions than it has is refused."""
+        topic = self._by_name.get(raw)
+        if topic is None:
+            return self._create(raw, True, partitions), True
+        if partitions not in (0, len(topic.partitions)):
+            raise LimitExceeded(
+                f"topic {topic.name!r} exists with {len(topic.partitions)} partitions, not {partitions}",
+                hint="partitions are fixed when a topic is made: delete it first, or choose another name",
+            )
+        return topic, False
+
+    def delete(self, raw: bytes, done: Callable[[Exception | None], None]) -> Topic | None:
+        """Remove a topic and all in it; `done` when it would stay gone after a restart. None: there was none."""
+        topic = self._by_name.get(raw)
+        if topic is None:
+            return None
+        if topic.in_memory:
+            self._deleted(topic, done, None)
+        else:
+            self._table.delete(raw, partial(self._deleted, topic, done))
+        del self._by_name[raw]
+        topic.forget(TopicNotFound(f"topic {topic.name!r} was deleted"))
+        return topic
+
+    def _deleted(self, topic: Topic, done: Callable[[Exception | None], None], error: Exception | None) -> None:
+        if error is None:
+            self._log.delete_topic(topic.spec.id)
+        done(error)
+
     def ensure(self, raw: bytes, durable: bool) -> Topic:
         """The topic of this name, made if need be, and at least as durable as asked."""
         topic = self._by_name.get(raw)
@@ -235,8 +309,10 @@ class Topics:
                 error = refused
         topic.release(error)
 
-    def _create(self, raw: bytes, durable: bool) -> Topic:
+    def _create(self, raw: bytes, durable: bool, partitions: int = 0) -> Topic:
         name = check_name(raw)
+        if not 0 <= partitions <= limits.PARTITIONS_MAX:
+            raise LimitExceeded(f"a topic has 1 to {limits.PARTITIONS_MAX} partitions, {partitions} were asked for")
         if len(self._by_name) >= self._policy.topics_max:
             raise LimitExceeded(
                 f"topic {name!r} was not made: there are {len(self._by_name)} topics, the limit is topics.max"
@@ -247,7 +323,7 @@ class Topics:
         spec = TopicSpec(
             id=self._last_id,
             name=name,
-            partitions=rule.partitions,
+            partitions=partitions or rule.partitions,
             durability=durability,
             retention_us=rule.retention_us,
             retention_bytes=rule.retention_bytes,

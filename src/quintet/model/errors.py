@@ -55,6 +55,36 @@ class UnknownSubscription(QuintetError, LookupError):
     code = "E1302"
 
 
+class PartitionNotFound(QuintetError, LookupError):
+    """The topic has no such partition."""
+
+    code = "E1303"
+
+
+class OffsetNotFound(QuintetError, LookupError):
+    """No record at this offset: past the end, or no longer kept."""
+
+    code = "E1304"
+
+
+class TransactionNotFound(QuintetError, LookupError):
+    """No such open transaction for this owner: unknown, timed out, aborted or fenced."""
+
+    code = "E1330"
+
+
+class OutOfSequence(QuintetError):
+    """An idempotent producer left something out, or is not known (any more)."""
+
+    code = "E1331"
+
+
+class BadRequest(QuintetError, ValueError):
+    """A request that is well-formed and makes no sense: the text says why."""
+
+    code = "E1101"
+
+
 class LimitExceeded(QuintetError):
     """A named limit of the broker was reached (too many topics, subscriptions, connections)."""
 
