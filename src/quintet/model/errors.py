@@ -67,6 +67,25 @@ class OffsetNotFound(QuintetError, LookupError):
     code = "E1304"
 
 
+class GroupNotFound(QuintetError, LookupError):
+    """No such consumer group on this topic."""
+
+    code = "E1320"
+
+
+class Fenced(QuintetError):
+    """A member of a consumer group spoke for a generation, a partition or a name that is no longer its own."""
+
+    code = "E1321"
+
+
+class GroupBusy(QuintetError):
+    """The consumer group has live members, and this is only done to one that stands still."""
+
+    code = "E1322"
+    retryable = True
+
+
 class TransactionNotFound(QuintetError, LookupError):
     """No such open transaction for this owner: unknown, timed out, aborted or fenced."""
 
