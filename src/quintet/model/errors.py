@@ -104,6 +104,34 @@ class BadRequest(QuintetError, ValueError):
     code = "E1101"
 
 
+class SchemaRejected(QuintetError, ValueError):
+    """A message does not fit the schema it was published with; nothing was stored."""
+
+    code = "E1310"
+
+
+class SchemaNotFound(QuintetError, LookupError):
+    """No such schema, or no such version of it."""
+
+    code = "E1311"
+
+
+class SchemaInvalid(QuintetError, ValueError):
+    """A definition that is no schema, or one that the broker will not run; the message says which part and why."""
+
+    code = "E1312"
+
+
+class SchemaIncompatible(QuintetError, ValueError):
+    """A new version that could not read, or be read by, what the last one wrote; `reasons` says where."""
+
+    code = "E1313"
+
+    def __init__(self, message: str, *, reasons: tuple[str, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reasons = reasons
+
+
 class LimitExceeded(QuintetError):
     """A named limit of the broker was reached (too many topics, subscriptions, connections)."""
 
