@@ -1,0 +1,1 @@
+"""FlyMQ: one request, one reply; partitions, groups, schemas, transactions, users. See README.md in this folder."""

@@ -1,0 +1,444 @@
+"""From layouts to bytes and back: the one encoder and decoder of every operation in frames.py.
+
+A layout's text is compiled once. Decoding is strict (every byte must belong to a field, text must be UTF-8, a count must
+fit into the bytes that are there before anything is allocated for it) and says which field was wrong. Values are plain:
+int, bool, str, bytes, lists, and dicts for structures.
+"""
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from quintet.model.errors import ProtocolError, TooLarge
+from quintet.protocols.flymq import frames
+
+_SCALARS: Final = {"bool": ">?", "i32": ">i", "u32": ">I", "i64": ">q", "u64": ">Q"}
+_LENGTHS: Final = {"str8": ">B", "str16": ">H", "bytes32": ">I"}
+_TOKENS: Final = re.compile(r"\s*(\(\{|\}\)|\*16|[\[\]{}*+#!:]|\w+)")
+_COMPRESS_BYTES_MIN: Final = 1024  # a smaller reply is not worth it
+_INFLATE_STEP_BYTES: Final = 1 << 20
+
+Values = dict[str, Any]
+
+
+class Malformed(ProtocolError):
+    """A payload that does not have the layout of its operation. The connection goes on."""
+
+
+# -- layouts ----------------------------------------------------------------------------------------------------------
+
+
+class Node:
+    """One field. `read` gives (value, position behind it); `spans` yields what `--hex` shows."""
+
+    name: str
+    least: int  # bytes it takes at the very least
+
+    def read(self, data: memoryview, at: int, found: Values) -> int:
+        raise NotImplementedError
+
+    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+        raise NotImplementedError
+
+
+class Scalar(Node):
+    """bool, i32, u32, i64, u64."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name, self.kind = name, kind
+        self._struct = struct.Struct(_SCALARS[kind])
+        self.least = self._struct.size
+
+    def read(self, data: memoryview, at: int, found: Values) -> int:
+        end = at + self.least
+        if end > len(data):
+            raise Malformed(f"{self.name}: {self.least} bytes are needed, {len(data) - at} are left")
+        if self.kind == "bool" and data[at] > 1:
+            raise Malformed(f"{self.name}: a bool is 0 or 1, not {data[at]}")
+        (found[self.name],) = self._struct.unpack_from(data, at)
+        return end
+
+    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+        out += self._struct.pack(values[self.name])
+
+
+class Text(Node):
+    """str8, str16, bytes32: a length, then that many bytes."""
+
+    def __init__(self, name: str, kind: str, filled: bool) -> None:
+        self.name, self.kind, self._filled = name, kind, filled
+        self._length = struct.Struct(_LENGTHS[kind])
+        self.least = self._length.size + filled
+        self._most = (1 << 8 * self._length.size) - 1
+
+    def read(self, data: memoryview, at: int, found: Values) -> int:
+        start = at + self._length.size
+        if start > len(data):
+            raise Malformed(f"{self.name}: its length field is cut short")
+        size = int(self._length.unpack_from(data, at)[0])
+        end = start + size
+        if end > len(data):
+            raise Malformed(f"{self.name}: {size} bytes are announced, {len(data) - start} are there")
+        if self._filled and not size:
+            raise Malformed(f"{self.name}: must not be empty")
+        raw = bytes(data[start:end])
+        if self.kind == "bytes32":
+            found[self.name] = raw
+            return end
+        try:
+            found[self.name] = raw.decode()
+        except UnicodeDecodeError as error:
+            raise Malformed(f"{self.name}: is not UTF-8 ({error.reason} at byte {error.start})") from None
+        return end
+
+    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+        value = values[self.name]
+        raw = value.encode() if isinstance(value, str) else bytes(value)
+        if len(raw) > self._most:
+            if self.kind == "bytes32":
+                raise TooLarge(f"{self.name}: {len(raw)} bytes do not fit into one frame")
+            raw = raw[: self._most].decode(errors="ignore").encode()
+        out += self._length.pack(len(raw))
+        out += raw
+
+
+class Count(Node):
+    """`rows#`: the count of a list whose items follow elsewhere."""
+
+    _struct: Final = struct.Struct(">I")
+    least = 4
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, data: memoryview, at: int, found: Values) -> int:
+        if at + 4 > len(data):
+            raise Malformed(f"{self.name}: its count is cut short")
+        (found[f"#{self.name}"],) = self._struct.unpack_from(data, at)
+        return at + 4
+
+    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+        out += self._struct.pack(len(values[self.name]))
+
+
+class Items(Node):
+    """A list: its count (unless it stands elsewhere), then items: structures, or one scalar or text each."""
+
+    def __init__(self, name: str, item: "Layout | Node", counted: str, framed: bool) -> None:
+        self.name, self.item, self._framed = name, item, framed
+        self._count = {"*": struct.Struct(">I"), "*16": struct.Struct(">H")}.get(counted)
+        self.least = self._count.size if self._count else 0
+
+    def read(self, data: memoryview, at: int, found: Values) -> int:
+        if self._count is None:
+            count = found.pop(f"#{self.name}")
+        else:
+            if at + self._count.size > len(data):
+                raise Malformed(f"{self.name}: its count is cut short")
+            (count,) = self._count.unpack_from(data, at)
+            at += self._count.size
+        least = self.item.least + (4 if self._framed else 0)
+        if count * least > len(data) - at:
+            raise Malformed(f"{self.name}: {count} are announced, {len(data) - at} bytes cannot hold them")
+        items: list[Any] = []
+        for _ in range(count):
+            if self._framed:
+                value, at = _unframe(self.name, self.item, data, at)
+                items.append(value)
+            elif isinstance(self.item, Layout):
+                value, at = self.item.take(data, at)
+                items.append(value)
+            else:
+                one: Values = {}
+                at = self.item.read(data, at, one)
+                items.append(one[self.item.name])
+        found[self.name] = items
+        return at
+
+    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+        items = values[self.name]
+        if self._count is not None:
+            out += self._count.pack(len(items))
+        for item in items:
+            if isinstance(self.item, Layout):
+                if self._framed:
+                    _frame(self.item, item, out)
+                else:
+                    self.item.put(item, out)
+            else:
+                self.item.write({self.item.name: item}, out)
+
+
+class Framed(Node):
+    """`name:({...})`: one structure behind its length."""
+
+    least = 4
+
+    def __init__(self, name: str, item: "Layout") -> None:
+        self.name, self.item = name, item
+
+    def read(self, data: memoryview, at: int, found: Values) -> int:
+        found[self.name], at = _unframe(self.name, self.item, data, at)
+        return at
+
+    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+        _frame(self.item, values[self.name], out)
+
+
+def _unframe(name: str, item: "Layout | Node", data: memoryview, at: int) -> tuple[Values, int]:
+    assert isinstance(item, Layout)
+    if at + 4 > len(data):
+        raise Malformed(f"{name}: its length is cut short")
+    end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+    if end > len(data):
+        raise Malformed(f"{name}: it ends behind the payload")
+    return item.decode(data[at + 4 : end]), end
+
+
+def _frame(item: "Layout", value: Mapping[str, Any], out: bytearray) -> None:
+    body = bytearray()
+    item.put(value, body)
+    out += len(body).to_bytes(4, "big")
+    out += body
+
+
+class Layout:
+    """A line of fields; `tail` is the bracket at its end, if it has one."""
+
+    def __init__(self, nodes: list[Node], tail: "Layout | None") -> None:
+        self.nodes = nodes
+        self.tail = tail
+        self.least = sum(node.least for node in nodes)
+
+    def take(self, data: memoryview, at: int) -> tuple[Values, int]:
+        found: Values = {}
+        at = self._read(data, at, found)
+        return found, at
+
+    def _read(self, data: memoryview, at: int, found: Values) -> int:
+        for node in self.nodes:
+            at = node.read(data, at, found)
+        if self.tail is not None and at < len(data):
+            at = self.tail._read(data, at, found)
+        return at
+
+    def put(self, values: Mapping[str, Any], out: bytearray) -> None:
+        for node in self.nodes:
+            node.write(values, out)
+        if self.tail is not None and self.tail.nodes[0].name in values:
+            self.tail.put(values, out)
+
+    def decode(self, data: memoryview) -> Values:
+        found, end = self.take(data, 0)
+        if end != len(data):
+            raise Malformed(f"{len(data) - end} bytes too many at its end")
+        return found
+
+    def encode(self, values: Mapping[str, Any]) -> bytes:
+        out = bytearray()
+        self.put(values, out)
+        return bytes(out)
+
+    def names(self) -> Iterator[tuple[Node, bool]]:
+        """Every field in order, and whether it may be left off."""
+        for node in self.nodes:
+            yield node, False
+        if self.tail is not None:
+            for node, _ in self.tail.names():
+                yield node, True
+
+
+@lru_cache(maxsize=256)
+def layout(text: str) -> Layout:
+    """The compiled form of a line as frames.py describes them."""
+    tokens = _TOKENS.findall(text)
+    found, rest = _parse(tokens, 0, "")
+    assert rest == len(tokens), f"{text!r} does not parse behind token {rest}"
+    return found
+
+
+def _parse(tokens: list[str], at: int, closing: str) -> tuple[Layout, int]:
+    nodes: list[Node] = []
+    tail: Layout | None = None
+    while at < len(tokens) and tokens[at] != closing:
+        if tokens[at] == "[":
+            tail, at = _parse(tokens, at + 1, "]")
+            at += 1
+            continue
+        node, at = _field(tokens, at)
+        nodes.append(node)
+    return Layout(nodes, tail), at
+
+
+def _field(tokens: list[str], at: int) -> tuple[Node, int]:
+    name = tokens[at]
+    if tokens[at + 1] == "#":
+        return Count(name), at + 2
+    assert tokens[at + 1] == ":", f"a field is name:kind, not {tokens[at : at + 3]}"
+    kind = tokens[at + 2]
+    at += 3
+    following = tokens[at] if at < len(tokens) else ""
+    if kind in ("{", "({"):
+        item, at = _parse(tokens, at, "})" if kind == "({" else "}")
+        following = tokens[at + 1] if at + 1 < len(tokens) else ""
+        if following in ("*", "*16", "+"):
+            return Items(name, item, following, kind == "({"), at + 2
+        return Framed(name, item), at + 1
+    if following in ("*", "*16"):
+        return Items(name, _plain(name, kind, False), following, False), at + 1
+    return _plain(name, kind, following == "!"), at + (following == "!")
+
+
+def _plain(name: str, kind: str, filled: bool) -> Node:
+    return Scalar(name, kind) if kind in _SCALARS else Text(name, kind, filled)
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+
+def decode_request(operation: frames.Operation, payload: bytes | memoryview) -> Values:
+    """The fields of a request: the first of its layouts that the payload fits exactly."""
+    data = memoryview(payload)
+    first: Malformed | None = None
+    for text in operation.asks:
+        try:
+            return layout(text).decode(data)
+        except Malformed as error:
+            first = first or error
+    raise Malformed(f"{operation.name}: {first}") from None
+
+
+def answer_layout(operation: frames.Operation, dialect: frames.Dialect) -> Layout:
+    return layout(operation.answer if dialect == "document" else operation.answer_sdk)
+
+
+def encode_answer(operation: frames.Operation, dialect: frames.Dialect, values: Mapping[str, Any], codec: int) -> bytes:
+    """A whole reply frame, compressed when the client asked for it and it is worth it."""
+    return frame(operation.answer_code, answer_layout(operation, dialect).encode(values), codec)
+
+
+def frame(code: int, payload: bytes, codec: int = 0) -> bytes:
+    """One frame; `codec` as in the flags' accept bits."""
+    flags = frames.BINARY
+    if codec and len(payload) >= _COMPRESS_BYTES_MIN:
+        payload = compress(codec, payload)
+        flags |= codec << frames.COMPRESSION_SHIFT
+    if len(payload) > frames.FRAME_BYTES_MAX:
+        raise TooLarge(f"the answer has {len(payload)} bytes, a frame holds {frames.FRAME_BYTES_MAX}: ask for less")
+    return frames.HEADER.pack(frames.MAGIC, frames.VERSION, code, flags, len(payload)) + payload
+
+
+def error_frame(dialect: frames.Dialect, code: str, message: str) -> bytes:
+    """ERROR. The sdk dialect has a number, ours without its letter; the document has a text only, so the code ends it."""
+    if dialect == "sdk":
+        values: Values = {"code": int(code[1:]), "message": message}
+    else:
+        values = {"success": False, "message": f"{message} [{code}]"}
+    return frame(frames.ERROR, layout(frames.ERROR_LAYOUT[dialect]).encode(values))
+
+
+# -- compression ------------------------------------------------------------------------------------------------------
+
+
+def inflate(codec: int, data: bytes, most: int) -> bytes:
+    """The payload behind a compressed one, never more than `most` bytes: TooLarge is raised when the limit is passed,
+    not when the whole is there. Malformed if it is no such thing, or nothing we know."""
+    name = frames.CODECS.get(codec)
+    if name is None:
+        raise Malformed(f"compression {codec} is not known: 1 gzip, 2 lz4, 3 zstd, 4 snappy")
+    try:
+        return _INFLATE[name](data, most)
+    except TooLarge:
+        raise
+    except Exception as error:  # four libraries, each with exceptions of its own
+        raise Malformed(f"the payload is not {name}: {error}") from None
+
+
+def _bounded(name: str, size: int, most: int) -> None:
+    if size > most:
+        raise TooLarge(f"the {name} payload inflates to more than {most} bytes")
+
+
+def _gunzip(data: bytes, most: int) -> bytes:
+    inflater = zlib.decompressobj(wbits=31)
+    out = bytearray()
+    while not inflater.eof:
+        piece = inflater.decompress(data, _INFLATE_STEP_BYTES)
+        if not piece and not inflater.unconsumed_tail:
+            raise ValueError("it is cut short")
+        out += piece
+        _bounded("gzip", len(out), most)
+        data = inflater.unconsumed_tail
+    if inflater.unused_data:
+        raise ValueError("something follows it")
+    return bytes(out)
+
+
+def _unlz4(data: bytes, most: int) -> bytes:
+    """The frame format, into a buffer of the limit's size: pages it does not reach are never touched."""
+    from cramjam import DecompressionError, lz4
+
+    out = bytearray(most)
+    try:
+        size = lz4.decompress_into(data, out)
+    except DecompressionError as error:
+        _bounded("lz4", most + ("whole buffer" in str(error)), most)
+        raise
+    return bytes(memoryview(out)[:size])
+
+
+def _unzstd(data: bytes, most: int) -> bytes:
+    from backports.zstd import DecompressionParameter, ZstdDecompressor
+
+    inflater = ZstdDecompressor(options={DecompressionParameter.window_log_max: 25})
+    out = bytearray()
+    while not inflater.eof:
+        piece = inflater.decompress(data, _INFLATE_STEP_BYTES)
+        if not piece and inflater.needs_input:
+            raise ValueError("it is cut short")
+        out += piece
+        _bounded("zstd", len(out), most)
+        data = b""
+    if inflater.unused_data:
+        raise ValueError("something follows it")
+    return bytes(out)
+
+
+def _unsnappy(data: bytes, most: int) -> bytes:
+    """The raw format: it begins with the length of what comes out, so nothing is allocated for a lie."""
+    from cramjam import snappy
+
+    size = shift = 0
+    for at, byte in enumerate(data[:5]):
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+        if at == 4:
+            raise ValueError("its length does not end")
+    _bounded("snappy", size, most)
+    return bytes(snappy.decompress_raw(data))
+
+
+_INFLATE: Final = {"gzip": _gunzip, "lz4": _unlz4, "zstd": _unzstd, "snappy": _unsnappy}
+
+
+def compress(codec: int, data: bytes) -> bytes:
+    name = frames.CODECS[codec]
+    if name == "gzip":
+        deflater = zlib.compressobj(level=1, wbits=31)
+        return deflater.compress(data) + deflater.flush()
+    if name == "lz4":
+        from cramjam import lz4
+
+        return bytes(lz4.compress(data))
+    if name == "zstd":
+        from backports.zstd import compress as zstd_compress
+
+        return zstd_compress(data, level=1)
+    from cramjam import snappy
+
+    return bytes(snappy.compress_raw(data))
