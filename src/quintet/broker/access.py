@@ -1,19 +1,38 @@
 """Who may do what: the only place where a credential becomes a principal and a principal meets a topic.
 
 Keys are kept as SHA-256 of the secret (they are long random strings; a slow hash would buy nothing) and looked up by that
-hash, so no comparison's time depends on the secret. Rules are topic names or prefixes ending in `*`; `__` names are the
-broker's own and open to nobody.
+hash, so no comparison's time depends on the secret. Users come from users.py, which checks their passwords; here is only
+what a user may do. Nothing here is durable: users.py and core.py own the tables and set what is live.
+
+    allowed(principal, action, topic), the first row that fits decides:
+    the name starts with __                               no: the broker's own
+    an admin pattern of the principal covers the topic    yes
+    the action is admin                                   no
+    an ACL matches (exact name, else longest prefix)      public: yes; else listed by name or role AND a pattern covers it
+    no ACL matches                                        a pattern covers it
+
+and a dead-letter topic needs the same answer for the topic it belongs to as well.
 """
 
 import hashlib
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from quintet.model.errors import AuthError, Forbidden
+from quintet.model.errors import AuthError, BadName, Forbidden
 
-Action = Literal["publish", "subscribe"]
-INTERNAL_PREFIX = "__"
+Action = Literal["publish", "subscribe", "admin"]
+INTERNAL_PREFIX: Final = "__"
+GROUP_PREFIX: Final = "group:"  # of ACL entries that speak of a consumer group
+EVERYTHING: Final = ("*",)
+USER_NAME_BYTES_MAX: Final = 255
+_SCRIPTS: Final = ("LATIN", "CYRILLIC", "GREEK")  # their letters look alike: a name keeps to one of them
+
+
+def covers(patterns: Iterable[str], name: str) -> bool:
+    """Whether one of these patterns (a name, or a prefix ending in `*`) speaks of this name."""
+    return any(name == pattern or (pattern[-1:] == "*" and name.startswith(pattern[:-1])) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +40,17 @@ class Principal:
     """A known client. Two principals of the same name are the same owner."""
 
     name: str
-    publish: tuple[str, ...] = ("*",)
-    subscribe: tuple[str, ...] = ("*",)
+    publish: tuple[str, ...] = EVERYTHING
+    subscribe: tuple[str, ...] = EVERYTHING
+    admin: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
     def may(self, action: Action, topic: str) -> bool:
+        """What its own patterns say; ACLs are Access's to know."""
         if topic.startswith(INTERNAL_PREFIX):
             return False
-        rules = self.publish if action == "publish" else self.subscribe
-        return any(topic == rule or (rule.endswith("*") and topic.startswith(rule[:-1])) for rule in rules)
+        patterns = self.publish if action == "publish" else self.subscribe if action == "subscribe" else self.admin
+        return covers(patterns, topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,44 +59,239 @@ class Credential:
 
     name: str
     secret_sha256: str
-    publish: tuple[str, ...] = ("*",)
-    subscribe: tuple[str, ...] = ("*",)
+    publish: tuple[str, ...] = EVERYTHING
+    subscribe: tuple[str, ...] = EVERYTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A named set of patterns that users share."""
+
+    name: str
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    admin: tuple[str, ...] = ()
+    description: str = ""
+
+
+BUILT_IN_ROLES: Final = (
+    Role("admin", EVERYTHING, EVERYTHING, EVERYTHING, "Everything, users and access rules among it."),
+    Role("producer", write=EVERYTHING, description="Publishes to every topic."),
+    Role("consumer", read=EVERYTHING, description="Reads every topic."),
+    Role("guest", description="Nothing but public topics."),
+)
+BUILT_IN_ROLE_NAMES: Final = frozenset(role.name for role in BUILT_IN_ROLES)
+
+
+@dataclass(frozen=True, slots=True)
+class Acl:
+    """Who may use the topics of a name or prefix pattern, or (entries named `group:NAME`) a consumer group."""
+
+    pattern: str
+    public: bool = False
+    users: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+
+    def lists(self, principal: Principal) -> bool:
+        return self.public or principal.name in self.users or any(role in self.roles for role in principal.roles)
 
 
 def hash_secret(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()
 
 
-class Access:
-    """The live set of credentials. `replace` swaps the whole set at once; `epoch` rises so that sessions look again."""
+def user_identity(name: str, version: int) -> str:
+    return f"user:{name}:{version}"
 
-    def __init__(self, credentials: Iterable[Credential] = ()) -> None:
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def check_user_name(name: str) -> str:
+    """The name in its one spelling (NFC), or BadName with the reason."""
+    name = unicodedata.normalize("NFC", name)
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= USER_NAME_BYTES_MAX:
+        raise BadName(f"a user name has 1 to {USER_NAME_BYTES_MAX} bytes, this one has {size}")
+    for letter in name:
+        if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+            raise BadName(f"a user name has no control or invisible characters, this one has U+{ord(letter):04X}")
+    if name != name.strip():
+        raise BadName("a user name does not begin or end with a space")
+    scripts = {unicodedata.name(letter, "").partition(" ")[0] for letter in name if letter.isalpha()}
+    if len(scripts.intersection(_SCRIPTS)) > 1:
+        raise BadName(f"user name {name!r} mixes alphabets whose letters look alike; use one of them")
+    return name
+
+
+def twin_key(name: str) -> str:
+    """Equal for names that differ in case or in compatible forms of the same letters only."""
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    return unicodedata.normalize("NFKC", folded)
+
+
+# -- the live set -----------------------------------------------------------------------------------------------------
+
+
+class Access:
+    """What is valid now: keys, users, roles, ACLs. `epoch` rises with every change so that sessions look again."""
+
+    def __init__(self, credentials: Iterable[Credential] = (), *, dead_letter_suffix: str = "-dlq") -> None:
         self.epoch = 0
-        self._by_hash: dict[str, Principal] = {}
+        self.on_refused: Callable[[Principal, Action, str, str], None] | None = None  # for the audit
+        self._suffix = dead_letter_suffix
+        self._keys: dict[str, Principal] = {}
+        self._users: dict[str, tuple[int, Principal]] = {}
+        self._roles: dict[str, Role] = {role.name: role for role in BUILT_IN_ROLES}
+        self._exact: dict[str, Acl] = {}
+        self._prefixes: dict[str, Acl] = {}
+        self._prefix_lengths: tuple[int, ...] = ()  # in characters, longest first
         self.replace(credentials)
 
+    # -- changes ---------------------------------------------------------------------------------------------------
+
     def replace(self, credentials: Iterable[Credential]) -> None:
-        fresh: dict[str, Principal] = {}
-        for credential in credentials:
-            fresh[credential.secret_sha256] = Principal(credential.name, credential.publish, credential.subscribe)
-        self._by_hash = fresh
+        """Make these the API keys, whole and at once."""
+        self._keys = {
+            f"key:{found.secret_sha256}": Principal(found.name, found.publish, found.subscribe) for found in credentials
+        }
         self.epoch += 1
 
+    def set_roles(self, roles: Iterable[Role]) -> None:
+        """Make these the roles beside the built-in ones; what users may do follows at once."""
+        custom = {role.name: role for role in roles}
+        assert not BUILT_IN_ROLE_NAMES & custom.keys(), "the configuration refuses to redefine a built-in role"
+        self._roles = {role.name: role for role in BUILT_IN_ROLES} | custom
+        for name, (version, principal) in self._users.items():
+            self._users[name] = (version, self.principal(name, principal.roles))
+        self.epoch += 1
+
+    def set_user(self, name: str, version: int, roles: tuple[str, ...]) -> None:
+        self._users[name] = (version, self.principal(name, roles))
+        self.epoch += 1
+
+    def drop_user(self, name: str) -> None:
+        self._users.pop(name, None)
+        self.epoch += 1
+
+    def set_acl(self, acl: Acl) -> None:
+        if acl.pattern.endswith("*"):
+            self._prefixes[acl.pattern[:-1]] = acl
+        else:
+            self._exact[acl.pattern] = acl
+        self._acls_changed()
+
+    def drop_acl(self, pattern: str) -> None:
+        if pattern.endswith("*"):
+            self._prefixes.pop(pattern[:-1], None)
+        else:
+            self._exact.pop(pattern, None)
+        self._acls_changed()
+
+    def _acls_changed(self) -> None:
+        self._prefix_lengths = tuple(sorted({len(prefix) for prefix in self._prefixes}, reverse=True))
+        self.epoch += 1
+
+    # -- who -------------------------------------------------------------------------------------------------------
+
     def authenticate(self, secret: bytes) -> tuple[str, Principal]:
-        """(hash of the secret, principal): the hash is what `still_valid` wants later."""
-        hashed = hash_secret(secret)
-        principal = self._by_hash.get(hashed)
+        """(identity, principal) of an API key: the identity is what `current` wants later."""
+        identity = f"key:{hash_secret(secret)}"
+        principal = self._keys.get(identity)
         if principal is None:
             raise AuthError(
                 "invalid API key", hint="add it to [[keys]] in the configuration, or use a key that is there"
             )
-        return hashed, principal
+        return identity, principal
 
-    def current(self, hashed: str) -> Principal | None:
-        """The principal of an authenticated secret as it is now, or None: revoked."""
-        return self._by_hash.get(hashed)
+    def current(self, identity: str) -> Principal | None:
+        """The principal of an identity as it is now, or None: revoked, disabled, or its password changed since."""
+        found = self._keys.get(identity)
+        if found is not None or not identity.startswith("user:"):
+            return found
+        name, _, version = identity.removeprefix("user:").rpartition(":")
+        user = self._users.get(name)
+        return user[1] if user is not None and version == str(user[0]) else None
 
-    @staticmethod
-    def require(principal: Principal, action: Action, topic: str) -> None:
-        if not principal.may(action, topic):
-            raise Forbidden(f"{principal.name} may not {action} on topic {topic!r}")
+    def principal(self, name: str, roles: tuple[str, ...]) -> Principal:
+        """A user with these roles. A role that is no longer configured gives nothing."""
+        known = [self._roles[role] for role in roles if role in self._roles]
+        return Principal(
+            name,
+            publish=_union(role.write for role in known),
+            subscribe=_union(role.read for role in known),
+            admin=_union(role.admin for role in known),
+            roles=roles,
+        )
+
+    def roles(self) -> list[Role]:
+        """All roles, the built-in ones first."""
+        return list(self._roles.values())
+
+    def has_role(self, name: str) -> bool:
+        return name in self._roles
+
+    def key_names(self) -> set[str]:
+        return {principal.name for principal in self._keys.values()}
+
+    # -- what ------------------------------------------------------------------------------------------------------
+
+    def allowed(self, principal: Principal, action: Action, topic: str) -> bool:
+        """See the table above."""
+        if not self._allowed(principal, action, topic):
+            return False
+        suffix = self._suffix
+        while topic.endswith(suffix) and len(topic) > len(suffix):
+            topic = topic[: -len(suffix)]
+            if not self._allowed(principal, action, topic):
+                return False
+        return True
+
+    def _allowed(self, principal: Principal, action: Action, topic: str) -> bool:
+        if topic.startswith(INTERNAL_PREFIX):
+            return False
+        if principal.admin and covers(principal.admin, topic):
+            return True
+        if action == "admin":
+            return False
+        acl = self._find(topic)
+        if acl is not None:
+            if acl.public:
+                return True
+            if not acl.lists(principal):
+                return False
+        return covers(principal.publish if action == "publish" else principal.subscribe, topic)
+
+    def require(self, principal: Principal, action: Action, topic: str, peer: str = "") -> None:
+        """Forbidden unless allowed. `peer` is where the request came from, for the audit."""
+        if not self.allowed(principal, action, topic):
+            if self.on_refused is not None:
+                self.on_refused(principal, action, topic, peer)
+            what = "administer" if action == "admin" else f"{action} on"
+            raise Forbidden(
+                f"{principal.name} may not {what} topic {topic!r}",
+                hint="an administrator can give it a role or an access rule that allows it",
+            )
+
+    def may_administer(self, principal: Principal) -> bool:
+        """Whether the whole broker is its to administer."""
+        return "*" in principal.admin
+
+    def listed(self, principal: Principal, resource: str) -> bool:
+        """Whether an ACL for this resource is public or names this principal. Only `group:` entries speak of groups."""
+        acl = self._find(resource)
+        if acl is None or (resource.startswith(GROUP_PREFIX) and not acl.pattern.startswith(GROUP_PREFIX)):
+            return False
+        return acl.lists(principal)
+
+    def _find(self, name: str) -> Acl | None:
+        found = self._exact.get(name)
+        if found is None:
+            for length in self._prefix_lengths:
+                if length <= len(name) and (found := self._prefixes.get(name[:length])) is not None:
+                    break
+        return found
+
+
+def _union(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(pattern for part in parts for pattern in part))

@@ -132,6 +132,24 @@ class SchemaIncompatible(QuintetError, ValueError):
         self.reasons = reasons
 
 
+class UserNotFound(QuintetError, LookupError):
+    """No such user."""
+
+    code = "E1340"
+
+
+class UserExists(QuintetError, ValueError):
+    """The user's name is taken, or looks the same as one that is."""
+
+    code = "E1341"
+
+
+class AclNotFound(QuintetError, LookupError):
+    """No access rule of this name."""
+
+    code = "E1342"
+
+
 class LimitExceeded(QuintetError):
     """A named limit of the broker was reached (too many topics, subscriptions, connections)."""
 
@@ -149,6 +167,13 @@ class TooLarge(QuintetError, ValueError):
     """A batch or message over its limit."""
 
     code = "E1402"
+
+
+class Busy(QuintetError, BlockingIOError):
+    """Too many requests of a slow kind (logins, changes of users) wait already."""
+
+    code = "E1403"
+    retryable = True
 
 
 class StorageError(QuintetError, OSError):
