@@ -1,10 +1,12 @@
 """From a verb to a durable fact and back: a keyed internal topic folded into a dict (decision D4).
 
-`put` and `delete` append to the topic and change the dict at once; `done` is called when the change is durable. At start
-`load` folds what the log holds. Compaction keeps the topic as small as the dict.
+`put` and `delete` append to the topic and change the dict at once; `done` is called when the change is durable, or with
+the error after it was taken back. At start `load` folds what the log holds. Compaction keeps the topic as small as the
+dict.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
@@ -53,16 +55,30 @@ class Table(Generic[T]):
             raise CorruptData(f"table {self.name}: the record of key {key!r} does not decode: {error}") from error
 
     def put(self, key: bytes, row: T, done: Done | None = None) -> None:
-        self._append(key, self._encode(row), done)
-        self._rows[key] = row
+        self._append(key, self._encode(row), row, done)
 
     def delete(self, key: bytes, done: Done | None = None) -> None:
-        self._append(key, None, done)
-        self._rows.pop(key, None)
+        self._append(key, None, None, done)
 
-    def _append(self, key: bytes, value: bytes | None, done: Done | None) -> None:
+    def _append(self, key: bytes, value: bytes | None, row: T | None, done: Done | None) -> None:
         batch = kernel.build([value], [key], origin=b"quintet:broker")
-        self._partition.append(batch, None if done is None else lambda _offset, error: done(error))
+        told = None if done is None else partial(self._appended, key, self._rows.get(key), row, done)
+        self._partition.append(batch, told)
+        self._set(key, row)
+
+    def _appended(
+        self, key: bytes, before: T | None, row: T | None, done: Done, _offset: int, error: Exception | None
+    ) -> None:
+        """Durable, or not: then the dict says what it said before, unless it was changed again meanwhile."""
+        if error is not None and self._rows.get(key) is row:
+            self._set(key, before)
+        done(error)
+
+    def _set(self, key: bytes, row: T | None) -> None:
+        if row is None:
+            self._rows.pop(key, None)
+        else:
+            self._rows[key] = row
 
     def get(self, key: bytes) -> T | None:
         return self._rows.get(key)
