@@ -208,6 +208,11 @@ class SimDisk:
         self._enter("pread")
         return bytes(self._handles[handle].data[position : position + size])
 
+    def pread_into(self, handle: int, buffer: memoryview, position: int) -> int:
+        data = self.pread(handle, len(buffer), position)
+        buffer[: len(data)] = data
+        return len(data)
+
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> None:
         file = self._handles[handle]
         try:

@@ -253,7 +253,7 @@ class _Rewriter:
                 for position, length, base, span, _ in part.entries:
                     if base >= self._reached:
                         self._reached = base + span
-                        self._copy_batch(part.data[position : position + length])
+                        self._copy_batch(bytes(part.data[position : position + length]))
         finally:
             disk.close(source)
 

@@ -34,6 +34,9 @@ class Disk(Protocol):
     def pread(self, handle: int, size: int, position: int) -> bytes:
         """Up to size bytes; fewer only at the end of the file."""
 
+    def pread_into(self, handle: int, buffer: memoryview, position: int) -> int:
+        """Fill the buffer; returns how many bytes came, fewer than its length only at the end of the file."""
+
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> None:
         """Write all of the buffers one behind the other, or raise: then any part of them may be there."""
 
@@ -130,6 +133,15 @@ class OsDisk:
             parts.append(data)
             got += len(data)
         return b"".join(parts)
+
+    def pread_into(self, handle: int, buffer: memoryview, position: int) -> int:
+        got = 0
+        while got < len(buffer):
+            part = os.preadv(handle, [buffer[got:]], position + got)
+            if part == 0:
+                break
+            got += part
+        return got
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> None:
         total = sum(map(len, buffers))  # type: ignore[arg-type]

@@ -125,7 +125,7 @@ class FilePartition:
         self._shared.stats["fetches"] += 1
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
         views = [reader.View(segment) for segment in self.segments[first:]]
-        work = partial(reader.read, self._shared.disk, views, offset, max_bytes)
+        work = partial(reader.read, self._shared.disk, self._shared.read_buffers, views, offset, max_bytes)
         self._shared.scheduler.offload(work, partial(self._fetched, done))
 
     def read_now(self, offset: int) -> list[RecordBatch]:
@@ -133,7 +133,7 @@ class FilePartition:
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
         views = [reader.View(segment) for segment in self.segments[first:]]
         found: list[RecordBatch] = []
-        result = reader.read(self._shared.disk, views, offset, READ_NOW_BYTES)
+        result = reader.read(self._shared.disk, self._shared.read_buffers, views, offset, READ_NOW_BYTES)
         self._fetched(lambda batches, _: found.extend(batches), result)
         return found
 

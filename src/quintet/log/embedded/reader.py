@@ -1,5 +1,8 @@
 """Reading batches from segment files, off the loop thread. Every batch is checked before it is handed out.
 
+The usual case is one large read into a pooled buffer and one walk over it; whatever is not in perfect order there is read
+again by the scanner, which tells damage from a large batch.
+
 Works on views: what the loop thread knew about the segments when the read was asked for. A segment that was compacted
 meanwhile has another seed in its header, and is then read from its start; one that retention took is skipped.
 """
@@ -7,6 +10,8 @@ meanwhile has another seed in its header, and is then read from its start; one t
 from dataclasses import dataclass, field
 from typing import Final
 
+from quintet import kernel
+from quintet.log.embedded.buffers import PIECE_BYTES, SLACK_BYTES, ReadBuffers
 from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.segment import (
     HEADER_BYTES,
@@ -16,6 +21,7 @@ from quintet.log.embedded.segment import (
     Run,
     Segment,
     build_index,
+    continuous,
     load_index,
     parse_header,
     scan,
@@ -25,6 +31,7 @@ from quintet.model import limits
 from quintet.model.batch import RecordBatch
 
 READ_WINDOW_BYTES: Final = limits.MIB
+READ_BYTES_MAX: Final = 32 * limits.MIB  # handed out by one read, a larger single batch excepted
 
 
 class View:
@@ -49,9 +56,10 @@ class Found:
     indexes: list[tuple[Segment, Index, int]] = field(default_factory=list)
 
 
-def read(disk: Disk, views: list[View], offset: int, max_bytes: int) -> Found:
-    """Batches from the one that holds offset on, about max_bytes, at least one if any is sound."""
+def read(disk: Disk, buffers: ReadBuffers, views: list[View], offset: int, max_bytes: int) -> Found:
+    """Batches from the one that holds offset on, about max_bytes (and READ_BYTES_MAX), at least one if any is sound."""
     found = Found()
+    max_bytes = min(max_bytes, READ_BYTES_MAX)
     for view in views:
         if view.next_offset <= offset:
             continue
@@ -60,7 +68,7 @@ def read(disk: Disk, views: list[View], offset: int, max_bytes: int) -> Found:
         except FileNotFoundError:
             continue
         try:
-            max_bytes = _read_segment(disk, handle, view, offset, max_bytes, found)
+            max_bytes = _read_segment(disk, buffers, handle, view, offset, max_bytes, found)
         finally:
             disk.close(handle)
         if found.batches:  # a crash within compaction can leave a file whose content the one before has too
@@ -70,7 +78,9 @@ def read(disk: Disk, views: list[View], offset: int, max_bytes: int) -> Found:
     return found
 
 
-def _read_segment(disk: Disk, handle: int, view: View, offset: int, max_bytes: int, found: Found) -> int:
+def _read_segment(
+    disk: Disk, buffers: ReadBuffers, handle: int, view: View, offset: int, max_bytes: int, found: Found
+) -> int:
     segment, end = view.segment, view.end
     header = parse_header(disk.pread(handle, HEADER_BYTES, 0))
     seed, index = view.seed, view.index
@@ -83,6 +93,11 @@ def _read_segment(disk: Disk, handle: int, view: View, offset: int, max_bytes: i
         index = _index_for(disk, handle, view, offset, found)
     place = index.place(offset)
     expected, start = place if place is not None else (segment.base, HEADER_BYTES)
+    span = _Span(start, end, expected)
+    max_bytes = _read_pieces(disk, buffers, handle, seed, span, offset, max_bytes, found)
+    if max_bytes <= 0:
+        return 0
+    start, expected = span.start, span.expected
     window = min(max(max_bytes + limits.INDEX_EVERY_BYTES, limits.INDEX_EVERY_BYTES), READ_WINDOW_BYTES)
     for part in scan(disk, handle, seed, start, end, expected, window):
         if isinstance(part, Run):
@@ -96,6 +111,38 @@ def _read_segment(disk: Disk, handle: int, view: View, offset: int, max_bytes: i
             expected = following
     if expected < view.next_offset:
         found.damages.append(Damage(segment.path, end, 0, -6, expected, view.next_offset))
+    return max_bytes
+
+
+@dataclass(slots=True)
+class _Span:
+    """What is left of a segment: from `start`, where the batch with base `expected` must be."""
+
+    start: int
+    end: int
+    expected: int
+
+
+def _read_pieces(
+    disk: Disk, buffers: ReadBuffers, handle: int, seed: int, span: _Span, offset: int, max_bytes: int, found: Found
+) -> int:
+    """Take sound batches as long as they come one behind the other; where they do not, `span` begins afterwards."""
+    while span.start < span.end and max_bytes > 0:
+        wanted = min(span.end - span.start, min(max_bytes, PIECE_BYTES) + SLACK_BYTES)
+        last = max_bytes <= PIECE_BYTES and span.start + wanted < span.end
+        buffer = buffers.take(wanted)
+        try:
+            with memoryview(buffer) as room, room[:wanted] as part:
+                got = disk.pread_into(handle, part, span.start)
+            good, span.expected, _ = continuous(buffer, kernel.walk(buffer, 0, got, seed, True)[0], span.expected)
+            if not good:
+                break
+            max_bytes = _take(Run(buffer, span.start, good), offset, max_bytes, found)
+            span.start += good[-1][0] + good[-1][1]
+            if last and span.expected > offset:
+                return 0  # what is missing is less than a batch: not worth another read
+        finally:
+            buffers.give(buffer)
     return max_bytes
 
 
@@ -129,7 +176,7 @@ def _leads(disk: Disk, handle: int, index: Index, offset: int, seed: int) -> boo
 
 
 def _take(run: Run, offset: int, max_bytes: int, found: Found) -> int:
-    view = memoryview(run.data)
+    view = memoryview(run.data).toreadonly()
     for position, length, base, span, _ in run.entries:
         if base + span <= offset:
             continue

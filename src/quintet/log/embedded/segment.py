@@ -273,7 +273,7 @@ class Run(NamedTuple):
     """Sound batches one behind the other: entries as from kernel.walk, positions within `data`, which starts at
     `origin` of the file."""
 
-    data: bytes
+    data: bytes | bytearray
     origin: int
     entries: list[Entry]
 
@@ -301,7 +301,7 @@ def scan(
             return
         entries, taken, reason = kernel.walk(data, 0, len(data), seed, True)
         size = window
-        good, expected, broken = _continuous(data, entries, expected)
+        good, expected, broken = continuous(data, entries, expected)
         if good:
             yield Run(data, position, good)
         if broken is not None:
@@ -377,11 +377,11 @@ def _adjacent(series: list[Entry], data: bytes) -> Iterator[list[Entry]]:
         series = series[count:]
 
 
-def _sparse(data: bytes, position: int) -> bool:
+def _sparse(data: bytes | bytearray, position: int) -> bool:
     return bool(struct.unpack_from("<H", data, position + 14)[0] & SPARSE)
 
 
-def _continuous(data: bytes, entries: list[Entry], expected: int) -> tuple[list[Entry], int, int | None]:
+def continuous(data: bytes | bytearray, entries: list[Entry], expected: int) -> tuple[list[Entry], int, int | None]:
     """The entries that continue each other exactly, what is expected behind them, and where continuity broke."""
     for number, (position, _, base, span, _) in enumerate(entries):
         if base != expected and (base < expected or not _sparse(data, position)):

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from quintet.log.embedded.buffers import ReadBuffers
 from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.segment import Damage
 from quintet.model import limits
@@ -30,14 +31,15 @@ class Shared:
     """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
 
     __slots__ = (
-        "active", "cache_bytes", "cache_bytes_max", "cache_order", "disk", "low", "marks_moved", "memory_bytes", "memory_bytes_max", "memory_order", "quarantine", "report", "scheduler",
-        "stats", "unsynced",
+        "active", "cache_bytes", "cache_bytes_max", "cache_order", "disk", "low", "marks_moved", "memory_bytes", "memory_bytes_max", "memory_order", "quarantine", "read_buffers", "report",
+        "scheduler", "stats", "unsynced",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, scheduler: Scheduler, report: Report) -> None:
         self.disk = disk
         self.scheduler = scheduler
         self.report = report
+        self.read_buffers = ReadBuffers()
         self.stats = dict.fromkeys(COUNTERS, 0)
         self.unsynced = 0
         self.cache_bytes = 0

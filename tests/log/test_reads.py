@@ -1,0 +1,90 @@
+"""Reads in pieces: any size asked for gives the same batches, pooled buffers are never shared with a reader, rot that
+appears after a read is found by the next one."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from quintet import kernel
+from quintet.log.base import TopicSpec
+from quintet.log.embedded.buffers import PIECE_BYTES, SLACK_BYTES, ReadBuffers
+from quintet.log.embedded.disk import OsDisk
+from quintet.log.embedded.reader import READ_BYTES_MAX
+from quintet.model import limits
+from tests.log.support import PARTITION, TOPIC, Harness
+
+
+def test_a_buffer_is_used_again_only_when_nobody_looks_at_it() -> None:
+    pool = ReadBuffers()
+    first = pool.take(1000)
+    view = memoryview(first)[10:20]
+    pool.give(first)
+    second = pool.take(1000)
+    assert second is not first
+    pool.give(second)
+    assert pool.take(1000) is second
+    view.release()
+    assert pool.take(1000) is first
+    assert len(first) == len(second)
+
+
+def test_the_pool_is_bounded() -> None:
+    pool = ReadBuffers()
+    made = [pool.take(PIECE_BYTES + SLACK_BYTES) for _ in range(40)]
+    for buffer in made:
+        pool.give(buffer)
+    kept = {id(pool.take(PIECE_BYTES + SLACK_BYTES)) for _ in range(40)} & {id(buffer) for buffer in made}
+    assert 0 < len(kept) <= 16
+    with pytest.raises(ValueError, match="more than"):
+        pool.take(PIECE_BYTES + SLACK_BYTES + 1)
+
+
+@pytest.mark.parametrize("where", ["sim", "os"])
+def test_any_size_asked_for_gives_the_same_batches(where: str, tmp_path: Path) -> None:
+    harness = Harness(OsDisk(), tmp_path / "data") if where == "os" else Harness()
+    partition = harness.open(TopicSpec(TOPIC, "t", durability="os", segment_bytes=3 * limits.MIB))
+    rng = Random(4)
+    for number in range(150):
+        size = 5 * limits.MIB if number == 60 else rng.choice((10, 3000, 70_000, 200_000))
+        harness.append(partition, [rng.randbytes(size)])
+        harness.scheduler.settle()
+    harness.cold(partition)
+    whole = [bytes(b.buffer) for b in harness.fetch(partition, 0, READ_BYTES_MAX)]
+    assert len(whole) == 150
+    for max_bytes in (1, 5000, 64 * limits.KIB, limits.MIB, 8 * limits.MIB):
+        offset, found = 0, []
+        while offset < partition.visible:
+            batches = harness.fetch(partition, offset, max_bytes)
+            assert batches[0].base_offset <= offset
+            assert sum(batch.length for batch in batches[:-1]) <= max_bytes
+            found += [bytes(b.buffer) for b in batches]
+            offset = batches[-1].next_offset
+        assert found == whole, max_bytes
+    harness.log.abandon()
+
+
+def test_batches_stay_as_they_are_while_more_is_read() -> None:
+    harness = Harness()
+    partition = harness.open()
+    rows = harness.write(partition, 200, size=900)
+    harness.cold(partition)
+    held = [(harness.fetch(partition, n, 1000)[0], rows[n][2]) for n in range(200)]
+    for batch, value in held:
+        assert batch.rows()[0][3] == value
+    with pytest.raises((TypeError, ValueError, BufferError)):
+        kernel.reseal(held[0][0].buffer, 1)  # type: ignore[arg-type]
+
+
+def test_rot_after_a_read_is_not_served_by_the_next() -> None:
+    harness = Harness()
+    partition = harness.open()
+    rows = harness.write(partition, 20, size=900)
+    assert harness.read_all(harness.cold(partition)) == rows
+    path = f"{PARTITION}/{0:020d}.seg"
+    data = bytearray(harness.sim.read_file(path) or b"")
+    at = data.index(rows[7][2] or b"")
+    data[at + 5] ^= 4
+    harness.sim.damage(path, bytes(data))
+    assert harness.read_all(partition, max_bytes=1 << 20) == rows[:7] + rows[8:]
+    assert "corrupt_range" in harness.kinds()
