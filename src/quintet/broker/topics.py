@@ -123,8 +123,7 @@ class Topic:
             self._refuse()
         partitions = self.partitions
         if partition == ANY:
-            partition = self._next
-            self._next = partition + 1 if partition + 1 < len(partitions) else 0
+            partition = self.choose(None)
         elif not 0 <= partition < len(partitions):
             self.partition(partition)
         self.published += count
@@ -133,6 +132,14 @@ class Topic:
         else:
             partitions[partition].append(batch, done)
         return partition
+
+    def choose(self, key: bytes | None) -> int:
+        """Where a message goes that names no partition: by its key (FNV-1a, 32 bits), or the next one in turn."""
+        if key:
+            return fnv1a(key) % len(self.partitions)
+        chosen = self._next
+        self._next = chosen + 1 if chosen + 1 < len(self.partitions) else 0
+        return chosen
 
     def partition(self, number: int) -> Partition:
         """Partition `number`, or PartitionNotFound."""
@@ -343,6 +350,14 @@ class Topics:
             self._log.delete_topic(topic.spec.id)
             topic.forget(error)
         topic.release(error)
+
+
+def fnv1a(key: bytes) -> int:
+    """FNV-1a, 32 bits."""
+    value = 0x811C9DC5
+    for byte in key:
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value
 
 
 def check_name(raw: bytes) -> str:

@@ -1,0 +1,250 @@
+"""A retry that is not a duplicate: which sequences of which producer a partition already holds.
+
+An idempotent producer numbers its messages per partition from 0 and sends each with its own id (63 random bits). A
+message whose number is expected is appended; one that is already there is answered with the offset it has; one that
+leaves a gap is refused, so nothing is ever missing in between. What a producer did is written in its batches
+themselves (producer_id and sequence in the header); this module keeps the recent part of it in memory and a snapshot in
+`__producers`, and after a crash reads only what was appended since the snapshot.
+
+Bounds: the last PRODUCERS_MAX producers of a partition, and of each the last RANGES_MAX runs of neighbouring offsets.
+A producer that is forgotten starts over under a new id; a retry older than what is remembered is refused, never doubled.
+"""
+
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from quintet.broker.table import Table
+from quintet.broker.topics import Topic, Topics
+from quintet.log.base import Appended
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import OutOfSequence, StorageError
+
+PRODUCERS_MAX: Final = 1_000  # per partition
+RANGES_MAX: Final = 64  # per producer
+SAVE_EVERY_US: Final = 1_000_000
+PRODUCER_ID_MAX: Final = (1 << 63) - 1
+
+_HEADER: Final = struct.Struct("<QI")  # producer_id and sequence, at 48
+_OFFSET_TIME: Final = struct.Struct("<Q8xq")  # base_offset at 16, timestamp at 32
+
+# first sequence, one past the last, offset of the first, time of the batch in microseconds
+Range = tuple[int, int, int, int]
+# how many records, and where they already are (offset, time) or None: they are to be appended
+Piece = tuple[int, tuple[int, int] | None]
+
+
+class ProducerRow(msgspec.Struct, frozen=True, array_like=True):
+    """One partition's producers as of offset `upto`."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    upto: int
+    producers: list[tuple[int, list[Range]]]
+
+
+class _Producer:
+    """What is known of one producer on one partition. `next` runs ahead of `ranges` by what is on its way."""
+
+    __slots__ = ("next", "ranges", "waiting")
+
+    def __init__(self, ranges: list[Range]) -> None:
+        self.ranges = ranges
+        self.next = ranges[-1][1] if ranges else 0
+        self.waiting: list[tuple[int, Callable[[Exception | None], None]]] = []
+
+    def stored(self, first: int, count: int, offset: int, time: int) -> None:
+        ranges = self.ranges
+        if (
+            ranges
+            and ranges[-1][1] == first
+            and ranges[-1][2] + first - ranges[-1][0] == offset
+            and ranges[-1][3] == time
+        ):
+            ranges[-1] = (ranges[-1][0], first + count, ranges[-1][2], time)
+        else:
+            ranges.append((first, first + count, offset, time))
+            del ranges[:-RANGES_MAX]
+
+
+class Producers:
+    """All partitions that ever had an idempotent producer."""
+
+    def __init__(self, table: Table[ProducerRow], topics: Topics) -> None:
+        self._table = table
+        self._topics = topics
+        self._known: dict[tuple[int, int], OrderedDict[int, _Producer]] = {}
+        self._where: dict[tuple[int, int], Topic] = {}
+        self._dirty: set[tuple[int, int]] = set()
+        self._saved_at = 0
+        self.duplicates = 0
+
+    def load(self) -> None:
+        """Fold the snapshots, then what was appended since. Blocks on reads: only used at start."""
+        for row in list(self._table):
+            topic = self._topics.get(row.topic.encode())
+            if topic is None or topic.spec.id != row.topic_id or row.partition >= len(topic.partitions):
+                self._table.delete(_key(row.topic_id, row.partition))
+                continue
+            known: OrderedDict[int, _Producer] = OrderedDict((id, _Producer(list(r))) for id, r in row.producers)
+            where = (row.topic_id, row.partition)
+            self._known[where] = known
+            self._where[where] = topic
+            self._read_since(known, topic, row)
+
+    def _read_since(self, known: OrderedDict[int, _Producer], topic: Topic, row: ProducerRow) -> None:
+        partition = topic.partitions[row.partition]
+        offset = max(row.upto, partition.start)
+        while offset < partition.visible:
+            batches = partition.read_now(offset)
+            if not batches:
+                return
+            for batch in batches:
+                id, sequence = _HEADER.unpack_from(batch.buffer, 48)
+                if 0 < id <= PRODUCER_ID_MAX and batch.base_offset >= row.upto:
+                    producer = _remember(known, id)
+                    producer.stored(sequence, batch.count, batch.base_offset, batch.timestamp)
+                    producer.next = sequence + batch.count
+            offset = batches[-1].next_offset
+
+    def plan(self, topic: Topic, partition: int, batch: bytearray) -> list[Piece]:
+        """How the records of an idempotent batch are to be treated, in order. Raises OutOfSequence."""
+        producer_id, sequence = _HEADER.unpack_from(batch, 48)
+        count = RecordBatch(batch).count
+        producer = self._known.get((topic.spec.id, partition), {}).get(producer_id)
+        if producer is None:
+            if sequence != 0:
+                raise OutOfSequence(
+                    f"producer {producer_id} is not known on partition {partition} of {topic.name!r} and begins at "
+                    f"{sequence}: only 0 can be the first",
+                    hint="begin again with a new producer id",
+                )
+            return [(count, None)]
+        if sequence > producer.next:
+            raise OutOfSequence(
+                f"producer {producer_id} sent message {sequence} to partition {partition} of {topic.name!r}, "
+                f"{producer.next} comes next",
+                hint="send what is missing first",
+            )
+        pieces: list[Piece] = []
+        end = min(sequence + count, producer.next)
+        while sequence < end:
+            found = next((r for r in producer.ranges if r[0] <= sequence < r[1]), None)
+            if found is None:
+                raise OutOfSequence(
+                    f"message {sequence} of producer {producer_id} was stored or is on its way, and its offset is not "
+                    "at hand",
+                    hint="wait for the answer to the first attempt, or begin again with a new producer id",
+                )
+            size = min(found[1], end) - sequence
+            pieces.append((size, (found[2] + sequence - found[0], found[3])))
+            count -= size
+            sequence += size
+        if pieces:
+            self.duplicates += sum(size for size, _ in pieces)
+        if count:
+            pieces.append((count, None))
+        return pieces
+
+    def in_flight(self, topic: Topic, partition: int, batch: bytearray) -> bool:
+        """Is part of this batch a retry of something still on its way to the disk?"""
+        producer_id, sequence = _HEADER.unpack_from(batch, 48)
+        producer = self._known.get((topic.spec.id, partition), {}).get(producer_id)
+        if producer is None:
+            return False
+        stored = producer.ranges[-1][1] if producer.ranges else 0
+        return bool(
+            sequence < producer.next and sequence + RecordBatch(batch).count > stored and stored < producer.next
+        )
+
+    def wait(self, topic: Topic, partition: int, batch: bytearray, call: Callable[[Exception | None], None]) -> None:
+        """Call when what is on its way from this producer is stored, or was refused."""
+        producer_id, _ = _HEADER.unpack_from(batch, 48)
+        producer = self._known[topic.spec.id, partition][producer_id]
+        producer.waiting.append((producer.next, call))
+
+    def append(self, topic: Topic, partition: int, batch: bytearray, done: Appended) -> None:
+        """Append a batch whose sequence is the expected one."""
+        producer_id, sequence = _HEADER.unpack_from(batch, 48)
+        where = (topic.spec.id, partition)
+        known = self._known.get(where)
+        if known is None:
+            known = self._known[where] = OrderedDict()
+            self._where[where] = topic
+            self._save(where)  # so that a crash before the first snapshot still knows where to look
+        producer = _remember(known, producer_id)
+        count = RecordBatch(batch).count
+        topic.publish(
+            batch, count, True, partial(self._appended, where, producer, batch, sequence, count, done), partition
+        )
+        producer.next = sequence + count
+
+    def _appended(
+        self,
+        where: tuple[int, int],
+        producer: _Producer,
+        batch: bytearray,
+        sequence: int,
+        count: int,
+        done: Appended,
+        offset: int,
+        error: Exception | None,
+    ) -> None:
+        if error is None:
+            _, time = _OFFSET_TIME.unpack_from(batch, 16)
+            producer.stored(sequence, count, offset, time)
+            self._dirty.add(where)
+        else:
+            producer.next = min(producer.next, sequence)
+        done(offset, error)
+        stored = producer.ranges[-1][1] if producer.ranges else 0
+        if producer.waiting and (error is not None or producer.waiting[0][0] <= stored):
+            ready = [call for upto, call in producer.waiting if error is not None or upto <= stored]
+            producer.waiting = [] if error is not None else [item for item in producer.waiting if item[0] > stored]
+            for call in ready:
+                call(None)
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def tick(self, now: int) -> None:
+        if self._dirty and now - self._saved_at >= SAVE_EVERY_US:
+            self._saved_at = now
+            self.save()
+
+    def save(self) -> None:
+        """Write a snapshot of every partition that changed."""
+        dirty, self._dirty = self._dirty, set()
+        for where in dirty:
+            try:
+                self._save(where)
+            except StorageError:  # a full disk: the log itself still tells, from the last snapshot on
+                self._dirty.add(where)
+
+    def _save(self, where: tuple[int, int]) -> None:
+        topic = self._where[where]
+        if self._topics.get(topic.raw) is not topic:
+            del self._known[where], self._where[where]
+            self._table.delete(_key(*where))
+            return
+        upto = topic.partitions[where[1]].visible
+        producers = [(id, producer.ranges) for id, producer in self._known[where].items()]
+        self._table.put(_key(*where), ProducerRow(topic.name, where[0], where[1], upto, producers))
+
+
+def _remember(known: OrderedDict[int, _Producer], id: int) -> _Producer:
+    producer = known.get(id)
+    if producer is None:
+        producer = known[id] = _Producer([])
+        if len(known) > PRODUCERS_MAX:
+            known.popitem(last=False)
+    known.move_to_end(id)
+    return producer
+
+
+def _key(topic_id: int, partition: int) -> bytes:
+    return f"{topic_id}/{partition}".encode()

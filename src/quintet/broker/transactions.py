@@ -1,0 +1,240 @@
+"""Transactions: messages of several topics, and consumed offsets, that appear together or not at all.
+
+What is produced in a transaction waits here, in memory, and nowhere else: until the commit no reader, no door and no
+Spark job can see it, and a crash forgets it, which is what a rollback is. The commit is one intent (intents.py).
+
+    state \\ event    produce      commit               rollback     time-out / fenced   crash
+    OPEN             keep it      -> COMMITTING        -> forgotten  -> forgotten        forgotten
+    COMMITTING       refused      wait with the first  refused       no effect           intent written: carried out
+    committed        refused      success again        refused       -                   success again
+
+A transaction belongs to the name of the principal that began it; to anybody else it does not exist. Its id is 128 random
+bits, its owner may use it on any connection. `transactional_id` names a producer: beginning again under the same name
+fences the transaction that an earlier instance left open.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from quintet import kernel
+from quintet.broker.intents import Effect, Intents
+from quintet.broker.topics import ANY, Topic
+from quintet.model.batch import TRANSACTIONAL
+from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, TransactionNotFound
+from quintet.model.scheduler import Scheduler
+
+OPEN: Final = "open"
+COMMITTING: Final = "committing"
+
+OPEN_BYTES_MAX: Final = 256 << 20  # of all open transactions together
+ENDED_REMEMBERED_MAX: Final = 10_000  # why a transaction is gone, for whoever asks
+TXN_ID_BYTES: Final = 16
+
+Done = Callable[[Exception | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionLimits:
+    """What one transaction and one principal may hold."""
+
+    records_max: int = 1_000
+    bytes_max: int = 16 << 20
+    open_max: int = 100  # per principal
+    timeout_us: int = 60_000_000
+    timeout_us_max: int = 900_000_000
+
+
+class Transaction:
+    """An open transaction."""
+
+    __slots__ = ("began", "bytes", "count", "deadline", "effects", "id", "name", "owner", "parts", "state", "waiters")
+
+    def __init__(self, id: str, owner: str, name: str, began: int, deadline: int) -> None:
+        self.id = id
+        self.owner = owner
+        self.name = name
+        self.began = began
+        self.deadline = deadline
+        self.state = OPEN
+        self.bytes = self.count = 0
+        self.parts: dict[tuple[Topic, int], tuple[list[bytes | None], list[bytes | None], bytes]] = {}
+        self.effects: list[Effect] = []
+        self.waiters: list[Done] = []
+
+
+class Transactions:
+    """All open transactions by id."""
+
+    def __init__(
+        self,
+        intents: Intents,
+        scheduler: Scheduler,
+        entropy: Callable[[int], bytes],
+        limits: TransactionLimits | None = None,
+    ) -> None:
+        self._intents = intents
+        self._scheduler = scheduler
+        self._entropy = entropy
+        self._limits = limits or TransactionLimits()
+        self._by_id: dict[str, Transaction] = {}
+        self._by_name: dict[tuple[str, str], Transaction] = {}
+        self._open: dict[str, int] = {}
+        self._ended: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._bytes = 0
+        self.committed = self.aborted = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def begin(self, owner: str, name: str = "", timeout_us: int = 0) -> str:
+        """A new transaction's id. `name`: the transactional id, whose open transaction is fenced."""
+        if name and (earlier := self._by_name.get((owner, name))) is not None and earlier.state is OPEN:
+            self._end(earlier, f"fenced: a newer producer began as {name!r}")
+        limits = self._limits
+        if self._open.get(owner, 0) >= limits.open_max:
+            raise LimitExceeded(
+                f"{owner} has {limits.open_max} open transactions, the most one may have",
+                hint="commit or roll back one of them",
+            )
+        if timeout_us > limits.timeout_us_max:
+            raise BadRequest(f"a transaction lasts at most {limits.timeout_us_max // 1_000_000} s")
+        now = self._scheduler.now()
+        id = f"txn-{self._entropy(TXN_ID_BYTES).hex()}"
+        transaction = Transaction(id, owner, name, now, now + (timeout_us or limits.timeout_us))
+        self._by_id[id] = transaction
+        self._open[owner] = self._open.get(owner, 0) + 1
+        if name:
+            self._by_name[owner, name] = transaction
+        return id
+
+    def produce(
+        self, owner: str, id: str, topic: Topic, partition: int, key: bytes | None, value: bytes, origin: bytes
+    ) -> int:
+        """Keep a message until the commit; returns the partition it will go to."""
+        transaction = self._find(owner, id)
+        limits = self._limits
+        size = len(value) + len(key or b"")
+        if transaction.count >= limits.records_max:
+            raise LimitExceeded(
+                f"a transaction holds at most {limits.records_max} messages", hint="commit and begin anew"
+            )
+        if transaction.bytes + size > limits.bytes_max:
+            raise LimitExceeded(f"a transaction holds at most {limits.bytes_max} bytes", hint="commit and begin anew")
+        if self._bytes + size > OPEN_BYTES_MAX:
+            raise LimitExceeded("the open transactions of all clients are too large together", hint="try again soon")
+        if partition == ANY:
+            partition = topic.choose(key)
+        topic.check_writable(partition)
+        part = transaction.parts.get((topic, partition))
+        if part is None:
+            part = transaction.parts[topic, partition] = ([], [], origin)
+        part[0].append(value)
+        part[1].append(key)
+        transaction.count += 1
+        transaction.bytes += size
+        self._bytes += size
+        return partition
+
+    def add_effect(self, owner: str, id: str, effect: Effect) -> None:
+        """Something else that happens with the commit: a group's offsets."""
+        transaction = self._find(owner, id)
+        if len(transaction.effects) >= self._limits.records_max:
+            raise LimitExceeded(f"a transaction holds at most {self._limits.records_max} offsets")
+        transaction.effects.append(effect)
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def commit(self, owner: str, id: str, done: Done) -> None:
+        """All of it becomes visible. Asked again, also after a crash, the answer is the same."""
+        outcome = self._intents.outcome(id)
+        if outcome is not None and outcome.owner == owner:
+            self._intents.wait(outcome, done)
+            return
+        transaction = self._by_id.get(id)
+        if transaction is not None and transaction.owner == owner and transaction.state is COMMITTING:
+            transaction.waiters.append(done)
+            return
+        transaction = self._find(owner, id)
+        transaction.state = COMMITTING
+        transaction.waiters.append(done)
+        self._when_ready(transaction, list({topic for topic, _ in transaction.parts}), None)
+
+    def _when_ready(self, transaction: Transaction, topics: list[Topic], error: Exception | None) -> None:
+        """A topic made by this transaction must be known after a crash before anything of it is promised."""
+        if error is None and topics:
+            topics[0].after(partial(self._when_ready, transaction, topics[1:]))
+            return
+        if error is None:
+            appends = [
+                (topic, partition, kernel.build(values, keys, origin=origin, flags=TRANSACTIONAL))
+                for (topic, partition), (values, keys, origin) in transaction.parts.items()
+            ]
+            try:
+                self._intents.commit(
+                    appends,
+                    transaction.effects,
+                    partial(self._committed, transaction),
+                    token=transaction.id,
+                    owner=transaction.owner,
+                )
+                return
+            except QuintetError as refused:
+                error = refused
+        self._committed(transaction, error)
+
+    def _committed(self, transaction: Transaction, error: Exception | None) -> None:
+        waiters, transaction.waiters = transaction.waiters, []
+        if self._intents.outcome(transaction.id) is not None:
+            if transaction.id in self._by_id:
+                self._drop(transaction)
+                self.committed += 1
+        else:  # nothing was written: it is as open as before, and may be committed again
+            transaction.state = OPEN
+            transaction.deadline = max(transaction.deadline, self._scheduler.now() + self._limits.timeout_us)
+        for done in waiters:
+            done(error)
+
+    def abort(self, owner: str, id: str) -> None:
+        """Forget all of it."""
+        self._end(self._find(owner, id), "rolled back")
+
+    def tick(self, now: int) -> None:
+        """Roll back what took too long. Called about every 50 ms."""
+        late = [t for t in self._by_id.values() if t.deadline <= now and t.state is OPEN] if self._by_id else ()
+        for transaction in late:
+            self._end(transaction, f"timed out after {(transaction.deadline - transaction.began) // 1_000_000} s")
+
+    def _find(self, owner: str, id: str) -> Transaction:
+        transaction = self._by_id.get(id)
+        if transaction is not None and transaction.owner == owner:
+            if transaction.state is OPEN:
+                return transaction
+            raise TransactionNotFound(f"transaction {id} is being committed", hint="wait for its commit to be answered")
+        why = "no such transaction of yours"
+        outcome = self._intents.outcome(id)
+        if outcome is not None and outcome.owner == owner:
+            why = "it is committed"
+        elif (ended := self._ended.get(id)) is not None and ended[0] == owner:
+            why = ended[1]
+        raise TransactionNotFound(f"transaction not found: {id} ({why})", hint="begin a new one")
+
+    def _end(self, transaction: Transaction, why: str) -> None:
+        self._drop(transaction)
+        self.aborted += 1
+        self._ended[transaction.id] = (transaction.owner, why)
+        if len(self._ended) > ENDED_REMEMBERED_MAX:
+            self._ended.popitem(last=False)
+
+    def _drop(self, transaction: Transaction) -> None:
+        del self._by_id[transaction.id]
+        self._bytes -= transaction.bytes
+        left = self._open[transaction.owner] - 1
+        if left:
+            self._open[transaction.owner] = left
+        else:
+            del self._open[transaction.owner]
+        if self._by_name.get((transaction.owner, transaction.name)) is transaction:
+            del self._by_name[transaction.owner, transaction.name]
