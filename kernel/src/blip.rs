@@ -46,7 +46,7 @@ pub const ZERO_SUBSCRIPTION: u8 = 8;
 
 const SPARE: Refusal = "batch columns do not add up: an entry lies outside its column";
 
-fn be<const N: usize>(d: &[u8], at: usize) -> [u8; N] {
+pub fn be<const N: usize>(d: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&d[at..at + N]);
     out
@@ -96,7 +96,7 @@ pub fn next_frame(d: &[u8], pos: usize, max_frame: usize, last_type: u8) -> Next
 /// Copies n bytes. Short ones go as one move of a fixed size when both sides have room: what lands behind them in dst
 /// must be written later by the caller, who writes in rising order up to exactly dst.len().
 #[inline(always)]
-fn copy_ahead(dst: &mut [u8], to: usize, src: &[u8], from: usize, n: usize) {
+pub fn copy_ahead(dst: &mut [u8], to: usize, src: &[u8], from: usize, n: usize) {
     macro_rules! fixed {
         ($size:literal) => {
             if n <= $size {
@@ -236,23 +236,24 @@ struct Finder<'a> {
     by_topic: HashMap<&'a [u8], usize>,
 }
 
-const FINDER_SLOTS: usize = 64;
+pub const FINDER_SLOTS: usize = 64;
+
+/// Where a table of FINDER_SLOTS guesses has its guess for a topic.
+pub fn topic_slot(topic: &[u8]) -> usize {
+    const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
+    let mut mixed = topic.len() as u64;
+    for part in topic.chunks(8) {
+        let mut word = [0; 8];
+        word[..part.len()].copy_from_slice(part);
+        mixed = (mixed.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(MIX);
+    }
+    (mixed >> 58) as usize
+}
 
 impl<'a> Finder<'a> {
-    fn slot(topic: &[u8]) -> usize {
-        const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
-        let mut mixed = topic.len() as u64;
-        for part in topic.chunks(8) {
-            let mut word = [0; 8];
-            word[..part.len()].copy_from_slice(part);
-            mixed = (mixed.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(MIX);
-        }
-        (mixed >> 58) as usize
-    }
-
     /// The number of the topic's group, or one past all groups.
     fn find(&mut self, groups: &[Group<'a>], topic: &'a [u8]) -> usize {
-        let slot = Self::slot(topic);
+        let slot = topic_slot(topic);
         if groups.get(self.guesses[slot]).is_some_and(|group| group.topic == topic) {
             return self.guesses[slot];
         }
@@ -262,7 +263,7 @@ impl<'a> Finder<'a> {
     }
 
     fn set(&mut self, topic: &'a [u8], number: usize) {
-        self.guesses[Self::slot(topic)] = number;
+        self.guesses[topic_slot(topic)] = number;
         self.by_topic.insert(topic, number);
     }
 }

@@ -1,10 +1,14 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
-//! Only the talking to Python lives here: arguments in, objects out, refusals as ValueError. The work is in `batch.rs`,
-//! `make.rs` and `blip.rs`. The interpreter lock is held throughout; no I/O, no clock, no state.
+//! Only the talking to Python lives here (and in `fly_py.rs` for FlyMQ): arguments in, objects out, refusals as
+//! ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fly.rs` and `fly_reply.rs`. The interpreter lock is held
+//! throughout, except while a large FlyMQ fetch is written; no I/O, no clock, no state.
 
 mod batch;
 mod blip;
+mod fly;
+mod fly_py;
+mod fly_reply;
 mod make;
 
 use batch::{Batch, Head, Layout, Refusal, Sizes};
@@ -40,7 +44,7 @@ impl Held {
     }
 }
 
-/// A batch to merge: bytearrays and bytes are taken as they are, which is much cheaper than exporting a buffer.
+/// One of many batches: bytearrays and bytes are taken as they are, which is much cheaper than exporting a buffer.
 enum Part<'py> {
     Array(Bound<'py, PyByteArray>),
     Bytes(Bound<'py, PyBytes>),
@@ -61,8 +65,8 @@ impl<'py> Part<'py> {
     /// The bytes, to be used only while no Python code can run: a bytearray taken this way could be resized by it.
     fn bytes(&self) -> &[u8] {
         match self {
-            // SAFETY: the only caller, `merge`, asks after all parts are taken and then runs no Python code before the
-            // slices are gone, so nobody writes to or resizes the bytearray meanwhile.
+            // SAFETY: the callers, `merge` and `fly_produced`, ask after all parts are taken and then run no Python code
+            // before the slices are gone, so nobody writes to or resizes the bytearray meanwhile.
             Part::Array(array) => unsafe { array.as_bytes() },
             Part::Bytes(bytes) => bytes.as_bytes(),
             Part::Other(held) => held.bytes(),
@@ -645,6 +649,8 @@ fn blip_received<'py>(py: Python<'py>, data: &Bound<'py, PyAny>, start: i64, max
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split};
     #[pymodule_export]
     use super::{
         blip_deliver, blip_publish, blip_received, blip_split, build, check, crc32c, find, layout, merge, place, reseal, rows,

@@ -122,3 +122,71 @@ def blip_received(data: Buffer, start: int, max_frame: int) -> tuple[list[tuple[
     """Split what a client reads: (items, consumed, fatal). A run of DELIVER or PUBLISH frames of one topic is
     (10 or 3, topic, [(cid, qos, value), ...]); any other known frame is (type, cid, payload). fatal as in
     blip_split, and 4 a malformed DELIVER or PUBLISH payload; consumed is then the start of that frame."""
+
+# -- FlyMQ ------------------------------------------------------------------------------------------------------------
+
+def fly_split(
+    data: Buffer, start: int, max_frame: int, counts: dict[bytes, int], origin: bytes, now: int
+) -> tuple[list[tuple[object, ...]], int, int, bytes | None]:
+    """Split a read into what the session must act on: (items, consumed, fatal, unknown). At most one run of PRODUCE
+    frames, then at most one other frame; call again from consumed until there are no items and nothing unknown.
+
+      (1, groups, order)    consecutive sound PRODUCE frames without compression (flags & 0x0E is 0). groups is
+                            [(topic, partition, batch, count), ...], each an unsealed batch with `origin`, and with the
+                            producer_id and first sequence of an idempotent producer; order is the group number of each
+                            record in wire order, packed `<H`.
+      (op, flags, payload)  any other frame, and a PRODUCE that is compressed or whose fields do not add up (topic of 1
+                            to 255 bytes, producer_id of 1 to 2**63 - 1). Splitting stops behind it.
+
+    counts tells the partitions of each topic. One that is not in it is `unknown`: consumed is then the start of the
+    first frame that names it; add it and call again. 0 partitions: the topic was refused, all its records come in one
+    group with partition -1 and no producer. A record belongs to the partition it asks for (sound or not); if it asks for
+    -1, to FNV-1a (32 bit) of its key modulo the partitions, or without a key to -1: the session chooses. Records of one
+    topic, partition and producer are one group, as long as the producer's sequences rise by one. A run ends before it
+    would have over 16 MiB of frames (a longer frame is a run alone) or over 65,535 groups; a group has fewer than 2**20
+    records. max_frame, the greatest payload, is 1 byte to 32 MiB. `now` must be microseconds since 1970, and no record
+    is given an expiry: PRODUCE has no time to live.
+
+    fatal: 0, or 1 bad magic, 2 unknown version, 3 length above max_frame, each judged as soon as its bytes are in; the
+    items before it are still good."""
+
+def fly_produced(groups: Sequence[tuple[bytes, int, Buffer | None, bytes]], order: bytes, flags: int) -> bytes:
+    """The replies of a run, in its order. A group is (topic, partition, batch, error): with a batch, which is sealed or
+    placed by now, the reply to its k-th record is RecordMetadata with base_offset + k and the batch's timestamp in
+    milliseconds; without one it is `error`, a whole ERROR frame, for each of its records."""
+
+def fly_fetch(
+    batches: Sequence[Buffer],
+    offset: int,
+    max_records: int,
+    max_bytes: int,
+    now: int,
+    op: int,
+    flags: int,
+    sdk: bool,
+) -> tuple[bytes, int, int]:
+    """(whole reply frame, count, next_offset): the records with at least this offset, in the order of the batches, until
+    there are max_records or the payload would be over max_bytes (at most 1 GiB; one record is always taken if there is
+    one). Those whose expiry is not 0 and not after `now` are left out. next_offset is the first offset that was not looked
+    at: behind the last record taken or left out, behind a batch of which all was looked at, or `offset` itself. A null key
+    or value has length 0. sdk chooses the layout of the SDKs over that of the document. The batches must not change
+    meanwhile: a large reply is written without the interpreter lock."""
+
+def fly_produce(
+    topic: bytes,
+    keys: Sequence[bytes | None] | None,
+    values: Sequence[bytes],
+    partition: int,
+    producer_id: int,
+    first_sequence: int,
+    flags: int,
+) -> bytes:
+    """PRODUCE frames for a client. producer_id 0: without the suffix of idempotent producers; otherwise sequences rise
+    from first_sequence. An empty key is no key on this wire."""
+
+def fly_received(data: Buffer, start: int, max_frame: int, sdk: bool) -> tuple[list[tuple[object, ...]], int, int]:
+    """Split what a client reads: (items, consumed, fatal). A run of replies to PRODUCE is
+    (1, [(topic, partition, offset, timestamp_ms), ...]), a reply to FETCH or FETCH_BINARY is
+    (7 or 11, [(offset, key or None, value), ...], next_offset); any other frame, and a compressed one, is
+    (op, flags, payload). fatal as in fly_split, and 4 a reply to PRODUCE or FETCH that does not add up; consumed is then
+    the start of that frame. max_frame is 1 byte to 64 MiB."""

@@ -7,6 +7,7 @@ here but the list.
 from quintet.kernel.pure_batch import build, check, find, layout, merge, place, reseal, rows, seal, select, walk
 from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, blip_split
 from quintet.kernel.pure_crc import crc32c
+from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split
 
 __all__ = [
     "blip_deliver",
@@ -17,6 +18,11 @@ __all__ = [
     "check",
     "crc32c",
     "find",
+    "fly_fetch",
+    "fly_produce",
+    "fly_produced",
+    "fly_received",
+    "fly_split",
     "layout",
     "merge",
     "place",

@@ -1,0 +1,271 @@
+//! FlyMQ fetches and the client's side: writing a FETCH reply out of batches, writing PRODUCE requests, reading replies.
+//!
+//! A fetch is what competes with a file handed to the kernel's sendfile, so it counts first and then writes each byte of
+//! the reply once, into memory of exactly that size. Only bytes: Python objects are `fly_py.rs`'s matter.
+
+use crate::batch::{self, Batch, Refusal, i32_at};
+use crate::blip::{be, copy_ahead};
+use crate::fly::{FRAME_BYTES, MAGIC, PRODUCE, VERSION};
+
+const SPARE: Refusal = "batch columns do not add up: an entry lies outside its column";
+/// Of a reply: count and next_offset. Of a record: the lengths of key and value, and the offset.
+const FETCH_FIXED_BYTES: usize = 12;
+const RECORD_FIXED_BYTES: usize = 16;
+
+pub struct FetchWish {
+    pub offset: u64,
+    pub max_records: usize,
+    pub max_bytes: usize,
+    pub now: i64,
+    pub op: u8,
+    pub flags: u8,
+    pub sdk: bool,
+}
+
+/// Records first..last of a batch; those that expired are still among them.
+struct Piece<'a> {
+    batch: Batch<'a>,
+    first: usize,
+    last: usize,
+}
+
+/// A reply that can be written: all entries are checked and the size is known.
+pub struct Fetch<'a> {
+    wish: FetchWish,
+    pieces: Vec<Piece<'a>>,
+    pub count: usize,
+    pub next_offset: u64,
+    pub bytes: usize,
+}
+
+/// The ends of entry i of a column, or None if they lie outside it.
+#[inline(always)]
+fn ends(batch: &Batch, offsets: usize, limit: usize, i: usize) -> Option<(usize, usize)> {
+    let (a, b) = (i32_at(batch.d, offsets + 4 * i), i32_at(batch.d, offsets + 4 * i + 4));
+    (a >= 0 && a <= b && b as usize <= limit).then_some((a as usize, b as usize))
+}
+
+fn expired(batch: &Batch, i: usize, now: i64) -> bool {
+    let expiry = batch.expiry(i);
+    expiry != 0 && expiry <= now
+}
+
+impl<'a> Fetch<'a> {
+    pub fn new(batches: &[&'a [u8]], wish: FetchWish) -> Result<Fetch<'a>, Refusal> {
+        let next_offset = wish.offset;
+        let mut fetch =
+            Fetch { wish, pieces: Vec::new(), count: 0, next_offset, bytes: FRAME_BYTES + FETCH_FIXED_BYTES };
+        for data in batches {
+            if !fetch.take(Batch::open(data, 0)?)? {
+                break;
+            }
+        }
+        Ok(fetch)
+    }
+
+    /// Takes what is wanted of one batch; whether the next one is wanted too.
+    fn take(&mut self, batch: Batch<'a>) -> Result<bool, Refusal> {
+        let (n, base) = (batch.head.count, batch.head.base_offset);
+        let below = self.wish.offset.saturating_sub(base).min(n as u64) as usize;
+        let first = if batch.at.deltas == 0 {
+            below
+        } else {
+            (0..n).find(|i| base + batch.delta(*i) >= self.wish.offset).unwrap_or(n)
+        };
+        let (w, values) = (batch.at, batch.value_size());
+        let keys = if w.key_offsets == 0 { 0 } else { batch.size(w.key_offsets, n) };
+        let most = FRAME_BYTES + self.wish.max_bytes;
+        let mut last = first;
+        while last < n {
+            if self.count == self.wish.max_records {
+                break;
+            }
+            if w.expiries == 0 || !expired(&batch, last, self.wish.now) {
+                let (a, b) = ends(&batch, w.value_offsets, values, last).ok_or(SPARE)?;
+                let mut size = RECORD_FIXED_BYTES + b - a;
+                if w.key_offsets != 0 {
+                    let (a, b) = ends(&batch, w.key_offsets, keys, last).ok_or(SPARE)?;
+                    size += b - a;
+                }
+                if self.count != 0 && self.bytes + size > most {
+                    break;
+                }
+                self.count += 1;
+                self.bytes += size;
+            }
+            last += 1;
+        }
+        if last > first {
+            self.next_offset = self.next_offset.max(base + batch.delta(last - 1) + 1);
+        }
+        if last == n {
+            self.next_offset = self.next_offset.max(base + u64::from(batch.head.span));
+        }
+        self.pieces.push(Piece { batch, first, last });
+        Ok(last == n)
+    }
+
+    /// Fills exactly `bytes` bytes.
+    ///
+    ///   document:  |count u32|{key_len u32|key|value_len u32|value|offset u64}...|next_offset u64|
+    ///   SDKs:      |count u32|next_offset u64|{offset u64|key_len u32|key|value_len u32|value}...|
+    pub fn fill(&self, out: &mut [u8]) {
+        let (wish, mut at) = (&self.wish, FRAME_BYTES + 4);
+        out[..4].copy_from_slice(&[MAGIC, VERSION, wish.op, wish.flags]);
+        batch::put(out, 4, ((self.bytes - FRAME_BYTES) as u32).to_be_bytes());
+        batch::put(out, FRAME_BYTES, (self.count as u32).to_be_bytes());
+        if wish.sdk {
+            batch::put(out, at, self.next_offset.to_be_bytes());
+            at += 8;
+        }
+        for piece in &self.pieces {
+            at = piece.fill(out, at, wish);
+        }
+        if !wish.sdk {
+            batch::put(out, at, self.next_offset.to_be_bytes());
+        }
+    }
+}
+
+impl Piece<'_> {
+    fn fill(&self, out: &mut [u8], mut at: usize, wish: &FetchWish) -> usize {
+        let (batch, w, d) = (&self.batch, &self.batch.at, self.batch.d);
+        let span =
+            |offsets: usize, i: usize| (i32_at(d, offsets + 4 * i) as usize, i32_at(d, offsets + 4 * i + 4) as usize);
+        for i in self.first..self.last {
+            if w.expiries != 0 && expired(batch, i, wish.now) {
+                continue;
+            }
+            let offset = (batch.head.base_offset + batch.delta(i)).to_be_bytes();
+            if wish.sdk {
+                batch::put(out, at, offset);
+                at += 8;
+            }
+            if w.key_offsets == 0 {
+                batch::put(out, at, [0; 4]);
+                at += 4;
+            } else {
+                let (a, b) = span(w.key_offsets, i);
+                at = put_bytes32(out, at, d, w.key_data + a, b - a);
+            }
+            let (a, b) = span(w.value_offsets, i);
+            at = put_bytes32(out, at, d, w.value_data + a, b - a);
+            if !wish.sdk {
+                batch::put(out, at, offset);
+                at += 8;
+            }
+        }
+        at
+    }
+}
+
+fn put_bytes32(out: &mut [u8], at: usize, d: &[u8], from: usize, size: usize) -> usize {
+    batch::put(out, at, (size as u32).to_be_bytes());
+    copy_ahead(out, at + 4, d, from, size);
+    at + 4 + size
+}
+
+// -- the client's side ------------------------------------------------------------------------------------------------
+
+/// A PRODUCE request to one topic, as far as all records share it.
+pub struct Request<'a> {
+    pub topic: &'a [u8],
+    pub partition: i32,
+    pub producer_id: u64,
+    pub flags: u8,
+}
+
+impl Request<'_> {
+    /// Bytes of the payload around key and value.
+    pub fn fixed_bytes(&self) -> usize {
+        2 + self.topic.len() + 4 + 4 + 4 + if self.producer_id == 0 { 0 } else { 12 }
+    }
+
+    /// Writes one frame at `at`; returns where it ends. out has room for it.
+    pub fn put(&self, out: &mut [u8], at: usize, key: &[u8], value: &[u8], sequence: u32) -> usize {
+        let length = self.fixed_bytes() + key.len() + value.len();
+        batch::put(out, at, [MAGIC, VERSION, PRODUCE, self.flags]);
+        batch::put(out, at + 4, (length as u32).to_be_bytes());
+        batch::put(out, at + FRAME_BYTES, (self.topic.len() as u16).to_be_bytes());
+        let mut to = at + FRAME_BYTES + 2;
+        out[to..to + self.topic.len()].copy_from_slice(self.topic);
+        to += self.topic.len();
+        for part in [key, value] {
+            batch::put(out, to, (part.len() as u32).to_be_bytes());
+            out[to + 4..to + 4 + part.len()].copy_from_slice(part);
+            to += 4 + part.len();
+        }
+        batch::put(out, to, self.partition.to_be_bytes());
+        if self.producer_id != 0 {
+            batch::put(out, to + 4, self.producer_id.to_be_bytes());
+            batch::put(out, to + 12, sequence.to_be_bytes());
+        }
+        at + FRAME_BYTES + length
+    }
+}
+
+/// Reads fields one behind the other; None where the payload is too short.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, size: usize) -> Option<&'a [u8]> {
+        let (front, rest) = self.0.split_at_checked(size)?;
+        self.0 = rest;
+        Some(front)
+    }
+
+    fn number<const N: usize>(&mut self) -> Option<[u8; N]> {
+        Some(be(self.bytes(N)?, 0))
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.number().map(u32::from_be_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.number().map(u64::from_be_bytes)
+    }
+
+    fn bytes32(&mut self) -> Option<&'a [u8]> {
+        let size = self.u32()? as usize;
+        self.bytes(size)
+    }
+}
+
+/// (topic, partition, offset, timestamp in milliseconds) of a RecordMetadata payload.
+pub fn parse_metadata(payload: &[u8]) -> Option<(&[u8], i32, u64, i64)> {
+    let mut fields = Fields(payload);
+    let size = u16::from_be_bytes(fields.number()?) as usize;
+    let topic = fields.bytes(size)?;
+    let partition = i32::from_be_bytes(fields.number()?);
+    let offset = fields.u64()?;
+    let timestamp = i64::from_be_bytes(fields.number()?);
+    fields.bytes(8)?;
+    fields.0.is_empty().then_some((topic, partition, offset, timestamp))
+}
+
+/// The records of a FETCH reply: (offset, key, value).
+pub type Fetched<'a> = Vec<(u64, &'a [u8], &'a [u8])>;
+
+/// (records, next_offset) of a FETCH reply's payload.
+pub fn parse_fetch(payload: &[u8], sdk: bool) -> Option<(Fetched<'_>, u64)> {
+    let mut fields = Fields(payload);
+    let count = fields.u32()? as usize;
+    if count > payload.len() / RECORD_FIXED_BYTES {
+        return None;
+    }
+    let mut records = Vec::with_capacity(count);
+    let mut next_offset = if sdk { fields.u64()? } else { 0 };
+    for _ in 0..count {
+        let mut offset = if sdk { fields.u64()? } else { 0 };
+        let (key, value) = (fields.bytes32()?, fields.bytes32()?);
+        if !sdk {
+            offset = fields.u64()?;
+        }
+        records.push((offset, key, value));
+    }
+    if !sdk {
+        next_offset = fields.u64()?;
+    }
+    fields.0.is_empty().then_some((records, next_offset))
+}
