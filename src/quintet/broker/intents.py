@@ -4,21 +4,25 @@ An intent is one record of the internal topic `__intents`: the batches to append
 record is one batch with one checksum, so it is there whole or not at all; that is the moment of commitment. Then it is
 carried out, and when everything is durable the row goes away (or is kept as a mark, when the asker gave a token).
 
-    commit ---> written ---> carried out ---> done
-                   |  ^           |
-                   |  +-- a partition refused: tried again every second
-                   +----- crash: carried out by `recover`, before anything is served
+    commit ---> topics durable ---> written ---> carried out ---> row gone, or a mark
+                     |                 |  ^           |
+                     |                 |  +-- a partition or an effect refused: tried again every second
+                     +-- refused       +----- crash: carried out by `recover`, before anything is served
+
+A topic that was just made must be durable before an intent names it: a restart would take it for deleted.
 
 Carrying out twice does no harm. A batch of an intent has the producer id INTENT_PRODUCER + its number and its place in
 the intent as sequence, so `recover` sees whether a partition already holds it: it looks only at what lies at or above
-`floor`, which was durable before the intent was written. Effects must be idempotent by themselves. Transactions, due
-delayed messages and dead letters all stand on this; readers need to know nothing of it, because nothing uncommitted is
-ever in a topic (ADR 8).
+`floor`, which was durable before the intent was written (a topic that promises less may have lost it: then the floor is
+lowered, durably, first). Effects must be idempotent by themselves, and must not undo what came after them: a crash just
+before the row goes away has them once more. Transactions, due delayed messages and dead letters all stand on this;
+readers need to know nothing of it, because nothing uncommitted is ever in a topic (ADR 8).
 """
 
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -26,14 +30,16 @@ import msgspec
 from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import LimitExceeded, QuintetError, StorageError
+from quintet.model.errors import CorruptData, LimitExceeded, QuintetError, StorageError, TooLarge
 from quintet.model.scheduler import Scheduler
 
 INTENT_PRODUCER: Final = 1 << 63  # client producer ids are below
 RETRY_EVERY_US: Final = 1_000_000
+INTENT_BYTES_MAX: Final = 48 << 20  # of one: its row is one batch, and a batch has at most 64 MiB
 UNFINISHED_BYTES_MAX: Final = 256 << 20  # of intents that are not yet carried out
 MARK_KEEP_US: Final = 3_600_000_000  # how long a token's outcome is remembered
 MARKS_MAX: Final = 100_000
+MARKS_PER_TICK_MAX: Final = 1_000  # looked at, to forget them
 
 _PRODUCER: Final = struct.Struct("<QI")  # producer_id and sequence, at 48
 _PRODUCER_AT: Final = 48
@@ -65,15 +71,30 @@ class IntentRow(msgspec.Struct, frozen=True, array_like=True):
     effects: tuple[Effect, ...]
 
 
+class NotYetVisible(StorageError):
+    """Committed, and something refused to take its part for now: it is tried until it is taken. Do not do it again."""
+
+    code = "E1505"
+
+
 class _Running:
-    """An intent on its way: what is still missing, and who waits."""
+    """An intent on its way: what is still missing, and who waits. `row` is None until it is written."""
 
-    __slots__ = ("bytes", "missing", "row", "waiters")
+    __slots__ = (
+        "appends", "bytes", "complained", "effects", "error", "missing", "number", "owner", "row", "token", "waiters",
+    )  # fmt: skip
 
-    def __init__(self, row: IntentRow, size: int) -> None:
-        self.row = row
+    def __init__(self, number: int, token: str, owner: str, size: int) -> None:
+        self.number = number
+        self.token = token
+        self.owner = owner
         self.bytes = size
+        self.appends: Sequence[tuple[Topic, int, bytearray]] = ()
+        self.effects: tuple[Effect, ...] = ()
+        self.row: IntentRow | None = None
         self.missing = 0
+        self.error: Exception | None = None
+        self.complained = False
         self.waiters: list[Done] = []
 
 
@@ -87,6 +108,7 @@ class Intents:
         self._report = report
         self._effects: dict[str, Apply] = {}
         self._running: dict[int, _Running] = {}
+        self._asked: dict[str, _Running] = {}  # by token, until it is written
         self._by_token: dict[str, IntentRow] = {}
         self._again: list[tuple[int, Callable[[], None]]] = []
         self._last = 0
@@ -94,7 +116,8 @@ class Intents:
         self.carried_out = 0
 
     def on_effect(self, kind: str, apply: Apply) -> None:
-        """How an effect of this kind is had: `apply(payload, done)`, any number of times, with the same result as once."""
+        """How an effect of this kind is had: `apply(payload, done)`, any number of times, with the same result as once.
+        It appends on every call, also when memory already shows the result: the call before may have been refused."""
         self._effects[kind] = apply
 
     def outcome(self, token: str) -> IntentRow | None:
@@ -111,9 +134,15 @@ class Intents:
         token: str = "",
         owner: str = "",
     ) -> None:
-        """Do all of this or none. Raises a QuintetError if it cannot be taken now; `done(error)` later means that it
-        was not committed, `done(None)` that all of it is durable and visible."""
-        size = sum(len(batch) for _, _, batch in appends)
+        """Do all of this or none. Raises a QuintetError if it cannot be taken now. `done(None)`: all of it is durable
+        and visible. `done(NotYetVisible)`: committed, the rest follows by itself and without another call. `done` with
+        any other error: it was not committed (if a sync failed, only the next start can tell). A token that was used
+        before waits for that intent, and nothing is done twice."""
+        if token and self._join(token, done):
+            return
+        size = sum(len(batch) for _, _, batch in appends) + sum(len(payload) for _, payload in effects)
+        if size > INTENT_BYTES_MAX:
+            raise TooLarge(f"{size} bytes in one transaction, the limit is {INTENT_BYTES_MAX}", hint="make it smaller")
         if self._bytes + size > UNFINISHED_BYTES_MAX:
             raise LimitExceeded(
                 f"more than {UNFINISHED_BYTES_MAX >> 20} MiB of transactions wait for the disk", hint="try again soon"
@@ -121,18 +150,29 @@ class Intents:
         for topic, number, _ in appends:
             topic.check_writable(number)
         self._last += 1
-        number = self._last
-        parts = []
-        for place, (topic, partition_number, batch) in enumerate(appends):
-            _PRODUCER.pack_into(batch, _PRODUCER_AT, INTENT_PRODUCER + number, place)
-            floor = topic.partitions[partition_number].visible
-            parts.append(Append(topic.name, topic.spec.id, partition_number, floor, bytes(batch)))
-        row = IntentRow(number, token, owner, self._scheduler.now(), False, tuple(parts), tuple(effects))
-        running = _Running(row, size)
-        running.waiters.append(done)
-        self._table.put(_key(number), row, partial(self._written, running))
-        self._running[number] = running
+        running = _Running(self._last, token, owner, size)
+        running.appends, running.effects = appends, tuple(effects)
+        unready = {topic.name: topic for topic, _, _ in appends if topic.waiting}
+        running.missing = len(unready)
+        if not unready:
+            self._write(running)
+        self._running[running.number] = running
         self._bytes += size
+        if token:
+            self._asked[token] = running
+        running.waiters.append(done)
+        for topic in unready.values():
+            topic.after(partial(self._ready, running))
+
+    def _join(self, token: str, done: Done) -> bool:
+        row = self._by_token.get(token)
+        if row is not None:
+            self.wait(row, done)
+            return True
+        running = self._asked.get(token)
+        if running is not None:
+            running.waiters.append(done)
+        return running is not None
 
     def wait(self, row: IntentRow, done: Done) -> None:
         """`done` when this committed intent is carried out: now, if it is."""
@@ -142,30 +182,61 @@ class Intents:
         else:
             running.waiters.append(done)
 
-    def _written(self, running: _Running, error: Exception | None) -> None:
-        row = running.row
-        if error is not None:
-            self._forget(running)
-            for done in running.waiters:
-                done(error)
+    def _ready(self, running: _Running, error: Exception | None) -> None:
+        """A topic that was being made is durable, or will never be."""
+        running.error = running.error or error
+        running.missing -= 1
+        if running.missing:
             return
+        if running.error is None:
+            try:
+                self._write(running)
+            except QuintetError as refused:
+                running.error = refused
+        if running.error is not None:
+            self._refused(running, running.error)
+
+    def _write(self, running: _Running) -> None:
+        parts = []
+        for place, (topic, number, batch) in enumerate(running.appends):
+            _PRODUCER.pack_into(batch, _PRODUCER_AT, INTENT_PRODUCER + running.number, place)
+            floor = topic.partitions[number].visible
+            parts.append(Append(topic.name, topic.spec.id, number, floor, bytes(batch)))
+        running.appends = ()
+        row = IntentRow(
+            running.number, running.token, running.owner, self._scheduler.now(), False, tuple(parts), running.effects
+        )
+        self._table.put(_key(row.number), row, partial(self._written, running, row))
+
+    def _written(self, running: _Running, row: IntentRow, error: Exception | None) -> None:
+        if error is not None:
+            self._refused(running, error)
+            return
+        running.row = row
         if row.token:
+            self._asked.pop(row.token, None)
             self._by_token[row.token] = row
-        self._carry_out(running, row.appends)
+        self._carry_out(running, row, row.appends)
+
+    def _refused(self, running: _Running, error: Exception) -> None:
+        self._forget(running)
+        self._asked.pop(running.token, None)
+        for done in running.waiters:
+            done(error)
 
     # -- carrying out ----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, running: _Running, appends: Sequence[Append]) -> None:
-        running.missing = len(appends) + len(running.row.effects) + 1
+    def _carry_out(self, running: _Running, row: IntentRow, appends: Sequence[Append]) -> None:
+        running.missing = len(appends) + len(row.effects) + 1
         for append in appends:
             self._append(running, append)
-        for effect in running.row.effects:
+        for effect in row.effects:
             self._effect(running, effect)
         self._one_less(running)
 
     def _append(self, running: _Running, append: Append) -> None:
-        topic = self._topics.get(append.topic.encode())
-        if topic is None or topic.spec.id != append.topic_id:  # deleted meanwhile, and what was in it with it
+        topic = self._find(append)
+        if topic is None:
             self._one_less(running)
             return
         try:
@@ -179,6 +250,11 @@ class Intents:
         except QuintetError as error:
             self._appended(running, append, -1, error)
 
+    def _find(self, append: Append) -> Topic | None:
+        """Its topic, or None: deleted meanwhile, and what was in it with it."""
+        topic = self._topics.get(append.topic.encode())
+        return topic if topic is not None and topic.spec.id == append.topic_id else None
+
     def _appended(self, running: _Running, append: Append, _offset: int, error: Exception | None) -> None:
         if error is None:
             self._one_less(running)
@@ -186,8 +262,12 @@ class Intents:
             self._later(running, error, partial(self._append, running, append))
 
     def _effect(self, running: _Running, effect: Effect) -> None:
+        kind, payload = effect
         try:
-            self._effects[effect[0]](effect[1], partial(self._effected, running, effect))
+            apply = self._effects.get(kind)
+            if apply is None:
+                raise CorruptData(f"intent {running.number}: nothing here knows effect {kind!r}: use a newer Quintet")
+            apply(payload, partial(self._effected, running, effect))
         except QuintetError as error:
             self._effected(running, effect, error)
 
@@ -199,60 +279,101 @@ class Intents:
 
     def _later(self, running: _Running, error: Exception, again: Callable[[], None]) -> None:
         """Committed is committed: what was refused is tried until it is taken, and whoever waits is told."""
-        self._report("intent_waits", {"intent": running.row.number, "error": str(error)})
-        self._again.append((self._scheduler.now() + RETRY_EVERY_US, again))
+        if not running.complained:
+            running.complained = True
+            self._report("intent_waits", {"intent": running.number, "error": str(error)})
+        self._retry(again)
         waiters, running.waiters = running.waiters, []
-        told = StorageError(
+        told = NotYetVisible(
             f"committed, and not yet visible everywhere: {error}",
             hint="it is completed by itself when the disk takes it; asking again tells",
         )
         for done in waiters:
             done(told)
 
+    def _retry(self, call: Callable[[], None]) -> None:
+        self._again.append((self._scheduler.now() + RETRY_EVERY_US, call))
+
     def _one_less(self, running: _Running) -> None:
         running.missing -= 1
         if running.missing:
             return
-        row = running.row
+        assert running.row is not None
         self._forget(running)
         self.carried_out += 1
-        try:
-            if row.token:
-                mark = IntentRow(row.number, row.token, row.owner, row.at, True, (), ())
-                self._table.put(_key(row.number), mark)
-                self._by_token[row.token] = mark
-            else:
-                self._table.delete(_key(row.number))
-        except StorageError as error:  # a full disk: the row stays, and the next start finds all of it in place
-            self._report("intent_waits", {"intent": row.number, "error": str(error)})
+        self._close(running.row)
         waiters, running.waiters = running.waiters, []
         for done in waiters:
             done(None)
 
+    def _close(self, row: IntentRow) -> None:
+        """Take the row away, or leave the outcome in its place: tried until the disk takes it."""
+        done = partial(self._closed, row)
+        try:
+            if row.token:
+                mark = IntentRow(row.number, row.token, row.owner, row.at, True, (), ())
+                self._by_token[row.token] = mark
+                self._table.put(_key(row.number), mark, done)
+            else:
+                self._table.delete(_key(row.number), done)
+        except QuintetError as error:
+            self._closed(row, error)
+
+    def _closed(self, row: IntentRow, error: Exception | None) -> None:
+        if error is not None:
+            self._retry(partial(self._close, row))
+
     def _forget(self, running: _Running) -> None:
         self._bytes -= running.bytes
-        del self._running[running.row.number]
+        del self._running[running.number]
 
     # -- starting and time -----------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Carry out what the last run committed and did not finish. Blocks on reads: only used at start."""
+        """Carry out what the last run committed and did not finish. Blocks on reads: only used at start, after all that
+        has effects was loaded."""
         for row in sorted(self._table, key=lambda row: row.number):
             self._last = max(self._last, row.number)
             if row.token:
                 self._by_token[row.token] = row
             if row.done:
                 continue
-            running = _Running(row, sum(len(append.batch) for append in row.appends))
+            running = _Running(row.number, row.token, row.owner, sum(len(append.batch) for append in row.appends))
             self._running[row.number] = running
             self._bytes += running.bytes
             missing = [append for place, append in enumerate(row.appends) if not self._is_there(row, place, append)]
             self._report("intent_resumed", {"intent": row.number, "appends": len(missing), "of": len(row.appends)})
-            self._carry_out(running, missing)
+            lowered = tuple(self._lower(append) for append in row.appends)
+            running.row = msgspec.structs.replace(row, appends=lowered)
+            if lowered == row.appends:
+                self._carry_out(running, row, missing)
+            else:
+                self._resume(running, running.row, [self._lower(append) for append in missing])
+
+    def _resume(self, running: _Running, row: IntentRow, missing: list[Append]) -> None:
+        """Carry it out once the lowered floors are durable."""
+
+        def written(error: Exception | None) -> None:
+            if error is None:
+                self._carry_out(running, row, missing)
+            else:
+                self._later(running, error, partial(self._resume, running, row, missing))
+
+        try:
+            self._table.put(_key(row.number), row, written)
+        except QuintetError as error:
+            written(error)
+
+    def _lower(self, append: Append) -> Append:
+        topic = self._find(append)
+        if topic is None:
+            return append
+        visible = topic.partitions[append.partition].visible
+        return append if append.floor <= visible else msgspec.structs.replace(append, floor=visible)
 
     def _is_there(self, row: IntentRow, place: int, append: Append) -> bool:
-        topic = self._topics.get(append.topic.encode())
-        if topic is None or topic.spec.id != append.topic_id:
+        topic = self._find(append)
+        if topic is None:
             return True
         partition = topic.partitions[append.partition]
         offset = max(append.floor, partition.start)
@@ -269,19 +390,24 @@ class Intents:
     def tick(self, now: int) -> None:
         """Try again what was refused, forget outcomes nobody will ask for. Called about every 50 ms."""
         if self._again:
-            due = [call for at, call in self._again if at <= now]
-            self._again = [item for item in self._again if item[0] > now]
-            for call in due:
-                call()
-        while self._by_token:
-            row = next(iter(self._by_token.values()))
-            if not row.done or (now - row.at < MARK_KEEP_US and len(self._by_token) <= MARKS_MAX):
-                break
-            try:
-                self._table.delete(_key(row.number))
-            except StorageError:
+            again, self._again = self._again, []
+            for at, call in again:
+                if now < at <= now + RETRY_EVERY_US:  # further off: the clock was put back
+                    self._again.append((at, call))
+                else:
+                    call()
+        for row in list(islice(self._by_token.values(), MARKS_PER_TICK_MAX)):
+            if row.done and now - row.at < MARK_KEEP_US and len(self._by_token) <= MARKS_MAX:
                 break
             del self._by_token[row.token]
+            if not row.done:  # to the end of the line: it must not hold up the others
+                self._by_token[row.token] = row
+                continue
+            try:
+                self._table.delete(_key(row.number))
+            except QuintetError:
+                self._by_token[row.token] = row
+                break
 
     @property
     def unfinished(self) -> int:
