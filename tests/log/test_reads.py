@@ -15,6 +15,13 @@ from quintet.model import limits
 from tests.log.support import PARTITION, TOPIC, Harness
 
 
+def sim(warm: bool) -> Harness:
+    """On a simulated disk that has everything in memory, or nothing."""
+    harness = Harness()
+    harness.sim.warm = warm
+    return harness
+
+
 def test_a_buffer_is_used_again_only_when_nobody_looks_at_it() -> None:
     pool = ReadBuffers()
     first = pool.take(1000)
@@ -40,9 +47,9 @@ def test_the_pool_is_bounded() -> None:
         pool.take(PIECE_BYTES + SLACK_BYTES + 1)
 
 
-@pytest.mark.parametrize("where", ["sim", "os"])
+@pytest.mark.parametrize("where", ["sim", "warm", "os"])
 def test_any_size_asked_for_gives_the_same_batches(where: str, tmp_path: Path) -> None:
-    harness = Harness(OsDisk(), tmp_path / "data") if where == "os" else Harness()
+    harness = Harness(OsDisk(), tmp_path / "data") if where == "os" else sim(where == "warm")
     partition = harness.open(TopicSpec(TOPIC, "t", durability="os", segment_bytes=3 * limits.MIB))
     rng = Random(4)
     for number in range(150):
@@ -64,8 +71,9 @@ def test_any_size_asked_for_gives_the_same_batches(where: str, tmp_path: Path) -
     harness.log.abandon()
 
 
-def test_batches_stay_as_they_are_while_more_is_read() -> None:
-    harness = Harness()
+@pytest.mark.parametrize("warm", [False, True])
+def test_batches_stay_as_they_are_while_more_is_read(warm: bool) -> None:
+    harness = sim(warm)
     partition = harness.open()
     rows = harness.write(partition, 200, size=900)
     harness.cold(partition)
@@ -76,8 +84,9 @@ def test_batches_stay_as_they_are_while_more_is_read() -> None:
         kernel.reseal(held[0][0].buffer, 1)  # type: ignore[arg-type]
 
 
-def test_rot_after_a_read_is_not_served_by_the_next() -> None:
-    harness = Harness()
+@pytest.mark.parametrize("warm", [False, True])
+def test_rot_after_a_read_is_not_served_by_the_next(warm: bool) -> None:
+    harness = sim(warm)
     partition = harness.open()
     rows = harness.write(partition, 20, size=900)
     assert harness.read_all(harness.cold(partition)) == rows
@@ -88,3 +97,39 @@ def test_rot_after_a_read_is_not_served_by_the_next() -> None:
     harness.sim.damage(path, bytes(data))
     assert harness.read_all(partition, max_bytes=1 << 20) == rows[:7] + rows[8:]
     assert "corrupt_range" in harness.kinds()
+
+
+def test_what_is_in_memory_is_read_without_a_thread() -> None:
+    harness = sim(True)
+    partition = harness.open()
+    rows = harness.write(partition, 20, size=900)
+    harness.cold(partition)
+    harness.scheduler.held = True
+    assert [row[3] for batch in harness.fetch(partition, 0, 1 << 20) for row in batch.rows()] == [r[2] for r in rows]
+    assert not harness.scheduler.jobs
+    harness.sim.warm = False
+    partition.fetch(0, 1 << 20, lambda batches, error: None)
+    assert len(harness.scheduler.jobs) == 1
+
+
+def test_a_compacted_file_under_the_same_name_is_not_read_by_the_old_knowledge() -> None:
+    harness = sim(True)
+    spec = TopicSpec(TOPIC, "t", segment_bytes=4096, compact=True, tombstone_us=0)
+    partition = harness.open(spec)
+    for number in range(40):
+        harness.append(partition, [b"%04d" % number * 50], [b"key%d" % (number % 3)])
+        harness.scheduler.settle()
+    harness.cold(partition)
+    before = harness.read_all(partition)
+    harness.scheduler.held = True
+    harness.scheduler.advance(2_000_000)
+    harness.log.maintain(harness.scheduler.now())
+    work = [job for job, _ in harness.scheduler.jobs]
+    for job in work:
+        job()  # the files are the new ones now, and the loop has not heard of it
+    harness.scheduler.jobs.clear()
+    harness.scheduler.held = False
+    after = harness.read_all(partition)
+    assert len(after) < len(before)
+    assert set(after) <= set(before)
+    assert "corrupt_range" not in harness.kinds()

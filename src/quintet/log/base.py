@@ -69,7 +69,8 @@ class Partition(Protocol):
         memory; None if they are on disk (use fetch); [] if there are none."""
 
     def fetch(self, offset: int, max_bytes: int, done: Fetched) -> None:
-        """The same from disk. Batches are checked; a corrupt range is quarantined, reported and skipped."""
+        """The same from disk, never inside the call. Batches are checked; a corrupt range is quarantined, reported and
+        skipped. Fewer than max_bytes may come at any time; up to 1 MiB that is in the page cache costs no thread."""
 
     def read_now(self, offset: int) -> list[RecordBatch]:
         """As fetch, but at once and blocking: for start-up only, while nothing is served."""

@@ -120,6 +120,7 @@ class SimDisk:
 
     def __init__(self, capacity: int = 1 << 40, seed: int | None = None) -> None:
         self.capacity = capacity
+        self.warm = False  # are reads that must not wait answered?
         self._chance = Random(next(_SERIAL) if seed is None else seed)
         self.calls: dict[str, int] = {}
         self.total_calls = 0
@@ -212,6 +213,9 @@ class SimDisk:
         data = self.pread(handle, len(buffer), position)
         buffer[: len(data)] = data
         return len(data)
+
+    def pread_warm(self, handle: int, buffer: memoryview, position: int) -> bool:
+        return self.warm and self.pread_into(handle, buffer, position) == len(buffer)
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> None:
         file = self._handles[handle]

@@ -14,6 +14,7 @@ from typing_extensions import Buffer
 
 WRITE_VECTORS_MAX: Final = 1024  # buffers per pwritev: IOV_MAX of Linux
 ZERO_BLOCK_BYTES: Final = 1024 * 1024
+_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # Linux only
 _ZEROS: Final = memoryview(bytes(ZERO_BLOCK_BYTES))
 
 
@@ -36,6 +37,9 @@ class Disk(Protocol):
 
     def pread_into(self, handle: int, buffer: memoryview, position: int) -> int:
         """Fill the buffer; returns how many bytes came, fewer than its length only at the end of the file."""
+
+    def pread_warm(self, handle: int, buffer: memoryview, position: int) -> bool:
+        """Fill the whole buffer if that needs no wait for the device; False if it does, or if nobody can tell."""
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> None:
         """Write all of the buffers one behind the other, or raise: then any part of them may be there."""
@@ -142,6 +146,16 @@ class OsDisk:
                 break
             got += part
         return got
+
+    def pread_warm(self, handle: int, buffer: memoryview, position: int) -> bool:
+        if not _NOWAIT:
+            return False
+        try:
+            return os.preadv(handle, [buffer], position, _NOWAIT) == len(buffer)
+        except (
+            OSError
+        ):  # not in memory, or a file system that cannot tell: a real error comes again when it is waited for
+            return False
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> None:
         total = sum(map(len, buffers))  # type: ignore[arg-type]

@@ -124,9 +124,16 @@ class FilePartition:
             return
         self._shared.stats["fetches"] += 1
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
+        shared = self._shared
+        if max_bytes <= reader.WARM_BYTES_MAX:
+            view = reader.View(self.segments[first])
+            batches = reader.read_warm(shared.disk, shared.read_buffers, view, offset, max_bytes)
+            if batches:
+                shared.scheduler.soon(partial(done, batches, None))
+                return
         views = [reader.View(segment) for segment in self.segments[first:]]
-        work = partial(reader.read, self._shared.disk, self._shared.read_buffers, views, offset, max_bytes)
-        self._shared.scheduler.offload(work, partial(self._fetched, done))
+        work = partial(reader.read, shared.disk, shared.read_buffers, views, offset, max_bytes)
+        shared.scheduler.offload(work, partial(self._fetched, done))
 
     def read_now(self, offset: int) -> list[RecordBatch]:
         offset = max(offset, self.start)
