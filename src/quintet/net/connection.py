@@ -30,8 +30,8 @@ class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
-        "_choked", "_failures", "_large", "_large_used", "_listener", "_lost", "_parked", "_rest", "_session",
-        "_stalled_bytes", "_stalled_since", "_transport", "peer",
+        "_choked", "_failures", "_held", "_large", "_large_used", "_listener", "_lost", "_parked", "_receiving", "_rest",
+        "_session", "_stalled_bytes", "_stalled_since", "_transport", "peer",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener") -> None:
@@ -47,6 +47,8 @@ class Connection(asyncio.BufferedProtocol):
         self._failures = 0
         self._lost = False
         self._choked = False
+        self._held = False  # the session leaves whole frames here until a late answer
+        self._receiving = False
         self.peer = ""
 
     # -- from the socket -------------------------------------------------------------------------------------------
@@ -80,15 +82,46 @@ class Connection(asyncio.BufferedProtocol):
             size = len(self._rest) + nbytes
             available = listener.read_view[:size]
         session = self._session
+        self._receiving = True
         consumed = session.receive(available, time_ns() // 1000)
+        self._receiving = False
         if consumed != size or self._rest or self._large is not None:
             self._keep(available[consumed:])
         self._drain()
-        if session.auth_failures != self._failures:
-            self._failures = session.auth_failures
-            listener.auth_failed(self)
-        if not self._lost and session.congestion():
+        self._count_failures()
+        if session.holding:
+            self._hold()
+        elif not self._lost and session.congestion():
             self._stall(0)
+
+    def _count_failures(self) -> None:
+        if self._session.auth_failures != self._failures:
+            self._failures = self._session.auth_failures
+            self._listener.auth_failed(self)
+
+    def _hold(self) -> None:
+        """The session wants nothing more before its request under way is answered."""
+        if not self._held and self._transport is not None and not self._transport.is_closing():
+            self._held = True
+            self._transport.pause_reading()
+
+    def _let_go(self) -> None:
+        """A late answer came: offer the session what it left, and read on if it takes it."""
+        if not self._held or self._receiving or self._lost or self._session.holding:
+            return
+        self._count_failures()
+        kept = memoryview(self._large)[: self._large_used] if self._large is not None else memoryview(self._rest)
+        if kept:
+            self._receiving = True
+            consumed = self._session.receive(kept, self._listener.now())
+            self._receiving = False
+            if consumed:
+                self._keep(kept[consumed:])
+            self._drain()
+        if self._session.holding or self._transport is None or self._transport.is_closing():
+            return
+        self._held = False
+        self._stall(0, paused=True)
 
     def _keep(self, rest: memoryview) -> None:
         if not rest:
@@ -101,18 +134,18 @@ class Connection(asyncio.BufferedProtocol):
             self._large[: len(rest)] = rest
             self._rest = b""
 
-    def _stall(self, step: int) -> None:
+    def _stall(self, step: int, paused: bool = False) -> None:
         """Back-pressure: not reading is all it takes. A slow disk may hold a publisher back as long as it is slow; a slow
         subscriber only for a few milliseconds per read, then it is the one who loses (D6)."""
         if self._transport is None or self._transport.is_closing():
             return
-        if step == 0:
+        if step == 0 and not paused:
             self._transport.pause_reading()
             self._listener.stalls += 1
         congestion = self._session.congestion()
         if congestion == WAIT or (congestion == STALL and step < STALL_STEPS_MAX):
             self._listener.loop.call_later(STALL_STEP_S, self._stall, step + 1)
-        elif not self._choked:
+        elif not self._choked and not self._held:
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
@@ -129,7 +162,8 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled_since = None
         if self._choked and self._transport is not None:
             self._choked = False
-            self._transport.resume_reading()
+            if not self._held:
+                self._transport.resume_reading()
         parked, self._parked = self._parked, None
         for call in parked or ():
             call()
@@ -161,11 +195,15 @@ class Connection(asyncio.BufferedProtocol):
         if not self._lost:
             self._session.on_appended(token, offset, error)
             self._drain()
+            if self._held:
+                self._let_go()
 
     def completed(self, token: object, result: object, error: Exception | None) -> None:
         if not self._lost:
             self._session.on_completed(token, result, error)
             self._drain()
+            if self._held:
+                self._let_go()
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         if not self._lost:

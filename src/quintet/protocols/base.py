@@ -92,6 +92,11 @@ class Session(Protocol):
     principal_name: str | None
     """Who is on the other side once authenticated, else None."""
 
+    @property
+    def holding(self) -> bool:
+        """True while whole frames are left unconsumed until a late answer: the connection reads nothing meanwhile, and
+        offers what is left again when this has turned False."""
+
     def receive(self, view: memoryview, now: int) -> int:
         """All bytes not yet consumed; returns how many are consumed now."""
 

@@ -68,6 +68,7 @@ class Peer:
         self.parked: list[Callable[[], None]] = []
         self.evicted: str | None = None
         self._rest = b""
+        self._receiving = False
         self.session = make(sim.broker, self, sim.scheduler.now())
 
     def feed(self, data: bytes, chunks: Iterable[int] | None = None) -> None:
@@ -77,10 +78,20 @@ class Peer:
             piece = data[position : position + size]
             position += len(piece)
             if piece and self.session.closing is None:
-                whole = self._rest + piece
-                consumed = self.session.receive(memoryview(whole), self.sim.scheduler.now())
-                self._rest = whole[consumed:]
-                self._drain()
+                self._rest += piece
+                if not self.session.holding:
+                    self._offer()
+
+    def _offer(self) -> None:
+        self._receiving = True
+        consumed = self.session.receive(memoryview(self._rest), self.sim.scheduler.now())
+        self._receiving = False
+        self._rest = self._rest[consumed:]
+        self._drain()
+
+    def _let_go(self) -> None:
+        if self._rest and not self._receiving and not self.session.holding and self.session.closing is None:
+            self._offer()
 
     def exchange(self, data: bytes, chunks: Iterable[int] | None = None) -> bytes:
         """Feed, let the broker come to rest, and take what came back."""
@@ -117,10 +128,12 @@ class Peer:
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         self.session.on_appended(token, offset, error)
         self._drain()
+        self._let_go()
 
     def completed(self, token: object, result: object, error: Exception | None) -> None:
         self.session.on_completed(token, result, error)
         self._drain()
+        self._let_go()
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         self.session.on_records(subscription, partition, batch, first, last)

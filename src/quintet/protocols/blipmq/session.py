@@ -80,6 +80,10 @@ class BlipSession:
 
     # -- the contract ----------------------------------------------------------------------------------------------
 
+    @property
+    def holding(self) -> bool:
+        return False  # every frame is taken when it is whole: late answers wait in their slots
+
     def receive(self, view: memoryview, now: int) -> int:
         position = 0
         while self.closing is None:

@@ -1,0 +1,470 @@
+"""From bytes to broker verbs and back: one FlyMQ connection.
+
+    state \\ frame    AUTH                      anything else
+    FRESH            -> CHECKING               ERROR: authenticate first
+    CHECKING         waits                     waits              (the password is being verified elsewhere)
+    READY            the same user again       by the table in frames.py and the handlers in mapping.py
+
+Replies come in the order of requests, and a request sees what the ones before it did: PRODUCE frames run on together,
+any other request waits until everything before it is answered, and what follows waits for it (`holding`: the rest of the
+bytes stays with the connection). The one gate for rights is `_permit`; no handler is reached around it.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from quintet import kernel
+from quintet.broker.access import Principal
+from quintet.broker.core import Broker
+from quintet.broker.topics import Topic
+from quintet.delivery.sink import Sink
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError
+from quintet.protocols.base import FLOWING, WAIT, Replies, Slot
+from quintet.protocols.flymq import codec, errors, frames
+from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call, origin_of, refused_resource
+
+FRESH: Final = "fresh"
+CHECKING: Final = "checking"
+READY: Final = "ready"
+
+AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
+REPLIES_WAITING_MAX: Final = 1_000  # runs of PRODUCE that wait for the disk; above it, the connection is not read from
+TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
+
+_PRODUCER: Final = struct.Struct("<QI")
+_PRODUCER_AT: Final = 48
+_U16: Final = struct.Struct("<H")
+
+
+@dataclass(frozen=True, slots=True)
+class FlyOptions:
+    """One listener's branch of the configuration."""
+
+    dialect: frames.Dialect = "document"
+    frame_bytes_max: int = frames.FRAME_BYTES_MAX
+    anonymous_role: str = ""  # of a connection that does not authenticate; empty: it must
+    address: str = ""  # where clients reach this listener, for CLUSTER_METADATA
+
+
+Group = tuple[bytes, int, bytearray | None, bytes]
+
+
+class _Run(Slot):
+    """The reply slot of a run of PRODUCE frames: what became of each group, and how many are still on their way."""
+
+    __slots__ = ("flags", "groups", "missing", "order")
+
+    def __init__(self, groups: list[Group], order: bytes) -> None:
+        self.data = None
+        self.groups = groups
+        self.order = order
+        self.missing = len(groups)
+
+
+class FlySession:
+    """See the table above. `sink` is the connection, for verbs that answer later."""
+
+    __slots__ = (
+        "_acting", "_broker", "_counts", "_deadline", "_epoch", "_identity", "_last", "_next", "_now", "_options",
+        "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "auth_failures", "closing",
+        "principal_name", "take_output",
+    )  # fmt: skip
+
+    def __init__(self, broker: Broker, sink: Sink, now: int, options: FlyOptions, peer: str = "") -> None:
+        self.closing: str | None = None
+        self.principal_name: str | None = None
+        self.auth_failures = 0
+        self._broker = broker
+        self._sink = sink
+        self._options = options
+        self._peer = peer
+        self._state = FRESH
+        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._identity = ""
+        self._principal: Principal | None = None
+        self._origin = b""
+        self._epoch = 0
+        self._now = now
+        self._replies = Replies()
+        self.take_output = self._replies.take
+        self._targets: dict[bytes, Topic | QuintetError] = {}
+        self._counts: dict[bytes, int] = {}
+        self._last: Topic | None = None
+        self._next: tuple[Any, ...] | None = None  # the request that waits for those before it
+        self._acting = False  # a request other than PRODUCE is under way
+        if options.anonymous_role:
+            self._welcome(*broker.access.anonymous(options.anonymous_role))
+
+    # -- the contract ----------------------------------------------------------------------------------------------
+
+    @property
+    def holding(self) -> bool:
+        """Whole frames may be left with the connection until the request under way is answered."""
+        return self._acting or self._next is not None
+
+    def receive(self, view: memoryview, now: int) -> int:
+        position = 0
+        self._now = now
+        while self.closing is None and not self.holding:
+            if self._state is not READY:
+                before = position
+                position = self._handshake(view, position)
+                if position == before:
+                    break
+                continue
+            if self._epoch != self._broker.access.epoch and not self._still_welcome():
+                break
+            items, end, fatal, unknown = kernel.fly_split(
+                view, position, self._options.frame_bytes_max, self._counts, self._origin, now
+            )
+            for item in items:
+                if item[0] == frames.PRODUCE and isinstance(item[1], list):
+                    self._produce(item[1], item[2])
+                else:
+                    self._next = item
+                    self._advance()
+            if unknown is not None:
+                self._resolve(unknown)
+            elif fatal:
+                self.closing = errors.FATAL[fatal]
+            elif end == position:
+                break
+            position = end
+        return position
+
+    def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
+        assert isinstance(token, tuple)
+        run, number = token
+        self._produced(run, number, error)
+        self._advance()
+
+    def on_completed(self, token: object, result: object, error: Exception | None) -> None:
+        assert callable(token), "every late verb of this session leaves a callable as its token"
+        token(result, error)
+        self._advance()
+
+    def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
+        raise AssertionError("FlyMQ has no push: nothing of this session subscribes to delivery")
+
+    def congestion(self) -> int:
+        if self._replies.waiting > REPLIES_WAITING_MAX:
+            return WAIT
+        if self._last is not None and (self._last.waiting or self._broker.overloaded()):
+            return WAIT
+        return FLOWING
+
+    def deadline(self) -> int | None:
+        return self._deadline
+
+    def tick(self, now: int) -> None:
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            self.closing = "no authentication within 5 seconds"
+
+    def closed(self) -> None:
+        self._broker.groups.leave(self)
+        self._targets, self._counts, self._last, self._next = {}, {}, None, None
+        del self._sink  # connection and session hold each other: no work for the collector
+
+    # -- who -------------------------------------------------------------------------------------------------------
+
+    def _handshake(self, view: memoryview, position: int) -> int:
+        """One frame at a time, and small ones only; nothing is inflated for strangers."""
+        left = len(view) - position
+        if left and view[position] != frames.MAGIC:
+            self.closing = errors.FATAL[1]
+        elif left > 1 and view[position + 1] != frames.VERSION:
+            self.closing = errors.FATAL[2]
+        if self.closing is not None or left < frames.HEADER_BYTES:
+            return position
+        _, _, code, flags, length = frames.HEADER.unpack_from(view, position)
+        if length > limits.UNAUTHENTICATED_FRAME_BYTES_MAX:
+            self.closing = f"a frame of {length} bytes before authentication"
+            return position
+        if left < frames.HEADER_BYTES + length:
+            return position
+        start = position + frames.HEADER_BYTES
+        self._next = (code, flags, bytes(view[start : start + length]))
+        self._advance()
+        return start + length
+
+    def _authenticate(self, slot: Slot, operation: frames.Operation, ask: codec.Values) -> None:
+        if self._state is READY and ask["user"] != self.principal_name:
+            raise BadRequest(f"this connection is {self.principal_name}", hint="open another one for another user")
+        before, self._state = self._state, CHECKING
+        self._acting = True
+        token = partial(self._authenticated, slot, operation, before, ask["user"])
+        self._broker.users.authenticate_password(ask["user"], ask["password"], partial(self._sink.completed, token))
+
+    def _authenticated(
+        self, slot: Slot, operation: frames.Operation, before: str, user: str, result: Any, error: Exception | None
+    ) -> None:
+        self._acting = False
+        self._state = before
+        values: codec.Values = {"success": error is None, "error": "", "username": user, "roles": []}
+        if error is None:
+            self._welcome(*result)
+            assert self._principal is not None
+            values["roles"] = list(self._principal.roles)
+            self._broker.audit.record("auth.success", user, "", "success", peer=self._peer)
+        else:
+            values["error"] = str(error) if isinstance(error, QuintetError) else errors.INTERNAL[1]
+            values["username"] = ""
+            if isinstance(error, AuthError):
+                self.auth_failures += 1
+                self._broker.audit.record("auth.failure", user, "", "failure", peer=self._peer)
+                if self.auth_failures >= AUTH_FAILURES_MAX:
+                    self.closing = "too many failed authentications"
+        self._replies.fill(slot, codec.encode_answer(operation, self._options.dialect, values, 0))
+
+    def _welcome(self, identity: str, principal: Principal) -> None:
+        self._state, self._deadline = READY, None
+        self._identity, self._principal = identity, principal
+        self._epoch = self._broker.access.epoch
+        self._forget_targets()
+        self.principal_name = principal.name
+        self._origin = origin_of(principal.name)
+
+    def _still_welcome(self) -> bool:
+        """Access changed: take the rights as they are now, or leave."""
+        self._epoch = self._broker.access.epoch
+        self._forget_targets()
+        self._principal = self._broker.access.current(self._identity)
+        if self._principal is None:
+            self.closing = "the user was deleted, disabled, or has another password now"
+        return self._principal is not None
+
+    # -- PRODUCE ---------------------------------------------------------------------------------------------------
+
+    def _resolve(self, name: bytes) -> None:
+        """A topic this connection has not published to yet: may it, and how many partitions are there?"""
+        assert self._principal is not None
+        if len(self._targets) >= TARGETS_MAX:
+            self._forget_targets()
+        try:
+            topic = self._broker.publish_target(self._principal, name, durable=True)
+            self._targets[name], self._counts[name] = topic, len(topic.partitions)
+        except (QuintetError, UnicodeDecodeError) as error:
+            if isinstance(error, Forbidden):
+                self._denied(frames.NAMES[frames.PRODUCE], name.decode(errors="replace"))
+            known = error if isinstance(error, QuintetError) else BadRequest("a topic name is UTF-8")
+            self._targets[name], self._counts[name] = known, 0
+
+    def _forget_targets(self) -> None:
+        self._targets, self._counts = {}, {}
+
+    def _produce(self, groups: list[tuple[bytes, int, bytearray, int]], order: bytes) -> None:
+        run = _Run([(name, partition, batch, b"") for name, partition, batch, _ in groups], order)
+        self._replies.add(run)
+        appended = self._sink.appended
+        for number, (name, partition, batch, count) in enumerate(groups):
+            target = self._targets[name]
+            try:
+                if not isinstance(target, Topic):
+                    raise target
+                if _PRODUCER.unpack_from(batch, _PRODUCER_AT)[0]:
+                    self._produce_once(run, number, target, None)
+                    continue
+                chosen = target.publish(batch, count, True, partial(appended, (run, number)), partition)
+                if chosen != partition:
+                    run.groups[number] = (name, chosen, batch, b"")
+                self._last = target
+            except QuintetError as error:
+                self._produced(run, number, error)
+
+    def _produced(self, run: _Run, number: int, error: Exception | None) -> None:
+        if error is not None:
+            name, partition, _, _ = run.groups[number]
+            run.groups[number] = (name, partition, None, errors.to_frame(error, self._options.dialect))
+            if run.data is None and isinstance(self._targets.get(name), Topic):
+                self._targets.pop(name, None)  # ask again: the topic may not be what it was
+                self._counts.pop(name, None)
+        run.missing -= 1
+        if not run.missing:
+            self._replies.fill(run, kernel.fly_produced(run.groups, run.order, frames.BINARY))
+
+    def _produce_once(self, run: _Run, number: int, topic: Topic, _error: Exception | None) -> None:
+        """A group of an idempotent producer: what the partition already holds is answered, the rest appended."""
+        producers = self._broker.producers
+        name, partition, batch, _ = run.groups[number]
+        assert batch is not None
+        if partition < 0:  # a retry must find the partition of the first attempt
+            partition = topic.choose(None) if len(topic.partitions) == 1 else partition
+            run.groups[number] = (name, partition, batch, b"")
+        topic.partition(partition)
+        if producers.in_flight(topic, partition, batch):
+            again = partial(self._produce_again, run, number, topic)
+            producers.wait(topic, partition, batch, lambda _: self._sink.completed(again, None, None))
+            return
+        pieces = producers.plan(topic, partition, batch)
+        if pieces == [(RecordBatch(batch).count, None)]:
+            producers.append(topic, partition, batch, partial(self._sink.appended, (run, number)))
+            self._last = topic
+            return
+        self._split(run, number, topic, pieces)
+
+    def _produce_again(self, run: _Run, number: int, topic: Topic, _result: object, _error: Exception | None) -> None:
+        try:
+            self._produce_once(run, number, topic, None)
+        except QuintetError as error:
+            self._produced(run, number, error)
+
+    def _split(self, run: _Run, number: int, topic: Topic, pieces: list[tuple[int, tuple[int, int] | None]]) -> None:
+        """Part of a group is a retry: every piece becomes a group of its own, in the place of its records."""
+        name, partition, batch, _ = run.groups[number]
+        assert batch is not None
+        producer_id, sequence = _PRODUCER.unpack_from(batch, _PRODUCER_AT)
+        rows = RecordBatch(batch).rows()
+        numbers: list[int] = []
+        first = 0
+        for place, (count, there) in enumerate(pieces):
+            part = rows[first : first + count]
+            made = kernel.build([row[3] for row in part], [row[2] for row in part], origin=self._origin)
+            _PRODUCER.pack_into(made, _PRODUCER_AT, producer_id, sequence + first)
+            first += count
+            target = number if place == 0 else len(run.groups)
+            if place:
+                run.groups.append((name, partition, made, b""))
+                run.missing += 1
+            else:
+                run.groups[number] = (name, partition, made, b"")
+            numbers += [target] * count
+            if there is not None:
+                kernel.place(made, *there)
+        run.order = _renumber(run.order, number, numbers)
+        placed = [number, *range(len(run.groups) - len(pieces) + 1, len(run.groups))]
+        for target, (_, there) in zip(placed, pieces, strict=True):
+            if there is not None:
+                self._produced(run, target, None)
+                continue
+            made_batch = run.groups[target][2]
+            assert made_batch is not None
+            try:
+                producers_done = partial(self._sink.appended, (run, target))
+                self._broker.producers.append(topic, partition, made_batch, producers_done)
+            except QuintetError as error:
+                self._produced(run, target, error)
+
+    # -- everything else -------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Act on the request that waits, if nothing before it is unanswered."""
+        if self._next is None or self._acting or self._replies.waiting:
+            return
+        (code, flags, payload), self._next = self._next, None
+        slot = self._replies.reserve()
+        try:
+            self._request(slot, code, flags, payload)
+        except QuintetError as error:
+            self._acting = False
+            self._replies.fill(slot, errors.to_frame(error, self._options.dialect))
+
+    def _request(self, slot: Slot, code: int, flags: int, payload: bytes) -> None:
+        operation = frames.OPERATIONS.get(code)
+        if operation is None:
+            raise BadRequest(f"unknown opcode: {code}")
+        if self._state is not READY and operation.right != "open":
+            raise AuthError("authenticate first", hint="send AUTH (0x70) with a name and a password")
+        compression = (flags & frames.COMPRESSION_MASK) >> frames.COMPRESSION_SHIFT
+        if compression:
+            if self._state is not READY:
+                raise AuthError("compressed payloads are read after authentication only")
+            payload = codec.inflate(compression, payload, self._options.frame_bytes_max)
+            if code == frames.PRODUCE:
+                return self._produce_inflated(slot, payload)
+        ask = codec.decode_request(operation, payload)
+        if code == frames.AUTH:
+            return self._authenticate(slot, operation, ask)
+        self._permit(operation, ask)
+        accept = (flags & frames.ACCEPT_MASK) >> frames.ACCEPT_SHIFT
+        call = Call(self._broker, self._principal, self, self._now, self._options, self._origin, accept)
+        self._acting = True
+        call.answer = partial(self._sink.completed, partial(self._answered, slot, operation, accept, ask))
+        made = HANDLERS[code](call, ask)
+        if made is not None:
+            self._answered(slot, operation, accept, ask, made, None)
+        return None
+
+    def _answered(
+        self,
+        slot: Slot,
+        operation: frames.Operation,
+        accept: int,
+        ask: codec.Values,
+        made: Any,
+        error: Exception | None,
+    ) -> None:
+        """The reply of a handler: fields by the table, or a whole frame that the kernel made."""
+        self._acting = False
+        if error is None and isinstance(made, dict):
+            try:
+                made = codec.encode_answer(operation, self._options.dialect, made, accept)
+            except QuintetError as refused:
+                error = refused
+        if error is not None:
+            made = errors.to_frame(error, self._options.dialect)
+        elif operation.code in AUDITED:
+            self._audit(AUDITED[operation.code], refused_resource(ask), "success")
+        self._replies.fill(slot, made)
+
+    def _produce_inflated(self, slot: Slot, payload: bytes) -> None:
+        """A compressed PRODUCE: the same frame again, as the kernel knows it."""
+        header = frames.HEADER.pack(frames.MAGIC, frames.VERSION, frames.PRODUCE, frames.BINARY, len(payload))
+        whole = memoryview(header + payload)
+        while True:
+            items, _, _, unknown = kernel.fly_split(whole, 0, len(payload), self._counts, self._origin, self._now)
+            if unknown is None:
+                break
+            self._resolve(unknown)
+        if not isinstance(items[0][1], list):
+            codec.decode_request(frames.OPERATIONS[frames.PRODUCE], payload)
+            raise BadRequest("PRODUCE: a producer id is between 1 and 2^63 - 1")
+        self._produce(items[0][1], items[0][2])
+        self._replies.fill(slot, b"")
+
+    def _permit(self, operation: frames.Operation, ask: codec.Values) -> None:
+        """The gate. Every operation has a row; what is refused here has had no effect and is written down."""
+        principal, access = self._principal, self._broker.access
+        assert principal is not None
+        resource = refused_resource(ask)
+        right = operation.right
+        allowed = {
+            "open": lambda: True,
+            "known": lambda: True,
+            "owner": lambda: True,
+            "read": lambda: access.allowed(principal, "subscribe", resource),
+            "write": lambda: access.allowed(principal, "publish", resource),
+            "manage": lambda: access.allowed(principal, "admin", resource),
+            "read or write": lambda: (
+                access.allowed(principal, "subscribe", resource) or access.allowed(principal, "publish", resource)
+            ),
+            "admin": lambda: access.may_administer(principal),
+        }[right]()
+        if not allowed:
+            self._denied(operation.name, resource)
+            what = "needs an administrator" if right == "admin" else f"needs the right to {right} {resource!r}"
+            raise Forbidden(f"{principal.name} may not {operation.name}: it {what}")
+
+    def _denied(self, action: str, resource: str) -> None:
+        self._audit("access.denied", resource, "denied", action)
+
+    def _audit(self, kind: str, resource: str, result: str, action: str = "") -> None:
+        self._broker.audit.record(kind, self.principal_name or "", resource, result, peer=self._peer, action=action)
+
+
+def _renumber(order: bytes, number: int, numbers: list[int]) -> bytes:
+    """Give the records of group `number` these group numbers, in order."""
+    fresh = bytearray(order)
+    following = iter(numbers)
+    for at in range(0, len(order), 2):
+        if _U16.unpack_from(order, at)[0] == number:
+            _U16.pack_into(fresh, at, next(following))
+    return bytes(fresh)
+
+
+Make = Callable[[Broker, Sink, int], FlySession]
