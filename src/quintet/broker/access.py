@@ -52,6 +52,11 @@ class Principal:
         patterns = self.publish if action == "publish" else self.subscribe if action == "subscribe" else self.admin
         return covers(patterns, topic)
 
+    @property
+    def permissions(self) -> tuple[str, ...]:
+        """As of a role."""
+        return _words(("read", self.subscribe), ("write", self.publish), ("admin", self.admin))
+
 
 @dataclass(frozen=True, slots=True)
 class Credential:
@@ -72,6 +77,11 @@ class Role:
     write: tuple[str, ...] = ()
     admin: tuple[str, ...] = ()
     description: str = ""
+
+    @property
+    def permissions(self) -> tuple[str, ...]:
+        """For people: `read` where it is every topic, `read:PATTERN` where it is not."""
+        return _words(("read", self.read), ("write", self.write), ("admin", self.admin))
 
 
 BUILT_IN_ROLES: Final = (
@@ -295,3 +305,10 @@ class Access:
 
 def _union(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(pattern for part in parts for pattern in part))
+
+
+def _words(*rights: tuple[str, tuple[str, ...]]) -> tuple[str, ...]:
+    found: list[str] = []
+    for word, patterns in rights:
+        found.extend((word,) if "*" in patterns else (f"{word}:{pattern}" for pattern in patterns))
+    return tuple(found)

@@ -1,0 +1,78 @@
+"""Slow hashes of passwords: argon2id through the scheduler's `offload`, never on the loop.
+
+At most HASHES_AT_ONCE at a time, which leaves disk threads to the log; the others wait in a line of bounded length.
+Nothing here keeps a password longer than its hash takes.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from argon2 import low_level
+from argon2.exceptions import VerifyMismatchError
+
+from quintet.model.errors import Busy
+from quintet.model.scheduler import Scheduler
+
+PASSWORD_BYTES_MAX: Final = 1_024
+HASHES_AT_ONCE: Final = 2
+HASHES_WAITING_MAX: Final = 100  # under two seconds of work
+HASH_MEMORY_KIB: Final = 19 * 1024
+HASH_PASSES: Final = 2
+HASH_LANES: Final = 1
+HASH_BYTES: Final = 32
+SALT_BYTES: Final = 16
+# Of a random password that nobody kept: what is verified for a user that is not there.
+NOBODY_HASH: Final = "$argon2id$v=19$m=19456,t=2,p=1$cXVpbnRldC1uby11c2VyLg$82drlqSiSYFMOde50c83FicOk5LG7neGu+L5srPw+yA"
+
+Entropy = Callable[[int], bytes]
+
+
+def _hash(password: bytes, salt: bytes) -> str:
+    return low_level.hash_secret(
+        password, salt, HASH_PASSES, HASH_MEMORY_KIB, HASH_LANES, HASH_BYTES, low_level.Type.ID
+    ).decode()
+
+
+def _verify(stored: str, password: bytes) -> bool:
+    try:
+        return low_level.verify_secret(stored.encode(), password, low_level.Type.ID)
+    except VerifyMismatchError:
+        return False
+
+
+class Hashing:
+    """Slow hashes elsewhere, a few at once, the others in line."""
+
+    def __init__(self, scheduler: Scheduler, entropy: Entropy) -> None:
+        self._scheduler = scheduler
+        self._entropy = entropy
+        self._waiting: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self._running = 0
+
+    def hash(self, password: bytes, done: Callable[[str | BaseException], None], must: bool = False) -> None:
+        """Raises Busy if too many wait, unless it must be: what the configuration asks for is not turned away."""
+        self._run(partial(_hash, password, self._entropy(SALT_BYTES)), done, must)
+
+    def verify(
+        self, stored: str, password: bytes, done: Callable[[bool | BaseException], None], must: bool = False
+    ) -> None:
+        self._run(partial(_verify, stored, password), done, must)
+
+    def _run(self, work: Callable[[], Any], done: Callable[[Any], None], must: bool) -> None:
+        if len(self._waiting) >= HASHES_WAITING_MAX and not must:
+            raise Busy(f"{len(self._waiting)} passwords wait to be checked", hint="try again in a moment")
+        self._waiting.append((work, done))
+        self._start()
+
+    def _start(self) -> None:
+        while self._waiting and self._running < HASHES_AT_ONCE:
+            work, done = self._waiting.popleft()
+            self._running += 1
+            self._scheduler.offload(work, partial(self._finished, done))
+
+    def _finished(self, done: Callable[[Any], None], result: Any) -> None:
+        self._running -= 1
+        self._start()
+        done(result)
