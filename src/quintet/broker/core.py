@@ -11,15 +11,18 @@ from functools import partial
 
 import msgspec
 
-from quintet.broker.access import Access, Credential, Principal
+from quintet.broker.access import Access, Action, Credential, Principal, Role
+from quintet.broker.audit import AUDIT_BYTES_DEFAULT, Audit
+from quintet.broker.passwords import Entropy
 from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
 from quintet.broker.table import Table
 from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
+from quintet.broker.users import PASSWORD_BYTES_MIN_DEFAULT, ConfiguredUser, Users
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log
 from quintet.model import limits
-from quintet.model.errors import QuintetError, ShuttingDown
+from quintet.model.errors import AuthError, QuintetError, ShuttingDown
 from quintet.model.scheduler import Scheduler
 
 TOPICS_TABLE = (1, "__topics")
@@ -36,6 +39,11 @@ class CredentialRow(msgspec.Struct, frozen=True):
     subscribe: tuple[str, ...]
 
 
+def no_entropy(_size: int) -> bytes:
+    """There is no chance below net/: whoever makes a broker that hashes passwords gives it random bytes."""
+    raise AssertionError("BrokerOptions.entropy was not given")
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
     """The broker's branch of the configuration."""
@@ -46,6 +54,9 @@ class BrokerOptions:
     subscription_idle_us: int = 30 * 24 * 3600 * 1_000_000
     subscriptions_max: int = 100_000
     unsynced_bytes_max: int = limits.UNSYNCED_BYTES_MAX
+    password_bytes_min: int = PASSWORD_BYTES_MIN_DEFAULT
+    audit_bytes: int = AUDIT_BYTES_DEFAULT
+    entropy: Entropy = no_entropy
 
 
 class Broker:
@@ -54,7 +65,8 @@ class Broker:
     def __init__(self, log: Log, scheduler: Scheduler, options: BrokerOptions, report: Report) -> None:
         self.log = log
         self.scheduler = scheduler
-        self.access = Access()
+        self.access = Access(dead_letter_suffix=options.dead_letter_suffix)
+        self.access.on_refused = self._refused
         self.draining = False
         self._options = options
         self._credentials = Table(log, *CREDENTIALS_TABLE, CredentialRow)
@@ -62,6 +74,17 @@ class Broker:
         subscriptions_table = Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow)
         for table in (self._credentials, topics_table, subscriptions_table):
             table.load()
+        self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
+        self.audit.load()
+        self.users = Users(
+            log,
+            scheduler,
+            self.access,
+            self.audit,
+            entropy=options.entropy,
+            password_bytes_min=options.password_bytes_min,
+        )
+        self.users.load()
         self.topics = Topics(log, topics_table, options.topics)
         self.topics.load()
         self.subscriptions = Subscriptions(
@@ -90,8 +113,23 @@ class Broker:
                 self._credentials.put(key, fresh)
         self.access.replace(wanted.values())
 
-    def authenticate(self, secret: bytes) -> tuple[str, Principal]:
-        return self.access.authenticate(secret)
+    def configure_users(
+        self, roles: Iterable[Role], users: Iterable[ConfiguredUser], done: Callable[[Exception | None], None]
+    ) -> None:
+        """Make these the roles and the users of the configuration; done(first error) when they are durable."""
+        self.access.set_roles(roles)
+        self.users.configure(users, done)
+
+    def authenticate(self, secret: bytes, peer: str = "") -> tuple[str, Principal]:
+        """(identity, principal) of an API key; passwords are `users.authenticate_password`'s."""
+        try:
+            return self.access.authenticate(secret)
+        except AuthError:
+            self.audit.record("auth.failure", "", "", "denied", peer, "key")
+            raise
+
+    def _refused(self, principal: Principal, action: Action, topic: str, peer: str) -> None:
+        self.audit.record("access.denied", principal.name, topic, "denied", peer, action)
 
     # -- publish ---------------------------------------------------------------------------------------------------
 
@@ -134,13 +172,16 @@ class Broker:
     def subscription(self, principal: Principal, id: int) -> Subscription | None:
         """This principal's subscription of that id, if it may still read its topic."""
         found = self.subscriptions.find(principal.name, id)
-        return found if found is not None and principal.may("subscribe", found.topic_name.decode()) else None
+        if found is None or not self.access.allowed(principal, "subscribe", found.topic_name.decode()):
+            return None
+        return found
 
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
         """About every 50 ms: redelivery, dead letters, saving, and the log's own upkeep."""
         self.subscriptions.tick(now)
+        self.audit.tick(now)
         self.log.maintain(now)
 
     def drain(self, done: Callable[[], None]) -> None:

@@ -5,7 +5,9 @@ chunking, drains after every call, and implements Sink; its `room` is the test's
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 from quintet.broker.access import Credential, hash_secret
 from quintet.broker.core import Broker, BrokerOptions
@@ -25,7 +27,7 @@ class SimBroker:
 
     def __init__(self, keys: dict[str, str] | None = None, options: BrokerOptions | None = None) -> None:
         self.keys = keys or {"dev": "dev-key"}
-        self.options = options or BrokerOptions()
+        self.options = replace(options or BrokerOptions(), entropy=Random(0).randbytes)
         self.disk = SimDisk()
         self.scheduler = SimScheduler()
         self.reports: list[tuple[str, dict[str, object]]] = []

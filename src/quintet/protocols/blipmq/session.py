@@ -52,7 +52,7 @@ class BlipSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_key_hash", "_made", "_origin", "_principal",
+        "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_identity", "_made", "_origin", "_principal",
         "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures", "closing",
         "principal_name", "take_output",
     )  # fmt: skip
@@ -68,7 +68,7 @@ class BlipSession:
         self._deadline: int | None = now + limits.HANDSHAKE_US
         self.auth_failures = 0
         self._made = 0
-        self._key_hash = ""
+        self._identity = ""
         self._principal: Principal | None = None
         self._origin = b""
         self._epoch = 0
@@ -191,7 +191,7 @@ class BlipSession:
             self._nack(frame.correlation_id, errors.AUTH_INVALID)
         else:
             try:
-                self._key_hash, self._principal = self._broker.authenticate(key)
+                self._identity, self._principal = self._broker.authenticate(key)
             except AuthError:
                 self._nack(frame.correlation_id, errors.AUTH_KEY)
                 self.auth_failures += 1
@@ -207,7 +207,7 @@ class BlipSession:
     def _still_welcome(self) -> bool:
         """Access changed: take the rights as they are now, or leave."""
         self._epoch = self._broker.access.epoch
-        self._principal = self._broker.access.current(self._key_hash)
+        self._principal = self._broker.access.current(self._identity)
         self._targets = None
         if self._principal is None:
             self.closing = "the API key was revoked"
