@@ -206,9 +206,9 @@ class Groups:
 
     def _enter(self, group: Group, actor: str, member: object, name: str) -> Slot:
         slot = group.by_name.get(name) if name else None
-        if name and group.fenced.get(member) == name:
+        if member in group.fenced:
             self.fenced += 1
-            raise group.taken(name)
+            raise group.taken(group.fenced[member])
         if slot is None:
             self._room(group)
             slot = group.enter(name, actor, member)
@@ -254,7 +254,7 @@ class Groups:
                 "group_member_expired",
                 {"topic": group.topic_name, "group": group.name, "member": slot.name or f"member-{slot.serial}"},
             )
-            if slot.member is not None and slot.member not in group.plain and slot.member not in group.fenced:
+            if slot.member is not None and slot.member not in group.plain:
                 del self._of[slot.member][group]
             self._remove(slot)
 

@@ -1,0 +1,140 @@
+"""Topics and consumer groups on a simulated disk, without the rest of the broker: what the tests of groups share."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from quintet import kernel
+from quintet.broker.group import Assignment, GroupRow
+from quintet.broker.groups import Groups
+from quintet.broker.table import Table
+from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
+from quintet.log.base import Durability
+from quintet.log.embedded.engine import EmbeddedLog
+from quintet.testing.sim import SimDisk, SimScheduler
+
+DATA = Path("/data")
+SECOND = 1_000_000
+
+
+class Answers:
+    """What a verb's `done` was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, Exception | None]] = []
+
+    def __call__(self, result: Any, error: Exception | None) -> None:
+        self.told.append((result, error))
+
+
+class GroupBroker:
+    """Groups that can be run turn by turn, stopped, cut off and started again on the same disk."""
+
+    def __init__(self, durability: Durability = "fsync", **limits: int) -> None:
+        self.disk = SimDisk()
+        self.scheduler = SimScheduler()
+        self.reports: list[tuple[str, dict[str, object]]] = []
+        self.limits = limits
+        self.policy = TopicPolicy([TopicRule("memory*", durability="memory", partitions=2), TopicRule("*")], durability)
+        self.start()
+
+    def start(self) -> None:
+        def report(event: str, fields: dict[str, object]) -> None:
+            self.reports.append((event, fields))
+
+        self.log = EmbeddedLog(DATA, self.disk, self.scheduler, report)
+        self.log.recover()
+        topics_table = Table(self.log, 1, "__topics", TopicRow)
+        topics_table.load()
+        self.topics = Topics(self.log, topics_table, self.policy)
+        self.topics.load()
+        table = Table(self.log, 6, "__groups", GroupRow)
+        table.load()
+        self.groups = Groups(table, self.topics, self.scheduler, report, **self.limits)
+        self.groups.load()
+        self.scheduler.settle()
+
+    def restart(self) -> None:
+        closed: list[bool] = []
+        self.log.close(lambda: closed.append(True))
+        self.scheduler.settle()
+        assert closed
+        self.start()
+
+    def cut_power(self, seed: int = 0) -> None:
+        self.log.abandon()
+        self.disk.crash(Random(seed))
+        now = self.scheduler.now()
+        self.scheduler = SimScheduler()
+        self.scheduler.time = now
+        self.start()
+
+    def topic(self, name: str = "t", partitions: int = 0) -> Topic:
+        found = self.topics.get(name.encode())
+        if found is None:
+            if name.startswith("memory"):
+                found = self.topics.ensure(name.encode(), durable=False)
+            else:
+                found = self.topics.create(name.encode(), partitions)[0]
+            self.scheduler.settle()
+        return found
+
+    def publish(self, topic: Topic, partition: int, count: int, timestamps: list[int] | None = None) -> None:
+        """Records one second apart, or with these times in microseconds."""
+        for number in range(count):
+            times = None if timestamps is None else [timestamps[number]]
+            topic.publish(kernel.build([b"v"], timestamps=times, origin=b"test:1"), 1, True, None, partition)
+            self.scheduler.settle()
+            if timestamps is None:
+                self.scheduler.advance(SECOND)
+
+    # -- verbs, each until it is answered ------------------------------------------------------------------------------
+
+    def answer(self, answers: Answers) -> Any:
+        self.scheduler.settle()
+        assert len(answers.told) == 1, "done is called exactly once"
+        result, error = answers.told[0]
+        if error is not None:
+            raise error
+        return result
+
+    def subscribe(
+        self,
+        topic: Topic,
+        partition: int = -1,
+        mode: str = "earliest",
+        member: object = "m",
+        name: str = "",
+        group: str = "g",
+        actor: str = "ann",
+        privileged: bool = False,
+    ) -> Assignment:
+        answers = Answers()
+        now = self.scheduler.now()
+        self.groups.subscribe(actor, privileged, topic, group, partition, mode, member, name, now, answers)
+        result = self.answer(answers)
+        assert isinstance(result, Assignment)
+        return result
+
+    def commit(
+        self,
+        topic: Topic,
+        partition: int,
+        offset: int,
+        generation: int | None = None,
+        member: object = "m",
+        group: str = "g",
+        actor: str = "ann",
+        privileged: bool = False,
+    ) -> None:
+        answers = Answers()
+        self.groups.commit(actor, privileged, topic, group, partition, offset, generation, member, answers)
+        assert self.answer(answers) is None
+
+    def committed(self, topic: Topic, partition: int = 0, group: str = "g", actor: str = "ann") -> int:
+        return self.groups.get_offset(actor, False, topic, group, partition)
+
+    def tick(self, delta_us: int) -> None:
+        self.scheduler.advance(delta_us)
+        self.groups.tick(self.scheduler.now())
+        self.scheduler.settle()
