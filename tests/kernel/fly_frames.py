@@ -1,0 +1,118 @@
+"""FlyMQ frames made by hand, so that no twin vouches for itself, and random reads of them. Shared by the fly tests."""
+
+import random
+import struct
+from types import ModuleType
+from typing import Any
+
+from tests.kernel import generate
+
+MAX_FRAME = 1 << 20
+NOW = 1_000_000
+ORIGIN = b"flymq:c"
+MAX_I64 = (1 << 63) - 1
+TOPICS = (b"a", b"demo", b"t" * 12, b"t" * 13, "grün".encode(), b"x" * 255)
+BAD_TOPICS = (b"", b"y" * 256)
+PARTITIONS = (-1, -1, -1, 0, 1, 7, -2, (1 << 31) - 1, -(1 << 31))
+PRODUCERS = (1, 2, MAX_I64)
+BAD_PRODUCERS = (0, MAX_I64 + 1)
+OTHER_OPS = (0x00, 0x02, 0x07, 0x0B, 0x70, 0xFF)
+
+
+def frame(op: int, payload: bytes = b"", flags: int = 1) -> bytes:
+    return struct.pack(">BBBBI", 0xAF, 1, op, flags, len(payload)) + payload
+
+
+def string16(text: bytes) -> bytes:
+    return struct.pack(">H", len(text)) + text
+
+
+def bytes32(text: bytes) -> bytes:
+    return struct.pack(">I", len(text)) + text
+
+
+def produce(
+    topic: bytes, value: bytes, key: bytes = b"", partition: int = -1, suffix: bytes = b"", flags: int = 1
+) -> bytes:
+    return frame(1, string16(topic) + bytes32(key) + bytes32(value) + struct.pack(">i", partition) + suffix, flags)
+
+
+def producer(producer_id: int, sequence: int) -> bytes:
+    return struct.pack(">QI", producer_id, sequence)
+
+
+def metadata(topic: bytes, partition: int, offset: int, time_ms: int, key: int, value: int, flags: int = 1) -> bytes:
+    return frame(1, string16(topic) + struct.pack(">iQqii", partition, offset, time_ms, key, value), flags)
+
+
+def fetched(records: list[tuple[int, bytes, bytes]], next_offset: int, sdk: bool, op: int = 7, flags: int = 1) -> bytes:
+    count, last = struct.pack(">I", len(records)), struct.pack(">Q", next_offset)
+    if sdk:
+        body = b"".join(struct.pack(">Q", offset) + bytes32(key) + bytes32(value) for offset, key, value in records)
+        return frame(op, count + last + body, flags)
+    body = b"".join(bytes32(key) + bytes32(value) + struct.pack(">Q", offset) for offset, key, value in records)
+    return frame(op, count + body + last, flags)
+
+
+def split(k: ModuleType, data: bytes, counts: dict[bytes, int], max_frame: int = MAX_FRAME) -> Any:
+    return k.fly_split(data, 0, max_frame, counts, ORIGIN, NOW)
+
+
+def split_all(k: ModuleType, data: bytes, counts: dict[bytes, int], position: int = 0) -> tuple[list[Any], int, int]:
+    """What a session sees that knows these topics and resolves no other: it stops at the first unknown one."""
+    items: list[Any] = []
+    while True:
+        got, consumed, fatal, unknown = k.fly_split(data, position, MAX_FRAME, counts, ORIGIN, NOW)
+        items += got
+        stuck, position = consumed == position, consumed
+        if fatal or unknown is not None or stuck:
+            return items, position, fatal
+
+
+# -- random -----------------------------------------------------------------------------------------------------------
+
+
+def frames(r: random.Random, count: int) -> list[bytes]:
+    """Runs of PRODUCE frames, alike and mixed, keyed and idempotent, slightly wrong ones, and other operations."""
+    out: list[bytes] = []
+    while len(out) < count:
+        topic = r.choice(TOPICS if r.random() < 0.97 else BAD_TOPICS)
+        value, key, partition = generate.blob(r), r.choice((b"", b"", r.randbytes(3))), r.choice(PARTITIONS)
+        producer_id, sequence = r.choice((0, 0, *PRODUCERS)), r.choice((0, 5, 0xFFFFFFFE))
+        flags = r.choice((0, 1, 1, 0xE1))
+        if r.random() < 0.05:
+            out.append(frame(r.choice(OTHER_OPS), r.randbytes(r.randrange(20)), r.randrange(256)))
+        for i in range(r.choice((1, 1, 2, 5, 20))):
+            suffix = b""
+            if producer_id:
+                number = sequence + i if r.random() < 0.9 else r.randrange(10)
+                suffix = producer(producer_id, number & 0xFFFFFFFF)
+            if r.random() < 0.02:
+                suffix = r.choice((producer(r.choice(BAD_PRODUCERS), 1), r.randbytes(r.randrange(20))))
+            if r.random() < 0.02:
+                flags = r.randrange(256)
+            one = value if r.random() < 0.7 else generate.blob(r)
+            out.append(produce(topic, one, key if r.random() < 0.8 else generate.blob(r), partition, suffix, flags))
+    return out[:count]
+
+
+def counts(r: random.Random) -> dict[bytes, int]:
+    known = r.choice((len(TOPICS), len(TOPICS), len(TOPICS), r.randrange(len(TOPICS))))
+    return {topic: r.choice((0, 1, 1, 3, 8, 1000)) for topic in r.sample(TOPICS, known)}
+
+
+def replies(r: random.Random, count: int, sdk: bool) -> list[bytes]:
+    out: list[bytes] = []
+    for _ in range(count):
+        flags = 1 if r.random() < 0.95 else r.randrange(256)
+        kind = r.randrange(4)
+        if kind < 2:
+            numbers = (r.choice(PARTITIONS), r.getrandbits(64), r.getrandbits(64) - (1 << 63), -1, 4)
+            out.append(metadata(r.choice((*TOPICS, b"")), *numbers, flags))
+        elif kind == 2:
+            records = [(r.getrandbits(64), r.choice((b"", b"key")), generate.blob(r)) for _ in range(r.randrange(5))]
+            layout = sdk if r.random() < 0.95 else not sdk
+            out.append(fetched(records, r.getrandbits(64), layout, r.choice((7, 11)), flags))
+        else:
+            out.append(frame(r.choice((0xFF, 0x02, 0x08)), r.randbytes(r.randrange(9)), flags))
+    return out
