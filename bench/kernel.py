@@ -1,4 +1,4 @@
-"""How fast the kernel's twins are: M frames/s of the BlipMQ functions, GB/s of CRC-32C, microseconds of a merge.
+"""How fast the kernel's twins are: M frames/s of the BlipMQ and FlyMQ functions, GB/s of CRC-32C, microseconds of a merge.
 
 Run `python bench/kernel.py`. Prints only; it judges nothing and writes nothing.
 """
@@ -13,6 +13,8 @@ READ_BYTES = 1024 * 1024
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 VALUE_SIZES_BYTES = (16, 128, 1024)
 INTERLEAVED_TOPICS = 8
+FLY_TOPICS = 10
+FLY_PARTITIONS = 8
 MERGED_BATCHES = 64
 CRC_BYTES = 16 * 1024 * 1024
 ROUND_SECONDS = 0.1
@@ -56,10 +58,37 @@ def frame_cases(twin: ModuleType, size: int, n: int) -> list[tuple[str, Callable
     ]
 
 
+def fly_cases(twin: ModuleType, size: int, n: int) -> list[tuple[str, Callable[[], object]]]:
+    """The same for FlyMQ."""
+    values, keys = [bytes(size)] * n, [b"key%05d" % i for i in range(n)]
+    topics = [b"bench/%d" % i for i in range(FLY_TOPICS)]
+    counts = {TOPIC: FLY_PARTITIONS, **dict.fromkeys(topics, 1)}
+    read = bytearray(twin.fly_produce(TOPIC, None, values, -1, 0, 0, 1))
+    keyed = bytearray(twin.fly_produce(TOPIC, keys, values, -1, 0, 0, 1))
+    mixed = bytearray(
+        b"".join(twin.fly_produce(topics[i % FLY_TOPICS], None, values[:1], -1, 0, 0, 1) for i in range(n))
+    )
+    batch, order = twin.build(values, origin=ORIGIN), bytes(2 * n)
+    reply = twin.fly_fetch([batch], 0, n, MAX_FRAME_BYTES, 0, 7, 1, False)[0]
+
+    def split(data: bytearray) -> Callable[[], object]:
+        return lambda: twin.fly_split(data, 0, MAX_FRAME_BYTES, counts, ORIGIN, 0)
+
+    return [
+        ("fly split, one topic", split(read)),
+        ("fly split, keys choose", split(keyed)),
+        ("fly split, 10 topics", split(mixed)),
+        ("fly produced", lambda: twin.fly_produced([(TOPIC, 0, batch, b"")], order, 1)),
+        ("fly fetch", lambda: twin.fly_fetch([batch], 0, n, MAX_FRAME_BYTES, 0, 7, 1, False)),
+        ("fly produce", lambda: twin.fly_produce(TOPIC, None, values, -1, 0, 0, 1)),
+        ("fly received, a fetch", lambda: twin.fly_received(reply, 0, MAX_FRAME_BYTES, False)),
+    ]
+
+
 def bench(name: str, twin: ModuleType) -> None:
     for size in VALUE_SIZES_BYTES:
         n = READ_BYTES // (size + 16 + len(TOPIC))
-        for label, call in frame_cases(twin, size, n):
+        for label, call in (*frame_cases(twin, size, n), *fly_cases(twin, size, n)):
             rate = n / per_call(call)
             print(f"{name:6} {label:26} {size:5} B {rate / 1e6:9.2f} M frames/s {rate * size / 1e9:8.2f} GB/s")
     ones = [twin.build([bytes(16)], origin=b"blipmq:%d" % (i % 4)) for i in range(MERGED_BATCHES)]
