@@ -11,6 +11,8 @@ from quintet.model import limits
 from quintet.model.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
+A_USER = "[[users]]\nname = 'a'\npassword = 'p'\n"
+HASH = "$argon2id$v=19$m={m},t={t},p={p}$cXVpbnRldC1uby11c2VyLg$82drlqSiSYFMOde50c83FicOk5LG7neGu+L5srPw+yA"
 
 
 @pytest.fixture
@@ -66,6 +68,22 @@ def test_sizes_may_have_a_unit(file: Path) -> None:
         ("[[keys]]\nname = 'a'\nkey = 'b'\n[[keys]]\nname = 'c'\nkey = 'b'", "keys: 'a' and 'c' have the same key"),
         ("[[keys]]\nname = 'a'\nkey = 'b'\npublish = ['a*b']", "pattern 'a*b': a * is allowed at the end only"),
         ("[[topics.overrides]]\npattern = '*x'", "topics.overrides[0]: pattern '*x': a * is allowed at the end only"),
+        (
+            "[[users]]\nname = 'a'",
+            "users[0]: give exactly one of password, password_file, password_argon2 (given: none)",
+        ),
+        ('[[users]]\nname = "a\\u200b"\npassword = "p"', "users[0].name: a user name has no control or invisible"),
+        ("[[users]]\nname = 'a'\npassword = 'p'\nroles = ['boss']", "users[0].roles: there is no role 'boss'"),
+        (f"{A_USER}[[users]]\nname = 'a'\npassword = 'q'", "users[1].name: 'a' is there twice"),
+        (
+            f"{A_USER}[[users]]\nname = 'A'\npassword = 'q'",
+            "users[1].name: 'A' is there twice, or looks the same as 'a'",
+        ),
+        ("[[keys]]\nname = 'A'\nkey = 'k'\n" + A_USER, "users[0].name: 'a' is there twice, or looks the same as 'A'"),
+        ("[[users]]\nname = 'a'\npassword_argon2 = '$2b$10$x'", "users[0]: expected an argon2id hash"),
+        ("[[roles]]\nname = 'admin'", "roles[0]: the role 'admin' is built in"),
+        ("[[roles]]\nname = 'r'\nread = ['a*b']", "roles[0]: pattern 'a*b': a * is allowed at the end only"),
+        ("[[roles]]\nname = 'r'\n[[roles]]\nname = 'r'", "roles: two roles have the same name"),
         ("data = ", "not valid TOML"),
         ("a = 1\nb = 2", "(and 1 more)"),
     ],
@@ -115,6 +133,43 @@ def test_only_the_digest_of_a_key_is_kept(file: Path) -> None:
     assert "very-secret" not in repr(settings) + settings.model_dump_json()
 
 
+def test_a_users_secret_is_kept_for_the_broker_and_shown_to_nobody(file: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("filed-secret\n")
+    secret.chmod(0o600)
+    hashed = HASH.format(m=19456, t=2, p=1)
+    file.write_text(
+        "[[users]]\nname = 'a'\npassword = 'typed-secret'\nroles = ['audit', 'producer']\n"
+        f"[[users]]\nname = 'b'\npassword_file = '{secret}'\n[[users]]\nname = 'c'\npassword_argon2 = '{hashed}'\n"
+        "[[roles]]\nname = 'audit'\nread = ['logs*']\n"
+    )
+    settings = Settings.load(file, {}, {})
+    assert [user.secret for user in settings.users] == [b"typed-secret", b"filed-secret", b""]
+    assert [user.hashed for user in settings.users] == ["", "", hashed]
+    assert settings.users[0].roles == ("audit", "producer")
+    shown = repr(settings) + str(settings.users) + settings.model_dump_json()
+    assert "-secret" not in shown
+    assert "argon2id" not in shown
+
+
+@pytest.mark.parametrize(("m", "t", "p"), [(262_145, 2, 1), (19456, 11, 1), (19456, 2, 5)])
+def test_a_hash_that_costs_too_much_is_refused_without_repeating_it(file: Path, m: int, t: int, p: int) -> None:
+    hashed = HASH.format(m=m, t=t, p=p)
+    file.write_text(f"[[users]]\nname = 'a'\npassword_argon2 = '{hashed}'\n")
+    with pytest.raises(ConfigError, match="the hash costs more than a login may") as caught:
+        Settings.load(file, {}, {})
+    assert hashed not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["password = 7", "password = ''", "password_argon2 = 7", "password = ['very-secret']"])
+def test_a_bad_password_is_not_repeated_in_the_error(file: Path, line: str) -> None:
+    file.write_text(f"[[users]]\nname = 'a'\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        Settings.load(file, {}, {})
+    assert f"users[0].{line.partition(' ')[0]}: " in str(caught.value)
+    assert ", not " not in str(caught.value)
+
+
 def test_a_bad_key_is_not_repeated_in_the_error(file: Path) -> None:
     file.write_text("[[keys]]\nname = 'a'\nkey_sha256 = 'very-secret'\n")
     with pytest.raises(ConfigError) as caught:
@@ -148,6 +203,9 @@ def test_dev_is_a_preset_below_everything_else(file: Path) -> None:
     plain = Settings.load(None, {}, {"dev": True})
     assert (plain.data, plain.keys[0].name) == (Path(".quintet"), "dev")
     assert plain.keys[0].digest == hashlib.sha256(DEV_BLIPMQ_KEY.encode()).digest()
+    assert [(user.name, user.secret, user.roles) for user in plain.users] == [("admin", b"admin", ("admin",))]
+    file.write_text("[[users]]\nname = 'admin'\npassword = 'other'\n")
+    assert [user.secret for user in Settings.load(file, {}, {"dev": True}).users] == [b"other"]
     file.write_text("[[keys]]\nname = 'a'\nkey = 'b'\n")
     both = Settings.load(file, {"QUINTET_DEV": "true"}, {"data": Path("here")})
     assert (both.data, [key.name for key in both.keys]) == (Path("here"), ["a", "dev"])
@@ -211,7 +269,9 @@ def test_the_example_uncommented_is_understood(file: Path) -> None:
     lines = [line.removeprefix("# ") if " = " in line and '""' not in line else line for line in example().splitlines()]
     file.write_text("\n".join(lines))
     text = file.read_text().replace("# [[keys]]", "[[keys]]\nname = 'a'\nkey = 'b'")
+    text = text.replace("# [[users]]", "[[users]]\nname = 'u'\npassword = 'p'")
+    text = text.replace("# [[roles]]", "[[roles]]\nname = 'r'")
     file.write_text(text.replace("# [[topics.overrides]]", "[[topics.overrides]]\npattern = 'x'"))
     settings = Settings.load(file, {}, {})
     assert settings.listeners == Settings.load(None, {}, {}).listeners
-    assert settings.keys[0].name == "a"
+    assert (settings.keys[0].name, settings.users[0].name, settings.roles[0].name) == ("a", "u", "r")

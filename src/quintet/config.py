@@ -23,12 +23,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from quintet.broker.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
+from quintet.broker.passwords import check_hash
 from quintet.model import limits
 from quintet.model.errors import ConfigError
 
@@ -203,6 +206,79 @@ class Key(Section):
         return bytes.fromhex(self.key_sha256)
 
 
+class User(Section):
+    """One user with a password, given as text, as a file or as its argon2id hash. None of them is shown again."""
+
+    name: str = Field(description="Who this is; owns subscriptions and appears in logs.", min_length=1)
+    password: str | None = Field(
+        default=None, description="The password itself. Prefer password_file.", min_length=1, repr=False
+    )
+    password_file: Path | None = Field(
+        default=None, description="File with the password (one line), readable by its owner only; read again on SIGHUP."
+    )
+    password_argon2: str | None = Field(
+        default=None,
+        description="Its hash, as $argon2id$v=19$m=19456,t=2,p=1$SALT$HASH; other costs are bounded.",
+        repr=False,
+    )
+    roles: tuple[str, ...] = Field(
+        default=(), description="Its roles: admin, producer, consumer, guest, or one of [[roles]]."
+    )
+    _password: str = PrivateAttr(default="")
+    _hash: str = PrivateAttr(default="")
+
+    @field_validator("name")
+    @classmethod
+    def _one_spelling(cls, name: str) -> str:
+        return check_user_name(name)
+
+    @model_validator(mode="after")
+    def _hide_the_secret(self) -> Self:
+        ways = ("password", "password_file", "password_argon2")
+        given = [name for name in ways if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of {', '.join(ways)} (given: {', '.join(given) or 'none'})")
+        self._password = self.password or (read_secret(self.password_file) if self.password_file else "")
+        if len(self._password.encode()) > limits.PASSWORD_BYTES_MAX:
+            raise ValueError(f"the password has more than {limits.PASSWORD_BYTES_MAX} bytes")
+        if self.password_argon2 is not None:
+            self._hash = check_hash(self.password_argon2)
+        # The model is frozen for its readers; this is still its construction.
+        self.__dict__["password"] = self.__dict__["password_argon2"] = None
+        return self
+
+    @property
+    def secret(self) -> bytes:
+        """The password, to be compared with what the broker has; empty if only its hash was given."""
+        return self._password.encode()
+
+    @property
+    def hashed(self) -> str:
+        """The argon2id hash, if that was given."""
+        return self._hash
+
+
+class Role(Section):
+    """A role of your own, for [[users]] and access rules. The built-in ones (admin, producer, consumer, guest) stay."""
+
+    name: str = Field(description="What users and access rules call it.", min_length=1, max_length=255)
+    read: tuple[str, ...] = Field(default=(), description="Topics it may read; a trailing * matches any ending.")
+    write: tuple[str, ...] = Field(default=(), description="Topics it may publish to; a trailing * matches any ending.")
+    admin: tuple[str, ...] = Field(
+        default=(), description="Topics it may create, change and delete; * is the whole broker, users among it."
+    )
+    description: str = Field(default="", description="For people.", max_length=255)
+
+    @model_validator(mode="after")
+    def _star_ends_it(self) -> Self:
+        if self.name in BUILT_IN_ROLE_NAMES:
+            raise ValueError(f"the role {self.name!r} is built in and cannot be changed; choose another name")
+        for pattern in (*self.read, *self.write, *self.admin):
+            if "*" in pattern[:-1] or not pattern:
+                raise ValueError(f"pattern {pattern!r}: a * is allowed at the end only")
+        return self
+
+
 class TopicSettings(Section):
     """What a topic gets unless something says otherwise."""
 
@@ -318,6 +394,14 @@ class Limits(Section):
     )
     connections_max: Count = Field(default=10_000, description="Connections open at once over all listeners.")
     connections_per_address_max: Count = Field(default=1_000, description="Connections open at once from one address.")
+    password_bytes_min: Annotated[int, Field(ge=1, le=limits.PASSWORD_BYTES_MAX)] = Field(
+        default=limits.PASSWORD_BYTES_MIN_DEFAULT,
+        description="Shortest password that can be set on the wire, in bytes; [[users]] are free to have shorter ones.",
+    )
+    audit_bytes: Annotated[Bytes, Field(ge=8 * limits.SEGMENT_BYTES_MIN)] = Field(
+        default=limits.AUDIT_BYTES_DEFAULT,
+        description="What the audit of logins, refusals and changes of rights keeps, in bytes.",
+    )
     auth_failures_per_minute: Count = Field(
         default=20, description="Failed logins from one address per minute, then it waits."
     )
@@ -335,7 +419,9 @@ class Settings(Section):
     drain_timeout_s: float = Field(default=10.0, ge=0, description="Longest graceful stop, in seconds.")
     log: LogOutput = Field(default=LogOutput(), description="What the broker says about itself, on stderr.")
     listeners: Listeners = Field(default=Listeners(), description="The doors.")
-    keys: tuple[Key, ...] = Field(default=(), description="API keys. Without any, nobody can log in.")
+    keys: tuple[Key, ...] = Field(default=(), description="API keys. Without any, only users can log in.")
+    users: tuple[User, ...] = Field(default=(), description="Users with a password; more can be made on the wire.")
+    roles: tuple[Role, ...] = Field(default=(), description="Roles beside the built-in ones.")
     topics: Topics = Field(default=Topics(), description="Defaults for new topics, and overrides by name.")
     delivery: Delivery = Field(default=Delivery(), description="How messages reach subscribers that acknowledge.")
     limits: Limits = Field(default=Limits(), description="What the broker protects itself with.")
@@ -351,6 +437,27 @@ class Settings(Section):
                     raise ValueError(f"{seen[value]!r} and {key.name!r} have the same {what.partition('_')[0]}")
                 seen[value] = key.name
         return keys
+
+    @model_validator(mode="after")
+    def _users_are_told_apart(self) -> Self:
+        roles = BUILT_IN_ROLE_NAMES | {role.name for role in self.roles}
+        if len(roles) < len(BUILT_IN_ROLE_NAMES) + len(self.roles):
+            raise PydanticCustomError("twin_roles", "two roles have the same name", {"path": ("roles",)})
+        seen = {twin_key(key.name): key.name for key in self.keys}
+        users: set[str] = set()
+        for number, user in enumerate(self.users):
+            twin = seen.setdefault(twin_key(user.name), user.name)
+            if user.name in users or twin != user.name:
+                text = "{name} is there twice, or looks the same as {twin}"
+                where = {"name": repr(user.name), "twin": repr(twin), "path": ("users", number, "name")}
+                raise PydanticCustomError("twin_users", text, where)
+            users.add(user.name)
+            for role in user.roles:
+                if role not in roles:
+                    text = "there is no role {role}; add it to [[roles]], or use one of {known}"
+                    known = {"role": repr(role), "known": ", ".join(sorted(roles)), "path": ("users", number, "roles")}
+                    raise PydanticCustomError("unknown_role", text, known)
+        return self
 
     @model_validator(mode="after")
     def _dev_stays_home(self) -> Self:
@@ -453,13 +560,16 @@ def load_with_origins(
 
 
 def _apply_dev(tree: dict[str, Any], origins: Origins) -> None:
-    """The --dev preset: below everything that was given, besides the key that is added to the others."""
+    """The --dev preset: below everything that was given, besides the key and the user that are added to the others."""
     tree.setdefault("data", DEV_DATA)
-    for name in ("data", "keys"):
+    for name in ("data", "keys", "users"):
         origins.setdefault((name,), "preset of dev")
     keys = tree.setdefault("keys", [])
     if isinstance(keys, list) and not any(isinstance(key, dict) and key.get("name") == DEV_NAME for key in keys):
         tree["keys"] = [*keys, {"name": DEV_NAME, "key": DEV_BLIPMQ_KEY}]
+    users = tree.setdefault("users", [])
+    if isinstance(users, list) and not any(isinstance(user, dict) and user.get("name") == DEV_USER for user in users):
+        tree["users"] = [*users, {"name": DEV_USER, "password": DEV_PASSWORD, "roles": ["admin"]}]
 
 
 def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -509,7 +619,7 @@ def _origin_of(path: tuple[str | int, ...], origins: Origins) -> str | None:
 
 
 def _is_secret(path: tuple[str | int, ...]) -> bool:
-    return bool(path) and path[-1] in ("key", "key_sha256")
+    return bool(path) and path[-1] in ("key", "key_sha256", "password", "password_argon2")
 
 
 def _nearest(path: tuple[str | int, ...]) -> str:

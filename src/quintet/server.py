@@ -20,9 +20,10 @@ import structlog
 from quintet import __version__, config, figures, kernel, logs
 from quintet.admin.app import create_app
 from quintet.admin.listener import AdminServer, serve_admin
-from quintet.broker.access import Credential
+from quintet.broker.access import Credential, Role
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.users import ConfiguredUser
 from quintet.config import Settings
 from quintet.delivery.subscription import Policy
 from quintet.log.embedded.disk import OsDisk
@@ -83,6 +84,7 @@ class Server:
         self._ticker: asyncio.TimerHandle | None = None
         self._traffic_seen = 0
         self._collected_at = 0
+        self._access_seen = 0
 
     async def run(self, print_ready: bool) -> int:
         loop = asyncio.get_running_loop()
@@ -101,6 +103,7 @@ class Server:
         try:
             self.broker = Broker(self.log, scheduler, _broker_options(settings), _report)
             self.broker.set_credentials(_credentials(settings))
+            await self._configure_users()
             await self._open_doors()
         except BaseException:
             self.log.abandon()  # nothing was acknowledged: leave the directory as a crash would, and say one thing only
@@ -112,10 +115,19 @@ class Server:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._tick()
         self._announce(print_ready)
+        self.broker.audit.record("system.start", "", "", "success", version=__version__)
         await self._stop.wait()
         await self._drain()
         scheduler.close()
         return 0
+
+    async def _configure_users(self) -> None:
+        """The doors open when the configured users can log in."""
+        told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self.broker.configure_users(*_users(self.settings), told.set_result)
+        error = await told
+        if error is not None:
+            raise error
 
     # -- doors -----------------------------------------------------------------------------------------------------
 
@@ -162,8 +174,8 @@ class Server:
         addresses = self.addresses()
         _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses,
                   kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
-        if not self.settings.keys:
-            _log.warning("no_keys", hint="nobody can log in: add a [[keys]] table to the configuration")
+        if not self.settings.keys and not self.broker.users.list():
+            _log.warning("no_keys", hint="nobody can log in: add a [[keys]] or [[users]] table to the configuration")
         if self.settings.dev:
             print(figures.development_lines(addresses), file=sys.stderr, flush=True)
         if print_ready:
@@ -176,8 +188,17 @@ class Server:
             now = self.broker.scheduler.now()
             self.broker.tick(now)
             self._collect_when_idle(now)
+            self._let_sessions_look_again()
         finally:
             self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _let_sessions_look_again(self) -> None:
+        """Rights changed: also who says nothing and only receives must notice."""
+        if self._access_seen != self.broker.access.epoch:
+            self._access_seen = self.broker.access.epoch
+            for listener in self.listeners.values():
+                for connection in list(listener.connections):
+                    connection.recheck()
 
     def _collect_when_idle(self, now: int) -> None:
         """A full collection takes tens of milliseconds: in a quiet moment, or when it is long overdue."""
@@ -201,11 +222,11 @@ class Server:
             )
             return
         self.broker.set_credentials(_credentials(fresh))
+        self.broker.configure_users(*_users(fresh), _users_reloaded)
         self.settings = fresh
-        for listener in self.listeners.values():
-            for connection in list(listener.connections):
-                connection.recheck()
-        _log.info("reloaded", keys=len(fresh.keys))
+        self._let_sessions_look_again()
+        self.broker.audit.record("config.change", "", "", "success", action="reload")
+        _log.info("reloaded", keys=len(fresh.keys), users=len(fresh.users), roles=len(fresh.roles))
 
     async def _drain(self) -> None:
         _log.info("draining")
@@ -226,6 +247,7 @@ class Server:
         if self._ticker is not None:
             self._ticker.cancel()
         self.broker.subscriptions.save()
+        self.broker.audit.record("system.stop", "", "", "success")
         await self._close_log()
         if self.admin is not None:
             await self.admin.stop()
@@ -253,12 +275,25 @@ def _cannot_listen(name: str, host: str, port: int, error: OSError) -> OSError:
 
 def _report(event: str, fields: dict[str, object]) -> None:
     """How parts without a logger speak: the event's name decides how loud."""
-    loud = ("quarantined", "partition_failed", "dead_letter_failed", "storage_full", "checkpoint_ignored")
+    loud = ("quarantined", "partition_failed", "dead_letter_failed", "storage_full", "checkpoint_ignored",
+            "audit_lost")  # fmt: skip
     (_log.error if event in loud else _log.info)(event, **fields)
 
 
 def _credentials(settings: Settings) -> list[Credential]:
     return [Credential(key.name, key.digest.hex(), key.publish, key.subscribe) for key in settings.keys]
+
+
+def _users(settings: Settings) -> tuple[list[Role], list[ConfiguredUser]]:
+    roles = [Role(role.name, role.read, role.write, role.admin, role.description) for role in settings.roles]
+    return roles, [ConfiguredUser(user.name, user.roles, user.secret, user.hashed) for user in settings.users]
+
+
+def _users_reloaded(error: Exception | None) -> None:
+    if error is not None:
+        _log.error(
+            "users_refused", code=getattr(error, "code", "E1000"), error=str(error), kept="the users as they were"
+        )
 
 
 def _broker_options(settings: Settings) -> BrokerOptions:
@@ -288,4 +323,7 @@ def _broker_options(settings: Settings) -> BrokerOptions:
         subscription_idle_us=delivery.subscription_idle_days * DAY_US,
         subscriptions_max=delivery.subscriptions_max,
         unsynced_bytes_max=settings.limits.unsynced_bytes_max,
+        password_bytes_min=settings.limits.password_bytes_min,
+        audit_bytes=settings.limits.audit_bytes,
+        entropy=os.urandom,
     )

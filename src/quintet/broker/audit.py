@@ -23,7 +23,6 @@ from quintet.model.errors import BadRequest, QuintetError, TooLarge
 from quintet.model.scheduler import Scheduler
 
 AUDIT_TOPIC: Final = (12, "__audit")
-AUDIT_BYTES_DEFAULT: Final = 64 * limits.MIB
 SEGMENTS: Final = 8  # the topic's bytes are removed in pieces of this share
 EVENTS_KEPT_MAX: Final = 10_000  # in memory, for questions
 EVENTS_PER_SECOND_MAX: Final = 100  # refusals; and, counted apart, logins
@@ -128,7 +127,7 @@ class Audit:
         scheduler: Scheduler,
         report: Report,
         *,
-        bytes_max: int = AUDIT_BYTES_DEFAULT,
+        bytes_max: int = limits.AUDIT_BYTES_DEFAULT,
         node_id: str = "quintet",
     ) -> None:
         segment_bytes = max(bytes_max // SEGMENTS, limits.SEGMENT_BYTES_MIN)

@@ -12,12 +12,12 @@ from functools import partial
 import msgspec
 
 from quintet.broker.access import Access, Action, Credential, Principal, Role
-from quintet.broker.audit import AUDIT_BYTES_DEFAULT, Audit
+from quintet.broker.audit import Audit
 from quintet.broker.passwords import Entropy
 from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
 from quintet.broker.table import Table
 from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
-from quintet.broker.users import PASSWORD_BYTES_MIN_DEFAULT, ConfiguredUser, Users
+from quintet.broker.users import ConfiguredUser, Users
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log
@@ -54,8 +54,8 @@ class BrokerOptions:
     subscription_idle_us: int = 30 * 24 * 3600 * 1_000_000
     subscriptions_max: int = 100_000
     unsynced_bytes_max: int = limits.UNSYNCED_BYTES_MAX
-    password_bytes_min: int = PASSWORD_BYTES_MIN_DEFAULT
-    audit_bytes: int = AUDIT_BYTES_DEFAULT
+    password_bytes_min: int = limits.PASSWORD_BYTES_MIN_DEFAULT
+    audit_bytes: int = limits.AUDIT_BYTES_DEFAULT
     entropy: Entropy = no_entropy
 
 

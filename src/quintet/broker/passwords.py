@@ -4,6 +4,7 @@ At most HASHES_AT_ONCE at a time, which leaves disk threads to the log; the othe
 Nothing here keeps a password longer than its hash takes.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -12,10 +13,9 @@ from typing import Any, Final
 from argon2 import low_level
 from argon2.exceptions import VerifyMismatchError
 
-from quintet.model.errors import Busy
+from quintet.model.errors import BadRequest, Busy
 from quintet.model.scheduler import Scheduler
 
-PASSWORD_BYTES_MAX: Final = 1_024
 HASHES_AT_ONCE: Final = 2
 HASHES_WAITING_MAX: Final = 100  # under two seconds of work
 HASH_MEMORY_KIB: Final = 19 * 1024
@@ -25,6 +25,13 @@ HASH_BYTES: Final = 32
 SALT_BYTES: Final = 16
 # Of a random password that nobody kept: what is verified for a user that is not there.
 NOBODY_HASH: Final = "$argon2id$v=19$m=19456,t=2,p=1$cXVpbnRldC1uby11c2VyLg$82drlqSiSYFMOde50c83FicOk5LG7neGu+L5srPw+yA"
+# The most a hash made elsewhere may ask of every login.
+FOREIGN_MEMORY_KIB_MAX: Final = 256 * 1024
+FOREIGN_PASSES_MAX: Final = 10
+FOREIGN_LANES_MAX: Final = 4
+_FOREIGN: Final = re.compile(
+    r"\$argon2id\$v=19\$m=(\d{1,9}),t=(\d{1,9}),p=(\d{1,9})\$[A-Za-z0-9+/]{11,64}\$[A-Za-z0-9+/]{22,128}"
+)
 
 Entropy = Callable[[int], bytes]
 
@@ -40,6 +47,18 @@ def _verify(stored: str, password: bytes) -> bool:
         return low_level.verify_secret(stored.encode(), password, low_level.Type.ID)
     except VerifyMismatchError:
         return False
+
+
+def check_hash(text: str) -> str:
+    """A hash made elsewhere that this broker is willing to compute at every login, or BadRequest."""
+    match = _FOREIGN.fullmatch(text)
+    if match is None:
+        raise BadRequest("expected an argon2id hash like $argon2id$v=19$m=19456,t=2,p=1$SALT$HASH")
+    memory_kib, passes, lanes = map(int, match.groups())
+    if memory_kib > FOREIGN_MEMORY_KIB_MAX or passes > FOREIGN_PASSES_MAX or lanes > FOREIGN_LANES_MAX:
+        most = f"m={FOREIGN_MEMORY_KIB_MAX}, t={FOREIGN_PASSES_MAX}, p={FOREIGN_LANES_MAX}"
+        raise BadRequest(f"the hash costs more than a login may; the limits are {most}")
+    return text
 
 
 class Hashing:

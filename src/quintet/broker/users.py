@@ -32,7 +32,7 @@ from quintet.broker.access import (
     user_identity,
 )
 from quintet.broker.audit import Audit, Result
-from quintet.broker.passwords import NOBODY_HASH, PASSWORD_BYTES_MAX, Entropy, Hashing
+from quintet.broker.passwords import NOBODY_HASH, Entropy, Hashing
 from quintet.broker.table import Table
 from quintet.log.base import Log
 from quintet.model import limits
@@ -58,7 +58,6 @@ ROLES_OF_USER_MAX: Final = 100
 ACLS_MAX: Final = 10_000
 ACL_NAMES_MAX: Final = 1_000  # users and roles in one ACL
 CHANGES_WAITING_MAX: Final = 1_000
-PASSWORD_BYTES_MIN_DEFAULT: Final = 8
 
 CONFIGURATION: Final = "(configuration)"  # the user of changes that the configuration made, for the audit
 
@@ -143,7 +142,7 @@ class Users:
         audit: Audit,
         *,
         entropy: Entropy,
-        password_bytes_min: int = PASSWORD_BYTES_MIN_DEFAULT,
+        password_bytes_min: int = limits.PASSWORD_BYTES_MIN_DEFAULT,
     ) -> None:
         self._scheduler = scheduler
         self._access = access
@@ -173,7 +172,7 @@ class Users:
     def authenticate_password(self, name: str, password: bytes, done: Told, *, peer: str = "") -> None:
         """done((identity, principal), None), or done(None, AuthError or Busy)."""
         row = self._find(name)
-        if row is None or not row.enabled or not 1 <= len(password) <= PASSWORD_BYTES_MAX:
+        if row is None or not row.enabled or not 1 <= len(password) <= limits.PASSWORD_BYTES_MAX:
             row, password = None, b"nobody"
         told = partial(self._authenticated, name, row, peer, done)
         try:
@@ -314,7 +313,7 @@ class Users:
                 return
             assert row is not None, "a name that is not there is not the actor's"
             step = partial(self._set_password, name, row.version)
-            usable = row.enabled and 1 <= len(old) <= PASSWORD_BYTES_MAX
+            usable = row.enabled and 1 <= len(old) <= limits.PASSWORD_BYTES_MAX
             told = partial(self._old_verified, note, step, new)
             self._hashing.verify(row.hash if usable else NOBODY_HASH, old if usable else b"nobody", told)
         except QuintetError as error:
@@ -612,8 +611,10 @@ class Users:
 
     def _check_password(self, password: bytes) -> None:
         least = max(self._password_bytes_min, 1)
-        if not least <= len(password) <= PASSWORD_BYTES_MAX:
-            raise BadRequest(f"a password has {least} to {PASSWORD_BYTES_MAX} bytes, this one has {len(password)}")
+        if not least <= len(password) <= limits.PASSWORD_BYTES_MAX:
+            raise BadRequest(
+                f"a password has {least} to {limits.PASSWORD_BYTES_MAX} bytes, this one has {len(password)}"
+            )
 
     def _check_configured(self, user: ConfiguredUser) -> str:
         clean = check_user_name(user.name)
@@ -622,8 +623,10 @@ class Users:
         if twin not in (None, clean) and not (found is not None and found.configured):
             raise UserExists(f"the configured user {clean!r} looks the same as {twin!r}, which is there")
         self._check_roles(user.roles)
-        if not user.password_hash and not 1 <= len(user.password) <= PASSWORD_BYTES_MAX:
-            raise BadRequest(f"the password of the configured user {clean!r} has not 1 to {PASSWORD_BYTES_MAX} bytes")
+        if not user.password_hash and not 1 <= len(user.password) <= limits.PASSWORD_BYTES_MAX:
+            raise BadRequest(
+                f"the password of the configured user {clean!r} has not 1 to {limits.PASSWORD_BYTES_MAX} bytes"
+            )
         return clean
 
     def _check_acl(self, actor: Principal, acl: Acl) -> Acl:

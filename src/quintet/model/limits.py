@@ -28,6 +28,10 @@ WRITE_STALL_US = 10_000_000  # a peer that takes nothing for this long is cut
 HANDSHAKE_US = 5_000_000  # from accept to authenticated
 UNAUTHENTICATED_FRAME_BYTES_MAX = 16 * KIB
 
+PASSWORD_BYTES_MIN_DEFAULT = 8
+PASSWORD_BYTES_MAX = KIB
+AUDIT_BYTES_DEFAULT = 64 * MIB
+
 UNSYNCED_BYTES_MAX = 64 * MIB  # waiting for the disk, over all partitions; above it publishers are not read from
 MEMORY_TOPIC_BYTES_DEFAULT = 64 * MIB
 MEMORY_TOPICS_BYTES = 1024 * MIB  # of all memory topics together
