@@ -1,0 +1,281 @@
+"""The schema registry: subjects, their versions, and the question whether a message fits. A view of the table `__schemas`.
+
+A subject is a name, usually a topic's. Its versions count 1, 2, 3 ...; a number is never given twice, also not after a
+delete. Each subject has a compatibility mode that a new version must satisfy against the latest one (compatibility.py).
+A version is seen by readers when it is durable, and not before.
+
+The table has two kinds of rows in one shape: (name, 0) is the subject, with its mode and the last number given out;
+(name, n) is version n. The subject's row is written first, so that a crash between the two skips a number, no more.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from quintet.broker.compatibility import MODES, incompatibilities
+from quintet.broker.table import Table
+from quintet.broker.topics import check_name
+from quintet.broker.validators import Validator, clip, compile_schema
+from quintet.model.errors import (
+    LimitExceeded,
+    QuintetError,
+    SchemaIncompatible,
+    SchemaInvalid,
+    SchemaNotFound,
+    SchemaRejected,
+)
+
+SCHEMAS_TABLE = (7, "__schemas")
+SUBJECTS_MAX = 10_000
+VERSIONS_MAX = 1_000  # of one subject, at a time
+DEFINITIONS_BYTES_MAX = 64 * 1024 * 1024  # of all versions together: they are kept in memory
+COMPILED_MAX = 256  # validators kept ready
+
+TYPES = {"json": "json", "avro": "avro", "protobuf": "protobuf", "proto": "protobuf"}
+DEFAULT_MODE = "backward"
+LATEST = 0
+ALL = 0
+
+_ID = re.compile(r"(?P<name>.+)-v(?P<version>[1-9][0-9]{0,8})", re.DOTALL)
+
+
+class SchemaRow(msgspec.Struct, frozen=True):
+    """What `__schemas` keeps: a subject (version 0: mode and last number) or a version (type and definition)."""
+
+    name: str
+    version: int
+    type: str = ""
+    definition: bytes = b""
+    compatibility: str = ""
+    last: int = 0
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """One version of a subject, as callers see it."""
+
+    name: str
+    id: str
+    version: int
+    type: str
+    definition: bytes
+    compatibility: str
+
+
+class _Subject:
+    """The versions of a name. Those in `waiting` are on their way to the disk, with who waits for them."""
+
+    __slots__ = ("compatibility", "last", "versions", "waiting")
+
+    def __init__(self, compatibility: str = DEFAULT_MODE, last: int = 0) -> None:
+        self.compatibility = compatibility
+        self.last = last
+        self.versions: dict[int, SchemaRow] = {}
+        self.waiting: dict[int, list[Registered]] = {}
+
+    def durable(self) -> list[int]:
+        return [version for version in self.versions if version not in self.waiting]
+
+
+Reasons = list[str]
+Found = list[Schema]
+Registered = Callable[[Schema | None, Exception | None], None]
+Deleted = Callable[[int, Exception | None], None]  # how many versions were deleted
+Changed = Callable[[str, Exception | None], None]  # the mode
+
+
+class Schemas:
+    """The registry's verbs. What is refused is raised at once; `done` comes when the change is durable, or failed."""
+
+    def __init__(self, table: Table[SchemaRow]) -> None:
+        """`table` is loaded."""
+        self._table = table
+        self._subjects: dict[str, _Subject] = {}
+        self._compiled: OrderedDict[tuple[str, int], Validator] = OrderedDict()
+        self._bytes = 0
+        for row in sorted(table, key=lambda row: (row.name, row.version)):
+            if row.version == 0:
+                self._subjects[row.name] = _Subject(row.compatibility, row.last)
+            else:
+                subject = self._subjects.setdefault(row.name, _Subject())
+                subject.versions[row.version] = row
+                subject.last = max(subject.last, row.version)
+                self._bytes += len(row.definition)
+
+    # -- changing --------------------------------------------------------------------------------------------------
+
+    def register(self, name: str, type: str, definition: bytes, compatibility: str | None, done: Registered) -> None:
+        """A new version, or the latest one if it has this very definition. A given mode is kept for the subject."""
+        check_name(name.encode())
+        kind = TYPES.get(type.lower())
+        if kind is None:
+            raise SchemaInvalid(clip(f"{type!r} is no type of schema; there are json, avro and protobuf"))
+        known = self._subjects.get(name)
+        mode = _mode(compatibility) if compatibility is not None else (known or _Subject()).compatibility
+        latest = known.versions[max(known.versions)] if known is not None and known.versions else None
+        if known is not None and latest is not None and (latest.type, latest.definition) == (kind, definition):
+            self._register_again(known, latest, mode, done)
+            return
+        validator = compile_schema(kind, definition)
+        if latest is not None:
+            reasons = incompatibilities(mode, self._compile(latest), validator)
+            if reasons:
+                raise SchemaIncompatible(
+                    f"the new version of schema {name!r} is not {mode} compatible with version {latest.version}: "
+                    + "; ".join(reasons),
+                    reasons=tuple(reasons),
+                    hint="change the definition, or set the subject's compatibility to none",
+                )
+        self._make_room(name, known, len(definition))
+        subject = self._subjects.setdefault(name, _Subject())
+        row = SchemaRow(name, subject.last + 1, kind, definition)
+        self._put_subject(name, mode, row.version, None)
+        self._table.put(_key(name, row.version), row, partial(self._registered, row))
+        subject.compatibility, subject.last = mode, row.version
+        subject.versions[row.version] = row
+        subject.waiting[row.version] = [done]
+        self._bytes += len(definition)
+
+    def _register_again(self, subject: _Subject, latest: SchemaRow, mode: str, done: Registered) -> None:
+        if mode != subject.compatibility:
+            self._put_subject(latest.name, mode, subject.last, partial(self._again, latest, done))
+            subject.compatibility = mode
+        elif latest.version in subject.waiting:
+            subject.waiting[latest.version].append(done)
+        else:
+            done(self._schema(latest), None)
+
+    def _again(self, row: SchemaRow, done: Registered, error: Exception | None) -> None:
+        done(None if error else self._schema(row), error)
+
+    def _registered(self, row: SchemaRow, error: Exception | None) -> None:
+        subject = self._subjects[row.name]
+        waiting = subject.waiting.pop(row.version)
+        if error is not None and subject.versions.pop(row.version, None) is not None:
+            self._bytes -= len(row.definition)
+        for done in waiting:
+            done(None if error else self._schema(row), error)
+
+    def _make_room(self, name: str, known: _Subject | None, size: int) -> None:
+        if known is None and len(self._subjects) >= SUBJECTS_MAX:
+            raise LimitExceeded(f"schema {name!r} was not registered: there are {SUBJECTS_MAX} subjects, the limit")
+        if known is not None and len(known.versions) >= VERSIONS_MAX:
+            raise LimitExceeded(
+                f"schema {name!r} was not registered: it has {VERSIONS_MAX} versions, the limit",
+                hint="delete versions that no message needs",
+            )
+        if self._bytes + size > DEFINITIONS_BYTES_MAX:
+            raise LimitExceeded(
+                f"schema {name!r} was not registered: all definitions together have {self._bytes} bytes, "
+                f"the limit is {DEFINITIONS_BYTES_MAX}",
+                hint="delete versions that no message needs",
+            )
+
+    def delete(self, name: str, version: int, done: Deleted) -> None:
+        """Forget a version, or ALL of them. Their numbers are not given out again, and the mode stays."""
+        subject = self._subjects.get(name)
+        doomed = [] if subject is None else (subject.durable() if version == ALL else [version])
+        if subject is None or not doomed or any(number not in subject.durable() for number in doomed):
+            raise self._missing(name, version)
+        rows = [subject.versions.pop(number) for number in doomed]
+        for number, row in zip(doomed, rows, strict=True):
+            last = number == doomed[-1]
+            self._compiled.pop((name, number), None)
+            self._bytes -= len(row.definition)
+            self._table.delete(_key(name, number), partial(self._deleted, len(doomed), done) if last else None)
+
+    @staticmethod
+    def _deleted(count: int, done: Deleted, error: Exception | None) -> None:
+        done(0 if error else count, error)
+
+    def set_compatibility(self, name: str, mode: str, done: Changed) -> None:
+        """What new versions of this subject must satisfy from now on."""
+        mode = _mode(mode)
+        subject = self._subjects.get(name)
+        if subject is None:
+            raise self._missing(name, LATEST)
+        self._put_subject(name, mode, subject.last, lambda error: done(mode, error))
+        subject.compatibility = mode
+
+    def _put_subject(self, name: str, mode: str, last: int, done: Callable[[Exception | None], None] | None) -> None:
+        self._table.put(_key(name, 0), SchemaRow(name, 0, compatibility=mode, last=last), done)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def get(self, name: str, version: int = LATEST) -> Schema:
+        return self._schema(self._row(name, version))
+
+    def list(self, name: str | None = None) -> Found:
+        """All versions of a subject, or of all; by name, then version. An unknown subject has none."""
+        names = sorted(self._subjects) if name is None else [name] if name in self._subjects else []
+        return [
+            self._schema(self._subjects[each].versions[version])
+            for each in names
+            for version in sorted(self._subjects[each].durable())
+        ]
+
+    def find(self, name_or_id: str) -> Schema:
+        """By subject (its latest version), or by id ("orders-v2"). A subject that is itself called so comes first."""
+        subject = self._subjects.get(name_or_id)
+        match = _ID.fullmatch(name_or_id)
+        if match is None or (subject is not None and subject.durable()):
+            return self.get(name_or_id)
+        return self.get(match["name"], int(match["version"]))
+
+    def validate(self, name: str, version: int, message: bytes) -> Reasons:
+        """The reasons against a message, none if it is valid."""
+        return self._compile(self._row(name, version)).check(message)
+
+    def require(self, name_or_id: str, message: bytes) -> Schema:
+        """The schema that this message fits; SchemaRejected with the reasons if it does not."""
+        schema = self.find(name_or_id)
+        reasons = self.validate(schema.name, schema.version, message)
+        if reasons:
+            raise SchemaRejected(
+                f"the message does not fit schema {schema.id}: {'; '.join(reasons)}",
+                hint="nothing was stored; correct the message, or name the schema version it was written with",
+            )
+        return schema
+
+    def __len__(self) -> int:
+        return sum(len(subject.durable()) for subject in self._subjects.values())
+
+    def _row(self, name: str, version: int) -> SchemaRow:
+        subject = self._subjects.get(name)
+        versions = subject.durable() if subject is not None else []
+        wanted = max(versions, default=0) if version == LATEST else version
+        if subject is None or wanted not in versions:
+            raise self._missing(name, version)
+        return subject.versions[wanted]
+
+    def _missing(self, name: str, version: int) -> QuintetError:
+        which = f"version {version} of schema {name!r}" if version else f"schema {name!r}"
+        return SchemaNotFound(clip(f"there is no {which}"), hint="register it, or list what there is")
+
+    def _schema(self, row: SchemaRow) -> Schema:
+        mode = self._subjects[row.name].compatibility
+        return Schema(row.name, f"{row.name}-v{row.version}", row.version, row.type, row.definition, mode)
+
+    def _compile(self, row: SchemaRow) -> Validator:
+        key = (row.name, row.version)
+        found = self._compiled.get(key)
+        if found is None:
+            found = self._compiled[key] = compile_schema(row.type, row.definition)
+            if len(self._compiled) > COMPILED_MAX:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.move_to_end(key)
+        return found
+
+
+def _mode(mode: str) -> str:
+    lower = mode.lower()
+    if lower not in MODES:
+        raise SchemaInvalid(clip(f"{mode!r} is no compatibility mode; there are {', '.join(MODES)}"))
+    return lower
+
+
+def _key(name: str, version: int) -> bytes:
+    return b"%s\0%d" % (name.encode(), version)
