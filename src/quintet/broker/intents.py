@@ -124,6 +124,10 @@ class Intents:
         """The intent of this token, if it was written: then it is committed, whatever is still under way."""
         return self._by_token.get(token)
 
+    def asked(self, token: str) -> bool:
+        """Was there a commit with this token, written or on its way?"""
+        return token in self._by_token or token in self._asked
+
     # -- committing ------------------------------------------------------------------------------------------------
 
     def commit(

@@ -2,31 +2,31 @@
 
 A subscription belongs to the name of the principal that made it; to anybody else it does not exist. What it has not
 settled is saved in `__subscriptions` a moment after it changed (SAVE_EVERY_US): after a crash at most that much is
-delivered again, never less. A record whose attempts are used up goes to the dead-letter topic, and is settled only when
-it is durable there.
+delivered again, never less. A record whose attempts are used up goes to the dead-letter topic and is settled in one
+intent: it is there exactly once, whenever the power goes.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import msgspec
 
-from quintet import kernel
-from quintet.broker.table import Table
+from quintet.broker import reads
+from quintet.broker.dead import DeadLetters, Failure, dead_letter_name, letter
+from quintet.broker.intents import Intents, pack
+from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Policy, Subscription
-from quintet.model import limits
-from quintet.model.batch import RecordBatch, Row
+from quintet.model.batch import Row
 from quintet.model.errors import LimitExceeded, QuintetError, StorageError
 from quintet.model.scheduler import Scheduler
 
 SAVE_EVERY_US = 200_000
 IDLE_CHECK_EVERY_US = 60_000_000
 ATTEMPTS_WITHOUT_END = 1 << 30  # on a dead-letter topic itself: there is nowhere further to go
-_DEAD_READ_BYTES = 1 << 20
+_SETTLED = "settled"  # (subscription id, partition, offset)
 
 Report = Callable[[str, dict[str, object]], None]
 
@@ -62,6 +62,8 @@ class Subscriptions:
         dead_letter_suffix: str,
         idle_us: int,
         subscriptions_max: int,
+        dead: DeadLetters | None = None,
+        intents: Intents | None = None,
     ) -> None:
         self._table = table
         self._topics = topics
@@ -75,12 +77,16 @@ class Subscriptions:
         self._last_id = 0
         self._dirty: list[Subscription] = []
         self._timed: set[Subscription] = set()
+        self._dead = dead
         self._burying: set[tuple[int, int, int]] = set()
+        self._settling: dict[int, list[Done]] = {}
         self._saved_at = 0
         self._idle_checked_at = 0
         self._delivered_by_removed = 0
         self.redelivered = 0
         self.dead_lettered = 0
+        if intents is not None:
+            intents.on_effect(_SETTLED, self._settle)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -223,15 +229,9 @@ class Subscriptions:
     def _bury(self, subscription: Subscription, lane: Lane, offsets: dict[int, int]) -> None:
         for offset, attempts in offsets.items():
             mark = (subscription.id, lane.partition.number, offset)
-            if mark in self._burying:
-                continue
-            self._burying.add(mark)
-            found = lane.partition.read(offset, _DEAD_READ_BYTES)
-            if found is None:
-                done = partial(self._found, subscription, lane, offset, attempts)
-                lane.partition.fetch(offset, _DEAD_READ_BYTES, done)
-            else:
-                self._found(subscription, lane, offset, attempts, found, None)
+            if mark not in self._burying:
+                self._burying.add(mark)
+                reads.read_row(lane.partition, offset, partial(self._found, subscription, lane, offset, attempts))
 
     def _found(
         self,
@@ -239,63 +239,106 @@ class Subscriptions:
         lane: Lane,
         offset: int,
         attempts: int,
-        batches: list[RecordBatch],
+        row: Row | None,
         error: Exception | None,
     ) -> None:
         done = partial(self._buried, subscription, lane, offset, attempts)
-        row = _row_at(batches, offset)
+        number = lane.partition.number
         if (
             row is None
         ):  # it could not be read now; or retention or quarantine took it, and there is nothing left to keep
-            done(-1, error)
+            if error is not None:
+                done(error)
+                return
+            self._burying.discard((subscription.id, number, offset))
+            lane.settle(offset)
+            lane.skipped += 1
+            self._go_on(subscription)
             return
-        _, timestamp, key, value, headers, _, origin = row
-        cause = (
-            (b"quintet-dead-cause", b"not acknowledged"),
-            (b"quintet-dead-topic", subscription.topic_name),
-            (b"quintet-dead-partition", str(lane.partition.number).encode()),
-            (b"quintet-dead-offset", str(offset).encode()),
-            (b"quintet-dead-attempts", str(attempts).encode()),
-            (b"quintet-dead-subscription", str(subscription.id).encode()),
+        failure = Failure(
+            "not acknowledged", attempts=attempts, more=((b"subscription", str(subscription.id).encode()),)
         )
-        batch = kernel.build([value], [key], [(*headers, *cause)], [timestamp], origin=origin)
+        if self._dead is not None:
+            effect = (_SETTLED, pack((subscription.id, number, offset)))
+            self._dead.bury(subscription.topic_name, number, offset, row, failure, [effect], done)
+            return
+        self._bury_without_intent(subscription, lane, offset, row, failure, done)
+
+    def _bury_without_intent(
+        self, subscription: Subscription, lane: Lane, offset: int, row: Row, failure: Failure, done: Done
+    ) -> None:
+        """For a broker that has no intents: a crash between the two steps gives a second dead letter, never none."""
+
+        def published(_offset: int, error: Exception | None) -> None:
+            if error is None:
+                self._burying.discard((subscription.id, lane.partition.number, offset))
+                lane.settle(offset)
+            done(error)
+
+        number = lane.partition.number
         try:
-            topic = self._topics.ensure(self._dead_letter_name(subscription.topic_name), durable=True)
-            topic.publish(batch, 1, False, done)
-        except QuintetError as refused:  # a full disk, or too many topics: again after another attempt to deliver
-            done(-1, refused)
+            topic = self._topics.ensure(dead_letter_name(subscription.topic_name, self._suffix), durable=True)
+            batch = letter(subscription.topic_name, number, offset, row, failure, self._scheduler.now())
+            topic.publish(batch, 1, False, published)
+        except QuintetError as refused:
+            done(refused)
 
     def _buried(
-        self, subscription: Subscription, lane: Lane, offset: int, attempts: int, _at: int, error: Exception | None
+        self, subscription: Subscription, lane: Lane, offset: int, attempts: int, error: Exception | None
     ) -> None:
-        self._burying.discard((subscription.id, lane.partition.number, offset))
-        if lane.dead.pop(offset, None) is None:
-            return
-        if error is not None:
+        """Committed: the effect has settled it, or will. Refused (a full disk, too many topics): it is tried again after
+        another attempt to deliver."""
+        if error is None:
+            self.dead_lettered += 1
+        else:
+            self._burying.discard((subscription.id, lane.partition.number, offset))
+            if lane.dead.pop(offset, None) is None:
+                return
             lane.retry[offset] = attempts - 1
             self._report("dead_letter_failed", {"subscription": subscription.id, "offset": offset, "error": str(error)})
-        else:
-            self.dead_lettered += 1
+        self._go_on(subscription)
+
+    def _go_on(self, subscription: Subscription) -> None:
+        """A place in its window became free."""
         if not subscription.dirty:
             subscription.dirty = True
             self._changed(subscription)
         subscription.pump()
 
-    def _dead_letter_name(self, topic: bytes) -> bytes:
-        suffix = self._suffix.encode()
-        if len(topic) + len(suffix) <= limits.TOPIC_NAME_BYTES_MAX:
-            return topic + suffix
-        short = topic[: limits.TOPIC_NAME_BYTES_MAX - len(suffix) - 9].decode(errors="ignore").encode()
-        return short + b"~" + hashlib.sha256(topic).hexdigest()[:8].encode() + suffix
+    def _settle(self, payload: bytes, done: Done) -> None:
+        """The effect of a burial: the offset is settled, and done when a row that says so is durable. All that are
+        settled in one turn share one row."""
+        id, number, offset = msgspec.msgpack.decode(payload, type=tuple[int, int, int])
+        self._burying.discard((id, number, offset))
+        subscription = self._by_id.get(id)
+        if subscription is None or number >= len(subscription.lanes):
+            done(None)
+            return
+        if offset < subscription.lanes[number].partition.visible:  # not so: the topic was made again meanwhile
+            subscription.lanes[number].settle(offset)
+        waiting = self._settling.get(id)
+        if waiting is not None:
+            waiting.append(done)
+            return
+        self._settling[id] = [done]
+        self._scheduler.soon(partial(self._save_settled, id))
 
+    def _save_settled(self, id: int) -> None:
+        waiting = self._settling.pop(id)
 
-def _row_at(batches: list[RecordBatch], offset: int) -> Row | None:
-    for batch in batches:
-        if batch.base_offset <= offset < batch.next_offset:
-            index = batch.index_of(offset)
-            rows = batch.rows(index, index + 1) if index < batch.count else []
-            return rows[0] if rows and rows[0][0] == offset else None
-    return None
+        def saved(error: Exception | None) -> None:
+            for done in waiting:
+                done(error)
+
+        subscription = self._by_id.get(id)
+        topic = None if subscription is None else self._topics.get(subscription.topic_name)
+        if subscription is None or topic is None or topic.in_memory:  # it is gone, or it does not outlive the broker
+            saved(None)
+            return
+        try:
+            self._table.put(_key(id), _row(subscription), saved)
+        except QuintetError as refused:
+            saved(refused)
 
 
 def _key(id: int) -> bytes:

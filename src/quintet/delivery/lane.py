@@ -155,6 +155,15 @@ class Lane:
         """Settle one record; False if it is not pending."""
         return self.inflight.pop(offset, None) is not None or self.retry.pop(offset, None) is not None
 
+    def settle(self, offset: int) -> None:
+        """Settle one record wherever it is, any number of times. After a crash the position may be behind it: then what
+        lies between is due."""
+        if self.inflight.pop(offset, None) is None and self.retry.pop(offset, None) is None:
+            self.dead.pop(offset, None)
+        if offset >= self.position:
+            self.retry.update(dict.fromkeys(range(self.position, offset), 0))
+            self.position = offset + 1
+
     def next_deadline(self) -> int | None:
         timers = self._timers
         while timers and not self._open(timers[0][2]):

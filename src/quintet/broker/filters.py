@@ -1,0 +1,160 @@
+"""The filter a client may send with a fetch: from its text to a yes or no for each record, at a bounded price.
+
+| text | a record passes if |
+|---|---|
+| empty | always |
+| `$.a.b[0]` | its value is JSON and has that place |
+| `$.a.b == 5`, `$.a = "x"` | and what is there equals this JSON value |
+| `key:TEXT` | its key is TEXT |
+| `text:TEXT` | TEXT is in its value or key, in any case |
+| `regex:PATTERN` | PATTERN (RE2) is found in its value or key; a bad pattern is refused |
+| anything else | as `text:`, or as `regex:` if it is a good pattern: what published clients send |
+
+Patterns run in time linear in the record (RE2) and in bounded memory; JSON deeper than Python's stack allows, or larger
+than JSON_BYTES_MAX, does not match. No pattern of Python's `re` may come from a client.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import re2  # type: ignore[import-untyped]  # google-re2 ships no types
+
+from quintet.model.errors import BadRequest
+
+FILTER_BYTES_MAX: Final = 1 << 10
+PATTERN_MEMORY_BYTES_MAX: Final = 1 << 20  # of one compiled pattern
+PATH_STEPS_MAX: Final = 32
+MATCH_BYTES_MAX: Final = 4 << 20  # of one value: what lies behind is not looked at
+JSON_BYTES_MAX: Final = 1 << 20  # of one value: a larger one does not match a path
+JSON_SCAN_BYTES_MAX: Final = 1 << 20  # by one fetch: parsing costs some ten times as much as searching
+
+_STEP: Final = re.compile(r"\.([A-Za-z_][\w-]*)|\[(\d{1,9})\]|\[\"([^\"\\]*)\"\]")
+_MISSING: Final = object()
+
+Test = Callable[[bytes, bytes], bool]  # (key, value)
+
+
+class Filter:
+    """A compiled filter. `empty` ones pass everything; `scan_bytes_max` is what one fetch may put through it."""
+
+    __slots__ = ("_test", "scan_bytes_max", "text")
+
+    def __init__(self, text: bytes, test: Test | None, scan_bytes_max: int = MATCH_BYTES_MAX) -> None:
+        self.text = text
+        self.scan_bytes_max = scan_bytes_max
+        self._test = test
+
+    @property
+    def empty(self) -> bool:
+        return self._test is None
+
+    def matches(self, key: bytes | None, value: bytes | None) -> bool:
+        if self._test is None:
+            return True
+        value = value or b""
+        return self._test(key or b"", value if len(value) <= MATCH_BYTES_MAX else value[:MATCH_BYTES_MAX])
+
+
+def compile(text: bytes) -> Filter:
+    """From a client's text, or BadRequest with the reason."""
+    if len(text) > FILTER_BYTES_MAX:
+        raise BadRequest(f"a filter has at most {FILTER_BYTES_MAX} bytes, this one has {len(text)}")
+    if not text:
+        return Filter(text, None)
+    try:
+        words = text.decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest("a filter is UTF-8") from error
+    if words.startswith("$."):
+        return Filter(text, _path(words), JSON_SCAN_BYTES_MAX)
+    if words.startswith("key:"):
+        wanted = text[4:]
+        return Filter(text, lambda key, _: key == wanted)
+    if words.startswith("text:"):
+        return Filter(text, _contains(words[5:]))
+    if words.startswith("regex:"):
+        return Filter(text, _pattern(text[6:]))
+    contains = _contains(words)
+    try:
+        found = _pattern(text)
+    except BadRequest:
+        return Filter(text, contains)
+    return Filter(text, lambda key, value: contains(key, value) or found(key, value))
+
+
+def _contains(words: str) -> Test:
+    """In any case: bytes are enough for ASCII, everything else is compared as text."""
+    if words.isascii():
+        small = words.lower().encode()
+        return lambda key, value: small in value.lower() or small in key.lower()
+    folded = words.casefold()
+    return lambda key, value: (
+        folded in value.decode(errors="replace").casefold() or folded in key.decode(errors="replace").casefold()
+    )
+
+
+def _pattern(pattern: bytes) -> Test:
+    options = re2.Options()
+    options.max_mem = PATTERN_MEMORY_BYTES_MAX
+    options.log_errors = False
+    options.never_capture = True
+    try:
+        search = re2.compile(pattern, options).search
+    except re2.error as error:
+        reason = error.args[0] if error.args else "it is not a regular expression"
+        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise BadRequest(
+            f"the pattern of the filter is not valid: {text}", hint="RE2 syntax: no look-around, no back-references"
+        ) from error
+    return lambda key, value: search(value) is not None or search(key) is not None
+
+
+def _path(words: str) -> Test:
+    """`$` and its steps, and perhaps `==` or `=` and a JSON value."""
+    steps: list[str | int] = []
+    position = 1
+    while (step := _STEP.match(words, position)) is not None:
+        name, index, quoted = step.groups()
+        steps.append(int(index) if index is not None else name if name is not None else quoted)
+        position = step.end()
+    rest = words[position:].strip()
+    if not steps or len(steps) > PATH_STEPS_MAX or (rest and not rest.startswith("=")):
+        raise BadRequest(
+            f"the path of the filter is not valid at character {position}",
+            hint=f'as in $.a.b[0] or $.a.b == "x", with at most {PATH_STEPS_MAX} steps',
+        )
+    if not rest:
+        return lambda _, value: _place(value, steps) is not _MISSING
+    wanted = _literal(rest.lstrip("=") if rest.startswith("==") else rest[1:])
+    return lambda _, value: _same(_place(value, steps), wanted)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text.strip().encode())
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(
+            f"the value of the filter is not JSON: {error}", hint='quote texts: $.a == "x"; numbers: $.a == 5'
+        ) from error
+
+
+def _place(value: bytes, steps: list[str | int]) -> Any:
+    if len(value) > JSON_BYTES_MAX:
+        return _MISSING
+    try:
+        found = msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError):
+        return _MISSING
+    for step in steps:
+        named = isinstance(step, str) and isinstance(found, dict) and step in found
+        if not named and not (isinstance(step, int) and isinstance(found, list) and step < len(found)):
+            return _MISSING
+        found = found[step]
+    return found
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    """Equal as JSON: true is not 1."""
+    return found is not _MISSING and isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
