@@ -127,16 +127,16 @@ class Listener(Section):
         return self
 
 
-class BlipmqListener(Listener):
-    """The BlipMQ door."""
+class TcpListener(Listener):
+    """What the doors over TCP share."""
 
-    port: Port = Field(default=5555, description="TCP port; 0 picks a free one, which --print-ready reports.")
     tls_cert: Path | None = Field(
         default=None, description="PEM file with the certificate chain; read again on SIGHUP."
     )
     tls_key: Path | None = Field(default=None, description="PEM file with the private key; read again on SIGHUP.")
-    max_frame_bytes: Annotated[Bytes, Field(ge=64, le=limits.BATCH_BYTES_MAX)] = Field(
-        default=16 * limits.MIB, description="Largest frame accepted, in bytes; a larger one closes the connection."
+    tls_client_ca: Path | None = Field(
+        default=None,
+        description="PEM file with the authorities of client certificates: then every client must show one of theirs.",
     )
     max_connections: Count = Field(default=10_000, description="Connections open at once on this listener.")
 
@@ -148,7 +148,42 @@ class BlipmqListener(Listener):
     def _whole_identity(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together; only one of them is set")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: client certificates are shown within TLS")
         return self
+
+
+class BlipmqListener(TcpListener):
+    """The BlipMQ door."""
+
+    port: Port = Field(default=5555, description="TCP port; 0 picks a free one, which --print-ready reports.")
+    max_frame_bytes: Annotated[Bytes, Field(ge=64, le=limits.BATCH_BYTES_MAX)] = Field(
+        default=16 * limits.MIB, description="Largest frame accepted, in bytes; a larger one closes the connection."
+    )
+
+
+class FlymqListener(TcpListener):
+    """The FlyMQ door."""
+
+    port: Port = Field(default=9092, description="TCP port; 0 picks a free one, which --print-ready reports.")
+    dialect: Literal["document", "sdk"] = Field(
+        default="document",
+        description="document: byte for byte as the protocol's document says; sdk: as its published clients read it.",
+    )
+    anonymous_role: str = Field(
+        default="", description="Role of clients that do not log in. Empty: they must log in.", max_length=255
+    )
+    max_frame_bytes: Annotated[Bytes, Field(ge=1024, le=32 * limits.MIB)] = Field(
+        default=32 * limits.MIB, description="Largest payload accepted, in bytes; a larger one closes the connection."
+    )
+
+
+class FlymqSdkListener(FlymqListener):
+    """The FlyMQ door for published clients."""
+
+    enabled: bool = Field(default=False, description="Whether this listener is opened; --dev opens it.")
+    port: Port = Field(default=9192, description="TCP port; 0 picks a free one, which --print-ready reports.")
+    dialect: Literal["document", "sdk"] = Field(default="sdk", description="As listeners.flymq.dialect.")
 
 
 class AdminListener(Listener):
@@ -161,6 +196,10 @@ class Listeners(Section):
     """The doors."""
 
     blipmq: BlipmqListener = Field(default=BlipmqListener(), description="The BlipMQ door.")
+    flymq: FlymqListener = Field(default=FlymqListener(), description="The FlyMQ door.")
+    flymq_sdk: FlymqSdkListener = Field(
+        default=FlymqSdkListener(), description="The FlyMQ door again, in the dialect of the published clients."
+    )
     admin: AdminListener = Field(default=AdminListener(), description="Health and metrics over HTTP.")
 
 
@@ -287,6 +326,9 @@ class TopicSettings(Section):
         description="When a publish counts as kept: fsync (on disk), interval (fsync every 100 ms), os (handed to the "
         "kernel), memory (never written).",
     )
+    partitions: Annotated[int, Field(ge=1, le=limits.PARTITIONS_MAX)] = Field(
+        default=1, description="Partitions of a topic whose maker asks for no number."
+    )
     retention_seconds: int = Field(
         default=7 * 24 * 3600, ge=0, description="Age at which messages are removed, in seconds; 0 keeps them."
     )
@@ -307,6 +349,9 @@ class TopicOverride(Section):
 
     pattern: str = Field(description="Topic name; a trailing * matches any ending.", min_length=1)
     durability: Durability | None = Field(default=None, description="As topics.durability.")
+    partitions: Annotated[int, Field(ge=1, le=limits.PARTITIONS_MAX)] | None = Field(
+        default=None, description="As topics.partitions."
+    )
     retention_seconds: int | None = Field(default=None, ge=0, description="As topics.retention_seconds, in seconds.")
     retention_bytes: Bytes | None = Field(default=None, description="As topics.retention_bytes, in bytes.")
     segment_bytes: Annotated[Bytes, Field(ge=limits.SEGMENT_BYTES_MIN)] | None = Field(
@@ -564,6 +609,11 @@ def _apply_dev(tree: dict[str, Any], origins: Origins) -> None:
     tree.setdefault("data", DEV_DATA)
     for name in ("data", "keys", "users"):
         origins.setdefault((name,), "preset of dev")
+    listeners = tree.setdefault("listeners", {})
+    sdk = listeners.setdefault("flymq_sdk", {}) if isinstance(listeners, dict) else None
+    if isinstance(sdk, dict) and "enabled" not in sdk:
+        sdk["enabled"] = True
+        origins["listeners", "flymq_sdk", "enabled"] = "preset of dev"
     keys = tree.setdefault("keys", [])
     if isinstance(keys, list) and not any(isinstance(key, dict) and key.get("name") == DEV_NAME for key in keys):
         tree["keys"] = [*keys, {"name": DEV_NAME, "key": DEV_BLIPMQ_KEY}]

@@ -35,6 +35,7 @@ from quintet.net.loop import LoopScheduler
 from quintet.net.tls import load_into, server_context
 from quintet.protocols.base import Session
 from quintet.protocols.blipmq.session import BlipSession
+from quintet.protocols.flymq.session import FlyOptions, FlySession
 
 TICK_S = 0.05
 GOODBYE_S = 0.5  # for peers to take what was still being sent to them
@@ -137,6 +138,10 @@ class Server:
         if blipmq.enabled:
             make = partial(self._blip_session, frame_bytes_max=blipmq.max_frame_bytes)
             await self._open("blipmq", blipmq, make)
+        for name in ("flymq", "flymq-sdk"):
+            flymq = getattr(settings.listeners, _key_of(name))
+            if flymq.enabled:
+                await self._open(name, flymq, partial(self._fly_session, name=name, door=flymq))
         if settings.listeners.admin.enabled:
             view = figures.View(self)
             app = create_app(view, view)
@@ -145,9 +150,14 @@ class Server:
     def _blip_session(self, connection: Connection, frame_bytes_max: int) -> Session:
         return BlipSession(self.broker, connection, self.broker.scheduler.now(), frame_bytes_max)
 
-    async def _open(self, name: str, door: config.BlipmqListener, make: partial[Session]) -> None:
+    def _fly_session(self, connection: Connection, name: str, door: config.FlymqListener) -> Session:
+        address = self.listeners[name].address if name in self.listeners else ""
+        options = FlyOptions(door.dialect, door.max_frame_bytes, door.anonymous_role, address)
+        return FlySession(self.broker, connection, self.broker.scheduler.now(), options, connection.peer)
+
+    async def _open(self, name: str, door: config.TcpListener, make: partial[Session]) -> None:
         if door.tls_cert is not None and door.tls_key is not None:
-            self.contexts[name] = server_context(door.tls_cert, door.tls_key)
+            self.contexts[name] = server_context(door.tls_cert, door.tls_key, door.tls_client_ca)
         limits = self.settings.limits
         options = ListenerOptions(
             name,
@@ -214,7 +224,7 @@ class Server:
         try:
             fresh = self._read_again()
             for name, context in self.contexts.items():
-                door = getattr(fresh.listeners, name)
+                door = getattr(fresh.listeners, _key_of(name))
                 load_into(context, door.tls_cert, door.tls_key)
         except (QuintetError, OSError) as error:
             _log.error(
@@ -246,7 +256,7 @@ class Server:
             await asyncio.sleep(0.01)
         if self._ticker is not None:
             self._ticker.cancel()
-        self.broker.subscriptions.save()
+        self.broker.save()
         self.broker.audit.record("system.stop", "", "", "success")
         await self._close_log()
         if self.admin is not None:
@@ -269,8 +279,13 @@ def _quiet_the_collector() -> None:
 
 def _cannot_listen(name: str, host: str, port: int, error: OSError) -> OSError:
     why = os.strerror(error.errno) if error.errno else str(error)
-    way_out = f"stop what uses it, or choose another with QUINTET_LISTENERS__{name.upper()}__PORT"
+    way_out = f"stop what uses it, or choose another with QUINTET_LISTENERS__{_key_of(name).upper()}__PORT"
     return OSError(error.errno, f"cannot listen on {host}:{port} for {name}: {why} ({way_out})")
+
+
+def _key_of(listener: str) -> str:
+    """The configuration key of a listener's name."""
+    return listener.replace("-", "_")
 
 
 def _report(event: str, fields: dict[str, object]) -> None:
@@ -305,6 +320,7 @@ def _broker_options(settings: Settings) -> BrokerOptions:
             TopicRule(
                 pattern="*" if override is None else override.pattern,
                 durability=None if override is None else override.durability,
+                partitions=chosen.partitions,
                 retention_us=chosen.retention_seconds * 1_000_000,
                 retention_bytes=chosen.retention_bytes,
                 segment_bytes=chosen.segment_bytes,

@@ -27,6 +27,7 @@ INTERNAL_PREFIX: Final = "__"
 GROUP_PREFIX: Final = "group:"  # of ACL entries that speak of a consumer group
 EVERYTHING: Final = ("*",)
 USER_NAME_BYTES_MAX: Final = 255
+ANONYMOUS: Final = "(anonymous)"  # the owner of what clients do that need not log in; no user has this name
 _SCRIPTS: Final = ("LATIN", "CYRILLIC", "GREEK")  # their letters look alike: a name keeps to one of them
 
 
@@ -126,6 +127,8 @@ def check_user_name(name: str) -> str:
     for letter in name:
         if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
             raise BadName(f"a user name has no control or invisible characters, this one has U+{ord(letter):04X}")
+    if name == ANONYMOUS:
+        raise BadName(f"{ANONYMOUS!r} is whoever does not log in; choose another name")
     if name != name.strip():
         raise BadName("a user name does not begin or end with a space")
     scripts = {unicodedata.name(letter, "").partition(" ")[0] for letter in name if letter.isalpha()}
@@ -214,9 +217,15 @@ class Access:
             )
         return identity, principal
 
+    def anonymous(self, role: str) -> tuple[str, Principal]:
+        """(identity, principal) of whoever does not log in, where a listener allows that."""
+        return f"anonymous:{role}", self.principal(ANONYMOUS, (role,))
+
     def current(self, identity: str) -> Principal | None:
         """The principal of an identity as it is now, or None: revoked, disabled, or its password changed since."""
         found = self._keys.get(identity)
+        if identity.startswith("anonymous:"):
+            return self.principal(ANONYMOUS, (identity.removeprefix("anonymous:"),))
         if found is not None or not identity.startswith("user:"):
             return found
         name, _, version = identity.removeprefix("user:").rpartition(":")

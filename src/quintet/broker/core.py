@@ -13,14 +13,22 @@ import msgspec
 
 from quintet.broker.access import Access, Action, Credential, Principal, Role
 from quintet.broker.audit import Audit
+from quintet.broker.dead import DeadLetters, DeadRow
+from quintet.broker.delays import DelayedRow, Delays
+from quintet.broker.group import GroupRow
+from quintet.broker.groups import SESSION_TIMEOUT_US, Groups
+from quintet.broker.intents import IntentRow, Intents
 from quintet.broker.passwords import Entropy
+from quintet.broker.producers import ProducerRow, Producers
+from quintet.broker.schemas import SchemaRow, Schemas
 from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
-from quintet.broker.table import Table
+from quintet.broker.table import T, Table
 from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
+from quintet.broker.transactions import TransactionLimits, Transactions
 from quintet.broker.users import ConfiguredUser, Users
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
-from quintet.log.base import Log
+from quintet.log.base import Log, Partition
 from quintet.model import limits
 from quintet.model.errors import AuthError, QuintetError, ShuttingDown
 from quintet.model.scheduler import Scheduler
@@ -28,6 +36,12 @@ from quintet.model.scheduler import Scheduler
 TOPICS_TABLE = (1, "__topics")
 CREDENTIALS_TABLE = (2, "__credentials")
 SUBSCRIPTIONS_TABLE = (3, "__subscriptions")
+GROUPS_TABLE = (6, "__groups")
+SCHEMAS_TABLE = (7, "__schemas")
+INTENTS_TABLE = (8, "__intents")
+DELAYED_TABLE = (9, "__delayed")
+DEAD_TABLE = (10, "__dead")
+PRODUCERS_TABLE = (11, "__producers")
 
 
 class CredentialRow(msgspec.Struct, frozen=True):
@@ -56,6 +70,9 @@ class BrokerOptions:
     unsynced_bytes_max: int = limits.UNSYNCED_BYTES_MAX
     password_bytes_min: int = limits.PASSWORD_BYTES_MIN_DEFAULT
     audit_bytes: int = limits.AUDIT_BYTES_DEFAULT
+    group_timeout_us: int = SESSION_TIMEOUT_US
+    transactions: TransactionLimits = field(default_factory=TransactionLimits)
+    keep_rejected: bool = False  # what a schema refuses goes to the dead letters, too
     entropy: Entropy = no_entropy
 
 
@@ -87,6 +104,17 @@ class Broker:
         self.users.load()
         self.topics = Topics(log, topics_table, options.topics)
         self.topics.load()
+        self.keeps_rejected = options.keep_rejected
+        self.intents = Intents(
+            _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)), self.topics, scheduler, report
+        )
+        self.dead = DeadLetters(
+            _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True)),
+            self.topics,
+            self.intents,
+            scheduler,
+            suffix=options.dead_letter_suffix,
+        )
         self.subscriptions = Subscriptions(
             subscriptions_table,
             self.topics,
@@ -96,8 +124,32 @@ class Broker:
             dead_letter_suffix=options.dead_letter_suffix,
             idle_us=options.subscription_idle_us,
             subscriptions_max=options.subscriptions_max,
+            dead=self.dead,
+            intents=self.intents,
         )
         self.subscriptions.load()
+        self.groups = Groups(
+            _loaded(Table(log, *GROUPS_TABLE, GroupRow, packed=True)),
+            self.topics,
+            scheduler,
+            report,
+            session_timeout_us=options.group_timeout_us,
+        )
+        self.groups.load()
+        self.intents.on_effect("offset", self.groups.apply_commit)
+        self.schemas = Schemas(_loaded(Table(log, *SCHEMAS_TABLE, SchemaRow, packed=True)))
+        self.delays = Delays(
+            _loaded(Table(log, *DELAYED_TABLE, DelayedRow, packed=True)),
+            self.topics,
+            self.intents,
+            self.dead,
+            scheduler,
+            report,
+        )
+        self.producers = Producers(_loaded(Table(log, *PRODUCERS_TABLE, ProducerRow, packed=True)), self.topics)
+        self.producers.load()
+        self.transactions = Transactions(self.intents, scheduler, options.entropy, options.transactions)
+        self.intents.recover()
 
     # -- who -------------------------------------------------------------------------------------------------------
 
@@ -140,6 +192,39 @@ class Broker:
         self.access.require(principal, "publish", name.decode())
         return self.topics.ensure(name, durable)
 
+    def create_topic(
+        self, name: bytes, partitions: int, durability: str = "", retention_us: int = 0, retention_bytes: int = 0
+    ) -> tuple[Topic, bool]:
+        """A topic made on purpose, and whether it is new; 0 and "" leave a property to the configuration."""
+        if self.draining:
+            raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+        return self.topics.create(name, partitions, durability, retention_us, retention_bytes)
+
+    def delete_topic(self, name: bytes, done: Callable[[Exception | None], None]) -> bool:
+        """Remove a topic, its subscriptions and its groups; False if there is none. Its name may be used again."""
+        topic = self.topics.delete(name, done)
+        if topic is None:
+            return False
+        for subscription in list(topic.subscriptions):
+            self.subscriptions.remove(subscription)
+        self.groups.forget_topic(topic.name)
+        self.dead.forget(topic.spec.id)
+        return True
+
+    def wait_for(self, partition: Partition, longest_us: int, call: Callable[[], None]) -> None:
+        """Call once: when something new is visible in this partition, or after that time."""
+        called = False
+
+        def once() -> None:
+            nonlocal called
+            if not called:
+                called = True
+                partition.unwatch(once)
+                call()
+
+        partition.watch(once)
+        self.scheduler.later(longest_us, once)
+
     def overloaded(self) -> bool:
         """The disk is behind: nobody who publishes should be read from until it caught up."""
         return self.log.unsynced_bytes > self._options.unsynced_bytes_max
@@ -179,13 +264,29 @@ class Broker:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """About every 50 ms: redelivery, dead letters, saving, and the log's own upkeep."""
+        """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep."""
         self.subscriptions.tick(now)
+        self.groups.tick(now)
+        self.delays.tick(now)
+        self.transactions.tick(now)
+        self.intents.tick(now)
+        self.producers.tick(now)
+        self.audit.tick(now)
         self.audit.tick(now)
         self.log.maintain(now)
+
+    def save(self) -> None:
+        """Append the state that is saved from time to time only."""
+        self.subscriptions.save()
+        self.producers.save()
 
     def drain(self, done: Callable[[], None]) -> None:
         """Save everything and close the log; done when it is on disk."""
         self.draining = True
-        self.subscriptions.save()
+        self.save()
         self.log.close(done)
+
+
+def _loaded(table: Table[T]) -> Table[T]:
+    table.load()
+    return table

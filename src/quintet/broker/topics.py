@@ -5,10 +5,10 @@ durability makes it a durable one, or turns the memory topic into one, unless th
 name. The row in `__topics` is durable before anything in the topic is acknowledged.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -19,6 +19,7 @@ from quintet.log.base import Appended, Durability, Log, Partition, TopicSpec
 from quintet.model import limits
 from quintet.model.errors import (
     BadName,
+    BadRequest,
     LimitExceeded,
     PartitionNotFound,
     QueueFull,
@@ -263,12 +264,21 @@ class Topics:
             raise TopicNotFound(f"topic not found: {name}", hint="create it, or publish to it: the first use makes it")
         return topic
 
-    def create(self, raw: bytes, partitions: int) -> tuple[Topic, bool]:
-        """A durable topic with that many partitions (0: as configured), and whether it is new. One that exists stays as
-        it is; another number of partitions than it has is refused."""
+    def create(
+        self, raw: bytes, partitions: int, durability: str = "", retention_us: int = 0, retention_bytes: int = 0
+    ) -> tuple[Topic, bool]:
+        """A durable topic with these properties (0 and "": as configured), and whether it is new. One that exists stays
+        as it is; another number of partitions than it has is refused."""
+        if durability not in ("", "fsync", "interval", "os"):
+            raise BadRequest(f"durability is fsync, interval or os, not {durability!r}")
+        if retention_us < 0 or retention_bytes < 0:
+            raise BadRequest("retention is 0 (as configured) or more")
         topic = self._by_name.get(raw)
         if topic is None:
-            return self._create(raw, True, partitions), True
+            changes: dict[str, Any] = {"durability": durability, "retention_us": retention_us}
+            changes["retention_bytes"] = retention_bytes
+            given = {name: value for name, value in changes.items() if value}
+            return self._create(raw, True, partitions, given), True
         if partitions not in (0, len(topic.partitions)):
             raise LimitExceeded(
                 f"topic {topic.name!r} exists with {len(topic.partitions)} partitions, not {partitions}",
@@ -316,7 +326,9 @@ class Topics:
                 error = refused
         topic.release(error)
 
-    def _create(self, raw: bytes, durable: bool, partitions: int = 0) -> Topic:
+    def _create(
+        self, raw: bytes, durable: bool, partitions: int = 0, changes: Mapping[str, Any] | None = None
+    ) -> Topic:
         name = check_name(raw)
         if not 0 <= partitions <= limits.PARTITIONS_MAX:
             raise LimitExceeded(f"a topic has 1 to {limits.PARTITIONS_MAX} partitions, {partitions} were asked for")
@@ -338,8 +350,9 @@ class Topics:
             segment_bytes=rule.segment_bytes,
             memory_bytes=rule.memory_bytes,
         )
-        topic = Topic(spec, self._log.open_topic(spec), self._policy, ready=durability == "memory")
-        if durability != "memory":
+        spec = replace(spec, **(changes or {}))
+        topic = Topic(spec, self._log.open_topic(spec), self._policy, ready=spec.durability == "memory")
+        if spec.durability != "memory":
             self._table.put(raw, _row(spec), partial(self._created, topic))
         self._by_name[raw] = topic
         return topic

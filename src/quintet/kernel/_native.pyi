@@ -5,6 +5,8 @@ Functions over buffers, no I/O and no state. Batches are laid out as in docs/LOG
 
 from collections.abc import Sequence
 
+from typing import Any
+
 from typing_extensions import Buffer
 
 # One column of headers for one record: ((name, value), ...)
@@ -127,7 +129,7 @@ def blip_received(data: Buffer, start: int, max_frame: int) -> tuple[list[tuple[
 
 def fly_split(
     data: Buffer, start: int, max_frame: int, counts: dict[bytes, int], origin: bytes, now: int
-) -> tuple[list[tuple[object, ...]], int, int, bytes | None]:
+) -> tuple[list[tuple[Any, ...]], int, int, bytes | None]:
     """Split a read into what the session must act on: (items, consumed, fatal, unknown). At most one run of PRODUCE
     frames, then at most one other frame; call again from consumed until there are no items and nothing unknown.
 

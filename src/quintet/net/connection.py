@@ -107,21 +107,21 @@ class Connection(asyncio.BufferedProtocol):
 
     def _let_go(self) -> None:
         """A late answer came: offer the session what it left, and read on if it takes it."""
-        if not self._held or self._receiving or self._lost or self._session.holding:
+        session = self._session
+        if self._receiving or self._lost or session.holding:
             return
         self._count_failures()
         kept = memoryview(self._large)[: self._large_used] if self._large is not None else memoryview(self._rest)
         if kept:
             self._receiving = True
-            consumed = self._session.receive(kept, self._listener.now())
+            consumed = session.receive(kept, self._listener.now())
             self._receiving = False
             if consumed:
                 self._keep(kept[consumed:])
             self._drain()
-        if self._session.holding or self._transport is None or self._transport.is_closing():
-            return
-        self._held = False
-        self._stall(0, paused=True)
+        self._held = session.holding
+        if not self._held:
+            self._stall(0, paused=True)
 
     def _keep(self, rest: memoryview) -> None:
         if not rest:

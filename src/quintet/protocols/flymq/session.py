@@ -11,13 +11,13 @@ bytes stays with the connection). The one gate for rights is `_permit`; no handl
 """
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from quintet import kernel
-from quintet.broker.access import Principal
+from quintet.broker.access import Action, Principal
+from quintet.broker.audit import Result
 from quintet.broker.core import Broker
 from quintet.broker.topics import Topic
 from quintet.delivery.sink import Sink
@@ -26,7 +26,7 @@ from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError
 from quintet.protocols.base import FLOWING, WAIT, Replies, Slot
 from quintet.protocols.flymq import codec, errors, frames
-from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call, origin_of, refused_resource
+from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call, origin_of, resource_of
 
 FRESH: Final = "fresh"
 CHECKING: Final = "checking"
@@ -50,6 +50,17 @@ class FlyOptions:
     anonymous_role: str = ""  # of a connection that does not authenticate; empty: it must
     address: str = ""  # where clients reach this listener, for CLUSTER_METADATA
 
+
+# What a row's right asks of the topic: one of these; nothing for rights that are checked elsewhere.
+_NEEDS: Final[dict[frames.Right, tuple[Action, ...]]] = {
+    "open": (),
+    "known": (),
+    "owner": (),
+    "read": ("subscribe",),
+    "write": ("publish",),
+    "manage": ("admin",),
+    "read or write": ("subscribe", "publish"),
+}
 
 Group = tuple[bytes, int, bytearray | None, bytes]
 
@@ -124,7 +135,7 @@ class FlySession:
             )
             for item in items:
                 if item[0] == frames.PRODUCE and isinstance(item[1], list):
-                    self._produce(item[1], item[2])
+                    self._produce(*item[1:])
                 else:
                     self._next = item
                     self._advance()
@@ -182,7 +193,7 @@ class FlySession:
             self.closing = errors.FATAL[2]
         if self.closing is not None or left < frames.HEADER_BYTES:
             return position
-        _, _, code, flags, length = frames.HEADER.unpack_from(view, position)
+        code, flags, length = (int(value) for value in frames.HEADER.unpack_from(view, position)[2:])
         if length > limits.UNAUTHENTICATED_FRAME_BYTES_MAX:
             self.closing = f"a frame of {length} bytes before authentication"
             return position
@@ -199,7 +210,9 @@ class FlySession:
         before, self._state = self._state, CHECKING
         self._acting = True
         token = partial(self._authenticated, slot, operation, before, ask["user"])
-        self._broker.users.authenticate_password(ask["user"], ask["password"], partial(self._sink.completed, token))
+        self._broker.users.authenticate_password(
+            ask["user"], ask["password"].encode(), partial(self._sink.completed, token), peer=self._peer
+        )
 
     def _authenticated(
         self, slot: Slot, operation: frames.Operation, before: str, user: str, result: Any, error: Exception | None
@@ -211,13 +224,11 @@ class FlySession:
             self._welcome(*result)
             assert self._principal is not None
             values["roles"] = list(self._principal.roles)
-            self._broker.audit.record("auth.success", user, "", "success", peer=self._peer)
         else:
             values["error"] = str(error) if isinstance(error, QuintetError) else errors.INTERNAL[1]
             values["username"] = ""
             if isinstance(error, AuthError):
                 self.auth_failures += 1
-                self._broker.audit.record("auth.failure", user, "", "failure", peer=self._peer)
                 if self.auth_failures >= AUTH_FAILURES_MAX:
                     self.closing = "too many failed authentications"
         self._replies.fill(slot, codec.encode_answer(operation, self._options.dialect, values, 0))
@@ -250,8 +261,6 @@ class FlySession:
             topic = self._broker.publish_target(self._principal, name, durable=True)
             self._targets[name], self._counts[name] = topic, len(topic.partitions)
         except (QuintetError, UnicodeDecodeError) as error:
-            if isinstance(error, Forbidden):
-                self._denied(frames.NAMES[frames.PRODUCE], name.decode(errors="replace"))
             known = error if isinstance(error, QuintetError) else BadRequest("a topic name is UTF-8")
             self._targets[name], self._counts[name] = known, 0
 
@@ -291,11 +300,12 @@ class FlySession:
     def _produce_once(self, run: _Run, number: int, topic: Topic, _error: Exception | None) -> None:
         """A group of an idempotent producer: what the partition already holds is answered, the rest appended."""
         producers = self._broker.producers
-        name, partition, batch, _ = run.groups[number]
+        _, partition, batch, _ = run.groups[number]
         assert batch is not None
-        if partition < 0:  # a retry must find the partition of the first attempt
-            partition = topic.choose(None) if len(topic.partitions) == 1 else partition
-            run.groups[number] = (name, partition, batch, b"")
+        if partition < 0:
+            raise BadRequest(
+                "an idempotent message names its partition or has a key", hint="a retry must find where the first went"
+            )
         topic.partition(partition)
         if producers.in_flight(topic, partition, batch):
             again = partial(self._produce_again, run, number, topic)
@@ -382,7 +392,10 @@ class FlySession:
             return self._authenticate(slot, operation, ask)
         self._permit(operation, ask)
         accept = (flags & frames.ACCEPT_MASK) >> frames.ACCEPT_SHIFT
-        call = Call(self._broker, self._principal, self, self._now, self._options, self._origin, accept)
+        assert self._principal is not None
+        call = Call(
+            self._broker, self._principal, self, self._now, self._options, self._origin, self._peer, accept, code
+        )
         self._acting = True
         call.answer = partial(self._sink.completed, partial(self._answered, slot, operation, accept, ask))
         made = HANDLERS[code](call, ask)
@@ -409,7 +422,7 @@ class FlySession:
         if error is not None:
             made = errors.to_frame(error, self._options.dialect)
         elif operation.code in AUDITED:
-            self._audit(AUDITED[operation.code], refused_resource(ask), "success")
+            self._audit(AUDITED[operation.code], resource_of(ask), "success")
         self._replies.fill(slot, made)
 
     def _produce_inflated(self, slot: Slot, payload: bytes) -> None:
@@ -424,27 +437,20 @@ class FlySession:
         if not isinstance(items[0][1], list):
             codec.decode_request(frames.OPERATIONS[frames.PRODUCE], payload)
             raise BadRequest("PRODUCE: a producer id is between 1 and 2^63 - 1")
-        self._produce(items[0][1], items[0][2])
+        self._produce(*items[0][1:])
         self._replies.fill(slot, b"")
 
     def _permit(self, operation: frames.Operation, ask: codec.Values) -> None:
         """The gate. Every operation has a row; what is refused here has had no effect and is written down."""
         principal, access = self._principal, self._broker.access
         assert principal is not None
-        resource = refused_resource(ask)
+        resource = resource_of(ask)
         right = operation.right
-        allowed = {
-            "open": lambda: True,
-            "known": lambda: True,
-            "owner": lambda: True,
-            "read": lambda: access.allowed(principal, "subscribe", resource),
-            "write": lambda: access.allowed(principal, "publish", resource),
-            "manage": lambda: access.allowed(principal, "admin", resource),
-            "read or write": lambda: (
-                access.allowed(principal, "subscribe", resource) or access.allowed(principal, "publish", resource)
-            ),
-            "admin": lambda: access.may_administer(principal),
-        }[right]()
+        if right == "admin":
+            allowed = access.may_administer(principal)
+        else:
+            needs = _NEEDS[right]
+            allowed = not needs or any(access.allowed(principal, action, resource) for action in needs)
         if not allowed:
             self._denied(operation.name, resource)
             what = "needs an administrator" if right == "admin" else f"needs the right to {right} {resource!r}"
@@ -453,7 +459,7 @@ class FlySession:
     def _denied(self, action: str, resource: str) -> None:
         self._audit("access.denied", resource, "denied", action)
 
-    def _audit(self, kind: str, resource: str, result: str, action: str = "") -> None:
+    def _audit(self, kind: str, resource: str, result: Result, action: str = "") -> None:
         self._broker.audit.record(kind, self.principal_name or "", resource, result, peer=self._peer, action=action)
 
 
@@ -465,6 +471,3 @@ def _renumber(order: bytes, number: int, numbers: list[int]) -> bytes:
         if _U16.unpack_from(order, at)[0] == number:
             _U16.pack_into(fresh, at, next(following))
     return bytes(fresh)
-
-
-Make = Callable[[Broker, Sink, int], FlySession]

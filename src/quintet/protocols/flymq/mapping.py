@@ -1,0 +1,705 @@
+"""FlyMQ's operations <-> the broker's verbs: one handler per row of frames.OPERATIONS, nothing of bytes.
+
+A handler gets the request's fields by name and returns the reply's, or None when the broker answers later through
+`call.answer`. Rights were checked by the session's gate before; a handler checks only what the gate cannot know (whose
+transaction, whose group: the broker does that, by the principal's name).
+"""
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from quintet import kernel
+from quintet.broker import filters, reads
+from quintet.broker.access import Acl, Principal
+from quintet.broker.audit import Event, Query
+from quintet.broker.core import Broker
+from quintet.broker.dead import DeadLetter
+from quintet.broker.group import Assignment, GroupInfo, Lag
+from quintet.broker.schemas import Schema
+from quintet.broker.topics import ANY, Topic
+from quintet.broker.users import UserInfo
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import BadRequest, QuintetError, SchemaRejected, UserNotFound
+from quintet.protocols.flymq import codec, frames
+
+FETCH_RECORDS_DEFAULT: Final = 10  # when the request asks for none
+FETCH_RECORDS_MAX: Final = 100_000
+FETCH_BYTES_MAX: Final = 4 << 20  # of one reply, unless one message alone is larger
+SCAN_RECORDS_MAX: Final = 1_000  # looked at by one request with a filter
+WAIT_MS_MAX: Final = 30_000
+TTL_MS_MAX: Final = 10 * 365 * 86_400_000
+DLQ_RECORDS_MAX: Final = 1_000
+NODE: Final = "quintet"
+CLUSTER: Final = "standalone"
+
+_OFFSET_TIME: Final = struct.Struct("<Q8xq")  # base_offset at 16 and timestamp at 32 of a batch
+
+Values = codec.Values
+Handler = Callable[["Call", Values], "Values | bytes | None"]
+
+
+class Call:
+    """One request on its way: who asks, when, through which listener, and where the late answer goes."""
+
+    __slots__ = ("accept", "answer", "broker", "code", "member", "now", "options", "origin", "peer", "principal")
+
+    answer: Callable[[Any, Exception | None], None]
+
+    def __init__(
+        self, broker: Broker, principal: Principal, member: object, now: int, options: "Any", origin: bytes, peer: str,
+        accept: int, code: int,
+    ) -> None:  # fmt: skip
+        self.broker = broker
+        self.principal = principal
+        self.member = member
+        self.now = now
+        self.options = options
+        self.origin = origin
+        self.peer = peer
+        self.accept = accept
+        self.code = code
+
+    @property
+    def owner(self) -> str:
+        return self.principal.name
+
+    def topic(self, ask: Values) -> Topic:
+        return self.broker.topics.find(ask["topic"].encode())
+
+    def target(self, ask: Values) -> Topic:
+        return self.broker.publish_target(self.principal, ask["topic"].encode(), durable=True)
+
+    def then(self, make: Callable[[Any], Values | bytes]) -> Callable[[Any, Exception | None], None]:
+        """The callback for a verb with (result, error): answers with what `make` makes of the result."""
+
+        def done(result: Any, error: Exception | None) -> None:
+            made: Values | bytes | None = None
+            if error is None:
+                try:
+                    made = make(result)
+                except QuintetError as refused:
+                    error = refused
+            self.answer(made, error)
+
+        return done
+
+    def when_durable(self, values: Values) -> Callable[[Exception | None], None]:
+        """The callback for a verb with (error) alone."""
+        return lambda error: self.answer(values if error is None else None, error)
+
+    def group_rights(self, group: str) -> tuple[str, bool]:
+        access = self.broker.access
+        return self.owner, access.may_administer(self.principal) or access.listed(self.principal, f"group:{group}")
+
+
+def origin_of(client: str) -> bytes:
+    """The origin of what this client publishes, as stored with its records."""
+    return b"flymq:" + client.encode()[:200]
+
+
+def resource_of(ask: Values) -> str:
+    """What a request is about, for the gate and the audit."""
+    return str(ask.get("topic") or ask.get("name") or ask.get("user") or ask.get("group") or "")
+
+
+def _done(message: str = "") -> Values:
+    return {"success": True, "message": message}
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _record(topic: Topic, partition: int, batch: bytearray, key: bytes | None, value: bytes) -> Values:
+    offset, time = _OFFSET_TIME.unpack_from(batch, 16)
+    return _metadata(topic, partition, offset, time, key, value)
+
+
+def _metadata(topic: Topic, partition: int, offset: int, time: int, key: bytes | None, value: bytes) -> Values:
+    return {
+        "topic": topic.name,
+        "partition": partition,
+        "offset": offset,
+        "timestamp_ms": time // 1000,
+        "key_size": len(key) if key else -1,
+        "value_size": len(value),
+    }
+
+
+def _publish(call: Call, ask: Values, expiry: int = 0) -> None:
+    """Append the one message of a request that is not a plain PRODUCE."""
+    topic = call.target(ask)
+    key, value = ask.get("key") or None, ask["data"]
+    batch = kernel.build([value], [key], expiries=[expiry], origin=call.origin)
+    asked = ask.get("partition", ANY)
+    chosen = topic.choose(key) if asked == ANY else asked
+    topic.publish(
+        batch, 1, True, call.then(lambda _: _record(topic, chosen, batch, key, value)), chosen
+    )  # fmt: skip
+
+
+def _consume(call: Call, ask: Values) -> None:
+    partition = call.topic(ask).partition(ask["partition"])
+    made = call.then(lambda found: {"key": found[0] or b"", "value": found[1] or b""})
+    reads.consume(partition, ask["offset"], call.now, made)
+
+
+def _fetch(call: Call, ask: Values) -> None:
+    partition = call.topic(ask).partition(ask["partition"])
+    most = min(ask["max"], FETCH_RECORDS_MAX) if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
+    offset, sdk = ask["offset"], call.options.dialect == "sdk"
+    if ask.get("filter"):
+        chosen = filters.compile(ask["filter"].encode())
+        reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, call.now, partial(_filtered, call))
+        return
+
+    def encode(batches: list[RecordBatch]) -> bytes:
+        buffers = [batch.buffer for batch in batches]
+        start = max(offset, partition.start) if buffers else offset
+        reply, _, _ = kernel.fly_fetch(buffers, start, most, FETCH_BYTES_MAX, call.now, call.code, frames.BINARY, sdk)
+        return codec.frame(call.code, reply[frames.HEADER_BYTES :], call.accept) if call.accept else reply
+
+    where = (partition, offset, most, FETCH_BYTES_MAX)
+    wait_us = min(ask.get("wait_ms", 0), WAIT_MS_MAX) * 1000
+    if wait_us and offset >= partition.visible:
+        call.broker.wait_for(partition, wait_us, lambda: reads.fetch(*where, call.then(encode)))
+    else:
+        reads.fetch(*where, call.then(encode))
+
+
+def _filtered(call: Call, found: list[reads.Match], following: int, error: Exception | None) -> None:
+    messages = [{"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in found]
+    call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
+
+
+def _produce_with_ttl(call: Call, ask: Values) -> None:
+    if not 0 < ask["ttl_ms"] <= TTL_MS_MAX:
+        raise BadRequest(f"ttl_ms is 1 to {TTL_MS_MAX}, not {ask['ttl_ms']}")
+    _publish(call, ask, call.now + ask["ttl_ms"] * 1000)
+
+
+def _produce_delayed(call: Call, ask: Values) -> None:
+    topic = call.target(ask)
+    key, value, asked = ask.get("key") or None, ask["data"], ask.get("partition", ANY)
+    due = call.now + ask["delay_ms"] * 1000
+    made = call.then(lambda handle: _metadata(topic, max(asked, 0), handle, due, key, value))
+    call.broker.delays.produce(call.owner, topic, asked, key, value, (), due, call.origin, made)
+
+
+def _cancel_delayed(call: Call, ask: Values) -> None:
+    privileged = call.broker.access.may_administer(call.principal)
+    done = call.when_durable(_done("cancelled"))
+    call.broker.delays.cancel(call.owner, privileged, ask["topic"], ask["handle"], done)
+
+
+# -- topics -----------------------------------------------------------------------------------------------------------
+
+
+def _create_topic(call: Call, ask: Values) -> None:
+    topic, new = call.broker.create_topic(
+        ask["topic"].encode(),
+        ask["partitions"],
+        ask.get("durability", ""),
+        ask.get("retention_ms", 0) * 1000,
+        ask.get("retention_bytes", 0),
+    )
+    topic.after(call.when_durable(_done("created" if new else "exists")))
+
+
+def _delete_topic(call: Call, ask: Values) -> Values | None:
+    done = call.when_durable(_done("deleted"))
+    return None if call.broker.delete_topic(ask["topic"].encode(), done) else _done("there was no such topic")
+
+
+def _may_see(call: Call, topic: Topic) -> bool:
+    allowed = call.broker.access.allowed
+    return allowed(call.principal, "subscribe", topic.name) or allowed(call.principal, "publish", topic.name)
+
+
+def _visible_topics(call: Call) -> list[Topic]:
+    return sorted((t for t in call.broker.topics.all() if _may_see(call, t)), key=lambda t: t.name)
+
+
+def _list_topics(call: Call, _ask: Values) -> Values:
+    return {"topics": [topic.name for topic in _visible_topics(call)]}
+
+
+def _topic_metadata(call: Call, ask: Values) -> Values:
+    topic = call.topic(ask)
+    rows = [
+        {"id": number, "leader": 0, "oldest": partition.start, "newest": partition.visible}
+        for number, partition in enumerate(topic.partitions)
+    ]
+    return {"topic": topic.name, "partitions": rows}
+
+
+def _cluster_metadata(call: Call, ask: Values) -> Values:
+    topics = _visible_topics(call)
+    if ask.get("topic"):
+        wanted = call.topic(ask)
+        if not _may_see(call, wanted):
+            call.broker.access.require(call.principal, "subscribe", wanted.name)
+        topics = [wanted]
+    rows = []
+    for topic in topics:
+        places = [
+            {
+                "partition": number,
+                "leader_id": NODE,
+                "leader_address": call.options.address,
+                "epoch": 1,
+                "state": "online" if partition.failure is None else "read-only",
+                "replicas": [NODE],
+                "isr": [NODE],
+            }
+            for number, partition in enumerate(topic.partitions)
+        ]
+        rows.append({"topic": topic.name, "partitions": places})
+    return {"cluster_id": CLUSTER, "topics": rows}
+
+
+def _cluster_status(call: Call, _ask: Values) -> Values:
+    topics = call.broker.topics.all()
+    node = {"id": NODE, "address": call.options.address, "role": "leader", "state": "online"}
+    return {
+        "cluster_id": CLUSTER,
+        "node_id": NODE,
+        "state": "draining" if call.broker.draining else "online",
+        "nodes": [node],
+        "topics": len(topics),
+        "partitions": sum(len(topic.partitions) for topic in topics),
+    }
+
+
+def _no_cluster(_call: Call, _ask: Values) -> Values:
+    return {"success": False, "message": "this broker is one node and cannot be joined to others or leave them"}
+
+
+# -- schemas ----------------------------------------------------------------------------------------------------------
+
+
+def _schema_row(schema: Schema) -> Values:
+    return {"name": schema.id, "type": schema.type, "version": schema.version}
+
+
+def _register_schema(call: Call, ask: Values) -> None:
+    made = call.then(lambda s: {"name": s.name, "type": s.type, "version": s.version})
+    call.broker.schemas.register(ask["name"], ask["type"], ask["schema"], ask.get("compatibility") or None, made)
+
+
+def _get_schema(call: Call, ask: Values) -> Values:
+    schema = call.broker.schemas.get(ask["topic"], ask["version"])
+    return {
+        "schemas": [_schema_row(schema)],
+        "id": schema.id,
+        "topic": schema.name,
+        "version": schema.version,
+        "type": schema.type,
+        "definition": schema.definition,
+        "compatibility": schema.compatibility,
+    }
+
+
+def _list_schemas(call: Call, ask: Values) -> Values:
+    allowed = call.broker.access.allowed
+    schemas = [
+        schema
+        for schema in call.broker.schemas.list(ask.get("topic") or None)
+        if allowed(call.principal, "subscribe", schema.name) or allowed(call.principal, "publish", schema.name)
+    ]
+    return {"schemas": [_schema_row(schema) for schema in schemas]}
+
+
+def _validate_schema(call: Call, ask: Values) -> Values:
+    schema = call.broker.schemas.find(ask["name"])
+    reasons = call.broker.schemas.validate(schema.name, schema.version, ask["message"])
+    return {"valid": not reasons, "errors": reasons}
+
+
+def _produce_with_schema(call: Call, ask: Values) -> None:
+    schema = call.broker.schemas.find(ask["schema"])
+    reasons = call.broker.schemas.validate(schema.name, schema.version, ask["data"])
+    if not reasons:
+        _publish(call, ask)
+        return
+    refused = SchemaRejected(
+        f"schema validation failed: {'; '.join(reasons)}", hint=f"the schema is {schema.id} ({schema.type})"
+    )
+    if not call.broker.keeps_rejected:
+        raise refused
+    topic = call.target(ask)
+    reason = f"{schema.id}: {'; '.join(reasons)}"
+    call.broker.dead.bury_rejected(
+        topic.raw, ask.get("key") or None, ask["data"], (), call.origin, reason,
+        lambda error: call.answer(None, error or refused),
+    )  # fmt: skip
+
+
+def _delete_schema(call: Call, ask: Values) -> None:
+    call.broker.schemas.delete(ask["topic"], ask["version"], call.then(lambda _: _done("OK")))
+
+
+# -- dead letters -----------------------------------------------------------------------------------------------------
+
+
+def _fetch_dlq(call: Call, ask: Values) -> None:
+    most = min(ask["max"], DLQ_RECORDS_MAX) if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
+
+    def made(letters: list[DeadLetter]) -> Values:
+        values: Values = {
+            "messages": [
+                {"id": d.id, "data": d.value or b"", "error": d.error or d.cause, "retries": d.attempts}
+                for d in letters
+            ]
+        }
+        if "after" in ask:
+            values["details"] = [
+                {
+                    "cause": d.cause,
+                    "partition": d.partition,
+                    "offset": max(d.offset, 0),
+                    "key": d.key or b"",
+                    "died_ms": d.last_us // 1000,
+                }
+                for d in letters
+            ]
+        return values
+
+    call.broker.dead.browse(ask["topic"].encode(), most, ask.get("after", ""), call.then(made))
+
+
+def _replay_dlq(call: Call, ask: Values) -> None:
+    id = ask["message_id"] if "message_id" in ask else f"0-{ask['offset']}"
+    call.broker.dead.replay(ask["topic"].encode(), id, ask.get("value"), call.when_durable(_done("OK")))
+
+
+def _purge_dlq(call: Call, ask: Values) -> None:
+    call.broker.dead.purge(ask["topic"].encode(), call.then(lambda count: _done(f"{count} forgotten")))
+
+
+def _dead_letter(call: Call, ask: Values) -> None:
+    made = call.then(lambda new: _done("OK" if new else "it is there already"))
+    call.broker.dead.reject(call.topic(ask), ask["partition"], ask["offset"], ask["error"], made)
+
+
+# -- transactions -----------------------------------------------------------------------------------------------------
+
+
+def _txn_begin(call: Call, ask: Values) -> Values:
+    timeout_us = ask.get("timeout_ms", 0) * 1000
+    id = call.broker.transactions.begin(call.owner, ask.get("transactional_id", ""), timeout_us)
+    return {"txn_id": id, "success": True}
+
+
+def _txn_produce(call: Call, ask: Values) -> Values:
+    topic = call.target(ask)
+    key, value = ask.get("key") or None, ask["data"]
+    chosen = call.broker.transactions.produce(
+        call.owner, ask["txn_id"], topic, ask.get("partition", ANY), key, value, call.origin
+    )
+    return _metadata(topic, chosen, 0, call.now, key, value)
+
+
+def _txn_commit(call: Call, ask: Values) -> None:
+    done = call.when_durable({"txn_id": ask["txn_id"], "success": True})
+    call.broker.transactions.commit(call.owner, ask["txn_id"], done)
+
+
+def _txn_rollback(call: Call, ask: Values) -> Values:
+    call.broker.transactions.abort(call.owner, ask["txn_id"])
+    return {"txn_id": ask["txn_id"], "success": True}
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def _subscribe(call: Call, ask: Values) -> None:
+    def made(assignment: Assignment) -> Values:
+        if ask["partition"] != ANY:
+            return {"offset": assignment.offset}
+        rows = [{"partition": partition, "offset": offset} for partition, offset in assignment.partitions]
+        return {"offset": assignment.offset, "generation": assignment.generation, "assigned": rows}
+
+    call.broker.groups.subscribe(
+        *call.group_rights(ask["group"]), call.topic(ask), ask["group"], ask["partition"], ask["mode"], call.member,
+        ask.get("member", ""), call.now, call.then(made),
+    )  # fmt: skip
+
+
+def _commit(call: Call, ask: Values) -> Values | None:
+    groups, topic = call.broker.groups, call.topic(ask)
+    owner, privileged = call.group_rights(ask["group"])
+    where = (owner, privileged, topic, ask["group"], ask["partition"], ask["offset"], ask.get("generation") or None)
+    if not ask.get("txn_id"):
+        groups.commit(*where, call.member, call.then(lambda _: _done()))
+        return None
+    payload = groups.prepare_commit(*where, call.member)
+    call.broker.transactions.add_effect(call.owner, ask["txn_id"], ("offset", payload))
+    return _done("part of the transaction")
+
+
+def _get_offset(call: Call, ask: Values) -> Values:
+    topic = call.topic(ask)
+    offset = call.broker.groups.get_offset(*call.group_rights(ask["group"]), topic, ask["group"], ask["partition"])
+    return {"offset": offset}
+
+
+def _reset_offset(call: Call, ask: Values) -> None:
+    if ask["mode"] in ("offset", "timestamp") and "offset" not in ask:
+        raise BadRequest(f"mode {ask['mode']} needs a number behind it")
+    call.broker.groups.reset(
+        *call.group_rights(ask["group"]), call.topic(ask), ask["group"], ask["partition"], ask["mode"],
+        ask.get("offset", 0), call.then(lambda offset: _done(f"at {offset}")),
+    )  # fmt: skip
+
+
+def _seek_to_timestamp(call: Call, ask: Values) -> None:
+    call.broker.groups.seek_to_timestamp(
+        *call.group_rights(ask["group"]), call.topic(ask), ask["group"], ask["partition"], ask["timestamp_ms"],
+        call.then(lambda offset: {"offset": offset}),
+    )  # fmt: skip
+
+
+def _get_lag(call: Call, ask: Values) -> None:
+    def made(lag: Lag) -> Values:
+        return {
+            "current": lag.committed,
+            "committed": lag.committed,
+            "latest": lag.latest,
+            "lag": lag.lag_messages,
+            "lag_ms": lag.lag_ms,
+        }
+
+    rights = call.group_rights(ask["group"])
+    call.broker.groups.lag(*rights, call.topic(ask), ask["group"], ask["partition"], call.then(made))
+
+
+def _group(info: GroupInfo) -> Values:
+    return {
+        "topic": info.topic,
+        "group": info.group,
+        "members": len(info.members) + info.subscribers,
+        "offsets": [{"partition": partition, "offset": offset} for partition, offset in info.offsets],
+        "generation": info.generation,
+        "state": info.state,
+        "owner": info.owner,
+        "assigned": [{"member": m.name, "partition": partition} for m in info.members for partition in m.partitions],
+    }
+
+
+def _list_groups(call: Call, _ask: Values) -> Values:
+    access = call.broker.access
+    everything = access.may_administer(call.principal)
+    found = call.broker.groups.list(call.owner, everything, lambda name: access.listed(call.principal, f"group:{name}"))
+    return {"groups": [_group(info) for info in found]}
+
+
+def _describe_group(call: Call, ask: Values) -> Values:
+    group = ask["group"]
+    topics = (ask["topic"],) if ask.get("topic") else call.broker.groups.topics_of(group) or ("",)
+    return _group(call.broker.groups.describe(*call.group_rights(group), topics[0], group))
+
+
+def _delete_group(call: Call, ask: Values) -> None:
+    rights = call.group_rights(ask["group"])
+    call.broker.groups.delete(*rights, ask["topic"], ask["group"], call.then(lambda _: _done()))
+
+
+# -- who --------------------------------------------------------------------------------------------------------------
+
+
+def _whoami(call: Call, _ask: Values) -> Values:
+    roles = list(call.principal.roles)
+    if call.options.dialect == "sdk":
+        roles += [""] * len(roles)  # one published client reads str16 here, the other str8: both can read this
+    permissions = list(call.principal.permissions)
+    return {"success": True, "username": call.owner, "roles": roles, "permissions": permissions}
+
+
+def _user(info: UserInfo) -> Values:
+    return {
+        "user": info.name,
+        "roles": list(info.roles),
+        "permissions": list(info.permissions),
+        "enabled": info.enabled,
+        "created_s": info.created_s,
+        "updated_s": info.updated_s,
+    }
+
+
+def _user_create(call: Call, ask: Values) -> None:
+    call.broker.users.create(
+        call.principal, ask["user"], ask["password"].encode(), ask["roles"], call.then(_user), peer=call.peer
+    )
+
+
+def _named(call: Call, ask: Values) -> Callable[[Any, Exception | None], None]:
+    return call.then(lambda _: {"success": True, "user": ask["user"]})
+
+
+def _user_delete(call: Call, ask: Values) -> None:
+    call.broker.users.delete(call.principal, ask["user"], _named(call, ask), peer=call.peer)
+
+
+def _user_update(call: Call, ask: Values) -> None:
+    password = ask["password"].encode() or None
+    call.broker.users.update(
+        call.principal, ask["user"], ask["roles"], ask["enabled"], password, _named(call, ask), peer=call.peer
+    )
+
+
+def _user_list(call: Call, _ask: Values) -> Values:
+    return {"users": [_user(info) for info in call.broker.users.list()]}
+
+
+def _user_get(call: Call, ask: Values) -> Values:
+    info = call.broker.users.get(ask["user"])
+    if info is None:
+        raise UserNotFound(f"user not found: {ask['user']}")
+    return _user(info)
+
+
+def _password_change(call: Call, ask: Values) -> None:
+    old, new = ask["old_password"].encode(), ask["password"].encode()
+    call.broker.users.change_password(call.principal, ask["user"], old, new, _named(call, ask), peer=call.peer)
+
+
+def _role_list(call: Call, _ask: Values) -> Values:
+    return {
+        "roles": [
+            {"name": role.name, "permissions": list(role.permissions), "description": role.description}
+            for role in call.broker.users.roles()
+        ]
+    }
+
+
+def _acl(acl: Acl) -> Values:
+    users, roles = list(acl.users), list(acl.roles)
+    return {"topic": acl.pattern, "exists": True, "public": acl.public, "users": users, "roles": roles}
+
+
+def _acl_set(call: Call, ask: Values) -> None:
+    acl = Acl(ask["topic"], ask["public"], tuple(ask["users"]), tuple(ask["roles"]))
+    done = call.then(lambda _: {"success": True, "topic": ask["topic"]})
+    call.broker.users.acl_set(call.principal, acl, done, peer=call.peer)
+
+
+def _acl_get(call: Call, ask: Values) -> Values:
+    acl = call.broker.users.acl_get(ask["topic"])
+    found = _acl(acl) if acl else {"topic": ask["topic"], "exists": False, "public": False, "users": [], "roles": []}
+    return found | {"default_public": False}
+
+
+def _acl_delete(call: Call, ask: Values) -> None:
+    done = call.then(lambda _: {"success": True, "topic": ask["topic"]})
+    call.broker.users.acl_delete(call.principal, ask["topic"], done, peer=call.peer)
+
+
+def _acl_list(call: Call, _ask: Values) -> Values:
+    return {"rules": [_acl(acl) for acl in call.broker.users.acl_list()], "default_public": False}
+
+
+# -- audit ------------------------------------------------------------------------------------------------------------
+
+
+def _query(ask: Values) -> Query:
+    return Query(
+        start_s=ask["start_s"],
+        end_s=ask["end_s"],
+        types=tuple(ask["types"]),
+        user=ask["user"],
+        resource=ask["resource"],
+        result=ask["result"],
+        search=ask["search"],
+        limit=ask["limit"],
+        offset=ask["skip"],
+    )
+
+
+def _event(event: Event) -> Values:
+    values = {name: getattr(event, name) for name in event.__struct_fields__}
+    details = [{"key": key, "value": value} for key, value in event.details.items()]
+    return values | {"id": str(event.id), "details": details}
+
+
+def _audit_query(call: Call, ask: Values) -> Values:
+    events, total, more = call.broker.audit.query(_query(ask))
+    return {"events": [_event(event) for event in events], "total": total, "more": more}
+
+
+def _audit_export(call: Call, ask: Values) -> Values:
+    data = call.broker.audit.export(_query(ask.get("query", ask)), ask["format"])
+    return {"format": ask["format"], "data": data}
+
+
+HANDLERS: Final[dict[int, Handler]] = {
+    frames.CONSUME: _consume,
+    frames.CREATE_TOPIC: _create_topic,
+    frames.METADATA: _topic_metadata,
+    frames.SUBSCRIBE: _subscribe,
+    frames.COMMIT: _commit,
+    frames.FETCH: _fetch,
+    frames.LIST_TOPICS: _list_topics,
+    frames.DELETE_TOPIC: _delete_topic,
+    frames.CONSUME_ZERO_COPY: _consume,
+    frames.FETCH_BINARY: _fetch,
+    frames.REGISTER_SCHEMA: _register_schema,
+    frames.GET_SCHEMA: _get_schema,
+    frames.LIST_SCHEMAS: _list_schemas,
+    frames.VALIDATE_SCHEMA: _validate_schema,
+    frames.PRODUCE_WITH_SCHEMA: _produce_with_schema,
+    frames.DELETE_SCHEMA: _delete_schema,
+    frames.FETCH_DLQ: _fetch_dlq,
+    frames.REPLAY_DLQ: _replay_dlq,
+    frames.PURGE_DLQ: _purge_dlq,
+    frames.DEAD_LETTER: _dead_letter,
+    frames.PRODUCE_DELAYED: _produce_delayed,
+    frames.CANCEL_DELAYED: _cancel_delayed,
+    frames.PRODUCE_WITH_TTL: _produce_with_ttl,
+    frames.TXN_BEGIN: _txn_begin,
+    frames.TXN_COMMIT: _txn_commit,
+    frames.TXN_ROLLBACK: _txn_rollback,
+    frames.TXN_PRODUCE: _txn_produce,
+    frames.CLUSTER_JOIN: _no_cluster,
+    frames.CLUSTER_LEAVE: _no_cluster,
+    frames.CLUSTER_STATUS: _cluster_status,
+    frames.CLUSTER_METADATA: _cluster_metadata,
+    frames.GET_OFFSET: _get_offset,
+    frames.RESET_OFFSET: _reset_offset,
+    frames.LIST_GROUPS: _list_groups,
+    frames.DESCRIBE_GROUP: _describe_group,
+    frames.GET_LAG: _get_lag,
+    frames.DELETE_GROUP: _delete_group,
+    frames.SEEK_TO_TIMESTAMP: _seek_to_timestamp,
+    frames.WHOAMI: _whoami,
+    frames.USER_CREATE: _user_create,
+    frames.USER_DELETE: _user_delete,
+    frames.USER_UPDATE: _user_update,
+    frames.USER_LIST: _user_list,
+    frames.USER_GET: _user_get,
+    frames.ACL_SET: _acl_set,
+    frames.ACL_GET: _acl_get,
+    frames.ACL_DELETE: _acl_delete,
+    frames.ACL_LIST: _acl_list,
+    frames.PASSWORD_CHANGE: _password_change,
+    frames.ROLE_LIST: _role_list,
+    frames.AUDIT_QUERY: _audit_query,
+    frames.AUDIT_EXPORT: _audit_export,
+    frames.AUDIT_QUERY_SDK: _audit_query,
+    frames.AUDIT_EXPORT_SDK: _audit_export,
+}
+
+# What is written down when it succeeds; changes of users and access rules write themselves down.
+AUDITED: Final = {
+    frames.CREATE_TOPIC: "topic.create",
+    frames.DELETE_TOPIC: "topic.delete",
+    frames.REGISTER_SCHEMA: "schema.register",
+    frames.DELETE_SCHEMA: "schema.delete",
+    frames.DELETE_GROUP: "group.delete",
+    frames.RESET_OFFSET: "offset.reset",
+    frames.SEEK_TO_TIMESTAMP: "offset.reset",
+}
+
+# PRODUCE and AUTH are the session's own: the hot path, and the one before anybody is known.
+assert set(HANDLERS) | {frames.PRODUCE, frames.AUTH} == set(frames.OPERATIONS), "every operation has one handler"
