@@ -367,6 +367,23 @@ def test_a_topic_that_cannot_be_made_commits_nothing() -> None:
     assert parts.intents.unfinished == 0
 
 
+@pytest.mark.parametrize("steps", range(12))
+def test_a_topic_made_by_the_commit_is_durable_before_it(steps: int) -> None:
+    """The youngest disk work is finished first: an intent that did not wait would be there without its topics."""
+    parts, numbers = start()
+    parts.scheduler.held = True
+    story = Story({1: Told()})
+    commit(parts, 1, story.told[1])
+    parts.scheduler.turn()
+    for _ in range(steps):
+        if parts.scheduler.jobs:
+            parts.scheduler.finish(-1)
+            parts.scheduler.turn()
+    parts.cut(steps)
+    parts, numbers = start(parts.disk)
+    assert check(parts, numbers, story) == []
+
+
 def test_a_deleted_topic_is_refused_at_once() -> None:
     parts, _ = start()
     topic = parts.topic(b"a")
