@@ -110,6 +110,11 @@ class Delays:
         """Of all that are kept."""
         return self._bytes
 
+    @property
+    def heap_size(self) -> int:
+        """Entries of the heap, those of cancelled messages among them."""
+        return len(self._heap)
+
     # -- taking ----------------------------------------------------------------------------------------------------
 
     def produce(
@@ -133,7 +138,7 @@ class Delays:
                 f"a delay of {(due_us - now) / 1e6:.3f} s is out of range",
                 hint=f"0 to {DELAY_MAX_US // 1_000_000} s (365 days)",
             )
-        topic.check_writable(max(partition, 0))
+        topic.check_writable(0 if partition == ANY else partition)
         handle = max(self._last_handle + 1, now)  # from the clock: not used again by a broker that starts empty
         row = DelayedRow(
             handle, owner, topic.name, 0 if topic.in_memory else topic.spec.id, partition, due_us, key, value, headers, origin
