@@ -32,7 +32,7 @@ check: setup ## lint and types only
 format: setup ## let ruff put the code in shape
 	@$(BIN)/ruff check --fix && $(BIN)/ruff format
 
-docs: setup ## write docs/CONFIGURATION.md from config.py
+docs: setup ## write docs/CONFIGURATION.md from config/
 	@$(BIN)/quintet config reference > docs/CONFIGURATION.md
 
 lock: setup ## choose new versions for requirements/*.txt

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from quintet.cli.config import example, reference, tables
-from quintet.config import DEV_BLIPMQ_KEY, Settings, Topics, load_with_origins, matches, read_secret
+from quintet.config import DEV_BLIPMQ_KEY, Settings, Topics, load_with_origins
+from quintet.config.fields import matches, read_secret
 from quintet.model import limits
 from quintet.model.errors import ConfigError
 

@@ -17,7 +17,7 @@ from functools import partial
 
 import structlog
 
-from quintet import __version__, config, figures, kernel, logs
+from quintet import __version__, figures, kernel, logs
 from quintet.admin.app import create_app
 from quintet.admin.listener import AdminServer, serve_admin
 from quintet.broker.access import Credential, Role
@@ -25,6 +25,7 @@ from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.broker.users import ConfiguredUser
 from quintet.config import Settings
+from quintet.config.doors import FlymqListener, TcpListener
 from quintet.delivery.subscription import Policy
 from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
@@ -150,12 +151,12 @@ class Server:
     def _blip_session(self, connection: Connection, frame_bytes_max: int) -> Session:
         return BlipSession(self.broker, connection, self.broker.scheduler.now(), frame_bytes_max)
 
-    def _fly_session(self, connection: Connection, name: str, door: config.FlymqListener) -> Session:
+    def _fly_session(self, connection: Connection, name: str, door: FlymqListener) -> Session:
         address = self.listeners[name].address if name in self.listeners else ""
         options = FlyOptions(door.dialect, door.max_frame_bytes, door.anonymous_role, address)
         return FlySession(self.broker, connection, self.broker.scheduler.now(), options, connection.peer)
 
-    async def _open(self, name: str, door: config.TcpListener, make: partial[Session]) -> None:
+    async def _open(self, name: str, door: TcpListener, make: partial[Session]) -> None:
         if door.tls_cert is not None and door.tls_key is not None:
             self.contexts[name] = server_context(door.tls_cert, door.tls_key, door.tls_client_ca)
         limits = self.settings.limits
@@ -339,6 +340,8 @@ def _broker_options(settings: Settings) -> BrokerOptions:
         subscription_idle_us=delivery.subscription_idle_days * DAY_US,
         subscriptions_max=delivery.subscriptions_max,
         unsynced_bytes_max=settings.limits.unsynced_bytes_max,
+        group_timeout_us=delivery.group_timeout_ms * 1000,
+        keep_rejected=delivery.keep_rejected,
         password_bytes_min=settings.limits.password_bytes_min,
         audit_bytes=settings.limits.audit_bytes,
         entropy=os.urandom,

@@ -14,12 +14,12 @@ import click
 from quintet.config import (
     ENV_PREFIX,
     ENV_SEPARATOR,
-    Section,
     Settings,
     load_with_origins,
     nearest_key,
     section_of,
 )
+from quintet.config.fields import Section
 from quintet.model.errors import ConfigError
 
 FILE = click.option(
@@ -122,7 +122,7 @@ def reference() -> str:
     lines = [
         "# Configuration",
         "",
-        "Made from `src/quintet/config.py` by `make docs`; a test keeps it so. A TOML file is overridden by environment",
+        "Made from `src/quintet/config/` by `make docs`; a test keeps it so. A TOML file is overridden by environment",
         "variables, and both by flags. A variable's name is `QUINTET_` and the key in capitals with `__` for each dot:",
         "`QUINTET_LISTENERS__BLIPMQ__PORT=0`. Lists are given there as JSON. Sizes may be written as `'16 MiB'`. Paths are",
         "relative to the folder the broker is started in. An unknown key or a bad value stops the start with exit code 2.",

@@ -8,30 +8,19 @@ the place the bad value came from. Every field carries its description and unit:
 
 import difflib
 import hashlib
-import ipaddress
 import json
-import os
-import re
-import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from quintet.broker.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
 from quintet.broker.passwords import check_hash
+from quintet.config.doors import Listener, Listeners
+from quintet.config.fields import Bytes, Count, Durability, Section, is_loopback, matches, read_secret
 from quintet.model import limits
 from quintet.model.errors import ConfigError
 
@@ -53,43 +42,6 @@ ENV_OTHER: Final = frozenset({
 ENV_OTHER_PREFIX: Final = "QUINTET_TEST_"
 
 KEYS_LISTED_MAX: Final = 12  # in an error about an unknown key
-GIB: Final = 1024 * limits.MIB
-_UNITS: Final = {"": 1, "B": 1, "KIB": limits.KIB, "MIB": limits.MIB, "GIB": GIB, "TIB": 1024 * GIB}
-
-
-# -- field types ------------------------------------------------------------------------------------------------------
-
-
-def _parse_bytes(value: object) -> object:
-    """'16 MiB' and the like as a number of bytes; anything else is left for pydantic to judge."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", value)
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError("expected a number of bytes, or a text like '16 MiB' (B, KiB, MiB, GiB, TiB)")
-    return int(match[1]) * _UNITS[match[2].upper()]
-
-
-Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=0)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Count = Annotated[int, Field(ge=1)]
-Durability = Literal["fsync", "interval", "os", "memory"]
-
-
-class Section(BaseModel):
-    """A table of the file. Frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach a listener on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 # -- the tree ---------------------------------------------------------------------------------------------------------
@@ -105,102 +57,6 @@ class LogOutput(Section):
         default="auto",
         description="json: one object a line; console: for people; auto: console on a terminal, else json.",
     )
-
-
-class Listener(Section):
-    """Where one door listens."""
-
-    enabled: bool = Field(default=True, description="Whether this listener is opened.")
-    host: str = Field(default="127.0.0.1", description="Address to bind: an IP address or localhost.", min_length=1)
-    port: Port = Field(default=0, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    insecure: bool = Field(default=False, description="Allow plaintext on an address other machines can reach.")
-
-    @property
-    def encrypted(self) -> bool:
-        return False
-
-    @model_validator(mode="after")
-    def _plaintext_stays_home(self) -> Self:
-        if self.enabled and not (is_loopback(self.host) or self.encrypted or self.insecure):
-            how = "set tls_cert and tls_key, or " if "tls_cert" in type(self).model_fields else "set "
-            raise ValueError(f"plaintext on {self.host!r}, which other machines can reach; {how}insecure = true")
-        return self
-
-
-class TcpListener(Listener):
-    """What the doors over TCP share."""
-
-    tls_cert: Path | None = Field(
-        default=None, description="PEM file with the certificate chain; read again on SIGHUP."
-    )
-    tls_key: Path | None = Field(default=None, description="PEM file with the private key; read again on SIGHUP.")
-    tls_client_ca: Path | None = Field(
-        default=None,
-        description="PEM file with the authorities of client certificates: then every client must show one of theirs.",
-    )
-    max_connections: Count = Field(default=10_000, description="Connections open at once on this listener.")
-
-    @property
-    def encrypted(self) -> bool:
-        return self.tls_cert is not None
-
-    @model_validator(mode="after")
-    def _whole_identity(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together; only one of them is set")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("tls_client_ca needs tls_cert and tls_key: client certificates are shown within TLS")
-        return self
-
-
-class BlipmqListener(TcpListener):
-    """The BlipMQ door."""
-
-    port: Port = Field(default=5555, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    max_frame_bytes: Annotated[Bytes, Field(ge=64, le=limits.BATCH_BYTES_MAX)] = Field(
-        default=16 * limits.MIB, description="Largest frame accepted, in bytes; a larger one closes the connection."
-    )
-
-
-class FlymqListener(TcpListener):
-    """The FlyMQ door."""
-
-    port: Port = Field(default=9092, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    dialect: Literal["document", "sdk"] = Field(
-        default="document",
-        description="document: byte for byte as the protocol's document says; sdk: as its published clients read it.",
-    )
-    anonymous_role: str = Field(
-        default="", description="Role of clients that do not log in. Empty: they must log in.", max_length=255
-    )
-    max_frame_bytes: Annotated[Bytes, Field(ge=1024, le=32 * limits.MIB)] = Field(
-        default=32 * limits.MIB, description="Largest payload accepted, in bytes; a larger one closes the connection."
-    )
-
-
-class FlymqSdkListener(FlymqListener):
-    """The FlyMQ door for published clients."""
-
-    enabled: bool = Field(default=False, description="Whether this listener is opened; --dev opens it.")
-    port: Port = Field(default=9192, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    dialect: Literal["document", "sdk"] = Field(default="sdk", description="As listeners.flymq.dialect.")
-
-
-class AdminListener(Listener):
-    """Health and metrics over HTTP."""
-
-    port: Port = Field(default=8080, description="TCP port; 0 picks a free one, which --print-ready reports.")
-
-
-class Listeners(Section):
-    """The doors."""
-
-    blipmq: BlipmqListener = Field(default=BlipmqListener(), description="The BlipMQ door.")
-    flymq: FlymqListener = Field(default=FlymqListener(), description="The FlyMQ door.")
-    flymq_sdk: FlymqSdkListener = Field(
-        default=FlymqSdkListener(), description="The FlyMQ door again, in the dialect of the published clients."
-    )
-    admin: AdminListener = Field(default=AdminListener(), description="Health and metrics over HTTP.")
 
 
 class Key(Section):
@@ -414,6 +270,13 @@ class Delivery(Section):
     dead_letter_suffix: str = Field(
         default="-dlq", description="Added to a topic's name to name its dead-letter topic.", min_length=1
     )
+    group_timeout_ms: Annotated[int, Field(ge=1000, le=300_000)] = Field(
+        default=10_000,
+        description="Silence after which a member of a consumer group loses its partitions, in milliseconds.",
+    )
+    keep_rejected: bool = Field(
+        default=False, description="Whether what a schema refuses is also kept among the dead letters of its topic."
+    )
     subscriptions_max: Count = Field(default=100_000, description="Subscriptions that may exist; one more is refused.")
     subscription_idle_days: Count = Field(
         default=30, description="Days after which an unused subscription is forgotten."
@@ -521,26 +384,6 @@ class Settings(Section):
         """The settings these three give together. `flags` has dotted keys; a None value counts as not given.
         Raises ConfigError."""
         return load_with_origins(file, environ, flags)[0]
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether a topic name falls under a pattern: equal, or a prefix if the pattern ends in *."""
-    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
-
-
-def read_secret(path: Path) -> str:
-    """The one line in a key file. ValueError if others may read it, or if there is nothing in it."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
-                raise ValueError(f"{path} can be read by others (mode {mode:04o}); chmod 600 {path}")
-            secret = file.read(4096).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if not secret:
-        raise ValueError(f"{path} is empty; it must hold the key")
-    return secret
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
