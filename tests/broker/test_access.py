@@ -264,7 +264,7 @@ def test_rights_in_words() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "x" * 256, "é" * 128, "a\0", "a\n", "a\x7f", "a\u200b", "a\u202eb", "\ud800", "\u2028", " a", "a ", "аdmin", "αdmin"],
+    ["", "x" * 256, "é" * 128, "a\0", "a\n", "a\x7f", "a\u200b", "a\u202eb", "\ud800", "\u2028", " a", "a ", "аdmin", "αdmin", "(anonymous)"],
 )  # fmt: skip
 def test_names_that_are_no_names(name: str) -> None:
     with pytest.raises(BadName):

@@ -31,9 +31,11 @@ ANONYMOUS: Final = "(anonymous)"  # the owner of what clients do that need not l
 _SCRIPTS: Final = ("LATIN", "CYRILLIC", "GREEK")  # their letters look alike: a name keeps to one of them
 
 
-def covers(patterns: Iterable[str], name: str) -> bool:
+def covers(patterns: tuple[str, ...], name: str) -> bool:
     """Whether one of these patterns (a name, or a prefix ending in `*`) speaks of this name."""
-    return any(name == pattern or (pattern[-1:] == "*" and name.startswith(pattern[:-1])) for pattern in patterns)
+    if "*" in patterns or name in patterns:
+        return True
+    return any(pattern[-1:] == "*" and name.startswith(pattern[:-1]) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ def check_user_name(name: str) -> str:
         raise BadName(f"{ANONYMOUS!r} is whoever does not log in; choose another name")
     if name != name.strip():
         raise BadName("a user name does not begin or end with a space")
+    if name.startswith("("):
+        raise BadName("names that begin with ( are the broker's own words: (anonymous), (configuration)")
     scripts = {unicodedata.name(letter, "").partition(" ")[0] for letter in name if letter.isalpha()}
     if len(scripts.intersection(_SCRIPTS)) > 1:
         raise BadName(f"user name {name!r} mixes alphabets whose letters look alike; use one of them")
