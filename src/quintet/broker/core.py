@@ -272,7 +272,6 @@ class Broker:
         self.intents.tick(now)
         self.producers.tick(now)
         self.audit.tick(now)
-        self.audit.tick(now)
         self.log.maintain(now)
 
     def save(self) -> None:
