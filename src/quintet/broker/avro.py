@@ -21,7 +21,14 @@ from typing import Any, cast
 import fastavro
 from fastavro.schema import SchemaParseException, UnknownType
 
-from quintet.broker.validators import DEFINITION_DEPTH_MAX, MESSAGE_DEPTH_MAX, NotStrictJson, clip, read_json
+from quintet.broker.validators import (
+    DEFINITION_DEPTH_MAX,
+    MESSAGE_DEPTH_MAX,
+    NotStrictJson,
+    clip,
+    read_json,
+    short_path,
+)
 from quintet.model.errors import SchemaInvalid
 
 DEFINITION_VALUES_MAX = 10_000  # strings and numbers in one definition
@@ -221,7 +228,7 @@ def type_name(schema: Any) -> str:
 
 
 def _path(refused: Refused) -> str:
-    return "".join(reversed(getattr(refused, "__notes__", []))).lstrip(".") or "the message"
+    return short_path("".join(reversed(getattr(refused, "__notes__", []))).lstrip(".")) or "the message"
 
 
 def _primitive(kind: str) -> Walk:

@@ -24,6 +24,7 @@ from quintet.broker.validators import (
     bounded,
     clip,
     read_json,
+    short_path,
 )
 from quintet.model.errors import SchemaInvalid
 
@@ -129,7 +130,7 @@ def _reason(error: jsonschema_rs.ValidationError) -> str:
         what = "fits none of the alternatives: " + "; ".join(option.message[:60] for option in options)
     elif len(what) > 160:  # it quotes the value: the end, which says what was expected, is the part to keep
         what = f"{what[:40]}...{what[-100:]}"
-    return f"{where or 'the message'}: {what}"
+    return f"{short_path(where) or 'the message'}: {what}"
 
 
 def _say(error: Exception) -> str:

@@ -20,12 +20,11 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from quintet.broker import protofile
-from quintet.broker.validators import bounded, clip
+from quintet.broker.validators import bounded, clip, short_path
 from quintet.model.errors import SchemaInvalid
 
 FIELDS_LOOKED_AT_MAX = 10_000  # of one message that does not fit, or has unknown fields; about 1 us each
 DEPTH_MAX = 100  # of nested messages: the parser's own limit
-PATH_CHARS_MAX = 80  # of the names that lead to a field, in a reason
 DESCRIPTORS_MAX = 64  # files in a FileDescriptorSet
 WELL_KNOWN = frozenset(
     f"google/protobuf/{name}.proto"
@@ -195,7 +194,7 @@ def _explain(descriptor: Descriptor, data: bytes) -> list[str]:
     waiting: list[tuple[Descriptor, bytes, str, int]] = [(descriptor, data, "", 0)]
     while waiting and looked[0] <= FIELDS_LOOKED_AT_MAX:
         descriptor, data, path, depth = waiting.pop()
-        path = path if len(path) <= PATH_CHARS_MAX else f"...{path[-PATH_CHARS_MAX:]}"
+        path = short_path(path)
         if depth > DEPTH_MAX:
             reasons.append(f"{path}: messages are nested deeper than {DEPTH_MAX} levels")
             continue

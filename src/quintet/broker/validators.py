@@ -18,6 +18,7 @@ DEFINITION_DEPTH_MAX = 64  # nested objects and arrays of a JSON or Avro definit
 MESSAGE_DEPTH_MAX = 32  # nested objects and arrays of a JSON message, nested records of an Avro message
 REASONS_MAX = 10  # per message or comparison
 REASON_CHARS_MAX = 200
+PATH_CHARS_MAX = 80  # of the names that lead to a field, in a reason
 
 
 class Validator(Protocol):
@@ -47,6 +48,11 @@ def clip(text: str) -> str:
     """A reason on one line, cut at its limit: it may quote what an enemy wrote."""
     line = "".join(c if c.isprintable() else "?" for c in text[: REASON_CHARS_MAX + 1])
     return line if len(line) <= REASON_CHARS_MAX else line[: REASON_CHARS_MAX - 3] + "..."
+
+
+def short_path(path: str) -> str:
+    """The end of a path, so that a reason has room for what is wrong there."""
+    return path if len(path) <= PATH_CHARS_MAX else f"...{path[-PATH_CHARS_MAX:]}"
 
 
 def bounded(reasons: list[str]) -> list[str]:
