@@ -32,8 +32,9 @@ check: setup ## lint and types only
 format: setup ## let ruff put the code in shape
 	@$(BIN)/ruff check --fix && $(BIN)/ruff format
 
-docs: setup ## write docs/CONFIGURATION.md from config/
+docs: setup ## write docs/CONFIGURATION.md and the table of operations in FlyMQ's README
 	@$(BIN)/quintet config reference > docs/CONFIGURATION.md
+	@$(BIN)/quintet protocol flymq --into src/quintet/protocols/flymq/README.md
 
 lock: setup ## choose new versions for requirements/*.txt
 	@$(LOCK) --extra server -o requirements/server.txt

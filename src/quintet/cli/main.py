@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "sub": Row("quintet.cli.pubsub:sub", "Receive messages."),
     "bench": Row("quintet.cli.bench:bench", "Measure a broker, with percentiles and a picture."),
     "config": Row("quintet.cli.config:config", "Write, check and explain the configuration."),
+    "protocol": Row("quintet.cli.protocol:protocol", "Wire protocols: operations, and frames taken apart."),
     "log": Row("quintet.cli.log:log", "Verify and read a data folder."),
     "completion": Row("quintet.cli.main:completion", "Print the completion script for a shell."),
 }

@@ -8,9 +8,9 @@ int, bool, str, bytes, lists, and dicts for structures.
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from quintet.model.errors import ProtocolError, TooLarge
 from quintet.protocols.flymq import frames
@@ -31,11 +31,28 @@ class Malformed(ProtocolError):
 # -- layouts ----------------------------------------------------------------------------------------------------------
 
 
+class Span(NamedTuple):
+    """Some bytes of a frame and what they mean, for people to look at."""
+
+    start: int
+    end: int
+    name: str
+    value: Any
+
+
+Spans = Generator[Span, None, int]
+
+
 class Node:
-    """One field. `read` gives (value, position behind it); `spans` yields what `--hex` shows."""
+    """One field. `read` gives the position behind it; `spans` does too, and yields what it read on the way."""
 
     name: str
     least: int  # bytes it takes at the very least
+
+    def spans(self, data: memoryview, at: int, found: Values, path: str) -> Spans:
+        end = self.read(data, at, found)
+        yield Span(at, end, path, found[self.name])
+        return end
 
     def read(self, data: memoryview, at: int, found: Values) -> int:
         raise NotImplementedError
@@ -94,6 +111,14 @@ class Text(Node):
             raise Malformed(f"{self.name}: is not UTF-8 ({error.reason} at byte {error.start})") from None
         return end
 
+    def spans(self, data: memoryview, at: int, found: Values, path: str) -> Spans:
+        end = self.read(data, at, found)
+        start = at + self._length.size
+        yield Span(at, start, f"{path} length", end - start)
+        if end > start:
+            yield Span(start, end, path, found[self.name])
+        return end
+
     def write(self, values: Mapping[str, Any], out: bytearray) -> None:
         value = values[self.name]
         raw = value.encode() if isinstance(value, str) else bytes(value)
@@ -120,6 +145,11 @@ class Count(Node):
         (found[f"#{self.name}"],) = self._struct.unpack_from(data, at)
         return at + 4
 
+    def spans(self, data: memoryview, at: int, found: Values, path: str) -> Spans:
+        end = self.read(data, at, found)
+        yield Span(at, end, f"{path} count", found[f"#{self.name}"])
+        return end
+
     def write(self, values: Mapping[str, Any], out: bytearray) -> None:
         out += self._struct.pack(len(values[self.name]))
 
@@ -133,16 +163,7 @@ class Items(Node):
         self.least = self._count.size if self._count else 0
 
     def read(self, data: memoryview, at: int, found: Values) -> int:
-        if self._count is None:
-            count = found.pop(f"#{self.name}")
-        else:
-            if at + self._count.size > len(data):
-                raise Malformed(f"{self.name}: its count is cut short")
-            (count,) = self._count.unpack_from(data, at)
-            at += self._count.size
-        least = self.item.least + (4 if self._framed else 0)
-        if count * least > len(data) - at:
-            raise Malformed(f"{self.name}: {count} are announced, {len(data) - at} bytes cannot hold them")
+        count, at = self._counted(data, at, found)
         items: list[Any] = []
         for _ in range(count):
             if self._framed:
@@ -157,6 +178,32 @@ class Items(Node):
                 items.append(one[self.item.name])
         found[self.name] = items
         return at
+
+    def _counted(self, data: memoryview, at: int, found: Values) -> tuple[int, int]:
+        """How many there are, and where they begin; never more than the bytes that are there can hold."""
+        if self._count is None:
+            count = found.pop(f"#{self.name}")
+        else:
+            if at + self._count.size > len(data):
+                raise Malformed(f"{self.name}: its count is cut short")
+            (count,) = self._count.unpack_from(data, at)
+            at += self._count.size
+        least = self.item.least + (4 if self._framed else 0)
+        if count * least > len(data) - at:
+            raise Malformed(f"{self.name}: {count} are announced, {len(data) - at} bytes cannot hold them")
+        return count, at
+
+    def spans(self, data: memoryview, at: int, found: Values, path: str) -> Spans:
+        count, start = self._counted(data, at, found)
+        if start > at:
+            yield Span(at, start, f"{path} count", count)
+        for number in range(count):
+            here = f"{path}[{number}]"
+            if self._framed:
+                start = yield from _framed_spans(self.name, self.item, data, start, here)
+            else:
+                start = yield from self.item.spans(data, start, {}, here)
+        return start
 
     def write(self, values: Mapping[str, Any], out: bytearray) -> None:
         items = values[self.name]
@@ -184,6 +231,9 @@ class Framed(Node):
         found[self.name], at = _unframe(self.name, self.item, data, at)
         return at
 
+    def spans(self, data: memoryview, at: int, found: Values, path: str) -> Spans:
+        return (yield from _framed_spans(self.name, self.item, data, at, path))
+
     def write(self, values: Mapping[str, Any], out: bytearray) -> None:
         _frame(self.item, values[self.name], out)
 
@@ -196,6 +246,13 @@ def _unframe(name: str, item: "Layout | Node", data: memoryview, at: int) -> tup
     if end > len(data):
         raise Malformed(f"{name}: it ends behind the payload")
     return item.decode(data[at + 4 : end]), end
+
+
+def _framed_spans(name: str, item: "Layout | Node", data: memoryview, at: int, path: str) -> Spans:
+    _, end = _unframe(name, item, data, at)
+    yield Span(at, at + 4, f"{path} length", end - at - 4)
+    yield from item.spans(data[:end], at + 4, {}, path)
+    return end
 
 
 def _frame(item: "Layout", value: Mapping[str, Any], out: bytearray) -> None:
@@ -223,6 +280,14 @@ class Layout:
             at = node.read(data, at, found)
         if self.tail is not None and at < len(data):
             at = self.tail._read(data, at, found)
+        return at
+
+    def spans(self, data: memoryview, at: int, found: Values, path: str) -> Spans:
+        """What `take` reads, field by field; Malformed comes behind the fields before it."""
+        for node in self.nodes:
+            at = yield from node.spans(data, at, found, f"{path}.{node.name}" if path else node.name)
+        if self.tail is not None and at < len(data):
+            at = yield from self.tail.spans(data, at, found, path)
         return at
 
     def put(self, values: Mapping[str, Any], out: bytearray) -> None:
