@@ -93,14 +93,7 @@ class Broker:
             table.load()
         self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
         self.audit.load()
-        self.users = Users(
-            log,
-            scheduler,
-            self.access,
-            self.audit,
-            entropy=options.entropy,
-            password_bytes_min=options.password_bytes_min,
-        )
+        self.users = Users(log, scheduler, self.access, self.audit, options.entropy, options.password_bytes_min)
         self.users.load()
         self.topics = Topics(log, topics_table, options.topics)
         self.topics.load()

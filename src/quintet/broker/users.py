@@ -140,7 +140,6 @@ class Users:
         scheduler: Scheduler,
         access: Access,
         audit: Audit,
-        *,
         entropy: Entropy,
         password_bytes_min: int = limits.PASSWORD_BYTES_MIN_DEFAULT,
     ) -> None:
