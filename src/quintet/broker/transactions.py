@@ -8,6 +8,8 @@ Spark job can see it, and a crash forgets it, which is what a rollback is. The c
     COMMITTING       refused      wait with the first  refused       no effect           intent written: carried out
     committed        refused      success again        refused       -                   success again
 
+A commit that the disk failed in leaves it OPEN, and doubtful: it may be in the log, so it is no longer rolled back.
+
 A transaction belongs to the name of the principal that began it; to anybody else it does not exist. Its id is 128 random
 bits, its owner may use it on any connection. `transactional_id` names a producer: beginning again under the same name
 fences the transaction that an earlier instance left open.
@@ -23,7 +25,14 @@ from quintet import kernel
 from quintet.broker.intents import Effect, Intents
 from quintet.broker.topics import ANY, Topic
 from quintet.model.batch import TRANSACTIONAL
-from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, TransactionNotFound
+from quintet.model.errors import (
+    BadRequest,
+    LimitExceeded,
+    QuintetError,
+    StorageError,
+    StorageFull,
+    TransactionNotFound,
+)
 from quintet.model.scheduler import Scheduler
 
 OPEN: Final = "open"
@@ -50,7 +59,9 @@ class TransactionLimits:
 class Transaction:
     """An open transaction."""
 
-    __slots__ = ("began", "bytes", "count", "deadline", "effects", "id", "name", "owner", "parts", "state", "waiters")
+    __slots__ = (
+        "began", "bytes", "count", "deadline", "doubtful", "effects", "id", "name", "owner", "parts", "state", "waiters",
+    )  # fmt: skip
 
     def __init__(self, id: str, owner: str, name: str, began: int, deadline: int) -> None:
         self.id = id
@@ -59,6 +70,7 @@ class Transaction:
         self.began = began
         self.deadline = deadline
         self.state = OPEN
+        self.doubtful = False  # the disk failed while it was committed: only the next start can tell
         self.bytes = self.count = 0
         self.parts: dict[tuple[Topic, int], tuple[list[bytes | None], list[bytes | None], bytes]] = {}
         self.effects: list[Effect] = []
@@ -191,15 +203,22 @@ class Transactions:
             if transaction.id in self._by_id:
                 self._drop(transaction)
                 self.committed += 1
-        else:  # nothing was written: it is as open as before, and may be committed again
+        else:  # as far as is known nothing was written: it is open again, and may be committed again
             transaction.state = OPEN
+            transaction.doubtful |= isinstance(error, StorageError) and not isinstance(error, StorageFull)
             transaction.deadline = max(transaction.deadline, self._scheduler.now() + self._limits.timeout_us)
         for done in waiters:
             done(error)
 
     def abort(self, owner: str, id: str) -> None:
         """Forget all of it."""
-        self._end(self._find(owner, id), "rolled back")
+        transaction = self._find(owner, id)
+        if transaction.doubtful:
+            raise StorageError(
+                f"the disk failed while transaction {id} was committed: whether it is, only the next start can tell",
+                hint="ask again with a commit after the broker was started again",
+            )
+        self._end(transaction, "rolled back")
 
     def tick(self, now: int) -> None:
         """Roll back what took too long. Called about every 50 ms."""
@@ -224,6 +243,8 @@ class Transactions:
     def _end(self, transaction: Transaction, why: str) -> None:
         self._drop(transaction)
         self.aborted += 1
+        if transaction.doubtful:
+            why += "; the disk had failed while it was committed: whether it is, only the next start can tell"
         self._ended[transaction.id] = (transaction.owner, why)
         if len(self._ended) > ENDED_REMEMBERED_MAX:
             self._ended.popitem(last=False)

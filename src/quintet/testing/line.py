@@ -71,6 +71,7 @@ class Peer:
         self.evicted: str | None = None
         self._rest = b""
         self._receiving = False
+        self._lost = False  # closed: like a connection, it hands nothing on any more
         self.session = make(sim.broker, self, sim.scheduler.now())
 
     def feed(self, data: bytes, chunks: Iterable[int] | None = None) -> None:
@@ -108,6 +109,7 @@ class Peer:
 
     def close(self) -> None:
         self.parked.clear()
+        self._lost = True
         self.session.closed()
 
     def unpark(self) -> None:
@@ -128,18 +130,21 @@ class Peer:
         self.parked.append(call)
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
-        self.session.on_appended(token, offset, error)
-        self._drain()
-        self._let_go()
+        if not self._lost:
+            self.session.on_appended(token, offset, error)
+            self._drain()
+            self._let_go()
 
     def completed(self, token: object, result: object, error: Exception | None) -> None:
-        self.session.on_completed(token, result, error)
-        self._drain()
-        self._let_go()
+        if not self._lost:
+            self.session.on_completed(token, result, error)
+            self._drain()
+            self._let_go()
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
-        self.session.on_records(subscription, partition, batch, first, last)
-        self._drain()
+        if not self._lost:
+            self.session.on_records(subscription, partition, batch, first, last)
+            self._drain()
 
     def evict(self, reason: str) -> None:
         self.evicted = reason

@@ -28,6 +28,7 @@ FETCH_RECORDS_DEFAULT: Final = 10  # when the request asks for none
 FETCH_RECORDS_MAX: Final = 100_000
 FETCH_BYTES_MAX: Final = 4 << 20  # of one reply, unless one message alone is larger
 SCAN_RECORDS_MAX: Final = 1_000  # looked at by one request with a filter
+OFFSET_MAX: Final = (1 << 63) - 1  # the log counts this far; the wire could ask for more
 WAIT_MS_MAX: Final = 30_000
 TTL_MS_MAX: Final = 10 * 365 * 86_400_000
 DLQ_RECORDS_MAX: Final = 1_000
@@ -117,14 +118,8 @@ def _record(topic: Topic, partition: int, batch: bytearray, key: bytes | None, v
 
 
 def _metadata(topic: Topic, partition: int, offset: int, time: int, key: bytes | None, value: bytes) -> Values:
-    return {
-        "topic": topic.name,
-        "partition": partition,
-        "offset": offset,
-        "timestamp_ms": time // 1000,
-        "key_size": len(key) if key else -1,
-        "value_size": len(value),
-    }
+    sizes = {"key_size": len(key) if key else -1, "value_size": len(value)}
+    return {"topic": topic.name, "partition": partition, "offset": offset, "timestamp_ms": time // 1000} | sizes
 
 
 def _publish(call: Call, ask: Values, expiry: int = 0) -> None:
@@ -134,9 +129,7 @@ def _publish(call: Call, ask: Values, expiry: int = 0) -> None:
     batch = kernel.build([value], [key], expiries=[expiry], origin=call.origin)
     asked = ask.get("partition", ANY)
     chosen = topic.choose(key) if asked == ANY else asked
-    topic.publish(
-        batch, 1, True, call.then(lambda _: _record(topic, chosen, batch, key, value)), chosen
-    )  # fmt: skip
+    topic.publish(batch, 1, True, call.then(lambda _: _record(topic, chosen, batch, key, value)), chosen)
 
 
 def _consume(call: Call, ask: Values) -> None:
@@ -145,14 +138,16 @@ def _consume(call: Call, ask: Values) -> None:
     reads.consume(partition, ask["offset"], call.now, made)
 
 
-def _fetch(call: Call, ask: Values) -> None:
+def _fetch(call: Call, ask: Values) -> Values | None:
     partition = call.topic(ask).partition(ask["partition"])
     most = min(ask["max"], FETCH_RECORDS_MAX) if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
     offset, sdk = ask["offset"], call.options.dialect == "sdk"
+    if offset > OFFSET_MAX:
+        return {"messages": [], "next_offset": offset}
     if ask.get("filter"):
         chosen = filters.compile(ask["filter"].encode())
         reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, call.now, partial(_filtered, call))
-        return
+        return None
 
     def encode(batches: list[RecordBatch]) -> bytes:
         buffers = [batch.buffer for batch in batches]
@@ -166,6 +161,7 @@ def _fetch(call: Call, ask: Values) -> None:
         call.broker.wait_for(partition, wait_us, lambda: reads.fetch(*where, call.then(encode)))
     else:
         reads.fetch(*where, call.then(encode))
+    return None
 
 
 def _filtered(call: Call, found: list[reads.Match], following: int, error: Exception | None) -> None:
@@ -180,6 +176,8 @@ def _produce_with_ttl(call: Call, ask: Values) -> None:
 
 
 def _produce_delayed(call: Call, ask: Values) -> None:
+    if ask["delay_ms"] < 0:
+        raise BadRequest(f"delay_ms is 0 or more, not {ask['delay_ms']}")
     topic = call.target(ask)
     key, value, asked = ask.get("key") or None, ask["data"], ask.get("partition", ANY)
     due = call.now + ask["delay_ms"] * 1000
@@ -212,13 +210,19 @@ def _delete_topic(call: Call, ask: Values) -> Values | None:
     return None if call.broker.delete_topic(ask["topic"].encode(), done) else _done("there was no such topic")
 
 
-def _may_see(call: Call, topic: Topic) -> bool:
+def _may_see(call: Call, name: str) -> bool:
     allowed = call.broker.access.allowed
-    return allowed(call.principal, "subscribe", topic.name) or allowed(call.principal, "publish", topic.name)
+    return allowed(call.principal, "subscribe", name) or allowed(call.principal, "publish", name)
+
+
+def _require_sight(call: Call, name: str) -> None:
+    """For names that the gate did not look at. Asked before the thing is looked up: a refusal tells not if it exists."""
+    if not _may_see(call, name):
+        call.broker.access.require(call.principal, "subscribe", name, call.peer)
 
 
 def _visible_topics(call: Call) -> list[Topic]:
-    return sorted((t for t in call.broker.topics.all() if _may_see(call, t)), key=lambda t: t.name)
+    return sorted((t for t in call.broker.topics.all() if _may_see(call, t.name)), key=lambda t: t.name)
 
 
 def _list_topics(call: Call, _ask: Values) -> Values:
@@ -237,10 +241,8 @@ def _topic_metadata(call: Call, ask: Values) -> Values:
 def _cluster_metadata(call: Call, ask: Values) -> Values:
     topics = _visible_topics(call)
     if ask.get("topic"):
-        wanted = call.topic(ask)
-        if not _may_see(call, wanted):
-            call.broker.access.require(call.principal, "subscribe", wanted.name)
-        topics = [wanted]
+        _require_sight(call, ask["topic"])
+        topics = [call.topic(ask)]
     rows = []
     for topic in topics:
         places = [
@@ -302,23 +304,26 @@ def _get_schema(call: Call, ask: Values) -> Values:
 
 
 def _list_schemas(call: Call, ask: Values) -> Values:
-    allowed = call.broker.access.allowed
-    schemas = [
-        schema
-        for schema in call.broker.schemas.list(ask.get("topic") or None)
-        if allowed(call.principal, "subscribe", schema.name) or allowed(call.principal, "publish", schema.name)
-    ]
-    return {"schemas": [_schema_row(schema) for schema in schemas]}
+    schemas = call.broker.schemas.list(ask.get("topic") or None)
+    return {"schemas": [_schema_row(schema) for schema in schemas if _may_see(call, schema.name)]}
+
+
+def _find_schema(call: Call, name_or_id: str) -> Schema:
+    """The gate saw the text of the request, which may be the id of a version: the right is that to its name."""
+    _require_sight(call, name_or_id)
+    schema = call.broker.schemas.find(name_or_id)
+    _require_sight(call, schema.name)
+    return schema
 
 
 def _validate_schema(call: Call, ask: Values) -> Values:
-    schema = call.broker.schemas.find(ask["name"])
+    schema = _find_schema(call, ask["name"])
     reasons = call.broker.schemas.validate(schema.name, schema.version, ask["message"])
     return {"valid": not reasons, "errors": reasons}
 
 
 def _produce_with_schema(call: Call, ask: Values) -> None:
-    schema = call.broker.schemas.find(ask["schema"])
+    schema = _find_schema(call, ask["schema"])
     reasons = call.broker.schemas.validate(schema.name, schema.version, ask["data"])
     if not reasons:
         _publish(call, ask)
@@ -463,13 +468,8 @@ def _seek_to_timestamp(call: Call, ask: Values) -> None:
 
 def _get_lag(call: Call, ask: Values) -> None:
     def made(lag: Lag) -> Values:
-        return {
-            "current": lag.committed,
-            "committed": lag.committed,
-            "latest": lag.latest,
-            "lag": lag.lag_messages,
-            "lag_ms": lag.lag_ms,
-        }
+        places = {"current": lag.committed, "committed": lag.committed, "latest": lag.latest}
+        return places | {"lag": lag.lag_messages, "lag_ms": lag.lag_ms}
 
     rights = call.group_rights(ask["group"])
     call.broker.groups.lag(*rights, call.topic(ask), ask["group"], ask["partition"], call.then(made))
@@ -604,17 +604,8 @@ def _acl_list(call: Call, _ask: Values) -> Values:
 
 
 def _query(ask: Values) -> Query:
-    return Query(
-        start_s=ask["start_s"],
-        end_s=ask["end_s"],
-        types=tuple(ask["types"]),
-        user=ask["user"],
-        resource=ask["resource"],
-        result=ask["result"],
-        search=ask["search"],
-        limit=ask["limit"],
-        offset=ask["skip"],
-    )
+    same = {name: ask[name] for name in ("start_s", "end_s", "user", "resource", "result", "search", "limit")}
+    return Query(types=tuple(ask["types"]), offset=ask["skip"], **same)
 
 
 def _event(event: Event) -> Values:

@@ -35,6 +35,7 @@ READY: Final = "ready"
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 REPLIES_WAITING_MAX: Final = 1_000  # runs of PRODUCE that wait for the disk; above it, the connection is not read from
 TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
+WAITING: Final = frozenset({frames.FETCH, frames.FETCH_BINARY})  # may be answered long after the gate was passed
 
 _PRODUCER: Final = struct.Struct("<QI")
 _PRODUCER_AT: Final = 48
@@ -121,6 +122,8 @@ class FlySession:
     def receive(self, view: memoryview, now: int) -> int:
         position = 0
         self._now = now
+        if self._state is READY and self._epoch != self._broker.access.epoch:
+            self._still_welcome()  # also while a FETCH waits: whoever was revoked gets nothing any more
         while self.closing is None and not self.holding:
             if self._state is not READY:
                 before = position
@@ -129,7 +132,7 @@ class FlySession:
                     break
                 continue
             if self._epoch != self._broker.access.epoch and not self._still_welcome():
-                break
+                break  # the request before changed it
             items, end, fatal, unknown = kernel.fly_split(
                 view, position, self._options.frame_bytes_max, self._counts, self._origin, now
             )
@@ -205,7 +208,8 @@ class FlySession:
         return start + length
 
     def _authenticate(self, slot: Slot, operation: frames.Operation, ask: codec.Values) -> None:
-        if self._state is READY and ask["user"] != self.principal_name:
+        anonymous = self._identity.startswith("anonymous:")
+        if self._state is READY and not anonymous and ask["user"] != self.principal_name:
             raise BadRequest(f"this connection is {self.principal_name}", hint="open another one for another user")
         before, self._state = self._state, CHECKING
         self._acting = True
@@ -271,8 +275,9 @@ class FlySession:
         run = _Run([(name, partition, batch, b"") for name, partition, batch, _ in groups], order)
         self._replies.add(run)
         appended = self._sink.appended
+        targets = [self._targets[name] for name, _, _, _ in groups]  # a refusal below forgets its topic
         for number, (name, partition, batch, count) in enumerate(groups):
-            target = self._targets[name]
+            target = targets[number]
             try:
                 if not isinstance(target, Topic):
                     raise target
@@ -290,9 +295,8 @@ class FlySession:
         if error is not None:
             name, partition, _, _ = run.groups[number]
             run.groups[number] = (name, partition, None, errors.to_frame(error, self._options.dialect))
-            if run.data is None and isinstance(self._targets.get(name), Topic):
-                self._targets.pop(name, None)  # ask again: the topic may not be what it was
-                self._counts.pop(name, None)
+            self._targets.pop(name, None)  # ask again: topic and rights may not be what they were
+            self._counts.pop(name, None)
         run.missing -= 1
         if not run.missing:
             self._replies.fill(run, kernel.fly_produced(run.groups, run.order, frames.BINARY))
@@ -309,7 +313,8 @@ class FlySession:
         topic.partition(partition)
         if producers.in_flight(topic, partition, batch):
             again = partial(self._produce_again, run, number, topic)
-            producers.wait(topic, partition, batch, lambda _: self._sink.completed(again, None, None))
+            completed = self._sink.completed  # the session may be closed, and without a sink, when it is called
+            producers.wait(topic, partition, batch, lambda _: completed(again, None, None))
             return
         pieces = producers.plan(topic, partition, batch)
         if pieces == [(RecordBatch(batch).count, None)]:
@@ -379,6 +384,7 @@ class FlySession:
         if operation is None:
             raise BadRequest(f"unknown opcode: {code}")
         if self._state is not READY and operation.right != "open":
+            self._denied(operation.name, "")
             raise AuthError("authenticate first", hint="send AUTH (0x70) with a name and a password")
         compression = (flags & frames.COMPRESSION_MASK) >> frames.COMPRESSION_SHIFT
         if compression:
@@ -397,10 +403,15 @@ class FlySession:
             self._broker, self._principal, self, self._now, self._options, self._origin, self._peer, accept, code
         )
         self._acting = True
-        call.answer = partial(self._sink.completed, partial(self._answered, slot, operation, accept, ask))
-        made = HANDLERS[code](call, ask)
+        answered = partial(self._answered, slot, operation, accept, ask, self._epoch)
+        call.answer = partial(self._sink.completed, answered)
+        try:
+            made = HANDLERS[code](call, ask)
+        except Forbidden:
+            self._not_the_owner(operation, ask)
+            raise
         if made is not None:
-            self._answered(slot, operation, accept, ask, made, None)
+            answered(made, None)
         return None
 
     def _answered(
@@ -409,11 +420,16 @@ class FlySession:
         operation: frames.Operation,
         accept: int,
         ask: codec.Values,
+        epoch: int,
         made: Any,
         error: Exception | None,
     ) -> None:
         """The reply of a handler: fields by the table, or a whole frame that the kernel made."""
         self._acting = False
+        if isinstance(error, Forbidden):
+            self._not_the_owner(operation, ask)
+        if error is None and epoch != self._broker.access.epoch and operation.code in WAITING:
+            error = self._no_longer(operation, ask)
         if error is None and isinstance(made, dict):
             try:
                 made = codec.encode_answer(operation, self._options.dialect, made, accept)
@@ -455,6 +471,21 @@ class FlySession:
             self._denied(operation.name, resource)
             what = "needs an administrator" if right == "admin" else f"needs the right to {right} {resource!r}"
             raise Forbidden(f"{principal.name} may not {operation.name}: it {what}")
+
+    def _no_longer(self, operation: frames.Operation, ask: codec.Values) -> Exception | None:
+        """Access changed while the request waited: what has come meanwhile is only for who may still read it."""
+        if not self._still_welcome():
+            return AuthError("this user may no longer use the connection")
+        try:
+            self._permit(operation, ask)
+        except Forbidden as refused:
+            return refused
+        return None
+
+    def _not_the_owner(self, operation: frames.Operation, ask: codec.Values) -> None:
+        """Behind the gate only a group says no, and does not write it down."""
+        if "group" in ask:
+            self._denied(operation.name, f"group:{ask['group']}")
 
     def _denied(self, action: str, resource: str) -> None:
         self._audit("access.denied", resource, "denied", action)
