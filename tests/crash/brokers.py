@@ -26,6 +26,8 @@ KILL_BEFORE, KILL_AFTER, KILL_TORN, SKIP, SHORT_ENOSPC = -1, -2, -3, -4, -5
 
 SETTINGS = {
     "QUINTET_LISTENERS__BLIPMQ__PORT": "0",
+    "QUINTET_LISTENERS__FLYMQ__PORT": "0",
+    "QUINTET_LISTENERS__FLYMQ_SDK__ENABLED": "false",
     "QUINTET_LISTENERS__ADMIN__ENABLED": "false",
     "QUINTET_TOPICS__SEGMENT_BYTES": "131072",
     "QUINTET_DELIVERY__MAX_ATTEMPTS": "1000",
@@ -67,9 +69,10 @@ class Plan:
 class Broker:
     """A running `quintet serve`. It need not be our child, so it is watched by a pidfd."""
 
-    def __init__(self, pid: int, address: str, stderr: Path, start_s: float) -> None:
+    def __init__(self, pid: int, addresses: dict[str, str], stderr: Path, start_s: float) -> None:
         self.pid = pid
-        self.address = address
+        self.address = addresses.get("blipmq", "")
+        self.flymq = addresses.get("flymq", "")
         self.stderr = stderr
         self.start_s = start_s
         self._watch = os.pidfd_open(pid)
@@ -190,5 +193,4 @@ class Launcher:
         finally:
             os.close(watch)
             os.close(pipe)
-        address = json.loads(line)["listeners"]["blipmq"]
-        return Broker(pid, address, err, time.monotonic() - started)
+        return Broker(pid, json.loads(line)["listeners"], err, time.monotonic() - started)

@@ -137,7 +137,7 @@ class Campaign:
             )
         pid, _, pipe = self._launcher.launch(data)
         watch = os.pidfd_open(pid)
-        broker = Broker(pid, "", data, 0.0)
+        broker = Broker(pid, {}, data, 0.0)
         broker.wait(self.chance.uniform(0, RECOVERY_S))
         broker.end()
         os.close(watch)

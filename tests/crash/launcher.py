@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from quintet.broker.intents import Intents
 from quintet.cli import main, serve
 from quintet.log.embedded.disk import OsDisk
 from quintet.server import Server
@@ -82,7 +83,34 @@ def deaf() -> None:
     OsDisk.fdatasync = silent(sync)  # type: ignore[method-assign]
 
 
-SABOTAGES = {"ack-early": ack_early, "no-fsync": no_fsync, "deaf": deaf}
+def no_intents() -> None:
+    """Commits go to their partitions one after the other, without being written down as a whole first."""
+
+    def commit(
+        self: Intents,
+        appends: Sequence[tuple[Any, int, bytearray]],
+        effects: Sequence[Any],
+        done: Callable[[Exception | None], None],
+        token: str = "",
+        owner: str = "",
+    ) -> None:
+        left = list(appends)
+
+        def following(_offset: int, error: Exception | None) -> None:
+            if error is None and left:
+                topic, number, batch = left.pop()
+                topic.publish(batch, 1, False, following, number)
+            elif error is not None or not effects:
+                done(error)
+            else:
+                self._effects[effects[0][0]](effects[0][1], done)
+
+        following(0, None)
+
+    Intents.commit = commit  # type: ignore[method-assign]
+
+
+SABOTAGES = {"ack-early": ack_early, "no-fsync": no_fsync, "deaf": deaf, "no-intents": no_intents}
 
 
 def child(request: dict[str, Any]) -> None:
