@@ -10,8 +10,10 @@
 | `regex:PATTERN` | PATTERN (RE2) is found in its value or key; a bad pattern is refused |
 | anything else | as `text:`, or as `regex:` if it is a good pattern: what published clients send |
 
-Patterns run in time linear in the record (RE2) and in bounded memory; JSON deeper than Python's stack allows, or larger
-than JSON_BYTES_MAX, does not match. No pattern of Python's `re` may come from a client.
+Patterns run in time linear in the record (RE2) and in bounded memory, but a record's byte may cost as much as the pattern
+is long: some 3 ns per instruction of its program. So a long pattern is tried on fewer bytes (PATTERN_STEPS_MAX), and
+on no value longer than that. JSON deeper than Python's stack allows, or larger than JSON_BYTES_MAX, does not match. No
+pattern of Python's `re` may come from a client.
 """
 
 import re
@@ -25,12 +27,15 @@ from quintet.model.errors import BadRequest
 
 FILTER_BYTES_MAX: Final = 1 << 10
 PATTERN_MEMORY_BYTES_MAX: Final = 1 << 20  # of one compiled pattern
+PATTERN_PROGRAM_MAX: Final = 2_000  # instructions, forwards and backwards
+PATTERN_STEPS_MAX: Final = 8_000_000  # bytes times instructions of one fetch: some 25 ms at worst
 PATH_STEPS_MAX: Final = 32
-MATCH_BYTES_MAX: Final = 4 << 20  # of one value: what lies behind is not looked at
+MATCH_BYTES_MAX: Final = 4 << 20  # of one value: a longer one does not match a text or a pattern
 JSON_BYTES_MAX: Final = 1 << 20  # of one value: a larger one does not match a path
 JSON_SCAN_BYTES_MAX: Final = 1 << 20  # by one fetch: parsing costs some ten times as much as searching
 
 _STEP: Final = re.compile(r"\.([A-Za-z_][\w-]*)|\[(\d{1,9})\]|\[\"([^\"\\]*)\"\]")
+_META: Final = frozenset(r"\.+*?()|[]{}^$")
 _MISSING: Final = object()
 
 Test = Callable[[bytes, bytes], bool]  # (key, value)
@@ -53,8 +58,9 @@ class Filter:
     def matches(self, key: bytes | None, value: bytes | None) -> bool:
         if self._test is None:
             return True
-        value = value or b""
-        return self._test(key or b"", value if len(value) <= MATCH_BYTES_MAX else value[:MATCH_BYTES_MAX])
+        if value is None or len(value) > MATCH_BYTES_MAX:
+            value = b""
+        return self._test(key or b"", value)
 
 
 def compile(text: bytes) -> Filter:
@@ -75,13 +81,16 @@ def compile(text: bytes) -> Filter:
     if words.startswith("text:"):
         return Filter(text, _contains(words[5:]))
     if words.startswith("regex:"):
-        return Filter(text, _pattern(text[6:]))
+        found, room = _pattern(text[6:])
+        return Filter(text, found, room)
     contains = _contains(words)
+    if not _META.intersection(words):  # then a pattern would find no more
+        return Filter(text, contains)
     try:
-        found = _pattern(text)
+        found, room = _pattern(text)
     except BadRequest:
         return Filter(text, contains)
-    return Filter(text, lambda key, value: contains(key, value) or found(key, value))
+    return Filter(text, lambda key, value: contains(key, value) or found(key, value), room)
 
 
 def _contains(words: str) -> Test:
@@ -95,20 +104,34 @@ def _contains(words: str) -> Test:
     )
 
 
-def _pattern(pattern: bytes) -> Test:
+def _pattern(pattern: bytes) -> tuple[Test, int]:
+    """How to look for it, and in how many bytes of one fetch."""
     options = re2.Options()
     options.max_mem = PATTERN_MEMORY_BYTES_MAX
     options.log_errors = False
     options.never_capture = True
     try:
-        search = re2.compile(pattern, options).search
+        compiled = re2.compile(pattern, options)
     except re2.error as error:
         reason = error.args[0] if error.args else "it is not a regular expression"
         text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
         raise BadRequest(
             f"the pattern of the filter is not valid: {text}", hint="RE2 syntax: no look-around, no back-references"
         ) from error
-    return lambda key, value: search(value) is not None or search(key) is not None
+    program = compiled.programsize + compiled.reverseprogramsize
+    if program > PATTERN_PROGRAM_MAX:
+        raise BadRequest(
+            f"the pattern of the filter is not valid: it is too large ({program} instructions, the limit is "
+            f"{PATTERN_PROGRAM_MAX})",
+            hint="repeat less: x{1,500} counts as 500 times x",
+        )
+    room = min(PATTERN_STEPS_MAX // max(program, 1), MATCH_BYTES_MAX)
+    search = compiled.search
+
+    def found(key: bytes, value: bytes) -> bool:
+        return any(len(text) <= room and search(text) is not None for text in (value, key))
+
+    return found, room
 
 
 def _path(words: str) -> Test:
