@@ -23,6 +23,7 @@ SCAN_BYTES_MAX: Final = 4 << 20  # the same in bytes; a filter that costs more l
 Match = tuple[int, bytes | None, bytes | None]
 RowFound = Callable[[Row | None, Exception | None], None]
 Scanned = Callable[[list[Match], int, Exception | None], None]
+Peeked = Callable[[list[Row], int, Exception | None], None]
 Consumed = Callable[[tuple[bytes | None, bytes | None] | None, Exception | None], None]
 Offset = Callable[[int, Exception | None], None]
 
@@ -128,7 +129,7 @@ class _Scan:
     )
 
     def __init__(
-        self, partition: Partition, offset: int, wanted: int, records: int, filter: Filter, now: int, done: Scanned
+        self, partition: Partition, offset: int, wanted: int, records: int, filter: Filter, now: int, done: Peeked
     ) -> None:
         self._partition = partition
         self._visible = partition.visible
@@ -139,7 +140,7 @@ class _Scan:
         self._filter = filter
         self._now = now
         self._done = done
-        self._rows: list[Match] = []
+        self._rows: list[Row] = []
 
     def go(self) -> None:
         while self._open():
@@ -170,12 +171,13 @@ class _Scan:
             for index in range(first, batch.count):
                 if not self._open():
                     return
-                offset, _, key, value, _, expiry, _ = batch.rows(index, index + 1)[0]
-                self._next = offset + 1
+                row = batch.rows(index, index + 1)[0]
+                _, _, key, value, _, expiry, _ = row
+                self._next = row[0] + 1
                 self._records -= 1
                 self._bytes -= len(value or b"") + len(key or b"")
                 if not (expiry and expiry <= self._now) and matches(key, value):
-                    self._rows.append((offset, key, value))
+                    self._rows.append(row)
             self._next = max(self._next, batch.next_offset)
 
 
@@ -191,7 +193,28 @@ def fetch_filtered(
     """`done(rows, next_offset, None)`: up to max_records records that pass and have not expired, of the next
     scan_records_max (at most SCAN_RECORDS_MAX) records or SCAN_BYTES_MAX bytes; next_offset is the first one not looked
     at. Past the end: none, and the offset that was asked for."""
-    _Scan(partition, offset, max_records, scan_records_max, filter, now, done).go()
+
+    def found(rows: list[Row], following: int, error: Exception | None) -> None:
+        done([(row[0], row[2], row[3]) for row in rows], following, error)
+
+    _Scan(partition, offset, max_records, scan_records_max, filter, now, found).go()
+
+
+def peek(
+    partition: Partition, offset: int, since_us: int, max_records: int, filter: Filter, now: int, done: Peeked
+) -> None:
+    """As fetch_filtered, with whole rows; with `since_us` (not 0) from the first record that is not older on."""
+
+    def begin(first: int, error: Exception | None) -> None:
+        if error is not None:
+            done([], offset, error)
+        else:
+            _Scan(partition, max(offset, first), max_records, SCAN_RECORDS_MAX, filter, now, done).go()
+
+    if since_us:
+        offset_for_time(partition, since_us, begin)
+    else:
+        begin(0, None)
 
 
 def consume(partition: Partition, offset: int, now: int, done: Consumed) -> None:

@@ -47,6 +47,7 @@ LIST_TOPICS: Final = 0x08
 DELETE_TOPIC: Final = 0x09
 CONSUME_ZERO_COPY: Final = 0x0A
 FETCH_BINARY: Final = 0x0B
+PEEK: Final = 0x0C
 REGISTER_SCHEMA: Final = 0x10
 GET_SCHEMA: Final = 0x11
 LIST_SCHEMAS: Final = 0x12
@@ -182,6 +183,11 @@ _TABLE: Final = (
         "topic:str16! partition:i32 offset:u64 max:i32 [filter:str16 [wait_ms:u32]]",
         "messages:{key:bytes32 value:bytes32 offset:u64}* next_offset:u64",
         sdk=f"messages# next_offset:u64 messages:{_ROWS}+"),
+    _op(PEEK, "PEEK", "look at messages with all that is known of them", "read",
+        "topic:str16! partition:i32 offset:u64 max:i32 since_ms:i64 filter:str16",
+        "messages:{offset:u64 timestamp_ms:i64 expiry_ms:i64 key:bytes32 value:bytes32 origin:str16 "
+        "headers:{name:bytes32 value:bytes32}*}* next_offset:u64",
+        ours="the whole operation; since_ms (or 0) begins at the first message that is not older"),
     # -- schemas
     _op(REGISTER_SCHEMA, "REGISTER_SCHEMA", "a new version of a schema", "write",
         "name:str16! type:str8 schema:bytes32 [compatibility:str8]", "name:str16 type:str8 version:u32",

@@ -20,7 +20,7 @@ from quintet.broker.group import Assignment, GroupInfo, Lag
 from quintet.broker.schemas import Schema
 from quintet.broker.topics import ANY, Topic
 from quintet.broker.users import UserInfo
-from quintet.model.batch import RecordBatch
+from quintet.model.batch import RecordBatch, Row
 from quintet.model.errors import BadRequest, QuintetError, SchemaRejected, UserNotFound
 from quintet.protocols.flymq import codec, frames
 
@@ -166,6 +166,29 @@ def _fetch(call: Call, ask: Values) -> Values | None:
 
 def _filtered(call: Call, found: list[reads.Match], following: int, error: Exception | None) -> None:
     messages = [{"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in found]
+    call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
+
+
+def _peek(call: Call, ask: Values) -> None:
+    partition = call.topic(ask).partition(ask["partition"])
+    most = ask["max"] if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
+    chosen = filters.compile(ask["filter"].encode())
+    reads.peek(partition, ask["offset"], ask["since_ms"] * 1000, most, chosen, call.now, partial(_peeked, call))
+
+
+def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None) -> None:
+    messages = [
+        {
+            "offset": offset,
+            "timestamp_ms": time // 1000,
+            "expiry_ms": expiry // 1000,
+            "key": key or b"",
+            "value": value or b"",
+            "origin": origin.decode(errors="replace"),
+            "headers": [{"name": name, "value": text} for name, text in headers],
+        }
+        for offset, time, key, value, headers, expiry, origin in rows
+    ]
     call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
 
 
@@ -625,61 +648,35 @@ def _audit_export(call: Call, ask: Values) -> Values:
 
 
 HANDLERS: Final[dict[int, Handler]] = {
-    frames.CONSUME: _consume,
-    frames.CREATE_TOPIC: _create_topic,
-    frames.METADATA: _topic_metadata,
-    frames.SUBSCRIBE: _subscribe,
-    frames.COMMIT: _commit,
-    frames.FETCH: _fetch,
-    frames.LIST_TOPICS: _list_topics,
-    frames.DELETE_TOPIC: _delete_topic,
-    frames.CONSUME_ZERO_COPY: _consume,
-    frames.FETCH_BINARY: _fetch,
-    frames.REGISTER_SCHEMA: _register_schema,
-    frames.GET_SCHEMA: _get_schema,
-    frames.LIST_SCHEMAS: _list_schemas,
-    frames.VALIDATE_SCHEMA: _validate_schema,
-    frames.PRODUCE_WITH_SCHEMA: _produce_with_schema,
-    frames.DELETE_SCHEMA: _delete_schema,
-    frames.FETCH_DLQ: _fetch_dlq,
-    frames.REPLAY_DLQ: _replay_dlq,
-    frames.PURGE_DLQ: _purge_dlq,
-    frames.DEAD_LETTER: _dead_letter,
-    frames.PRODUCE_DELAYED: _produce_delayed,
-    frames.CANCEL_DELAYED: _cancel_delayed,
-    frames.PRODUCE_WITH_TTL: _produce_with_ttl,
-    frames.TXN_BEGIN: _txn_begin,
-    frames.TXN_COMMIT: _txn_commit,
-    frames.TXN_ROLLBACK: _txn_rollback,
-    frames.TXN_PRODUCE: _txn_produce,
-    frames.CLUSTER_JOIN: _no_cluster,
-    frames.CLUSTER_LEAVE: _no_cluster,
-    frames.CLUSTER_STATUS: _cluster_status,
-    frames.CLUSTER_METADATA: _cluster_metadata,
-    frames.GET_OFFSET: _get_offset,
-    frames.RESET_OFFSET: _reset_offset,
-    frames.LIST_GROUPS: _list_groups,
-    frames.DESCRIBE_GROUP: _describe_group,
-    frames.GET_LAG: _get_lag,
-    frames.DELETE_GROUP: _delete_group,
-    frames.SEEK_TO_TIMESTAMP: _seek_to_timestamp,
-    frames.WHOAMI: _whoami,
-    frames.USER_CREATE: _user_create,
-    frames.USER_DELETE: _user_delete,
-    frames.USER_UPDATE: _user_update,
-    frames.USER_LIST: _user_list,
-    frames.USER_GET: _user_get,
-    frames.ACL_SET: _acl_set,
-    frames.ACL_GET: _acl_get,
-    frames.ACL_DELETE: _acl_delete,
-    frames.ACL_LIST: _acl_list,
-    frames.PASSWORD_CHANGE: _password_change,
-    frames.ROLE_LIST: _role_list,
-    frames.AUDIT_QUERY: _audit_query,
-    frames.AUDIT_EXPORT: _audit_export,
-    frames.AUDIT_QUERY_SDK: _audit_query,
+    frames.CONSUME: _consume, frames.CREATE_TOPIC: _create_topic,
+    frames.METADATA: _topic_metadata, frames.SUBSCRIBE: _subscribe,
+    frames.COMMIT: _commit, frames.FETCH: _fetch,
+    frames.LIST_TOPICS: _list_topics, frames.DELETE_TOPIC: _delete_topic,
+    frames.CONSUME_ZERO_COPY: _consume, frames.FETCH_BINARY: _fetch,
+    frames.PEEK: _peek, frames.REGISTER_SCHEMA: _register_schema,
+    frames.GET_SCHEMA: _get_schema, frames.LIST_SCHEMAS: _list_schemas,
+    frames.VALIDATE_SCHEMA: _validate_schema, frames.PRODUCE_WITH_SCHEMA: _produce_with_schema,
+    frames.DELETE_SCHEMA: _delete_schema, frames.FETCH_DLQ: _fetch_dlq,
+    frames.REPLAY_DLQ: _replay_dlq, frames.PURGE_DLQ: _purge_dlq,
+    frames.DEAD_LETTER: _dead_letter, frames.PRODUCE_DELAYED: _produce_delayed,
+    frames.CANCEL_DELAYED: _cancel_delayed, frames.PRODUCE_WITH_TTL: _produce_with_ttl,
+    frames.TXN_BEGIN: _txn_begin, frames.TXN_COMMIT: _txn_commit,
+    frames.TXN_ROLLBACK: _txn_rollback, frames.TXN_PRODUCE: _txn_produce,
+    frames.CLUSTER_JOIN: _no_cluster, frames.CLUSTER_LEAVE: _no_cluster,
+    frames.CLUSTER_STATUS: _cluster_status, frames.CLUSTER_METADATA: _cluster_metadata,
+    frames.GET_OFFSET: _get_offset, frames.RESET_OFFSET: _reset_offset,
+    frames.LIST_GROUPS: _list_groups, frames.DESCRIBE_GROUP: _describe_group,
+    frames.GET_LAG: _get_lag, frames.DELETE_GROUP: _delete_group,
+    frames.SEEK_TO_TIMESTAMP: _seek_to_timestamp, frames.WHOAMI: _whoami,
+    frames.USER_CREATE: _user_create, frames.USER_DELETE: _user_delete,
+    frames.USER_UPDATE: _user_update, frames.USER_LIST: _user_list,
+    frames.USER_GET: _user_get, frames.ACL_SET: _acl_set,
+    frames.ACL_GET: _acl_get, frames.ACL_DELETE: _acl_delete,
+    frames.ACL_LIST: _acl_list, frames.PASSWORD_CHANGE: _password_change,
+    frames.ROLE_LIST: _role_list, frames.AUDIT_QUERY: _audit_query,
+    frames.AUDIT_EXPORT: _audit_export, frames.AUDIT_QUERY_SDK: _audit_query,
     frames.AUDIT_EXPORT_SDK: _audit_export,
-}
+}  # fmt: skip
 
 # What is written down when it succeeds; changes of users and access rules write themselves down.
 AUDITED: Final = {
