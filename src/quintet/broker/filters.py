@@ -12,7 +12,7 @@
 
 Patterns run in time linear in the record (RE2) and in bounded memory, but a record's byte may cost as much as the pattern
 is long: some 3 ns per instruction of its program. So a long pattern is tried on fewer bytes (PATTERN_STEPS_MAX), and
-on no value longer than that. JSON deeper than Python's stack allows, or larger than JSON_BYTES_MAX, does not match. No
+on no value longer than that. JSON deeper than Python's stack allows, or larger than SLOW_BYTES_MAX, does not match. No
 pattern of Python's `re` may come from a client.
 """
 
@@ -28,11 +28,12 @@ from quintet.model.errors import BadRequest
 FILTER_BYTES_MAX: Final = 1 << 10
 PATTERN_MEMORY_BYTES_MAX: Final = 1 << 20  # of one compiled pattern
 PATTERN_PROGRAM_MAX: Final = 2_000  # instructions, forwards and backwards
-PATTERN_STEPS_MAX: Final = 8_000_000  # bytes times instructions of one fetch: some 25 ms at worst
+PATTERN_STEPS_MAX: Final = 4_000_000  # bytes times instructions of one fetch: some 30 ms at worst
 PATH_STEPS_MAX: Final = 32
 MATCH_BYTES_MAX: Final = 4 << 20  # of one value: a longer one does not match a text or a pattern
-JSON_BYTES_MAX: Final = 1 << 20  # of one value: a larger one does not match a path
-JSON_SCAN_BYTES_MAX: Final = 1 << 20  # by one fetch: parsing costs some ten times as much as searching
+SLOW_BYTES_MAX: Final = (
+    1 << 20
+)  # the same for paths and texts beyond ASCII, which cost ten times as much; also of one fetch
 
 _STEP: Final = re.compile(r"\.([A-Za-z_][\w-]*)|\[(\d{1,9})\]|\[\"([^\"\\]*)\"\]")
 _META: Final = frozenset(r"\.+*?()|[]{}^$")
@@ -74,34 +75,38 @@ def compile(text: bytes) -> Filter:
     except UnicodeDecodeError as error:
         raise BadRequest("a filter is UTF-8") from error
     if words.startswith("$."):
-        return Filter(text, _path(words), JSON_SCAN_BYTES_MAX)
+        return Filter(text, _path(words), SLOW_BYTES_MAX)
     if words.startswith("key:"):
         wanted = text[4:]
         return Filter(text, lambda key, _: key == wanted)
     if words.startswith("text:"):
-        return Filter(text, _contains(words[5:]))
+        return Filter(text, *_contains(words[5:]))
     if words.startswith("regex:"):
         found, room = _pattern(text[6:])
         return Filter(text, found, room)
-    contains = _contains(words)
+    contains, room = _contains(words)
     if not _META.intersection(words):  # then a pattern would find no more
-        return Filter(text, contains)
+        return Filter(text, contains, room)
     try:
-        found, room = _pattern(text)
+        found, less = _pattern(text)
     except BadRequest:
-        return Filter(text, contains)
-    return Filter(text, lambda key, value: contains(key, value) or found(key, value), room)
+        return Filter(text, contains, room)
+    return Filter(text, lambda key, value: contains(key, value) or found(key, value), min(room, less))
 
 
-def _contains(words: str) -> Test:
-    """In any case: bytes are enough for ASCII, everything else is compared as text."""
+def _contains(words: str) -> tuple[Test, int]:
+    """How to look for it in any case, and in how many bytes of one fetch: bytes are enough for ASCII, everything else is
+    compared as text."""
     if words.isascii():
         small = words.lower().encode()
-        return lambda key, value: small in value.lower() or small in key.lower()
+        return (lambda key, value: small in value.lower() or small in key.lower()), MATCH_BYTES_MAX
     folded = words.casefold()
-    return lambda key, value: (
-        folded in value.decode(errors="replace").casefold() or folded in key.decode(errors="replace").casefold()
-    )
+
+    def found(key: bytes, value: bytes) -> bool:
+        texts = (text for text in (value, key) if len(text) <= SLOW_BYTES_MAX)
+        return any(folded in text.decode(errors="replace").casefold() for text in texts)
+
+    return found, SLOW_BYTES_MAX
 
 
 def _pattern(pattern: bytes) -> tuple[Test, int]:
@@ -164,7 +169,7 @@ def _literal(text: str) -> Any:
 
 
 def _place(value: bytes, steps: list[str | int]) -> Any:
-    if len(value) > JSON_BYTES_MAX:
+    if len(value) > SLOW_BYTES_MAX:
         return _MISSING
     try:
         found = msgspec.json.decode(value)
