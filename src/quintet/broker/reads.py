@@ -257,4 +257,4 @@ def offset_for_time(partition: Partition, timestamp_us: int, done: Offset) -> No
         else:
             done(partition.visible if place is None else place[0], None)
 
-    Seek(partition, partition.start, max(timestamp_us, EVER), found)
+    Seek(partition, partition.start, min(max(timestamp_us, EVER), (1 << 63) - 1), found)
