@@ -21,15 +21,27 @@ class Server:
         self.folder = folder
         self.settings = settings
         self.port = 0
+        self.ports = {"blipmq": 0, "flymq": 0, "flymq-sdk": 0}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"blipmq://:dev-key@127.0.0.1:{self.port}"
 
+    @property
+    def fly(self) -> str:
+        return f"flymq://admin:admin@127.0.0.1:{self.ports['flymq']}"
+
+    @property
+    def fly_sdk(self) -> str:
+        return f"flymq://admin:admin@127.0.0.1:{self.ports['flymq-sdk']}?dialect=sdk"
+
     def start(self) -> None:
         """Start, on the port it had before if it ran before, and wait until it accepts."""
-        ports = {"QUINTET_LISTENERS__BLIPMQ__PORT": str(self.port), "QUINTET_LISTENERS__ADMIN__PORT": "0"}
+        ports = {
+            f"QUINTET_LISTENERS__{name.upper().replace('-', '_')}__PORT": str(port) for name, port in self.ports.items()
+        }
+        ports["QUINTET_LISTENERS__ADMIN__PORT"] = "0"
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -53,7 +65,9 @@ class Server:
         if not line:
             self._process.wait(STOP_S)
             raise AssertionError(f"the broker did not start:\n{(self.folder / 'server.log').read_text()[-4000:]}")
-        self.port = int(json.loads(line)["listeners"]["blipmq"].rpartition(":")[2])
+        listeners = json.loads(line)["listeners"]
+        self.ports = {name: int(listeners[name].rpartition(":")[2]) for name in self.ports}
+        self.port = self.ports["blipmq"]
 
     def kill(self) -> None:
         """As in a power cut for the process: no goodbye on any connection but the kernel's."""

@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from math import inf
 from random import uniform
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from quintet.client.errors import AuthError, BadUrl, Closed, ConnectionLost, Forbidden, ProtocolError, Timeout
-from quintet.client.message import log
+from quintet.client.message import Rows, log
 from quintet.client.url import Endpoint
 from quintet.model.errors import QuintetError
 
@@ -31,14 +31,39 @@ CLOSE_S: Final = 2.0  # how long leaving politely may take
 HEARTBEAT_S: Final = 15.0
 HEARTBEATS_MISSED_MAX: Final = 2
 
-Rows = list[tuple[int, int, bytes]]  # (tag, qos, value) of deliveries
+ANY: Final = -1  # the partition when the broker chooses
+
+Fields = dict[str, Any]  # of a request or its answer, by name
+
+
+class Load(NamedTuple):
+    """What one publish call sends: messages of one topic that go the same way."""
+
+    topic: str
+    values: Sequence[bytes]
+    qos: int = 1
+    ttl_ms: int = 0
+    keys: Sequence[bytes | None] | None = None
+    partition: int = ANY
+    producer_id: int = 0  # of an idempotent producer, whose messages are numbered from `sequence` on; 0: none
+    sequence: int = 0
+    compression: int = 0  # as in the door's own numbering; 0: none
 
 
 class Outcome(NamedTuple):
-    """What became of one publish call: how many were refused, and the first of them as (place in the call, why)."""
+    """What became of one publish call: how many were refused, the first of them as (place in the call, why), and where
+    the messages are as (partition, offset, time in ms): none, where the door does not tell; None for a refused one."""
 
     refused: int
     failures: tuple[tuple[int, QuintetError], ...]
+    places: "Sequence[tuple[int, int, int] | None]" = ()
+
+
+class Fetched(NamedTuple):
+    """A run of messages as (offset, key, value), and the offset behind all that was looked at."""
+
+    rows: list[tuple[int, bytes | None, bytes]]
+    next_offset: int
 
 
 # What no later attempt can mend: reconnecting stops.
@@ -81,9 +106,7 @@ class Link(ABC):
     """One authenticated connection through a door."""
 
     @abstractmethod
-    def publish(
-        self, topic: str, values: Sequence[bytes], qos: int, ttl_ms: int, wait: float = inf
-    ) -> "asyncio.Future[Outcome]":
+    def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
         """Send soon, in order, together with what else is published in this turn of the loop. The future is done when
         the server has confirmed them (QoS 1) or they are handed to the socket (QoS 0), and fails with Timeout after
         `wait` seconds: here, because one timer for all that share a write is much cheaper than one for each."""
@@ -96,18 +119,6 @@ class Link(ABC):
     @abstractmethod
     async def writable(self) -> None:
         """Wait until less than WRITE_LOW_BYTES wait for the socket."""
-
-    @abstractmethod
-    async def subscribe(self, topic: str, qos: int) -> int:
-        """A new subscription, whose deliveries go to the target; returns its id."""
-
-    @abstractmethod
-    def attach(self, subscription: int) -> None:
-        """Let an existing subscription deliver to this connection."""
-
-    @abstractmethod
-    def ack(self, subscription: int, tags: Sequence[int]) -> None:
-        """Acknowledge deliveries: a single one soon, several with one write now."""
 
     @abstractmethod
     async def barrier(self) -> None:
@@ -127,6 +138,34 @@ class Link(ABC):
 
     @abstractmethod
     async def close(self) -> None: ...
+
+
+class PushLink(Link):
+    """A link whose server sends deliveries by itself."""
+
+    @abstractmethod
+    async def subscribe(self, topic: str, qos: int) -> int:
+        """A new subscription, whose deliveries go to the target; returns its id."""
+
+    @abstractmethod
+    def attach(self, subscription: int) -> None:
+        """Let an existing subscription deliver to this connection."""
+
+    @abstractmethod
+    def ack(self, subscription: int, tags: Sequence[int]) -> None:
+        """Acknowledge deliveries: a single one soon, several with one write now."""
+
+
+class AskLink(Link):
+    """A link of a door in which every operation is a request with an answer."""
+
+    @abstractmethod
+    def request(self, name: str, fields: Fields) -> "asyncio.Future[Fields]":
+        """Ask, in order with all that was asked before; the answer's fields, or the error it was refused with."""
+
+    @abstractmethod
+    def fetch(self, fields: Fields) -> "asyncio.Future[Fetched]":
+        """Read a run of messages, without the detour over fields by name."""
 
 
 class Limits(NamedTuple):
@@ -160,6 +199,72 @@ class Setup(NamedTuple):
     timeout: float
     reconnect: bool
     tls: ssl.SSLContext | None
+
+
+class Sent(Protocol):
+    """A publish call on its way, as its Watch sees it."""
+
+    load: Load
+    wait: float
+    expires: float
+    done: "asyncio.Future[Outcome]"
+
+
+class Watch:
+    """One timer for all publish calls that share a write."""
+
+    __slots__ = ("_calls", "_timer")
+
+    def __init__(self, calls: Sequence[Sent]) -> None:
+        self._calls = calls
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Fail the calls whose time is over, and come again when the next one's is."""
+        now = loop.time()
+        waiting = [call for call in self._calls if not call.done.done()]
+        for call in waiting:
+            if call.expires <= now:
+                what = f"publishing to {call.load.topic!r} took longer than {call.wait:g} s"
+                call.done.set_exception(Timeout(what))
+        soonest = min((call.expires for call in waiting if call.expires > now), default=inf)
+        self._timer = loop.call_at(soonest, self.look, loop) if soonest < inf else None
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+async def dial(setup: "Setup", link: "StreamLink") -> None:
+    """Connect this link's socket, with TLS if the endpoint has it; ConnectionLost says what to look at."""
+    endpoint = setup.endpoint
+    try:
+        await asyncio.get_running_loop().create_connection(
+            lambda: link, endpoint.host, endpoint.port, ssl=_tls(setup) if endpoint.tls else None
+        )
+    except ssl.SSLError as error:
+        hint = "add ?ca=FILE with the authority that signed the server's certificate, or pass tls="
+        raise ConnectionLost(f"TLS with {endpoint} failed: {error}", hint=hint) from error
+    except OSError as error:
+        why = error.strerror or str(error) or type(error).__name__
+        hint = "is the broker running? `quintet serve --dev` starts one"
+        raise ConnectionLost(f"cannot connect to {endpoint}: {why}", hint=hint) from error
+
+
+def _tls(setup: "Setup") -> ssl.SSLContext:
+    if setup.tls is not None:
+        return setup.tls
+    endpoint = setup.endpoint
+    try:
+        context = ssl.create_default_context(cafile=endpoint.ca)
+    except OSError as error:
+        raise BadUrl(f"cannot read the certificates in ca={endpoint.ca}: {error}") from error
+    if endpoint.cert is not None:
+        try:
+            context.load_cert_chain(endpoint.cert, endpoint.key)
+        except OSError as error:
+            raise BadUrl(f"cannot use the client certificate in cert={endpoint.cert}: {error}") from error
+    return context
 
 
 class StreamLink(Link, asyncio.Protocol):

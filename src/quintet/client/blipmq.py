@@ -14,7 +14,6 @@ below that, so that a refused acknowledgement is never taken for the answer to a
 """
 
 import asyncio
-import ssl
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,9 +21,9 @@ from math import inf
 from typing import Final, cast
 
 from quintet import kernel
-from quintet.client.base import Limits, Link, Outcome, Rows, Setup, StreamLink, Target
-from quintet.client.errors import BadUrl, ConnectionLost, ServerError, Timeout
-from quintet.client.message import log
+from quintet.client.base import Limits, Link, Load, Outcome, PushLink, Setup, StreamLink, Target, Watch, dial
+from quintet.client.errors import BadUrl, ServerError
+from quintet.client.message import Rows, log
 from quintet.model.errors import (
     AuthError,
     BadName,
@@ -89,22 +88,10 @@ def error_of(code: int, text: str) -> QuintetError:
 class _Call:
     """One publish call: which ids are its messages', and who waits."""
 
-    __slots__ = ("done", "expires", "failures", "first", "qos", "refused", "topic", "ttl_ms", "values", "wait")
+    __slots__ = ("done", "expires", "failures", "first", "load", "refused", "wait")
 
-    def __init__(
-        self,
-        topic: str,
-        values: Sequence[bytes],
-        qos: int,
-        ttl_ms: int,
-        wait: float,
-        expires: float,
-        done: "asyncio.Future[Outcome]",
-    ) -> None:
-        self.topic = topic
-        self.values = values
-        self.qos = qos
-        self.ttl_ms = ttl_ms
+    def __init__(self, load: Load, wait: float, expires: float, done: "asyncio.Future[Outcome]") -> None:
+        self.load = load
         self.wait = wait
         self.expires = expires
         self.done = done
@@ -113,41 +100,28 @@ class _Call:
         self.failures: list[tuple[int, QuintetError]] = []
 
     def like(self, other: "_Call") -> bool:
-        return self.topic == other.topic and self.qos == other.qos and self.ttl_ms == other.ttl_ms
+        mine, its = self.load, other.load
+        return mine.topic == its.topic and mine.qos == its.qos and mine.ttl_ms == its.ttl_ms
 
 
 class _Group:
     """The calls that one PING settles, and the one timer for all of them."""
 
-    __slots__ = ("calls", "ping", "timer")
+    __slots__ = ("calls", "ping", "watch")
 
     def __init__(self, ping: int, calls: list[_Call]) -> None:
         self.ping = ping
         self.calls = calls
-        self.timer: asyncio.TimerHandle | None = None
-
-    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fail the calls whose time is over, and come again when the next one's is."""
-        now = loop.time()
-        waiting = [call for call in self.calls if not call.done.done()]
-        for call in waiting:
-            if call.expires <= now:
-                call.done.set_exception(Timeout(f"publishing to {call.topic!r} took longer than {call.wait:g} s"))
-        soonest = min((call.expires for call in waiting if call.expires > now), default=inf)
-        self.timer = loop.call_at(soonest, self.watch, loop) if soonest < inf else None
+        self.watch = Watch(calls)
 
     def settle(self) -> None:
-        self.unwatch()
+        self.watch.end()
         for call in self.calls:
             if not call.done.done():
                 call.done.set_result(Outcome(call.refused, tuple(call.failures)))
 
-    def unwatch(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
 
-
-class BlipLink(StreamLink):
+class BlipLink(StreamLink, PushLink):
     """One BlipMQ connection, from HELLO on."""
 
     def __init__(self, where: str, target: Target, lost: Callable[[Link, QuintetError], None]) -> None:
@@ -201,15 +175,13 @@ class BlipLink(StreamLink):
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
-    def publish(
-        self, topic: str, values: Sequence[bytes], qos: int, ttl_ms: int, wait: float = inf
-    ) -> "asyncio.Future[Outcome]":
+    def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
         if self._lost is not None:
             raise self._lost
         done: asyncio.Future[Outcome] = self._loop.create_future()
         if not self._calls:
             self._loop.call_soon(self._flush_calls)
-        self._calls.append(_Call(topic, values, qos, ttl_ms, wait, self._loop.time() + wait, done))
+        self._calls.append(_Call(load, wait, self._loop.time() + wait, done))
         return done
 
     def _flush_calls(self) -> None:
@@ -225,27 +197,27 @@ class BlipLink(StreamLink):
                 end += 1
             parts.append(self._encode(calls[at:end]))
             at = end
-        waiting = [call for call in calls if call.qos]
+        waiting = [call for call in calls if call.load.qos]
         if waiting:
             ping = self._new_id()
             parts.append(codec.ping(ping))
             group = _Group(ping, waiting)
-            group.watch(self._loop)
+            group.watch.look(self._loop)
             self._groups.append(group)
         self.write(parts[0] if len(parts) == 1 else b"".join(parts))
         for call in calls:
-            if not call.qos and not call.done.done():
+            if not call.load.qos and not call.done.done():
                 call.done.set_result(Outcome(0, ()))
 
     def _encode(self, calls: list[_Call]) -> bytes:
-        values = calls[0].values
+        head = calls[0].load
+        values = head.values
         if len(calls) > 1:
-            values = [value for call in calls for value in call.values]
+            values = [value for call in calls for value in call.load.values]
         first = id = self._new_id(len(values))
         for call in calls:
             call.first = id
-            id += len(call.values)
-        head = calls[0]
+            id += len(call.load.values)
         return kernel.blip_publish(head.topic.encode(), head.qos, values, first, head.ttl_ms)
 
     # -- acknowledging ---------------------------------------------------------------------------------------------
@@ -322,7 +294,7 @@ class BlipLink(StreamLink):
             return False
         at = bisect_right(group.calls, id, key=lambda call: call.first) - 1
         call = group.calls[at]
-        if at < 0 or not call.first <= id < call.first + len(call.values):
+        if at < 0 or not call.first <= id < call.first + len(call.load.values):
             return False
         call.refused += 1
         if call.refused <= FAILURES_KEPT_MAX:
@@ -337,7 +309,7 @@ class BlipLink(StreamLink):
     def abandon(self, error: QuintetError) -> None:
         waiting: list[asyncio.Future[bytes] | asyncio.Future[Outcome]] = [*self._requests.values()]
         for group in self._groups:
-            group.unwatch()
+            group.watch.end()
             waiting += [call.done for call in group.calls]
         waiting += [call.done for call in self._calls]
         self._groups.clear()
@@ -358,6 +330,7 @@ class BlipDoor:
         in_flight_max=1_000,
     )
     lacks: Final = {
+        "request": "the FlyMQ door works by request and answer",
         "key": "the FlyMQ door carries keys",
         "headers": "BlipMQ frames have no place for headers; put them into the value",
     }
@@ -368,32 +341,13 @@ class BlipDoor:
         if len(key) > KEY_BYTES_MAX:
             raise BadUrl(f"the API key is longer than {KEY_BYTES_MAX} bytes")
         link = BlipLink(str(endpoint), target, lost)
-        try:
-            await asyncio.get_running_loop().create_connection(
-                lambda: link, endpoint.host, endpoint.port, ssl=_tls(setup) if endpoint.tls else None
-            )
-        except ssl.SSLError as error:
-            hint = "add ?ca=FILE with the authority that signed the server's certificate, or pass tls="
-            raise ConnectionLost(f"TLS with {endpoint} failed: {error}", hint=hint) from error
-        except OSError as error:
-            why = error.strerror or str(error) or type(error).__name__
-            hint = "is the broker running? `quintet serve --dev` starts one"
-            raise ConnectionLost(f"cannot connect to {endpoint}: {why}", hint=hint) from error
+        await dial(setup, link)
         try:
             await link.handshake(key)
         except BaseException:
             await link.close()
             raise
         return link
-
-
-def _tls(setup: Setup) -> ssl.SSLContext:
-    if setup.tls is not None:
-        return setup.tls
-    try:
-        return ssl.create_default_context(cafile=setup.endpoint.ca)
-    except OSError as error:
-        raise BadUrl(f"cannot read the certificates in ca={setup.endpoint.ca}: {error}") from error
 
 
 DOOR: Final = BlipDoor()

@@ -9,10 +9,10 @@ import ssl
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import TracebackType
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from quintet.client import url as urls
-from quintet.client.base import Channel, Door, Outcome, Setup, Silent, deadline
+from quintet.client.base import AskLink, Channel, Door, Load, Outcome, Setup, Silent, deadline
 from quintet.client.errors import BadName, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
 from quintet.client.message import Ack, to_bytes
 from quintet.client.producer import Producer
@@ -24,7 +24,7 @@ LINGER_S: Final = 0.005
 PRODUCER_BYTES_MAX: Final = 16 * 1024 * 1024
 PUBLISH_CHUNK_BYTES: Final = 8 * 1024 * 1024  # of one publish_batch: encoded and written at once
 
-DOORS: Final = {"blipmq": "quintet.client.blipmq"}
+DOORS: Final = {"blipmq": "quintet.client.blipmq", "flymq": "quintet.client.flymq"}
 
 
 def connect(
@@ -101,6 +101,17 @@ class Bus:
         async with deadline(self._limit(timeout), "the server's answer"):
             link = await self._open().link()
             await link.barrier()
+
+    async def request(self, operation: str, *, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
+        """Any operation of a door that works by request and answer, by its name in the protocol's table, with its fields
+        by theirs: `await bus.request("METADATA", topic="orders")`. The answer's fields, or the error it was refused with.
+        """
+        self._carries(request=operation)
+        async with deadline(self._limit(timeout), operation):
+            link = await self._open().link()
+            assert isinstance(link, AskLink), "a door without requests says so in `lacks`"
+            await link.writable()
+            return await link.request(operation, fields)
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
@@ -199,13 +210,13 @@ class Bus:
         channel = self._open()
         link = channel.current
         if link is not None and not link.full and not retry:
-            return await link.publish(topic, values, qos, ttl_ms, self._limit(timeout))
+            return await link.publish(Load(topic, values, qos, ttl_ms), self._limit(timeout))
         async with deadline(self._limit(timeout), f"publishing to {topic!r}"):
             while True:
                 try:
                     link = await channel.link()
                     await link.writable()
-                    return await link.publish(topic, values, qos, ttl_ms)
+                    return await link.publish(Load(topic, values, qos, ttl_ms))
                 except ConnectionLost:
                     if not retry or channel.failed is not None:
                         raise

@@ -194,7 +194,8 @@ def _wrapped(returns: str, call: str) -> str:
 
 def _forward(args: ast.arguments) -> str:
     names = [arg.arg for arg in args.args if arg.arg != "self"]
-    return ", ".join([*names, *(f"{arg.arg}={arg.arg}" for arg in args.kwonlyargs)])
+    rest = [f"**{args.kwarg.arg}"] if args.kwarg else []
+    return ", ".join([*names, *(f"{arg.arg}={arg.arg}" for arg in args.kwonlyargs), *rest])
 
 
 def _note(node: ast.AST, used: set[str]) -> None:

@@ -12,6 +12,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 T = TypeVar("T")
 
+# A delivery: (tag, qos, value), and its key where the door has keys.
+Row = tuple[int, int, bytes] | tuple[int, int, bytes, bytes | None]
+Rows = list[Row]
+
 log: Final = logging.getLogger("quintet.client")
 
 
@@ -93,13 +97,15 @@ class Message:
 
     __slots__ = ("_settler", "headers", "key", "qos", "redelivered", "tag", "topic", "value")
 
-    def __init__(self, settler: Settler, topic: str, tag: int, qos: int, value: bytes) -> None:
+    def __init__(
+        self, settler: Settler, topic: str, tag: int, qos: int, value: bytes, key: bytes | None = None
+    ) -> None:
         self._settler = settler
         self.topic: str = topic
         self.tag: int = tag
         self.qos: int = qos
         self.value: bytes = value
-        self.key: bytes | None = None
+        self.key: bytes | None = key
         self.headers: dict[str, bytes] | None = None
         self.redelivered: bool | None = None
 
@@ -138,7 +144,7 @@ class MessageBatch:
 
     __slots__ = ("_rows", "_settler", "tags", "topic", "values")
 
-    def __init__(self, settler: Settler, topic: str, rows: list[tuple[int, int, bytes]]) -> None:
+    def __init__(self, settler: Settler, topic: str, rows: Rows) -> None:
         self._settler = settler
         self._rows = rows
         self.topic: str = topic
@@ -150,7 +156,7 @@ class MessageBatch:
 
     def __iter__(self) -> Iterator[Message]:
         """The messages one by one, each of which can be acknowledged alone."""
-        return (Message(self._settler, self.topic, tag, qos, value) for tag, qos, value in self._rows)
+        return (Message(self._settler, self.topic, *row) for row in self._rows)
 
     async def ack(self, *, timeout: float | None = None) -> None:
         """All of them are dealt with: one write."""

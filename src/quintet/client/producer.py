@@ -10,7 +10,7 @@ import asyncio
 from types import TracebackType
 from typing import Final
 
-from quintet.client.base import Channel, deadline
+from quintet.client.base import Channel, Load, deadline
 from quintet.client.errors import Backpressure, Closed, ConnectionLost, DeliveryError
 from quintet.client.message import to_bytes
 from quintet.model.errors import QuintetError
@@ -146,7 +146,7 @@ class Producer:
                 try:
                     link = await self._channel.link()
                     await link.writable()
-                    outcome = await link.publish(self._topic, values, self._qos, self._ttl_ms)
+                    outcome = await link.publish(Load(self._topic, values, self._qos, self._ttl_ms))
                 except ConnectionLost as error:
                     if self._retry and self._channel.failed is None:
                         continue

@@ -16,9 +16,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
-from quintet.client.base import CLOSE_S, Channel, Link, Rows, Setup, deadline
+from quintet.client.base import CLOSE_S, Channel, Link, PushLink, Setup, deadline
 from quintet.client.errors import Closed, ConnectionLost
-from quintet.client.message import Message, MessageBatch, log
+from quintet.client.message import Message, MessageBatch, Rows, log
 from quintet.model.errors import QuintetError
 
 PREFETCH_DEFAULT: Final = 8_192  # messages
@@ -129,6 +129,7 @@ class Subscription:
         return self._channel.reconnects
 
     async def _attach(self, link: Link) -> None:
+        assert isinstance(link, PushLink)
         if self._id is None:
             self._id = await link.subscribe(self._topic, self._qos)
             return
@@ -191,7 +192,7 @@ class Subscription:
         """Without what was acknowledged before the connection was lost: acknowledged again, on the link it came by."""
         again = [row[0] for row in rows if row[1] and row[0] in self._acked_before]
         link = self._channel.newest
-        assert link is not None and self._id is not None, "records come by a link of an open subscription"
+        assert isinstance(link, PushLink) and self._id is not None, "records come by a link of an open subscription"
         link.ack(self._id, again)
         self._acked.extend(again)
         self._acked_before.difference_update(again)
@@ -241,13 +242,14 @@ class Subscription:
         if not self._queued and not await self._available():
             raise StopAsyncIteration
         topic, rows = self._runs[0]
-        tag, qos, value = rows.pop()
+        row = rows.pop()
+        tag, qos, value = row[:3]
         if not rows:
             self._runs.popleft()
         if qos:
             self._tags[tag] = False
         self._taken(1, len(value))
-        return Message(self, topic, tag, qos, value)
+        return Message(self, topic, *row)
 
     async def get(self, *, timeout: float | None = None) -> Message:
         """The next message; Timeout if none comes in time."""
@@ -344,7 +346,7 @@ class Subscription:
             if self._channel.failed is not None:
                 raise self._channel.failed
             return
-        assert self._id is not None, "a message comes from an open subscription"
+        assert isinstance(link, PushLink) and self._id is not None, "a message comes from an open subscription"
         with suppress(ConnectionLost):
             link.ack(self._id, tags)
             if link.full:

@@ -319,6 +319,12 @@ class Bus:
         """Ask the server for an answer. All QoS 1 messages published before are durable when it returns."""
         return self._portal.run(self._inner.ping(timeout=timeout))
 
+    def request(self, operation: str, *, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
+        """Any operation of a door that works by request and answer, by its name in the protocol's table, with its fields
+        by theirs: `bus.request("METADATA", topic="orders")`. The answer's fields, or the error it was refused with.
+        """
+        return self._portal.run(self._inner.request(operation, timeout=timeout, **fields))
+
     def publish(
         self,
         topic: str,

@@ -2,6 +2,8 @@
 
     blipmq://:API_KEY@HOST:PORT            plain TCP
     blipmqs://:API_KEY@HOST:PORT?ca=FILE   TLS; ca names the authority to trust in place of the system's
+    flymq://USER:PASSWORD@HOST:PORT?dialect=sdk&compression=zstd
+    flymqs://USER:PASSWORD@HOST:PORT?ca=FILE&cert=FILE&key=FILE   cert and key show who we are (mutual TLS)
 
 A new door is a row in SCHEMES and, in bus.py, the module that speaks it. Nothing is resolved or opened here.
 """
@@ -25,9 +27,23 @@ SCHEMES: Final = {
     "blip": Scheme("blipmq", False, 5555),
     "blipmqs": Scheme("blipmq", True, 5555),
     "blips": Scheme("blipmq", True, 5555),
+    "flymq": Scheme("flymq", False, 9092),
+    "fly": Scheme("flymq", False, 9092),
+    "flymqs": Scheme("flymq", True, 9092),
+    "flys": Scheme("flymq", True, 9092),
 }
 
-OPTIONS: Final = ("ca",)
+DIALECTS: Final = ("document", "sdk")
+COMPRESSIONS: Final = ("none", "gzip", "lz4", "zstd", "snappy")
+# option -> the doors that have it, and what it may be; none: anything
+OPTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "ca": (("blipmq", "flymq"), ()),
+    "cert": (("blipmq", "flymq"), ()),
+    "key": (("blipmq", "flymq"), ()),
+    "dialect": (("flymq",), DIALECTS),
+    "compression": (("flymq",), COMPRESSIONS),
+}
+_TLS_OPTIONS: Final = ("ca", "cert", "key")
 _EXAMPLE: Final = "a URL looks like blipmq://:dev-key@127.0.0.1:5555"
 
 
@@ -41,7 +57,11 @@ class Endpoint:
     user: str
     secret: str = field(repr=False)
     tls: bool
-    ca: str | None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    dialect: str = "document"
+    compression: str = "none"
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -58,11 +78,7 @@ def parse(url: str) -> Endpoint:
     except ValueError:
         raise BadUrl("the port in the URL is not a number from 0 to 65535", hint=_EXAMPLE) from None
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for name in options:
-        if name not in OPTIONS:
-            raise BadUrl(f"unknown option {name!r} in the URL", hint=f"known options: {', '.join(OPTIONS)}")
-    if "ca" in options and not scheme.tls:
-        raise BadUrl("?ca= needs TLS", hint=f"write {parts.scheme}s:// for a TLS connection")
+    _check_options(options, scheme, parts.scheme)
     if parts.path not in ("", "/"):
         raise BadUrl(f"the URL has a path ({parts.path!r}), which no door uses", hint=_EXAMPLE)
     user, secret = unquote(parts.username or ""), unquote(parts.password or "")
@@ -71,10 +87,24 @@ def parse(url: str) -> Endpoint:
         host=parts.hostname or "127.0.0.1",
         port=scheme.port if port is None else port,
         user=user,
-        secret=secret or user,
+        secret=secret or (user if scheme.door == "blipmq" else ""),
         tls=scheme.tls,
-        ca=options.get("ca"),
+        **options,
     )
+
+
+def _check_options(options: dict[str, str], scheme: Scheme, name: str) -> None:
+    known = [option for option, (doors, _) in OPTIONS.items() if scheme.door in doors]
+    for option, value in options.items():
+        if option not in known:
+            raise BadUrl(f"unknown option {option!r} in the URL", hint=f"known options: {', '.join(known)}")
+        choices = OPTIONS[option][1]
+        if choices and value not in choices:
+            raise BadUrl(f"?{option}={value} is not known", hint=f"one of {', '.join(choices)}")
+        if option in _TLS_OPTIONS and not scheme.tls:
+            raise BadUrl(f"?{option}= needs TLS", hint=f"write {name}s:// for a TLS connection")
+    if "key" in options and "cert" not in options:
+        raise BadUrl("?key= needs ?cert=", hint="key is the private key of the certificate; one file may hold both")
 
 
 def _unknown_scheme(name: str) -> BadUrl:

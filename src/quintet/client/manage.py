@@ -1,0 +1,497 @@
+"""What people do to a broker, by noun: topics, groups, schemas, dead letters, transactions, users, access rules, audit.
+
+A thin layer of types over `Bus.request`: `Manage(bus)` works with every door that has requests (FlyMQ). Each method is one
+request, or the same one for several partitions at once; refusals come as the errors of errors.py. Times are
+milliseconds since 1970.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from quintet.client.bus import Bus
+from quintet.client.errors import TopicNotFound
+
+ANY: Final = -1  # the partition when the broker chooses
+PAGE_MESSAGES: Final = 500  # dead letters or audit events asked for at once
+LATEST: Final = 0  # the version of a schema
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """`newest` is the offset that the next message gets."""
+
+    id: int
+    oldest: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    name: str
+    partitions: list[PartitionInfo]
+
+    @property
+    def messages(self) -> int:
+        """How many offsets are kept; messages that expired or were compacted away count too."""
+        return sum(each.newest - each.oldest for each in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """A message as the broker stores it. An empty key is no key. `origin` says which door and user it came from."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    expiry_ms: int  # 0: never
+    key: bytes
+    value: bytes
+    origin: str
+    headers: list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """`assigned` and what follows is known of one group that was asked for, not of those in a list."""
+
+    topic: str
+    group: str
+    members: int
+    offsets: dict[int, int]
+    state: str = ""
+    generation: int = 0
+    owner: str = ""
+    assigned: list[tuple[str, int]] = field(default_factory=list)  # (member, partition)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """`lag_ms` is the age of the oldest message that is not committed."""
+
+    partition: int
+    committed: int
+    latest: int
+    lag: int
+    lag_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRow:
+    id: str
+    type: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaInfo:
+    id: str
+    name: str
+    version: int
+    type: str
+    compatibility: str
+    definition: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """`partition` and `offset` are where it was before; partition -1: it never got into its topic."""
+
+    id: str
+    cause: str
+    error: str
+    attempts: int
+    partition: int
+    offset: int
+    died_ms: int
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where a message is. In a transaction `offset` is 0; of a delayed message it is the handle to cancel it with."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    name: str
+    roles: list[str]
+    permissions: list[str]
+    enabled: bool
+    created_s: int
+    updated_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may use the topics of a name or prefix (`orders*`), or a group (`group:NAME`)."""
+
+    topic: str
+    public: bool
+    users: list[str]
+    roles: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    name: str
+    permissions: list[str]
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    id: str
+    ts_ms: int
+    type: str
+    user: str
+    client_ip: str
+    resource: str
+    action: str
+    result: str
+    details: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which events of the audit; zero and empty ask for nothing in particular."""
+
+    start_s: int = 0
+    end_s: int = 0
+    types: Sequence[str] = ()
+    user: str = ""
+    resource: str = ""
+    result: str = ""
+    search: str = ""
+    limit: int = 0
+
+    def fields(self, skip: int = 0) -> dict[str, Any]:
+        return {
+            "start_s": self.start_s,
+            "end_s": self.end_s,
+            "types": list(self.types),
+            "user": self.user,
+            "resource": self.resource,
+            "result": self.result,
+            "search": self.search,
+            "limit": self.limit,
+            "skip": skip,
+        }
+
+
+class Manage:
+    """`Manage(bus)` inside the bus's `async with` block."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._ask = bus.request
+
+    # -- topics ----------------------------------------------------------------------------------------------------
+
+    async def topics(self) -> list[str]:
+        """Names of the topics one may read or write."""
+        return list((await self._ask("LIST_TOPICS"))["topics"])
+
+    async def topic(self, name: str) -> TopicInfo:
+        found = await self._ask("METADATA", topic=name)
+        rows = [PartitionInfo(row["id"], row["oldest"], row["newest"]) for row in found["partitions"]]
+        return TopicInfo(found["topic"], rows)
+
+    async def topic_infos(self) -> list[TopicInfo]:
+        """All topics with their partitions; one that is deleted meanwhile is left out."""
+        found = await asyncio.gather(*(self.topic(name) for name in await self.topics()), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, TopicNotFound):
+                raise each
+        return [each for each in found if isinstance(each, TopicInfo)]
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        durability: str = "",
+        retention_ms: int = 0,
+        retention_bytes: int = 0,
+    ) -> bool:
+        """Whether it is new. durability: fsync, interval or os; empty and 0: as the broker is configured."""
+        options = {"durability": durability, "retention_ms": retention_ms, "retention_bytes": retention_bytes}
+        found = await self._ask(
+            "CREATE_TOPIC", topic=name, partitions=partitions, **(options if any(options.values()) else {})
+        )
+        return found["message"] != "exists"
+
+    async def delete_topic(self, name: str) -> bool:
+        """Whether there was one."""
+        return (await self._ask("DELETE_TOPIC", topic=name))["message"] == "deleted"
+
+    async def peek(
+        self, topic: str, partition: int, offset: int, *, max: int = 100, since_ms: int = 0, filter: str = ""
+    ) -> tuple[list[Peeked], int]:
+        """Messages from this offset on that pass the filter, and where to go on. Nobody's position is moved."""
+        found = await self._ask(
+            "PEEK", topic=topic, partition=partition, offset=offset, max=max, since_ms=since_ms, filter=filter
+        )
+        rows = [
+            Peeked(
+                partition,
+                row["offset"],
+                row["timestamp_ms"],
+                row["expiry_ms"],
+                row["key"],
+                row["value"],
+                row["origin"],
+                [(header["name"], header["value"]) for header in row["headers"]],
+            )
+            for row in found["messages"]
+        ]
+        return rows, found["next_offset"]
+
+    # -- groups ----------------------------------------------------------------------------------------------------
+
+    async def groups(self) -> list[GroupInfo]:
+        return [_group(row) for row in (await self._ask("LIST_GROUPS"))["groups"]]
+
+    async def group(self, group: str, topic: str = "") -> GroupInfo:
+        """One group; without a topic the first one of that name."""
+        return _group(await self._ask("DESCRIBE_GROUP", topic=topic, group=group))
+
+    async def lag(self, topic: str, group: str) -> list[PartitionLag]:
+        """How far the group is behind, for every partition of the topic."""
+        info = await self.topic(topic)
+
+        async def one(partition: int) -> PartitionLag:
+            found = await self._ask("GET_LAG", topic=topic, group=group, partition=partition)
+            return PartitionLag(partition, found["committed"], found["latest"], found["lag"], found["lag_ms"])
+
+        return list(await asyncio.gather(*(one(each.id) for each in info.partitions)))
+
+    async def reset(
+        self, topic: str, group: str, mode: str, value: int = 0, partitions: Sequence[int] | None = None
+    ) -> dict[int, int]:
+        """Move a group without live members: mode earliest, latest, offset or timestamp (value in ms). All partitions,
+        or these; the offsets it is at now."""
+        if partitions is None:
+            partitions = [each.id for each in (await self.topic(topic)).partitions]
+        options = {"offset": value} if mode in ("offset", "timestamp") else {}
+
+        async def one(partition: int) -> int:
+            where = {"topic": topic, "group": group, "partition": partition}
+            await self._ask("RESET_OFFSET", **where, mode=mode, **options)
+            return int((await self._ask("GET_OFFSET", **where))["offset"])
+
+        moved = await asyncio.gather(*(one(partition) for partition in partitions))
+        return dict(zip(partitions, moved, strict=True))
+
+    async def delete_group(self, topic: str, group: str) -> None:
+        await self._ask("DELETE_GROUP", topic=topic, group=group)
+
+    # -- schemas ---------------------------------------------------------------------------------------------------
+
+    async def schemas(self, name: str = "") -> list[SchemaRow]:
+        """All versions, of one name or of all."""
+        found = await self._ask("LIST_SCHEMAS", **({"topic": name} if name else {}))
+        return [SchemaRow(row["name"], row["type"], row["version"]) for row in found["schemas"]]
+
+    async def schema(self, name: str, version: int = LATEST) -> SchemaInfo:
+        found = await self._ask("GET_SCHEMA", topic=name, version=version)
+        return SchemaInfo(
+            found["id"], found["topic"], found["version"], found["type"], found["compatibility"], found["definition"]
+        )
+
+    async def register_schema(self, name: str, type: str, definition: bytes, compatibility: str = "") -> int:
+        """The version it has: a new one, or the latest if that has this very definition."""
+        options = {"compatibility": compatibility} if compatibility else {}
+        found = await self._ask("REGISTER_SCHEMA", name=name, type=type, schema=definition, **options)
+        return int(found["version"])
+
+    async def validate(self, name: str, message: bytes) -> list[str]:
+        """The reasons against this message, none if it fits. The name is a schema's (its latest version) or an id."""
+        found = await self._ask("VALIDATE_SCHEMA", name=name, message=message)
+        return [] if found["valid"] else list(found["errors"]) or ["it does not fit"]
+
+    async def delete_schema(self, name: str, version: int = 0) -> None:
+        """One version, or with 0 all of them."""
+        await self._ask("DELETE_SCHEMA", topic=name, version=version)
+
+    # -- dead letters ----------------------------------------------------------------------------------------------
+
+    async def dead_letters(self, topic: str, *, max: int = PAGE_MESSAGES, after: str = "") -> list[DeadLetter]:
+        """A page, behind the id `after`."""
+        found = await self._ask("FETCH_DLQ", topic=topic, max=max, after=after)
+        return [
+            DeadLetter(
+                row["id"],
+                more["cause"],
+                row["error"],
+                row["retries"],
+                more["partition"],
+                more["offset"],
+                more["died_ms"],
+                more["key"],
+                row["data"],
+            )
+            for row, more in zip(found["messages"], found["details"], strict=True)
+        ]
+
+    async def all_dead_letters(self, topic: str) -> AsyncIterator[DeadLetter]:
+        """All that are there now, page by page."""
+        after = ""
+        while page := await self.dead_letters(topic, after=after):
+            for letter in page:
+                yield letter
+            after = page[-1].id
+
+    async def replay(self, topic: str, id: str, value: bytes | None = None) -> None:
+        """Publish it to its topic again, exactly once; `value` in place of what it had."""
+        options = {} if value is None else {"value": value}
+        await self._ask("REPLAY_DLQ", topic=topic, message_id=id, **options)
+
+    async def purge(self, topic: str) -> str:
+        """Put all dead letters of a topic aside; what the broker says about it."""
+        return str((await self._ask("PURGE_DLQ", topic=topic))["message"])
+
+    async def dead_letter(self, topic: str, partition: int, offset: int, error: str) -> bool:
+        """Put a message among the dead letters; whether it was not there yet."""
+        found = await self._ask("DEAD_LETTER", topic=topic, partition=partition, offset=offset, error=error)
+        return bool(found["message"] == "OK")
+
+    # -- messages with more than a value ---------------------------------------------------------------------------
+
+    async def produce_delayed(
+        self, topic: str, value: bytes, delay_ms: int, *, key: bytes = b"", partition: int = ANY
+    ) -> Record:
+        """It appears later; `offset` is the handle for `cancel_delayed`."""
+        where = {"key": key, "partition": partition}
+        return _record(await self._ask("PRODUCE_DELAYED", topic=topic, data=value, delay_ms=delay_ms, **where))
+
+    async def cancel_delayed(self, topic: str, handle: int) -> None:
+        await self._ask("CANCEL_DELAYED", topic=topic, handle=handle)
+
+    async def produce_with_schema(
+        self, topic: str, schema: str, value: bytes, *, key: bytes = b"", partition: int = ANY
+    ) -> Record:
+        where = {"key": key, "partition": partition}
+        return _record(await self._ask("PRODUCE_WITH_SCHEMA", topic=topic, schema=schema, data=value, **where))
+
+    # -- transactions ----------------------------------------------------------------------------------------------
+
+    async def txn_begin(self, transactional_id: str = "", timeout_ms: int = 0) -> str:
+        options = {"transactional_id": transactional_id, "timeout_ms": timeout_ms}
+        found = await self._ask("TXN_BEGIN", **(options if any(options.values()) else {}))
+        return str(found["txn_id"])
+
+    async def txn_produce(
+        self, txn_id: str, topic: str, value: bytes, *, key: bytes = b"", partition: int = ANY
+    ) -> Record:
+        where = {"key": key, "partition": partition}
+        return _record(await self._ask("TXN_PRODUCE", txn_id=txn_id, topic=topic, data=value, **where))
+
+    async def txn_commit(self, txn_id: str) -> None:
+        await self._ask("TXN_COMMIT", txn_id=txn_id)
+
+    async def txn_rollback(self, txn_id: str) -> None:
+        await self._ask("TXN_ROLLBACK", txn_id=txn_id)
+
+    # -- who -------------------------------------------------------------------------------------------------------
+
+    async def users(self) -> list[User]:
+        return [_user(row) for row in (await self._ask("USER_LIST"))["users"]]
+
+    async def user(self, name: str) -> User:
+        return _user(await self._ask("USER_GET", user=name))
+
+    async def create_user(self, name: str, password: str, roles: Sequence[str]) -> User:
+        return _user(await self._ask("USER_CREATE", **_user_fields(name, password, roles)))
+
+    async def update_user(self, name: str, roles: Sequence[str], enabled: bool, password: str = "") -> None:
+        """Set roles and enabled, and the password if one is given."""
+        await self._ask("USER_UPDATE", **_user_fields(name, password, roles, enabled=enabled))
+
+    async def delete_user(self, name: str) -> None:
+        await self._ask("USER_DELETE", user=name)
+
+    async def change_password(self, name: str, new: str, old: str = "") -> None:
+        """One's own, with the old one; an administrator changes anybody's without."""
+        await self._ask("PASSWORD_CHANGE", **_user_fields(name, new, (), old=old))
+
+    async def whoami(self) -> tuple[str, list[str], list[str]]:
+        """(name, roles, permissions)"""
+        found = await self._ask("WHOAMI")
+        return found["username"], [role for role in found["roles"] if role], found["permissions"]
+
+    async def roles(self) -> list[Role]:
+        rows = (await self._ask("ROLE_LIST"))["roles"]
+        return [Role(row["name"], row["permissions"], row["description"]) for row in rows]
+
+    async def rules(self) -> list[Rule]:
+        rows = (await self._ask("ACL_LIST"))["rules"]
+        return [Rule(row["topic"], row["public"], row["users"], row["roles"]) for row in rows]
+
+    async def rule(self, topic: str) -> Rule | None:
+        row = await self._ask("ACL_GET", topic=topic)
+        return Rule(row["topic"], row["public"], row["users"], row["roles"]) if row["exists"] else None
+
+    async def set_rule(self, rule: Rule) -> None:
+        await self._ask("ACL_SET", topic=rule.topic, public=rule.public, users=rule.users, roles=rule.roles)
+
+    async def delete_rule(self, topic: str) -> None:
+        await self._ask("ACL_DELETE", topic=topic)
+
+    # -- audit -----------------------------------------------------------------------------------------------------
+
+    async def audit(self, asked: Asked, skip: int = 0) -> tuple[list[Event], int]:
+        """Events, newest first, and how many there are in all."""
+        found = await self._ask("AUDIT_QUERY", **asked.fields(skip))
+        rows = [
+            Event(
+                row["id"],
+                row["ts_ms"],
+                row["type"],
+                row["user"],
+                row["client_ip"],
+                row["resource"],
+                row["action"],
+                row["result"],
+                {detail["key"]: detail["value"] for detail in row["details"]},
+            )
+            for row in found["events"]
+        ]
+        return rows, found["total"]
+
+    async def export_audit(self, asked: Asked, format: str) -> bytes:
+        """The same as one json or csv text."""
+        return bytes((await self._ask("AUDIT_EXPORT", query=asked.fields(), format=format))["data"])
+
+
+def _group(row: dict[str, Any]) -> GroupInfo:
+    return GroupInfo(
+        row["topic"],
+        row["group"],
+        row["members"],
+        {each["partition"]: each["offset"] for each in row["offsets"]},
+        row.get("state", ""),
+        row.get("generation", 0),
+        row.get("owner", ""),
+        [(each["member"], each["partition"]) for each in row.get("assigned", ())],
+    )
+
+
+def _record(row: dict[str, Any]) -> Record:
+    return Record(row["topic"], row["partition"], row["offset"], row["timestamp_ms"])
+
+
+def _user(row: dict[str, Any]) -> User:
+    return User(row["user"], row["roles"], row["permissions"], row["enabled"], row["created_s"], row["updated_s"])
+
+
+def _user_fields(
+    name: str, password: str, roles: Sequence[str], *, old: str = "", enabled: bool = True
+) -> dict[str, Any]:
+    return {"user": name, "password": password, "old_password": old, "roles": list(roles), "enabled": enabled}
