@@ -17,6 +17,8 @@ ANY: Final = -1  # the partition when the broker chooses
 PAGE_MESSAGES: Final = 500  # dead letters or audit events asked for at once
 LATEST: Final = 0  # the version of a schema
 
+Fields = dict[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
@@ -172,7 +174,7 @@ class Asked:
     search: str = ""
     limit: int = 0
 
-    def fields(self, skip: int = 0) -> dict[str, Any]:
+    def fields(self, skip: int = 0) -> Fields:
         return {
             "start_s": self.start_s,
             "end_s": self.end_s,
@@ -221,15 +223,15 @@ class Manage:
         retention_bytes: int = 0,
     ) -> bool:
         """Whether it is new. durability: fsync, interval or os; empty and 0: as the broker is configured."""
-        options = {"durability": durability, "retention_ms": retention_ms, "retention_bytes": retention_bytes}
+        options: Fields = {"durability": durability, "retention_ms": retention_ms, "retention_bytes": retention_bytes}
         found = await self._ask(
             "CREATE_TOPIC", topic=name, partitions=partitions, **(options if any(options.values()) else {})
         )
-        return found["message"] != "exists"
+        return bool(found["message"] != "exists")
 
     async def delete_topic(self, name: str) -> bool:
         """Whether there was one."""
-        return (await self._ask("DELETE_TOPIC", topic=name))["message"] == "deleted"
+        return bool((await self._ask("DELETE_TOPIC", topic=name))["message"] == "deleted")
 
     async def peek(
         self, topic: str, partition: int, offset: int, *, max: int = 100, since_ms: int = 0, filter: str = ""
@@ -279,10 +281,10 @@ class Manage:
         or these; the offsets it is at now."""
         if partitions is None:
             partitions = [each.id for each in (await self.topic(topic)).partitions]
-        options = {"offset": value} if mode in ("offset", "timestamp") else {}
+        options: Fields = {"offset": value} if mode in ("offset", "timestamp") else {}
 
         async def one(partition: int) -> int:
-            where = {"topic": topic, "group": group, "partition": partition}
+            where: Fields = {"topic": topic, "group": group, "partition": partition}
             await self._ask("RESET_OFFSET", **where, mode=mode, **options)
             return int((await self._ask("GET_OFFSET", **where))["offset"])
 
@@ -296,7 +298,8 @@ class Manage:
 
     async def schemas(self, name: str = "") -> list[SchemaRow]:
         """All versions, of one name or of all."""
-        found = await self._ask("LIST_SCHEMAS", **({"topic": name} if name else {}))
+        options: Fields = {"topic": name} if name else {}
+        found = await self._ask("LIST_SCHEMAS", **options)
         return [SchemaRow(row["name"], row["type"], row["version"]) for row in found["schemas"]]
 
     async def schema(self, name: str, version: int = LATEST) -> SchemaInfo:
@@ -307,7 +310,7 @@ class Manage:
 
     async def register_schema(self, name: str, type: str, definition: bytes, compatibility: str = "") -> int:
         """The version it has: a new one, or the latest if that has this very definition."""
-        options = {"compatibility": compatibility} if compatibility else {}
+        options: Fields = {"compatibility": compatibility} if compatibility else {}
         found = await self._ask("REGISTER_SCHEMA", name=name, type=type, schema=definition, **options)
         return int(found["version"])
 
@@ -350,7 +353,7 @@ class Manage:
 
     async def replay(self, topic: str, id: str, value: bytes | None = None) -> None:
         """Publish it to its topic again, exactly once; `value` in place of what it had."""
-        options = {} if value is None else {"value": value}
+        options: Fields = {} if value is None else {"value": value}
         await self._ask("REPLAY_DLQ", topic=topic, message_id=id, **options)
 
     async def purge(self, topic: str) -> str:
@@ -368,7 +371,7 @@ class Manage:
         self, topic: str, value: bytes, delay_ms: int, *, key: bytes = b"", partition: int = ANY
     ) -> Record:
         """It appears later; `offset` is the handle for `cancel_delayed`."""
-        where = {"key": key, "partition": partition}
+        where: Fields = {"key": key, "partition": partition}
         return _record(await self._ask("PRODUCE_DELAYED", topic=topic, data=value, delay_ms=delay_ms, **where))
 
     async def cancel_delayed(self, topic: str, handle: int) -> None:
@@ -377,20 +380,20 @@ class Manage:
     async def produce_with_schema(
         self, topic: str, schema: str, value: bytes, *, key: bytes = b"", partition: int = ANY
     ) -> Record:
-        where = {"key": key, "partition": partition}
+        where: Fields = {"key": key, "partition": partition}
         return _record(await self._ask("PRODUCE_WITH_SCHEMA", topic=topic, schema=schema, data=value, **where))
 
     # -- transactions ----------------------------------------------------------------------------------------------
 
     async def txn_begin(self, transactional_id: str = "", timeout_ms: int = 0) -> str:
-        options = {"transactional_id": transactional_id, "timeout_ms": timeout_ms}
+        options: Fields = {"transactional_id": transactional_id, "timeout_ms": timeout_ms}
         found = await self._ask("TXN_BEGIN", **(options if any(options.values()) else {}))
         return str(found["txn_id"])
 
     async def txn_produce(
         self, txn_id: str, topic: str, value: bytes, *, key: bytes = b"", partition: int = ANY
     ) -> Record:
-        where = {"key": key, "partition": partition}
+        where: Fields = {"key": key, "partition": partition}
         return _record(await self._ask("TXN_PRODUCE", txn_id=txn_id, topic=topic, data=value, **where))
 
     async def txn_commit(self, txn_id: str) -> None:
@@ -470,7 +473,7 @@ class Manage:
         return bytes((await self._ask("AUDIT_EXPORT", query=asked.fields(), format=format))["data"])
 
 
-def _group(row: dict[str, Any]) -> GroupInfo:
+def _group(row: Fields) -> GroupInfo:
     return GroupInfo(
         row["topic"],
         row["group"],
@@ -483,15 +486,13 @@ def _group(row: dict[str, Any]) -> GroupInfo:
     )
 
 
-def _record(row: dict[str, Any]) -> Record:
+def _record(row: Fields) -> Record:
     return Record(row["topic"], row["partition"], row["offset"], row["timestamp_ms"])
 
 
-def _user(row: dict[str, Any]) -> User:
+def _user(row: Fields) -> User:
     return User(row["user"], row["roles"], row["permissions"], row["enabled"], row["created_s"], row["updated_s"])
 
 
-def _user_fields(
-    name: str, password: str, roles: Sequence[str], *, old: str = "", enabled: bool = True
-) -> dict[str, Any]:
+def _user_fields(name: str, password: str, roles: Sequence[str], *, old: str = "", enabled: bool = True) -> Fields:
     return {"user": name, "password": password, "old_password": old, "roles": list(roles), "enabled": enabled}
