@@ -5,7 +5,6 @@ AF 01 op flags u32 length | payload        str16: u16 length + text        bytes
 
 import socket
 import struct
-import time
 
 HANG_S = 20.0
 HEADER = struct.Struct(">BBBBI")
@@ -42,8 +41,12 @@ class FlyWire:
         except OSError as error:
             raise Gone(str(error)) from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        reply = self.ask(AUTH, text("admin") + text("admin"))
-        assert reply[0] == 1, reply
+        try:
+            reply = self.ask(AUTH, text("admin") + text("admin"))
+            assert reply[0] == 1, reply
+        except BaseException:
+            self._socket.close()
+            raise
 
     def close(self) -> None:
         self._socket.close()
@@ -176,14 +179,3 @@ def _text(body: bytes, at: int) -> tuple[str, int]:
 def _blob(body: bytes, at: int) -> tuple[bytes, int]:
     end = at + 4 + struct.unpack_from(">I", body, at)[0]
     return body[at + 4 : end], end
-
-
-def connect(address: str, until: float) -> FlyWire:
-    """Try until that time: a broker that was just started may be killed before it answers."""
-    while True:
-        try:
-            return FlyWire(address)
-        except Gone:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.01)

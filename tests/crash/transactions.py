@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,9 +107,9 @@ class Clients:
 
     def _guard(self, work: Callable[[FlyWire, random.Random], None], chance: random.Random) -> None:
         try:
-            wire = FlyWire(self._address)
-            while True:
-                work(wire, chance)
+            with closing(FlyWire(self._address)) as wire:
+                while True:
+                    work(wire, chance)
         except Gone:
             return
         except (Refused, AssertionError) as error:
@@ -259,14 +260,13 @@ class Campaign:
         self.counts.notes.append(f"{kind}: {text}")
 
     def _judge(self, story: Story, address: str) -> None:
-        wire = FlyWire(address)
         for problem in story.problems:
             self._note("phantom", problem)
-        self._judge_transactions(story, wire)
-        self._judge_delayed(story, wire)
-        self._judge_poison(story, wire)
-        self._judge_numbered(story, wire)
-        wire.close()
+        with closing(FlyWire(address)) as wire:
+            self._judge_transactions(story, wire)
+            self._judge_delayed(story, wire)
+            self._judge_poison(story, wire)
+            self._judge_numbered(story, wire)
 
     def _judge_transactions(self, story: Story, wire: FlyWire) -> None:
         for number, (id, values, outcome) in list(story.transactions.items()):
