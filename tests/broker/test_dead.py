@@ -3,7 +3,7 @@
 import contextlib
 import errno
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
@@ -12,8 +12,9 @@ import pytest
 
 from quintet import kernel
 from quintet.broker import dead as module
-from quintet.broker.dead import DeadLetter, DeadRow, Failure, _settle, dead_letter_name
-from quintet.broker.subscriptions import Subscriptions
+from quintet.broker.dead import DeadLetter, DeadLetters, DeadRow, Failure, _settle, dead_letter_name
+from quintet.broker.intents import Effect
+from quintet.broker.table import Done
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch, Row
@@ -465,13 +466,24 @@ def test_power_lost_at_every_call_of_a_subscription_with_poison() -> None:
 
 def test_burying_in_two_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positive control: without the intent some cut gives two dead letters."""
-    real = Subscriptions.__init__
 
-    def without(self: Subscriptions, *positional: object, **named: object) -> None:
-        named.pop("dead")
-        real(self, *positional, **named)  # type: ignore[arg-type]
+    def in_two_steps(
+        dead: DeadLetters, source: bytes, partition: int, offset: int, row: Row, failure: Failure,
+        effects: Sequence[Effect], done: Done,
+    ) -> None:  # fmt: skip
+        def published(_offset: int, error: Exception | None) -> None:
+            if error is None:
+                dead._intents._effects[effects[0][0]](effects[0][1], done)
+            else:
+                done(error)
 
-    monkeypatch.setattr(Subscriptions, "__init__", without)
+        try:
+            topic, number, batch = dead.prepare(source, partition, offset, row, failure)
+            topic.publish(batch, 1, False, published, number)
+        except QuintetError as refused:
+            done(refused)
+
+    monkeypatch.setattr(DeadLetters, "bury", in_two_steps)
     caught = 0
     for at in range(40, 200):
         parts, story = cut_and_go_on(at)

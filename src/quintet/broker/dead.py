@@ -13,6 +13,7 @@ by the asker, never to one that a header names.
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -237,10 +238,8 @@ class DeadLetters:
         """The first offset from this one on that is not resolved; it may be past the end."""
         marks = self._marks(topic.spec.id, number)
         offset = max(offset, marks.purged_below, topic.partitions[number].start)
-        for first, last in marks.resolved:
-            if first <= offset < last:
-                offset = last
-        return offset
+        at = bisect_right(marks.resolved, offset, key=_first) - 1  # ranges do not touch: at most one holds it
+        return max(offset, marks.resolved[at][1]) if at >= 0 else offset
 
     def _open_count(self, topic: Topic, number: int) -> int:
         marks, partition = self._marks(topic.spec.id, number), topic.partitions[number]
@@ -567,6 +566,10 @@ def _settle(row: DeadRow) -> DeadRow:
         else:
             ranges.append((first, last))
     return DeadRow(row.topic_id, row.partition, low, tuple(ranges))
+
+
+def _first(found: Range) -> int:
+    return found[0]
 
 
 def _committed(error: Exception | None) -> Exception | None:

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from quintet.broker import reads
-from quintet.broker.dead import DeadLetters, Failure, dead_letter_name, letter
+from quintet.broker.dead import DeadLetters, Failure
 from quintet.broker.intents import Intents, pack
 from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
@@ -62,8 +62,8 @@ class Subscriptions:
         dead_letter_suffix: str,
         idle_us: int,
         subscriptions_max: int,
-        dead: DeadLetters | None = None,
-        intents: Intents | None = None,
+        dead: DeadLetters,
+        intents: Intents,
     ) -> None:
         self._table = table
         self._topics = topics
@@ -85,8 +85,7 @@ class Subscriptions:
         self._delivered_by_removed = 0
         self.redelivered = 0
         self.dead_lettered = 0
-        if intents is not None:
-            intents.on_effect(_SETTLED, self._settle)
+        intents.on_effect(_SETTLED, self._settle)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -258,30 +257,8 @@ class Subscriptions:
         failure = Failure(
             "not acknowledged", attempts=attempts, more=((b"subscription", str(subscription.id).encode()),)
         )
-        if self._dead is not None:
-            effect = (_SETTLED, pack((subscription.id, number, offset)))
-            self._dead.bury(subscription.topic_name, number, offset, row, failure, [effect], done)
-            return
-        self._bury_without_intent(subscription, lane, offset, row, failure, done)
-
-    def _bury_without_intent(
-        self, subscription: Subscription, lane: Lane, offset: int, row: Row, failure: Failure, done: Done
-    ) -> None:
-        """For a broker that has no intents: a crash between the two steps gives a second dead letter, never none."""
-
-        def published(_offset: int, error: Exception | None) -> None:
-            if error is None:
-                self._burying.discard((subscription.id, lane.partition.number, offset))
-                lane.settle(offset)
-            done(error)
-
-        number = lane.partition.number
-        try:
-            topic = self._topics.ensure(dead_letter_name(subscription.topic_name, self._suffix), durable=True)
-            batch = letter(subscription.topic_name, number, offset, row, failure, self._scheduler.now())
-            topic.publish(batch, 1, False, published)
-        except QuintetError as refused:
-            done(refused)
+        effect = (_SETTLED, pack((subscription.id, number, offset)))
+        self._dead.bury(subscription.topic_name, number, offset, row, failure, [effect], done)
 
     def _buried(
         self, subscription: Subscription, lane: Lane, offset: int, attempts: int, error: Exception | None
