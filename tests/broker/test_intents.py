@@ -282,6 +282,20 @@ def test_a_full_disk_after_the_commitment_is_made_good(nth: int) -> None:
     assert len(told) == 1
 
 
+@pytest.mark.parametrize("operation", ["fdatasync", "pwritev", "zero", "open"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_failing_disk_call_tears_nothing(operation: str, code: int) -> None:
+    """A failed sync ends a partition: what was told is so after the next start, and nothing is torn."""
+    for nth in range(1, 30):
+        disk, story = SimDisk(seed=nth), Story()
+        disk.fail(operation, nth, code)
+        with contextlib.suppress(OSError):
+            workload(disk, story)
+        disk.crash(Random(nth))
+        parts, numbers = start(disk)
+        assert check(parts, numbers, story) == [], f"{operation} {nth}"
+
+
 def test_a_refused_effect_is_had_later_and_who_asks_again_is_told() -> None:
     parts, numbers = start()
     numbers.refuse = 2
