@@ -61,12 +61,12 @@ def raw(code: int, payload: bytes = b"", flags: int = 1) -> bytes:
     return _HEADER.pack(0xAF, 1, code, flags, len(payload)) + payload
 
 
-def payload_of(name: str, form: int = 0, **fields: Any) -> bytes:
+def payload_of(name: str, form: int = 0, /, **fields: Any) -> bytes:
     """The payload of a request, by the layout of that number."""
     return codec.layout(BY_NAME[name].asks[form]).encode(fields)
 
 
-def request(name: str, form: int = 0, flags: int = 1, **fields: Any) -> bytes:
+def request(name: str, form: int = 0, /, flags: int = 1, **fields: Any) -> bytes:
     return raw(BY_NAME[name].code, payload_of(name, form, **fields), flags)
 
 
@@ -130,12 +130,12 @@ class Client:
         assert reply.code == operation.answer_code, (name, reply)
         return codec.answer_layout(operation, self.dialect).decode(memoryview(reply.payload))
 
-    def ask(self, name: str, form: int = 0, **fields: Any) -> dict[str, Any]:
+    def ask(self, name: str, form: int = 0, /, **fields: Any) -> dict[str, Any]:
         replies = self.exchange(request(name, form, **fields))
         assert len(replies) == 1, f"{len(replies)} replies to one {name}; closing: {self.peer.session.closing}"
         return self.read(name, replies[0])
 
-    def refused(self, name: str, form: int = 0, **fields: Any) -> str:
+    def refused(self, name: str, form: int = 0, /, **fields: Any) -> str:
         """The code of the refusal this must get."""
         try:
             answer = self.ask(name, form, **fields)

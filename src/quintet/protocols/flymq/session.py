@@ -398,6 +398,8 @@ class FlySession:
             return self._authenticate(slot, operation, ask)
         self._permit(operation, ask)
         accept = (flags & frames.ACCEPT_MASK) >> frames.ACCEPT_SHIFT
+        if accept and accept not in frames.CODECS:
+            raise BadRequest(f"compression {accept} is not known", hint="1 gzip, 2 lz4, 3 zstd, 4 snappy, 0 none")
         assert self._principal is not None
         call = Call(
             self._broker, self._principal, self, self._now, self._options, self._origin, self._peer, accept, code
