@@ -44,6 +44,12 @@ INT: dict[str, object] = {"type": "integer"}
 NUM: dict[str, object] = {"type": "number"}
 STR: dict[str, object] = {"type": "string"}
 
+
+def tree(leaf: object, **more: object) -> dict[str, object]:
+    node = {"type": "object", "properties": {"v": leaf, "left": {"$ref": "#"}, "right": {"$ref": "#"}, **more}}
+    return {"anyOf": [node, {"type": "string"}]}
+
+
 # old, new, what backward says, what forward says ("" is yes)
 JSON_PAIRS: list[tuple[object, object, str, str]] = [
     (obj(a=INT), obj(a=INT, b=STR), "", ""),
@@ -103,6 +109,9 @@ JSON_PAIRS: list[tuple[object, object, str, str]] = [
         "a: the writer has string",
     ),
     (True, False, "takes nothing", ""),
+    (tree(INT), tree(INT, b=STR), "", ""),
+    (tree(INT), tree(NUM), "", "none of the reader's alternatives"),
+    ({**tree(INT), "minProperties": 1}, {**tree(NUM), "minProperties": 1}, "", "none of the reader's alternatives"),
 ]
 
 
@@ -214,6 +223,20 @@ def test_reasons_are_bounded() -> None:
     assert len(reasons) == REASONS_MAX
     assert max(map(len, reasons)) <= REASON_CHARS_MAX
     assert reasons[-1] == "and 91 more"
+
+
+def test_a_comparison_is_bounded() -> None:
+    def schema(leaf: dict[str, object]) -> dict[str, object]:
+        inner = {"properties": {f"q{number}": leaf for number in range(300)}}
+        return {"$defs": {"w": inner}, "properties": {f"p{number}": {"$ref": "#/$defs/w"} for number in range(300)}}
+
+    assert "too much to be shown" in differences("json", "backward", schema(INT), schema(NUM))[0]
+
+    def record(kind: str) -> dict[str, object]:
+        inner = rec(*(fld(f"q{number}", kind) for number in range(300)), name="S")
+        return rec(fld("s", inner), *(fld(f"p{number}", "S") for number in range(300)))
+
+    assert "too much to be shown" in differences("avro", "backward", record("int"), record("long"))[0]
 
 
 # -- what the answer means for data ---------------------------------------------------------------------------------------

@@ -20,13 +20,16 @@ that is being compared is taken as compatible when it comes up inside itself. Th
 unlisted properties: strictly, an open writer could have written anything there, and then no field could ever be added.
 """
 
+import json
 import re
 from typing import Any
 
 from quintet.broker.json_schema import REFERENCES, resolve_pointer
 
-COMPARISONS_MAX = 5_000  # pairs of subschemas looked at; about 5 us each
+COMPARISONS_MAX = 3_000  # pairs of subschemas looked at; about 10 us each
+NAMES_PER_COMPARISON = 20  # names of properties that cost as much as a pair
 REFERENCES_MAX = 64  # one after the other
+VALUES_COMPARED_MAX = 100  # of a writer's enum by name; larger ones as a set
 
 TYPES = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
 LOWER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
@@ -46,6 +49,10 @@ COMPARED = frozenset(
 )  # fmt: skip
 
 
+class _TooMuch(Exception):
+    """The budget of a comparison is spent."""
+
+
 class Comparison:
     """One reader against one writer; `reasons` is the answer."""
 
@@ -54,13 +61,19 @@ class Comparison:
         self._writer_root = writer
         self._open: set[tuple[int, int]] = set()
         self._compared = 0
-        self._kept: list[object] = []  # merged schemas, so that an id() stays theirs
-        self.reasons = self._compare(reader, writer, "")
+        self._anchors: dict[int, dict[str, Any]] = {}
+        self._value_sets: dict[int, frozenset[str]] = {}
+        self._subsets: dict[tuple[int, int], bool] = {}
+        # Schemas made of others, by what they are made of: a recursive pair must come up as the same two objects again.
+        self._made: dict[tuple[str, int, int], tuple[Any, Any, dict[str, Any]]] = {}
+        self._kept: list[object] = []  # so that an id() stays theirs
+        try:
+            self.reasons = self._compare(reader, writer, "")
+        except _TooMuch:
+            self.reasons = [f"more than {COMPARISONS_MAX} pairs of subschemas to compare: too much to be shown"]
 
     def _compare(self, reader: Any, writer: Any, path: str) -> list[str]:
-        self._compared += 1
-        if self._compared > COMPARISONS_MAX:
-            return [f"{_at(path)}: more than {COMPARISONS_MAX} pairs of subschemas to compare"]
+        self._spend(1)
         if reader is True or reader == {} or writer is False or reader is writer:
             return []
         if reader is False:
@@ -90,32 +103,27 @@ class Comparison:
             }
             target = self._target(reference, root)
             if beside:
-                schema = {**beside, "allOf": [*beside.get("allOf", []), target]}
-                self._kept.append(schema)
-                return schema
+                made = {**beside, "allOf": [*beside.get("allOf", []), target]}
+                return self._once("ref", schema, target, made)
             schema = target
         return schema
 
-    @staticmethod
-    def _target(reference: str, root: object) -> Any:
+    def _spend(self, count: int) -> None:
+        self._compared += count
+        if self._compared > COMPARISONS_MAX:
+            raise _TooMuch
+
+    def _target(self, reference: str, root: object) -> Any:
         if reference[1:2] in ("", "/"):
             return resolve_pointer(root, reference)
-        waiting = [root]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, dict):
-                if reference[1:] in (value.get("$anchor"), value.get("$dynamicAnchor")):
-                    return value
-                waiting += value.values()
-            elif isinstance(value, list):
-                waiting += value
-        return None
+        anchors = self._anchors.get(id(root))
+        if anchors is None:
+            anchors = self._anchors[id(root)] = find_anchors(root)
+        return anchors.get(reference[1:])
 
     def _equal(self, reader: Any, writer: Any, open: frozenset[str] = frozenset()) -> bool:
         """The same words, and the same behind every reference."""
-        self._compared += 1
-        if self._compared > COMPARISONS_MAX:
-            return False
+        self._spend(1)
         if isinstance(reader, dict) and isinstance(writer, dict):
             mine, theirs = reader.keys() - ANNOTATIONS, writer.keys() - ANNOTATIONS
             return mine == theirs and all(
@@ -136,19 +144,17 @@ class Comparison:
 
     def _schemas(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
         writer = self._flatten(writer)
+        sizes = sum(len(s.get(k) or ()) for s in (reader, writer) for k in ("properties", "required", "allOf", "anyOf"))
+        self._spend(sizes // NAMES_PER_COMPARISON)
         if "anyOf" in writer and "anyOf" not in reader:
-            rest = {keyword: value for keyword, value in writer.items() if keyword != "anyOf"}
-            return [
-                reason for option in writer["anyOf"] for reason in self._schemas(reader, self._both(rest, option), path)
-            ]
-        found = _types(reader, writer, path) + _values(reader, writer, path) + _limits(reader, writer, path)
+            options = [self._both(writer, option) for option in writer["anyOf"]]
+            return [reason for option in options for reason in self._compare(reader, option, path)]
+        found = _types(reader, writer, path) + self._values(reader, writer, path) + _limits(reader, writer, path)
         found += self._objects(reader, writer, path) + self._arrays(reader, writer, path)
         for part in reader.get("allOf", ()):
             found += self._compare(part, writer, path)
         if "anyOf" in reader and not self._equal(reader["anyOf"], writer.get("anyOf")):
-            rest = {keyword: value for keyword, value in writer.items() if keyword != "anyOf"}
-            for option in writer.get("anyOf", [True]):
-                both = self._both(rest, option)
+            for both in [self._both(writer, option) for option in writer["anyOf"]] if "anyOf" in writer else [writer]:
                 if all(self._compare(choice, both, path) for choice in reader["anyOf"]):
                     found.append(f"{_at(path)}: what the writer allows fits none of the reader's alternatives (anyOf)")
         for keyword, value in reader.items():
@@ -158,12 +164,17 @@ class Comparison:
                 found.append(f"{_at(path)}: {keyword} differs, and that cannot be shown to be compatible")
         return found
 
-    def _both(self, first: dict[str, Any], second: Any) -> dict[str, Any]:
-        """A writer's schema that is both of these."""
-        second = self._resolve(second, self._writer_root)
-        merged = self._flatten({**first, "allOf": [*first.get("allOf", []), second]})
-        self._kept.append(merged)
-        return merged
+    def _once(self, how: str, first: Any, second: Any, made: dict[str, Any]) -> dict[str, Any]:
+        """The schema that was made of these two before, or this one from now on."""
+        return self._made.setdefault((how, id(first), id(second)), (first, second, made))[2]
+
+    def _both(self, writer: dict[str, Any], option: Any) -> Any:
+        """A writer's schema with one of its alternatives chosen."""
+        rest = {keyword: value for keyword, value in writer.items() if keyword != "anyOf"}
+        if rest.keys() <= ANNOTATIONS:
+            return option
+        made = {**rest, "allOf": [*rest.get("allOf", []), option]}
+        return self._once("both", writer, option, made)
 
     def _flatten(self, writer: dict[str, Any]) -> dict[str, Any]:
         """A writer's allOf as one schema where no keyword is said twice; what is said twice stays in allOf, unused."""
@@ -180,8 +191,40 @@ class Comparison:
                     merged["properties"] = {**value, **merged.get("properties", {})}
                 else:
                     merged.setdefault(keyword, value)
-        self._kept.append(merged)
-        return merged
+        return self._once("flat", writer, writer, merged)
+
+    def _values(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+        found = []
+        written = writer.get("enum", [writer["const"]] if "const" in writer else None)
+        for keyword in ("enum", "const"):
+            if keyword not in reader:
+                continue
+            taken = reader["enum"] if keyword == "enum" else [reader["const"]]
+            if written is None:
+                found.append(f"{_at(path)}: the reader takes only {len(taken)} values ({keyword}), the writer any")
+                continue
+            known = self._value_set(taken)
+            if len(written) > VALUES_COMPARED_MAX:
+                gone = [] if self._contains(taken, written) else ["some of the writer's values"]
+            else:
+                gone = [repr(value)[:30] for value in written if _canonical(value) not in known]
+            if gone:
+                found.append(f"{_at(path)}: the reader's {keyword} has no {', '.join(gone[:5])}")
+        return found
+
+    def _contains(self, taken: list[Any], written: list[Any]) -> bool:
+        pair = (id(taken), id(written))
+        if pair not in self._subsets:
+            self._subsets[pair] = self._value_set(written) <= self._value_set(taken)
+        return self._subsets[pair]
+
+    def _value_set(self, values: list[Any]) -> frozenset[str]:
+        known = self._value_sets.get(id(values))
+        if known is None:
+            known = frozenset(map(_canonical, values))
+            self._kept.append(values)
+            self._value_sets[id(values)] = known
+        return known
 
     def _objects(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
         if "object" not in _type_set(writer):
@@ -245,7 +288,8 @@ def _type_set(schema: dict[str, Any]) -> frozenset[str]:
     types = schema.get("type")
     if types is None:
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        return TYPES if values is None else frozenset(map(_type_of, values))
+        # A long enum is taken as of any type: a wider answer is a safe one, and this is asked often.
+        return TYPES if values is None or len(values) > VALUES_COMPARED_MAX else frozenset(map(_type_of, values))
     return frozenset((types,) if isinstance(types, str) else types)
 
 
@@ -272,19 +316,29 @@ def _same(first: object, second: object) -> bool:
     return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
-def _values(reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
-    found = []
-    written = writer.get("enum", [writer["const"]] if "const" in writer else None)
-    for keyword in ("enum", "const"):
-        if keyword in reader:
-            taken = reader["enum"] if keyword == "enum" else [reader["const"]]
-            if written is None:
-                found.append(f"{_at(path)}: the reader takes only {len(taken)} values ({keyword}), the writer any")
-                continue
-            gone = [value for value in written[:100] if not any(_same(value, other) for other in taken[:1000])]
-            if gone or len(written) > 100:
-                shown = ", ".join(repr(value)[:30] for value in gone[:5]) or "some of its values"
-                found.append(f"{_at(path)}: the reader's {keyword} has no {shown}")
+def _canonical(value: object) -> str:
+    """One text for one JSON value: 1.0 is 1, and true is not."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{_canonical(value[name])}" for name in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_canonical, value)) + "]"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value)
+
+
+def find_anchors(root: object) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                if isinstance(value.get(keyword), str):
+                    found.setdefault(value[keyword], value)
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
     return found
 
 

@@ -28,6 +28,7 @@ from quintet.broker.validators import (
 )
 from quintet.model.errors import SchemaInvalid
 
+DEFINITION_VALUES_MAX = 10_000  # strings, numbers and literals in one definition
 SUBSCHEMAS_MAX = 2_000  # per definition, references counted once
 LINKS_MAX = 10_000  # pairs of subschemas where one leads to the other, references and combinations written out
 IN_PLACE_MAX = 500  # subschemas that apply to one value, references and combinations written out
@@ -84,6 +85,9 @@ class JsonSchema:
             raise SchemaInvalid(f"the JSON Schema is refused: {error}") from error
         if not isinstance(schema, dict | bool):
             raise SchemaInvalid("a JSON Schema is an object, true or false")
+        values = sum(1 for _ in _scalars([schema]))
+        if values > DEFINITION_VALUES_MAX:
+            raise SchemaInvalid(f"the JSON Schema has {values} values, the limit is {DEFINITION_VALUES_MAX}")
         self.schema: dict[str, object] | bool = schema
         self._graph = _Graph(schema)
         try:
