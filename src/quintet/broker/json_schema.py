@@ -29,8 +29,8 @@ from quintet.broker.validators import (
 from quintet.model.errors import SchemaInvalid
 
 DEFINITION_VALUES_MAX = 10_000  # strings, numbers and literals in one definition
-SUBSCHEMAS_MAX = 2_000  # per definition, references counted once
-LINKS_MAX = 10_000  # pairs of subschemas where one leads to the other, references and combinations written out
+SUBSCHEMAS_MAX = 1_000  # per definition, references counted once
+LINKS_MAX = 5_000  # pairs of subschemas where one leads to the other, references and combinations written out
 IN_PLACE_MAX = 500  # subschemas that apply to one value, references and combinations written out
 PATTERN_CHARS_MAX = 512  # of one regular expression
 PATTERN_PROGRAM_BYTES_MAX = 64 * 1024  # of one compiled regular expression
