@@ -55,7 +55,14 @@ class CoreLaws(FlyLaws):
         def produce(value: bytes, topic: str = "t", key: bytes = b"", partition: int = 0) -> bytes:
             return request("PRODUCE", topic=topic, key=key, value=value, partition=partition)
 
-        once: dict[str, Any] = {"topic": "t", "key": b"", "value": b"once", "partition": 0, "producer_id": 5, "sequence": 0}
+        once: dict[str, Any] = {
+            "topic": "t",
+            "key": b"",
+            "value": b"once",
+            "partition": 0,
+            "producer_id": 5,
+            "sequence": 0,
+        }
         return (
             request("WHOAMI")
             + auth("admin", "wrong")
