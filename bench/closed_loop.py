@@ -1,4 +1,5 @@
-"""Closed-loop durable publishes: by the Rust program of bench/loadgen, or by the Python generator where there is no Rust.
+"""Closed-loop publishes and FETCH loops: by the Rust program of bench/loadgen. Where there is no Rust, the Python generator
+can do the plain closed loops.
 
 At one message in flight the Python generator costs more CPU per round trip than the servers do, so on few cores it would
 measure itself. All sides of a comparison are driven by the same generator, and the report says so if it is Python's.
@@ -13,16 +14,24 @@ from pathlib import Path
 
 from quintet.bench import run
 from quintet.bench.generators import Load
-from quintet.bench.wire import BenchError
+from quintet.bench.wire import Address, BenchError
 
 HERE = Path(__file__).resolve().parent
 MANIFEST = HERE / "loadgen" / "Cargo.toml"
 TARGET = HERE / ".peers" / "loadgen"
 BUILD_S = 300.0
 SLACK_S = 60.0  # beyond the run itself: connecting, and the 30 s after which the program calls a server stalled
+FILL_S_MAX = 240.0  # for everything that is sent before a measurement
 PYTHON = "python generator"
 # What the program calls the wires it speaks.
-PROTOCOLS = {"quintet blipmq": "blipmq", "redis streams": "redis", "nats jetstream": "jetstream", "nats core": "nats"}
+PROTOCOLS = {
+    "quintet blipmq": "blipmq",
+    "quintet flymq": "flymq",
+    "redis streams": "redis",
+    "nats jetstream": "jetstream",
+    "nats core": "nats",
+    "kafka": "kafka",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +43,15 @@ class Rounds:
     p50_us: float
     p99_us: float
     total: int
+    bytes: int = 0  # read, where reading is what is measured
 
     @property
     def rate(self) -> float:
         return self.operations / self.seconds
+
+    @property
+    def bytes_rate(self) -> float:
+        return self.bytes / self.seconds
 
 
 def working_cargo() -> str | None:
@@ -68,32 +82,65 @@ def generator() -> str:
     return "" if program() else PYTHON
 
 
-def command(load: Load, connections: int, in_flight: int, seconds: float, warmup: float) -> list[str]:
-    """The program and its arguments for this load."""
+def _words(options: dict[str, str | float]) -> list[str]:
     built = program()
     if built is None:
         raise BenchError("bench/loadgen needs cargo. Install Rust, or use closed_loop.rounds, which can do without.")
+    return [str(built), *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+
+
+def command(
+    load: Load, connections: int, in_flight: int, seconds: float, warmup: float, **more: str | float
+) -> list[str]:
+    """The program and its arguments for this load; `more` are further options of it (see its usage line)."""
     host, port = load.address
-    numbers = {"connections": connections, "in-flight": in_flight, "size": load.size, "seconds": seconds}
-    words = [str(built), "--proto", PROTOCOLS[load.wire.name], "--addr", f"{host}:{port}", "--topic", load.topic]
-    for name, value in (numbers | {"warmup": warmup}).items():
-        words += [f"--{name}", str(value)]
-    return words
+    options: dict[str, str | float] = {
+        "proto": PROTOCOLS[load.wire.name],
+        "addr": f"{host}:{port}",
+        "topic": load.topic,
+    }
+    options |= {"connections": connections, "in-flight": in_flight, "size": load.size, "seconds": seconds}
+    return _words(options | {"warmup": warmup} | more)
 
 
-def rounds(load: Load, connections: int, in_flight: int, seconds: float, warmup: float = 0.0) -> Rounds:
+def _run(what: str, words: list[str], seconds: float) -> Rounds:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=seconds + SLACK_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise BenchError(f"{what}: the generator did not end {SLACK_S} s after its time.") from error
+    if done.returncode:
+        raise BenchError(f"{what}: {done.stderr.strip()}")
+    said = json.loads(done.stdout)
+    figures = (said[name] for name in ("operations", "seconds", "p50_us", "p99_us", "total", "bytes"))
+    return Rounds(*figures)
+
+
+def rounds(
+    load: Load, connections: int, in_flight: int, seconds: float, warmup: float = 0.0, **more: str | float
+) -> Rounds:
     """Each connection sends in_flight messages and waits until all are acknowledged as durable, over and over."""
-    if program() is None:
+    if program() is None and not more:
         outcome = run.windows(load, connections, in_flight, seconds=seconds)
         waits = sorted(outcome.latencies)
         p50, p99 = (waits[min(len(waits) - 1, int(len(waits) * share))] / 1e3 for share in (0.5, 0.99))
         return Rounds(outcome.messages, outcome.seconds, p50, p99, outcome.messages)
-    words = command(load, connections, in_flight, seconds, warmup)
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=warmup + seconds + SLACK_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise BenchError(f"{load.wire.name}: the generator did not end {SLACK_S} s after its time.") from error
-    if done.returncode:
-        raise BenchError(f"{load.wire.name}: {done.stderr.strip()}")
-    said = json.loads(done.stdout)
-    return Rounds(said["operations"], said["seconds"], said["p50_us"], said["p99_us"], said["total"])
+    return _run(load.wire.name, command(load, connections, in_flight, seconds, warmup, **more), warmup + seconds)
+
+
+def fill(load: Load, connections: int, in_flight: int, rounds_each: int, **more: str | float) -> Rounds:
+    """A fixed number of rounds on each connection, so that it is known what the server holds afterwards."""
+    words = command(load, connections, in_flight, FILL_S_MAX, 0.0, rounds=rounds_each, **more)
+    return _run(load.wire.name, words, FILL_S_MAX)
+
+
+def fetch(
+    load: Load, connections: int, in_flight: int, seconds: float, warmup: float = 0.0, **more: str | float
+) -> Rounds:
+    """FETCH requests, in_flight under way on each connection; `more` has run and held, and perhaps topics and once."""
+    words = command(load, connections, in_flight, seconds, warmup, what="fetch", **more)
+    return _run(load.wire.name, words, warmup + seconds)
+
+
+def drain(address: Address) -> Rounds:
+    """Read a plain stream to its end, with the reads that FETCH is measured with."""
+    return _run("a plain stream", _words({"what": "drain", "addr": f"{address[0]}:{address[1]}"}), SLACK_S)

@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from bench.peer_wires import JetStreamWire, MqttWire, NatsWire, RedisWire
+from bench.peer_wires import JetStreamWire, KafkaWire, MqttWire, NatsWire, RedisWire
 from rich.console import Console
 
 from bench import peers
 from quintet.bench.blipmq import BlipmqWire
+from quintet.bench.flymq import FlymqWire
 from quintet.bench.run import Outcome
 from quintet.bench.wire import Address, BenchError, Wire
 
 OURS = "quintet"
+FLY = f"{OURS} flymq"  # the same server by its other door, started for the loads of that door
 INFORMATION_REPETITIONS = 2  # of sides that do not count for the ratio
 DURABLE_TOPIC = "bench.durable"  # the subject of the JetStream stream
 
@@ -37,10 +39,12 @@ class Effort:
     log_bytes: int
     topics: int
     subscribers: int
+    fetch_bytes: int
+    fly_topics: int
 
 
-FULL = Effort(5, 1.5, 5_000, 10 << 30, 10_000, 1_000)
-QUICK = Effort(2, 0.2, 200, 256 << 20, 200, 50)
+FULL = Effort(5, 1.5, 5_000, 10 << 30, 10_000, 1_000, 1 << 30, 1_000)
+QUICK = Effort(2, 0.2, 200, 256 << 20, 200, 50, 64 << 20, 40)
 
 
 @dataclass(slots=True)
@@ -159,6 +163,8 @@ class Bench:
         starters: dict[str, Callable[[], contextlib.AbstractContextManager[peers.Server]]] = {
             OURS: lambda: peers.quintet(place),
             f"{OURS} idle": lambda: peers.quintet(place),
+            FLY: lambda: peers.quintet(place, door="flymq"),
+            "kafka": lambda: peers.kafka(place),
             "nats core": lambda: peers.nats(place, jetstream=False),
             "nats idle": lambda: peers.nats(place, jetstream=False),
             "nats jetstream": lambda: peers.nats(place, jetstream=True),
@@ -182,6 +188,8 @@ class Bench:
         wires: dict[str, Wire] = {
             OURS: BlipmqWire(),
             f"{OURS} idle": BlipmqWire(),
+            FLY: FlymqWire(),
+            "kafka": KafkaWire(),
             "nats core": NatsWire(),
             "nats idle": NatsWire(),
             "nats jetstream": JetStreamWire(),
@@ -232,7 +240,14 @@ class Bench:
         self.console.print(f"[bold]{comparison.load}[/]: {said} {comparison.unit}{ratio}", highlight=False)
 
     @contextlib.contextmanager
-    def fresh(self, name: str, settings: dict[str, str] | None = None, ready_within_s: float = 60.0) -> Iterator[Side]:
+    def fresh(
+        self,
+        name: str,
+        settings: dict[str, str] | None = None,
+        ready_within_s: float = 60.0,
+        door: Literal["blipmq", "flymq"] = "blipmq",
+    ) -> Iterator[Side]:
         """A server of ours for one load alone, with its own data directory (kept until the run ends)."""
-        with peers.quintet(self.directory / name, settings, ready_within_s) as server:
-            yield Side(OURS, BlipmqWire(), server, True)
+        wire = BlipmqWire() if door == "blipmq" else FlymqWire()
+        with peers.quintet(self.directory / name, settings, ready_within_s, door) as server:
+            yield Side(OURS, wire, server, True)

@@ -1,4 +1,4 @@
-"""The peers' protocols as the load generators speak them: NATS, JetStream, Redis Streams, MQTT 3.1.1.
+"""The peers' protocols as the load generators speak them: NATS, JetStream, Redis Streams, MQTT 3.1.1, Kafka.
 
 The same shape as quintet.bench.blipmq, so that every server meets the same load. Only what the loads need.
 """
@@ -6,11 +6,14 @@ The same shape as quintet.bench.blipmq, so that every server meets the same load
 import json
 import socket
 import struct
+import time
 from dataclasses import dataclass
 
-from quintet.bench.wire import Address, BenchError, fixed_answers, open_socket, read_until
+from quintet.bench.wire import STALL_S, Address, BenchError, fixed_answers, open_socket, read_until
 
 STREAM = "BENCH"
+KAFKA_BY_RUST = "Kafka's records are made by bench/loadgen alone, which needs cargo. Install Rust."
+LEADER_POLL_S = 0.1
 NATS_CONNECT = (
     b"CONNECT "
     + json.dumps(
@@ -170,7 +173,8 @@ def _mqtt_packet(kind: int, body: bytes) -> bytes:
             return bytes([kind]) + bytes(digits) + body
 
 
-def _mqtt_string(text: str) -> bytes:
+def _string(text: str) -> bytes:
+    """u16 length | text: as MQTT and Kafka both have it."""
     return struct.pack(">H", len(text)) + text.encode()
 
 
@@ -184,23 +188,22 @@ class MqttWire:
     def connect(self, address: Address, connection: int = 0) -> socket.socket:
         sock = open_socket(address)
         # Clean session, no keep-alive, empty client id (the server picks one).
-        sock.sendall(_mqtt_packet(0x10, _mqtt_string("MQTT") + bytes([4, 2, 0, 0]) + _mqtt_string("")))
+        sock.sendall(_mqtt_packet(0x10, _string("MQTT") + bytes([4, 2, 0, 0]) + _string("")))
         answer = read_until(sock, lambda data: len(data) >= 4, "CONNACK")
         if answer != b"\x20\x02\x00\x00":
             raise BenchError(f"mosquitto refused the connection: {answer!r}")
         return sock
 
     def subscribe(self, sock: socket.socket, topic: str, qos: int) -> int:
-        sock.sendall(_mqtt_packet(0x82, struct.pack(">H", 1) + _mqtt_string(topic) + bytes([qos])))
+        sock.sendall(_mqtt_packet(0x82, struct.pack(">H", 1) + _string(topic) + bytes([qos])))
         read_until(sock, lambda data: len(data) >= 5, "SUBACK")
         return 1
 
     def encode(self, topic: str, payload: bytes, qos: int, messages: int, connection: int = 0) -> bytes:
         if qos == 0:
-            return _mqtt_packet(0x30, _mqtt_string(topic) + payload) * messages
+            return _mqtt_packet(0x30, _string(topic) + payload) * messages
         return b"".join(
-            _mqtt_packet(0x32, _mqtt_string(topic) + struct.pack(">H", 1 + number) + payload)
-            for number in range(messages)
+            _mqtt_packet(0x32, _string(topic) + struct.pack(">H", 1 + number) + payload) for number in range(messages)
         )
 
     def barrier(self, qos: int) -> bytes:
@@ -218,7 +221,77 @@ class MqttWire:
         return count, data[count * 4 :]
 
     def delivered(self, topic: str, payload: bytes, qos: int) -> bytes:
-        return _mqtt_packet(0x30, _mqtt_string(topic) + payload)
+        return _mqtt_packet(0x30, _string(topic) + payload)
+
+    def acknowledge(self, subscription: int, qos: int, deliveries: bytes, frame: int) -> bytes:
+        return b""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaWire:
+    """Kafka as far as Python needs it: topics are made here, records are made and counted by bench/loadgen alone."""
+
+    name: str = "kafka"
+    noise: bytes = b""
+
+    def _ask(self, address: Address, key: int, version: int, body: bytes) -> bytes:
+        """i32 size | i16 key | i16 version | i32 correlation | str client | body; answered by i32 size | i32 correlation."""
+        request = struct.pack(">hhih", key, version, 1, -1) + body
+        with open_socket(address) as sock:
+            sock.sendall(struct.pack(">i", len(request)) + request)
+            answer = read_until(
+                sock, lambda data: len(data) >= 4 and len(data) >= 4 + int.from_bytes(data[:4], "big"), "Kafka's answer"
+            )
+        return answer[8:]
+
+    def create_topic(self, address: Address, topic: str, partitions: int) -> None:
+        """CreateTopics version 2: one topic, one replica; answered by i32 throttle, i32 1, its name and an error."""
+        body = struct.pack(">i", 1) + _string(topic) + struct.pack(">ihiiib", partitions, 1, 0, 0, 30_000, 0)
+        answer = self._ask(address, 19, 2, body)
+        (error,) = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(topic))
+        if error:
+            raise BenchError(f"Kafka made no topic {topic!r}: error {error}.")
+        deadline = time.monotonic() + STALL_S
+        for partition in range(partitions):
+            # A partition exists before it has a leader, and refuses until then.
+            while self._latest(address, topic, partition)[0]:
+                if time.monotonic() > deadline:
+                    raise BenchError(f"Kafka's topic {topic!r} has no leader after {STALL_S} s. See its log.")
+                time.sleep(LEADER_POLL_S)
+
+    def held(self, address: Address, topic: str, partition: int) -> int:
+        """How many records a partition holds."""
+        error, offset = self._latest(address, topic, partition)
+        if error:
+            raise BenchError(f"Kafka does not say what {topic!r} holds: error {error}.")
+        return offset
+
+    def _latest(self, address: Address, topic: str, partition: int) -> tuple[int, int]:
+        """(error, next offset): ListOffsets version 2, of the latest."""
+        body = struct.pack(">ibi", -1, 0, 1) + _string(topic) + struct.pack(">iiq", 1, partition, -1)
+        error, _, offset = struct.unpack_from(">hqq", self._ask(address, 2, 2, body), 4 + 4 + 2 + len(topic) + 4 + 4)
+        return int(error), int(offset)
+
+    def connect(self, address: Address, connection: int = 0) -> socket.socket:
+        return open_socket(address)
+
+    def subscribe(self, sock: socket.socket, topic: str, qos: int) -> int:
+        raise BenchError(KAFKA_BY_RUST)
+
+    def encode(self, topic: str, payload: bytes, qos: int, messages: int, connection: int = 0) -> bytes:
+        raise BenchError(KAFKA_BY_RUST)
+
+    def barrier(self, qos: int) -> bytes:
+        return b""
+
+    def answers(self, qos: int, messages: int) -> int:
+        return 1
+
+    def answered(self, qos: int, data: bytes) -> tuple[int, bytes]:
+        raise BenchError(KAFKA_BY_RUST)
+
+    def delivered(self, topic: str, payload: bytes, qos: int) -> bytes:
+        raise BenchError(KAFKA_BY_RUST)
 
     def acknowledge(self, subscription: int, qos: int, deliveries: bytes, frame: int) -> bytes:
         return b""

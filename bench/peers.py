@@ -1,8 +1,8 @@
 """The servers of a side-by-side run: found or installed, started on loopback, stopped again.
 
     python bench/peers.py            says which peers are there, in which version
-    python bench/peers.py --install  gets the missing ones: nats-server by the Go tool into bench/.peers, the others by
-                                     the system's package manager
+    python bench/peers.py --install  gets the missing ones: nats-server by the Go tool and Kafka by Maven into bench/.peers,
+                                     the others by the system's package manager
 
 A peer that is not there is skipped by the harness, loudly. Nothing here measures.
 """
@@ -31,6 +31,24 @@ STOP_S = 20.0
 INSTALL_S = 900.0
 GO_PLACES = ("go", "/usr/local/go/bin/go", "/usr/lib/go/bin/go")
 NATS_MODULE = "github.com/nats-io/nats-server/v2@latest"
+KAFKA_JARS = PEERS / "kafka"
+KAFKA_VERSION = "[4.1,5)"  # 4.x runs without ZooKeeper; the newest is taken
+KAFKA_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+<groupId>quintet</groupId><artifactId>kafka-for-bench</artifactId><version>1</version>
+<dependencies><dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
+<version>{version}</version></dependency></dependencies></project>
+"""
+# What Kafka's own start script gives the broker.
+KAFKA_JAVA = (
+    "-Xmx1G",
+    "-Xms1G",
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:+ExplicitGCInvokesConcurrent",
+)
+KAFKA_CLUSTER = "AAAAAAAAAAAAAAAAAAAAAQ"
+KAFKA_START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +65,7 @@ PEER_TABLE = (
     Peer("nats", "nats-server", "--version", "nats-server"),
     Peer("redis", "redis-server", "--version", "redis-server"),
     Peer("mosquitto", "mosquitto", "-h", "mosquitto"),
+    Peer("kafka", "java", "-version", "default-jre-headless"),
 )
 
 
@@ -61,6 +80,9 @@ def version(peer: Peer) -> str | None:
     path = find(peer.program)
     if path is None:
         return None
+    if peer.name == "kafka":
+        jar = next(KAFKA_JARS.glob("kafka_2.13-*.jar"), None)
+        return jar.stem.rpartition("-")[2] if jar else None
     said = subprocess.run([path, peer.version_flag], capture_output=True, text=True, timeout=10, check=False)
     words = (said.stdout or said.stderr).splitlines()[0].replace("v=", "").split()
     return next((word.lstrip("v") for word in words if word.lstrip("v")[:1].isdigit()), "unknown")
@@ -81,10 +103,27 @@ def install(peer: Peer) -> str:
             done = subprocess.run([go, "install", NATS_MODULE], env=environment, timeout=INSTALL_S, check=False)
             if done.returncode == 0:
                 return f"{peer.name}: built {version(peer)} with the Go tool"
+    if peer.name == "kafka" and find(peer.program) is not None:
+        return _install_kafka(peer)
     if shutil.which("apt-get") is None:
         return f"{peer.name}: no package manager known here; install {peer.program} by hand and put it on PATH"
     done = subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", peer.package], check=False)
     return f"{peer.name}: {'installed' if done.returncode == 0 else 'apt-get failed'}, version {version(peer)}"
+
+
+def _install_kafka(peer: Peer) -> str:
+    """The broker with everything it needs, as Maven resolves it; apt has the resolver but not the broker."""
+    if shutil.which("mvn") is None and shutil.which("apt-get") is not None:
+        subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", "maven"], check=False)
+    maven = shutil.which("mvn")
+    if maven is None:
+        return f"{peer.name}: needs Maven; install mvn and put it on PATH"
+    KAFKA_JARS.mkdir(parents=True, exist_ok=True)
+    pom = KAFKA_JARS / "pom.xml"
+    pom.write_text(KAFKA_POM.format(version=KAFKA_VERSION))
+    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={KAFKA_JARS}", "-DincludeScope=runtime"]
+    done = subprocess.run([maven, "-q", "-B", "-f", str(pom), *goal], timeout=INSTALL_S, check=False)
+    return f"{peer.name}: {'installed' if done.returncode == 0 else 'Maven failed'}, version {version(peer)}"
 
 
 def free_port() -> int:
@@ -113,8 +152,8 @@ class Server:
         return self.process.poll() is None
 
 
-def _wait_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_S
+def _wait_port(process: subprocess.Popen[bytes], port: int, log: Path, within_s: float) -> None:
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             break
@@ -125,14 +164,16 @@ def _wait_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 
 @contextlib.contextmanager
-def _running(name: str, command: Sequence[str], port: int, directory: Path) -> Iterator[Server]:
+def _running(
+    name: str, command: Sequence[str], port: int, directory: Path, within_s: float = START_S
+) -> Iterator[Server]:
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "server.log"
     start = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=directory)
     try:
-        _wait_port(process, port, log)
+        _wait_port(process, port, log, within_s)
         yield Server(name, ("127.0.0.1", port), process, directory, {}, time.monotonic() - start)
     finally:
         stop(process)
@@ -202,12 +243,37 @@ def mosquitto(directory: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def quintet(
-    directory: Path, settings: dict[str, str] | None = None, ready_within_s: float = START_S
-) -> Iterator[Server]:
-    """Our own server, as a user starts it; ready_s is from exec to the ready line."""
+def kafka(directory: Path) -> Iterator[Server]:
+    """One Kafka node, broker and controller in one, with the defaults of its own configuration (no flush of its own)."""
+    java = _program("java")
+    if not any(KAFKA_JARS.glob("kafka_2.13-*.jar")):
+        raise BenchError("Kafka is not installed. Run: python bench/peers.py --install")
+    port, control = free_port(), free_port()
     directory.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"QUINTET_LISTENERS__BLIPMQ__PORT": "0", "QUINTET_LISTENERS__ADMIN__PORT": "0"}
+    config = directory / "server.properties"
+    config.write_text(
+        f"process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:{control}\n"
+        f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{control}\n"
+        f"advertised.listeners=PLAINTEXT://127.0.0.1:{port}\ncontroller.listener.names=CONTROLLER\n"
+        f"log.dirs={directory / 'data'}\noffsets.topic.replication.factor=1\n"
+    )
+    run = [java, *KAFKA_JAVA, "-cp", f"{KAFKA_JARS}/*"]
+    make = [*run, "kafka.tools.StorageTool", "format", "-t", KAFKA_CLUSTER, "-c", str(config)]
+    made = subprocess.run(make, capture_output=True, text=True, timeout=KAFKA_START_S, check=False)
+    if made.returncode:
+        raise BenchError(f"Kafka's directory was not made: {made.stderr[-600:]}")
+    with _running("kafka", [*run, "kafka.Kafka", str(config)], port, directory, KAFKA_START_S) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def quintet(
+    directory: Path, settings: dict[str, str] | None = None, ready_within_s: float = START_S, door: str = "blipmq"
+) -> Iterator[Server]:
+    """Our own server, as a user starts it; ready_s is from exec to the ready line. The address is that of `door`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    ports = {f"QUINTET_LISTENERS__{name}__PORT": "0" for name in ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "ADMIN")}
+    environment = os.environ | ports
     command = [sys.executable, "-m", "quintet", "serve", "--dev", "--data", str(directory / "data"), "--print-ready"]
     log = directory / "server.log"
     with log.open("wb") as out:
@@ -218,7 +284,7 @@ def quintet(
     try:
         listeners = _ready_line(process, log, start + ready_within_s)
         ready_s = time.monotonic() - start
-        host, _, port = listeners["blipmq"].rpartition(":")
+        host, _, port = listeners[door].rpartition(":")
         yield Server("quintet", (host, int(port)), process, directory, listeners, ready_s)
     finally:
         stop(process)
@@ -249,7 +315,7 @@ def main() -> None:
     wanted = parser.parse_args()
     for peer in PEER_TABLE:
         local = (PEERS / "bin" / peer.program).exists()
-        if wanted.install and (find(peer.program) is None or (peer.name == "nats" and not local)):
+        if wanted.install and (version(peer) is None or (peer.name == "nats" and not local)):
             print(install(peer))
         found = version(peer)
         print(f"{peer.name}: {found} at {find(peer.program)}" if found else f"{peer.name}: MISSING")

@@ -30,7 +30,7 @@ def target_of(comparison: Comparison) -> str:
     if comparison.target is None:
         return ""
     if comparison.absolute:
-        return f"at most {amount(comparison.target, comparison.unit)}"
+        return f"at {'least' if comparison.better == 'higher' else 'most'} {amount(comparison.target, comparison.unit)}"
     return f"at {'least' if comparison.better == 'higher' else 'most'} {comparison.target:g}x"
 
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from bench.harness import FULL, OURS, QUICK, Bench
 from rich.console import Console
 
-from bench import loads, loads_own, peers, report
+from bench import loads, loads_fly, loads_fly_own, loads_own, peers, report
 from quintet.bench.machine import facts
 from quintet.bench.wire import BenchError
 
@@ -40,8 +40,14 @@ LOADS: dict[str, Callable[[Bench], None]] = {
     "flat_topics": loads_own.flat_topics,
     "flat_subscribers": loads_own.flat_subscribers,
     "flat_log": loads_own.flat_log,
+    "fly_durable": loads_fly.fly_durable,
+    "fly_kafka": loads_fly.fly_kafka,
+    "fly_sync": loads_fly.fly_sync,
+    "fly_fetch": loads_fly.fly_fetch,
+    "fly_topics": loads_fly_own.fly_topics,
+    "fly_group": loads_fly_own.fly_group,
 }
-SIDES = (OURS, "nats", "redis", "mosquitto")
+SIDES = (OURS, "nats", "redis", "mosquitto", "kafka")
 
 
 def arguments() -> argparse.Namespace:
@@ -65,7 +71,7 @@ def main() -> int:
         return 0
     if wanted.install:
         for peer in peers.PEER_TABLE:
-            if peers.find(peer.program) is None:
+            if peers.version(peer) is None:
                 console.print(peers.install(peer))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))

@@ -4,13 +4,17 @@
 //!     redis      F XADD; each is answered with its id, after the sync that appendfsync asks for
 //!     jetstream  F PUB with the connection's own inbox; each is answered there when the stream has stored it
 //!     nats       F PUB and a PING; its PONG says that they were read (not durable)
+//!     flymq      F PRODUCE; each is answered with its offset when it is as durable as its topic asks (fly.rs)
+//!     kafka      F records in one batch of one Produce request with acks=1, answered as a whole (kafka.rs)
 
+use crate::fly;
+use crate::kafka;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
 const LINE_BYTES_MAX: usize = 4096; // of an answer; longer ones are none that were asked for
-const VARIED_BYTES: usize = 4; // of each payload of a round differ, as with the Python generators
+pub const VARIED_BYTES: usize = 4; // of each payload of a round differ, as with the Python generators
 const KEY: &[u8] = b"dev-key";
 const NATS_CONNECT: &[u8] = b"CONNECT {\"verbose\":false,\"pedantic\":false,\"lang\":\"raw\",\"version\":\"1\",\
     \"protocol\":0,\"headers\":false}\r\nPING\r\n";
@@ -31,6 +35,20 @@ pub enum Protocol {
     Redis,
     JetStream,
     Nats,
+    Flymq,
+    Kafka,
+}
+
+/// What one connection sends in a round. Without `run` all goes to one topic, connection by connection to another of its
+/// partitions (FlyMQ: to the one the server chooses, unless there are several).
+#[derive(Clone)]
+pub struct Shape {
+    pub topic: String,
+    pub size: usize,
+    pub messages: usize,
+    pub partitions: usize,
+    pub topics: usize, // with `run`: `topic.00000`, `topic.00001`, ...
+    pub run: usize,    // messages to one partition before the next partition or topic; 0: see above
 }
 
 impl Protocol {
@@ -40,6 +58,8 @@ impl Protocol {
             "redis" => Some(Protocol::Redis),
             "jetstream" => Some(Protocol::JetStream),
             "nats" => Some(Protocol::Nats),
+            "flymq" => Some(Protocol::Flymq),
+            "kafka" => Some(Protocol::Kafka),
             _ => None,
         }
     }
@@ -47,8 +67,8 @@ impl Protocol {
     /// How many answers a round of so many messages gets.
     pub fn answers(self, messages: usize) -> usize {
         match self {
-            Protocol::Blipmq | Protocol::Nats => 1,
-            Protocol::Redis | Protocol::JetStream => messages,
+            Protocol::Blipmq | Protocol::Nats | Protocol::Kafka => 1,
+            Protocol::Redis | Protocol::JetStream | Protocol::Flymq => messages,
         }
     }
 
@@ -65,6 +85,12 @@ impl Protocol {
                 }
                 Ok(())
             }
+            Protocol::Flymq => {
+                send(stream, &fly::auth())?;
+                let said = read_until(stream, |data| fly::whole(data).is_some())?;
+                fly::welcomed(&said)
+            }
+            Protocol::Kafka => Ok(()), // without SASL there is none
             Protocol::Redis => {
                 send(stream, b"PING\r\n")?;
                 expect_end(stream, b"+PONG\r\n")
@@ -83,17 +109,21 @@ impl Protocol {
     }
 
     /// The bytes of one round: so many messages whose payloads differ, and what asks for their answers.
-    pub fn round(self, topic: &str, size: usize, messages: usize, connection: usize) -> Vec<u8> {
-        let mut payload = payload_of(size);
+    pub fn round(self, shape: &Shape, connection: usize) -> Vec<u8> {
+        let Shape { topic, size, .. } = shape;
+        if self == Protocol::Kafka {
+            return kafka::produce(shape, connection);
+        }
         let mut out = Vec::new();
-        for number in 0..messages {
-            for (place, byte) in payload.iter_mut().take(VARIED_BYTES).enumerate() {
-                *byte = b'a' + (number >> (4 * place) & 15) as u8;
-            }
+        for payload in payloads(*size, shape.messages) {
             let head = match self {
                 Protocol::Blipmq => {
                     let length = (topic.len() as u16).to_be_bytes();
                     out.extend(frame(PUBLISH, 0, &[&[1], &length, topic.as_bytes(), &payload]));
+                    continue;
+                }
+                Protocol::Flymq => {
+                    out.extend(fly::produce(shape, &payload, connection));
                     continue;
                 }
                 Protocol::Redis => {
@@ -101,6 +131,7 @@ impl Protocol {
                 }
                 Protocol::JetStream => format!("PUB {topic} _INBOX.{connection} {size}\r\n"),
                 Protocol::Nats => format!("PUB {topic} {size}\r\n"),
+                Protocol::Kafka => unreachable!("a batch is made above, in one piece"),
             };
             out.extend(head.as_bytes());
             out.extend(&payload);
@@ -109,7 +140,7 @@ impl Protocol {
         match self {
             Protocol::Blipmq => out.extend(frame(PING, 7, &[])),
             Protocol::Nats => out.extend(b"PING\r\n"),
-            Protocol::Redis | Protocol::JetStream => {}
+            Protocol::Redis | Protocol::JetStream | Protocol::Flymq | Protocol::Kafka => {}
         }
         out
     }
@@ -134,7 +165,19 @@ fn payload_of(size: usize) -> Vec<u8> {
     (0..size).map(|_| letter()).collect()
 }
 
-fn shown(data: &[u8]) -> String {
+/// So many payloads whose first bytes differ.
+pub fn payloads(size: usize, count: usize) -> impl Iterator<Item = Vec<u8>> {
+    let plain = payload_of(size);
+    (0..count).map(move |number| {
+        let mut payload = plain.clone();
+        for (place, byte) in payload.iter_mut().take(VARIED_BYTES).enumerate() {
+            *byte = b'a' + (number >> (4 * place) & 15) as u8;
+        }
+        payload
+    })
+}
+
+pub fn shown(data: &[u8]) -> String {
     String::from_utf8_lossy(&data[..data.len().min(200)]).escape_default().to_string()
 }
 
@@ -199,6 +242,8 @@ impl Answers {
                 Protocol::Blipmq => pong(ahead)?,
                 Protocol::Redis => redis(ahead)?,
                 Protocol::JetStream | Protocol::Nats => nats(ahead)?,
+                Protocol::Flymq => fly::produced(ahead)?,
+                Protocol::Kafka => kafka::produced(ahead)?,
             }) else {
                 break;
             };
@@ -210,7 +255,7 @@ impl Answers {
 }
 
 /// One item at the start of data: (answers in it, its bytes), None if it is not whole yet, Err if it is a refusal.
-type Item = Result<Option<(usize, usize)>, String>;
+pub type Item = Result<Option<(usize, usize)>, String>;
 
 fn pong(data: &[u8]) -> Item {
     let seen = data.len().min(HEAD_BYTES);

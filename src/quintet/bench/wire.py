@@ -126,12 +126,18 @@ class Door:
 def doors() -> dict[str, Door]:
     """The doors that can be loaded, by URL scheme."""
     from quintet.bench.blipmq import BlipmqWire
+    from quintet.bench.flymq import FlymqWire
 
     return {
         "blipmq": Door(
             lambda user, password: BlipmqWire(key=password or user or "dev-key"),
             5555,
             "blipmq://:dev-key@127.0.0.1:5555",
+        ),
+        "flymq": Door(
+            lambda user, password: FlymqWire(user or "admin", password or "admin"),
+            9092,
+            "flymq://admin:admin@127.0.0.1:9092",
         ),
     }
 
