@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from quintet import __version__, config, kernel
 from quintet.admin.health import Check
@@ -24,6 +24,46 @@ _DOOR_COUNTERS = (
     ("bytes_in", "quintet_received_bytes_total", "Bytes read from clients."),
     ("bytes_out", "quintet_sent_bytes_total", "Bytes handed to client sockets."),
     ("stalls", "quintet_publisher_stalls_total", "Times a publisher was not read from because of back-pressure."),
+)
+
+
+# Figures of the broker's parts: (path from the broker, kind, metric, help)
+_BROKER_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], ...]] = (
+    ("groups.__len__", "gauge", "quintet_groups", "Consumer groups."),
+    ("groups.rebalances", "counter", "quintet_group_rebalances_total", "Times partitions were assigned anew."),
+    ("groups.commits", "counter", "quintet_group_commits_total", "Offsets committed."),
+    (
+        "groups.fenced",
+        "counter",
+        "quintet_group_fenced_total",
+        "Commits refused because the member had lost the partition.",
+    ),
+    ("transactions.__len__", "gauge", "quintet_transactions_open", "Transactions begun and not ended."),
+    ("transactions.committed", "counter", "quintet_transactions_committed_total", "Transactions committed."),
+    (
+        "transactions.aborted",
+        "counter",
+        "quintet_transactions_aborted_total",
+        "Transactions rolled back, timed out or fenced.",
+    ),
+    (
+        "intents.unfinished",
+        "gauge",
+        "quintet_intents_unfinished",
+        "Commits written and not yet carried out everywhere.",
+    ),
+    ("delays.heap_size", "gauge", "quintet_delayed_messages", "Messages that wait for their time."),
+    ("delays.delivered", "counter", "quintet_delayed_delivered_total", "Delayed messages that came into their topic."),
+    (
+        "producers.duplicates",
+        "counter",
+        "quintet_duplicates_avoided_total",
+        "Retries answered without storing them again.",
+    ),
+    ("dead.replayed", "counter", "quintet_dead_letters_replayed_total", "Dead letters published again."),
+    ("schemas.__len__", "gauge", "quintet_schemas", "Versions of schemas."),
+    ("audit.recorded", "counter", "quintet_audit_events_total", "Events written to the audit."),
+    ("audit.left_out", "counter", "quintet_audit_left_out_total", "Events over the audit's rate, counted only."),
 )
 
 
@@ -72,6 +112,9 @@ class View:
         ]  # fmt: skip
         for attribute, name, text in _DOOR_COUNTERS:
             found.append(Family(name, "counter", text, _per_door(doors, attrgetter(attribute))))
+        for path, kind, name, text in _BROKER_FIGURES:
+            value = attrgetter(path)(server.broker)
+            found.append(Family(name, kind, text, [({}, value() if callable(value) else value)]))
         return found + _log_families(server.log.stats())
 
 
