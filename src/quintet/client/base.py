@@ -47,7 +47,7 @@ class Load(NamedTuple):
     partition: int = ANY
     producer_id: int = 0  # of an idempotent producer, whose messages are numbered from `sequence` on; 0: none
     sequence: int = 0
-    compression: int = 0  # as in the door's own numbering; 0: none
+    compression: str | None = None  # None: as the URL says
 
 
 class Outcome(NamedTuple):

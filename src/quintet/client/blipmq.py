@@ -332,6 +332,18 @@ class BlipDoor:
     lacks: Final = {
         "request": "the FlyMQ door works by request and answer",
         "key": "the FlyMQ door carries keys",
+        "partition": "the FlyMQ door has partitions",
+        "delay": "the FlyMQ door delays messages",
+        "schema": "the FlyMQ door checks schemas",
+        "idempotent": "the FlyMQ door has idempotent producers",
+        "compression": "the FlyMQ door compresses",
+        "group": "the FlyMQ door has consumer groups",
+        "start": "the FlyMQ door has consumer groups, and they have a start",
+        "member": "the FlyMQ door has consumer groups, and they have members",
+        "filter": "the FlyMQ door filters on the server",
+        "transaction": "the FlyMQ door has transactions",
+        "fetch": "the FlyMQ door reads by offset",
+        "replay": "the FlyMQ door reads what was there before",
         "headers": "BlipMQ frames have no place for headers; put them into the value",
     }
 

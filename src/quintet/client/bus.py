@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import Any, Final, cast
 
 from quintet.client import url as urls
-from quintet.client.base import AskLink, Channel, Door, Load, Outcome, Setup, Silent, deadline
+from quintet.client.base import ANY, AskLink, Channel, Door, Load, Outcome, Setup, Silent, deadline
 from quintet.client.errors import BadName, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
-from quintet.client.message import Ack, to_bytes
+from quintet.client.message import Ack, key_bytes, to_bytes
 from quintet.client.producer import Producer
 from quintet.client.subscription import PREFETCH_DEFAULT, Subscription
+from quintet.client.url import COMPRESSIONS
 from quintet.model.errors import QuintetError
 
 TIMEOUT_S: Final = 10.0
@@ -123,27 +124,67 @@ class Bus:
         qos: int = 1,
         ttl: float | None = None,
         key: str | bytes | None = None,
+        partition: int | None = None,
+        delay: float | None = None,
+        schema: str | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         timeout: float | None = None,
         retry: bool = False,
     ) -> Ack:
         """Publish one message. With QoS 1 it returns when the message is durable.
 
-        value    bytes as they are, str as UTF-8, anything else as JSON
-        ttl      seconds after which nobody wants it any more
-        timeout  seconds; None is the timeout of the bus
-        retry    after a lost connection publish again, until the timeout: it may then be stored twice. Without it
-                 ConnectionLost is raised, and the message may or may not be stored.
+        value      bytes as they are, str as UTF-8, anything else as JSON
+        ttl        seconds after which nobody wants it any more
+        key        messages of one key are in one partition, in order
+        partition  the one to use; None lets the broker choose, by the key if there is one
+        delay      seconds before anybody sees it; `ack.handle` takes it back until then
+        schema     the registered schema that it must fit; SchemaRejected says why it does not
+        timeout    seconds; None is the timeout of the bus
+        retry      after a lost connection publish again, until the timeout: it may then be stored twice. Without it
+                   ConnectionLost is raised, and the message may or may not be stored.
         """
-        self._carries(key=key, headers=headers)
+        self._carries(key=key, headers=headers, partition=partition, delay=delay, schema=schema)
         ttl_ms = self._check(topic, qos, ttl)
         data = to_bytes(value)
-        if len(data) > (most := self._value_bytes_max(topic)):
+        if len(data) > (most := self._value_bytes_max(topic, key)):
             raise too_large(len(data), most)
-        outcome = await self._publish(topic, [data], qos, ttl_ms, timeout, retry)
+        if delay is not None or schema is not None:
+            return await self._publish_special(topic, data, key, partition, ttl, delay, schema, timeout)
+        keys = None if key is None else [key_bytes(key)]
+        load = Load(topic, [data], qos, ttl_ms, keys, ANY if partition is None else partition)
+        outcome = await self._publish(load, timeout, retry)
         if outcome.failures:
             raise outcome.failures[0][1]
-        return Ack(topic, 1, qos == 1)
+        return _acknowledged(load, outcome)
+
+    async def _publish_special(
+        self,
+        topic: str,
+        data: bytes,
+        key: str | bytes | None,
+        partition: int | None,
+        ttl: float | None,
+        delay: float | None,
+        schema: str | None,
+        timeout: float | None,
+    ) -> Ack:
+        """What has an operation of its own: later, or with a schema."""
+        if sum(option is not None for option in (ttl, delay, schema)) > 1:
+            raise Unsupported("a message has one of ttl=, delay= and schema=", hint="FlyMQ has no operation for two")
+        fields: dict[str, Any] = {"topic": topic, "data": data, "key": key_bytes(key) or b""}
+        fields["partition"] = ANY if partition is None else partition
+        if schema is not None:
+            answer = await self.request("PRODUCE_WITH_SCHEMA", timeout=timeout, schema=schema, **fields)
+            return Ack(topic, 1, True, answer["partition"], answer["offset"], answer["timestamp_ms"])
+        assert delay is not None
+        answer = await self.request("PRODUCE_DELAYED", timeout=timeout, delay_ms=round(delay * 1000), **fields)
+        return Ack(topic, 1, True, timestamp=answer["timestamp_ms"], handle=answer["offset"])
+
+    async def cancel(self, ack: Ack, *, timeout: float | None = None) -> None:
+        """Take a delayed message back, before anybody saw it."""
+        if ack.handle is None:
+            raise ValueError("only a message published with delay= can be taken back")
+        await self.request("CANCEL_DELAYED", timeout=timeout, topic=ack.topic, handle=ack.handle)
 
     async def publish_batch(
         self,
@@ -153,23 +194,33 @@ class Bus:
         qos: int = 1,
         ttl: float | None = None,
         key: str | bytes | None = None,
+        keys: Iterable[str | bytes | None] | None = None,
+        partition: int | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         timeout: float | None = None,
         retry: bool = False,
     ) -> Ack:
-        """Publish many messages with one write. DeliveryError if the server refuses some; the others are stored."""
-        self._carries(key=key, headers=headers)
+        """Publish many messages with one write; `keys` has one for each, `key` is for all. DeliveryError if the server
+        refuses some; the others are stored."""
+        self._carries(key=key if keys is None else keys, headers=headers, partition=partition)
         ttl_ms = self._check(topic, qos, ttl)
         data = [value if type(value) is bytes else to_bytes(value) for value in values]
+        encoded = None if keys is None else [key_bytes(one) for one in keys]
+        if encoded is None and key is not None:
+            encoded = [key_bytes(key)] * len(data)
+        if encoded is not None and len(encoded) != len(data):
+            raise ValueError(f"{len(data)} messages and {len(encoded)} keys")
         if not data:
             return Ack(topic, 0, qos == 1)
+        longest = max(map(len, filter(None, encoded)), default=0) if encoded else 0
         sizes = list(map(len, data))
-        if max(sizes) > (most := self._value_bytes_max(topic)):
+        if max(sizes) > (most := self._value_bytes_max(topic) - longest):
             raise too_large(max(sizes), most)
+        load = Load(topic, data, qos, ttl_ms, encoded, ANY if partition is None else partition)
         if sum(sizes) <= PUBLISH_CHUNK_BYTES:
-            outcome = await self._publish(topic, data, qos, ttl_ms, timeout, retry)
+            outcome = await self._publish(load, timeout, retry)
         else:
-            outcome = await self._publish_chunks(topic, data, sizes, qos, ttl_ms, timeout, retry)
+            outcome = await self._publish_chunks(load, sizes, timeout, retry)
         if outcome.refused:
             first = outcome.failures[0][1]
             raise DeliveryError(
@@ -178,7 +229,7 @@ class Bus:
                 failures=outcome.failures,
                 hint=first.hint,
             ) from first
-        return Ack(topic, len(data), qos == 1)
+        return _acknowledged(load, outcome)
 
     def producer(
         self,
@@ -188,64 +239,71 @@ class Bus:
         ttl: float | None = None,
         linger: float = LINGER_S,
         max_bytes: int = PRODUCER_BYTES_MAX,
+        idempotent: bool = False,
+        compression: str | None = None,
         retry: bool = False,
         timeout: float | None = None,
     ) -> Producer:
-        """`async with bus.producer(topic) as p` for many sends that need not be awaited one by one."""
+        """`async with bus.producer(topic) as p` for many sends that need not be awaited one by one.
+
+        linger       seconds that a message may wait for others to share a write with
+        idempotent   each message is stored exactly once, in order per partition, however often the connection is lost
+        compression  of messages from 1 KiB on: gzip, lz4, zstd or snappy; None is what the URL says
+        retry        as for publish, for producers that are not idempotent
+        """
+        self._carries(idempotent=idempotent or None, compression=compression)
+        if compression is not None and compression not in COMPRESSIONS:
+            raise ValueError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
+        if idempotent and (ttl is not None or retry):
+            raise Unsupported("an idempotent producer has no ttl= and needs no retry=", hint="it retries by itself")
+        load = Load(topic, (), qos, self._check(topic, qos, ttl), compression=compression)
         return Producer(
             self._open(),
-            topic,
-            qos=qos,
-            ttl_ms=self._check(topic, qos, ttl),
+            load,
             value_bytes_max=self._value_bytes_max(topic),
+            lacks=self._setup.door.lacks,
             linger=linger,
             max_bytes=max_bytes,
+            idempotent=idempotent,
             retry=retry,
             timeout=self._limit(timeout),
         )
 
-    async def _publish(
-        self, topic: str, values: list[bytes], qos: int, ttl_ms: int, timeout: float | None, retry: bool
-    ) -> Outcome:
+    async def _publish(self, load: Load, timeout: float | None, retry: bool) -> Outcome:
         channel = self._open()
         link = channel.current
         if link is not None and not link.full and not retry:
-            return await link.publish(Load(topic, values, qos, ttl_ms), self._limit(timeout))
-        async with deadline(self._limit(timeout), f"publishing to {topic!r}"):
+            return await link.publish(load, self._limit(timeout))
+        async with deadline(self._limit(timeout), f"publishing to {load.topic!r}"):
             while True:
                 try:
                     link = await channel.link()
                     await link.writable()
-                    return await link.publish(Load(topic, values, qos, ttl_ms))
+                    return await link.publish(load)
                 except ConnectionLost:
                     if not retry or channel.failed is not None:
                         raise
 
-    async def _publish_chunks(
-        self,
-        topic: str,
-        values: list[bytes],
-        sizes: list[int],
-        qos: int,
-        ttl_ms: int,
-        timeout: float | None,
-        retry: bool,
-    ) -> Outcome:
+    async def _publish_chunks(self, load: Load, sizes: list[int], timeout: float | None, retry: bool) -> Outcome:
         """A batch too large to encode at once: chunk after chunk, each confirmed before the next is encoded."""
         refused = 0
         failures: list[tuple[int, QuintetError]] = []
-        async with deadline(self._limit(timeout), f"publishing {len(values)} messages to {topic!r}"):
+        places: list[tuple[int, int, int] | None] = []
+        values, keys = load.values, load.keys
+        async with deadline(self._limit(timeout), f"publishing {len(values)} messages to {load.topic!r}"):
             start = 0
             while start < len(values):
                 end, size = start + 1, sizes[start]
                 while end < len(values) and size + sizes[end] <= PUBLISH_CHUNK_BYTES:
                     size += sizes[end]
                     end += 1
-                outcome = await self._publish(topic, values[start:end], qos, ttl_ms, timeout, retry)
+                chunk = load._replace(values=values[start:end], keys=None if keys is None else keys[start:end])
+                outcome = await self._publish(chunk, timeout, retry)
                 refused += outcome.refused
                 failures += [(start + at, error) for at, error in outcome.failures]
+                places += outcome.places
                 start = end
-        return Outcome(refused, tuple(failures))
+        return Outcome(refused, tuple(failures), places)
 
     # -- subscribing -----------------------------------------------------------------------------------------------
 
@@ -302,6 +360,8 @@ class Bus:
                 f"the topic name has {size} bytes" if "\0" not in topic else "the topic name contains a NUL",
                 hint=f"a topic has 1 to {limits.topic_bytes_max} bytes of UTF-8 without NUL",
             )
+        if qos == 0 and "qos=0" in self._setup.door.lacks:
+            raise Unsupported(f"{self._setup.door.name} has no qos=0", hint=self._setup.door.lacks["qos=0"])
         if qos not in (0, 1):
             raise ValueError(f"qos is 0 (at most once) or 1 (durable, at least once), not {qos!r}")
         if ttl is None:
@@ -311,6 +371,12 @@ class Bus:
             raise ValueError(f"ttl is a number of seconds from 0.001 to {limits.ttl_ms_max / 1000:.0f}, not {ttl!r}")
         return ttl_ms
 
-    def _value_bytes_max(self, topic: str) -> int:
+    def _value_bytes_max(self, topic: str, key: str | bytes | None = None) -> int:
         limits = self._setup.door.limits
-        return limits.frame_bytes_max - limits.frame_overhead_bytes - len(topic.encode())
+        return limits.frame_bytes_max - limits.frame_overhead_bytes - len(topic.encode()) - len(key_bytes(key) or b"")
+
+
+def _acknowledged(load: Load, outcome: Outcome) -> Ack:
+    count, durable = len(load.values), load.qos == 1
+    last = outcome.places[-1] if outcome.places else None
+    return Ack(load.topic, count, durable) if last is None else Ack(load.topic, count, durable, *last)

@@ -273,7 +273,7 @@ class FlyLink(StreamLink, AskLink):
             values = [value for load in loads for value in load.values]
             if any(load.keys is not None for load in loads):
                 keys = [key for load in loads for key in (load.keys or [None] * len(load.values))]
-        squeeze = head.compression
+        squeeze = self._compression if head.compression is None else COMPRESSION[head.compression]
         if squeeze and max(map(len, values)) >= COMPRESS_BYTES_MIN:
             return self._encode_compressed(head, values, keys, squeeze)
         return kernel.fly_produce(

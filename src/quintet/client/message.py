@@ -21,11 +21,24 @@ log: Final = logging.getLogger("quintet.client")
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """What became of a publish: `durable` says that the server has confirmed it is on disk as its topic promises."""
+    """What became of a publish: `durable` says that the server has confirmed it is on disk as its topic promises.
+
+    Where it is, if the door tells (FlyMQ): partition, offset, and timestamp in milliseconds since 1970, of the last
+    message of a batch. A delayed message has no offset yet: `handle` takes it back (`bus.cancel`).
+    """
 
     topic: str
     count: int
     durable: bool
+    partition: int | None = None
+    offset: int | None = None
+    timestamp: int | None = None
+    handle: int | None = None
+
+
+def key_bytes(key: str | bytes | None) -> bytes | None:
+    """A key as the wire has it; an empty one is none."""
+    return (key.encode() if isinstance(key, str) else key) or None
 
 
 def to_bytes(value: object) -> bytes:

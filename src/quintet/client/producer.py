@@ -7,12 +7,14 @@ and raised together by `flush`.
 """
 
 import asyncio
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
-from quintet.client.base import Channel, Load, deadline
-from quintet.client.errors import Backpressure, Closed, ConnectionLost, DeliveryError
-from quintet.client.message import to_bytes
+from quintet.client.base import ANY, Channel, Load, Outcome, deadline
+from quintet.client.errors import Backpressure, Closed, ConnectionLost, DeliveryError, Unsupported
+from quintet.client.idempotent import Sequencer, split
+from quintet.client.message import key_bytes, to_bytes
 from quintet.model.errors import QuintetError
 
 SHIP_BYTES: Final = 256 * 1024
@@ -27,27 +29,30 @@ class Producer:
     def __init__(
         self,
         channel: Channel,
-        topic: str,
+        load: Load,
         *,
-        qos: int,
-        ttl_ms: int,
         value_bytes_max: int,
+        lacks: Mapping[str, str],
         linger: float,
         max_bytes: int,
+        idempotent: bool,
         retry: bool,
         timeout: float,
     ) -> None:
         self._channel = channel
-        self._topic = topic
-        self._qos = qos
-        self._ttl_ms = ttl_ms
+        self._load = load
+        self._topic = load.topic
         self._value_bytes_max = value_bytes_max
+        self._lacks = lacks
         self._linger = linger
         self._max_bytes = max_bytes
         self._retry = retry
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
+        self._sequencer = Sequencer(channel, load) if idempotent else None
         self._buffer: list[bytes] = []
+        self._keys: list[bytes | None] | None = None  # of the buffer, from the first that has one on
+        self._partitions: list[int] | None = None  # alike
         self._buffer_bytes = 0
         self._waiting = 0  # messages sent and not confirmed, buffer included
         self._waiting_bytes = 0
@@ -61,6 +66,9 @@ class Producer:
         self._closed = False
 
     async def __aenter__(self) -> "Producer":
+        if self._sequencer is not None:
+            async with deadline(self._timeout, f"asking for the partitions of {self._topic!r}"):
+                await self._sequencer.open()
         return self
 
     async def __aexit__(
@@ -72,6 +80,8 @@ class Producer:
             self._closed = True
             for task in self._tasks:
                 task.cancel()
+            if self._sequencer is not None:
+                await self._sequencer.close()
 
     @property
     def waiting(self) -> int:
@@ -83,7 +93,7 @@ class Producer:
         """Messages the server has confirmed (QoS 1) or the socket has taken (QoS 0)."""
         return self._confirmed
 
-    def send(self, value: object) -> None:
+    def send(self, value: object, *, key: str | bytes | None = None, partition: int | None = None) -> None:
         """Buffer one message. Backpressure, with nothing buffered, when a bound is reached."""
         if self._closed:
             raise Closed("the producer is closed", hint="send inside its `with` block")
@@ -99,6 +109,13 @@ class Producer:
 
             raise too_large(len(data), self._value_bytes_max)
         size = len(data) + SEND_OVERHEAD_BYTES
+        if key is not None or partition is not None:
+            size += self._route(key, partition)
+        else:
+            if self._keys is not None:
+                self._keys.append(None)
+            if self._partitions is not None:
+                self._partitions.append(ANY)
         self._buffer.append(data)
         self._buffer_bytes += size
         self._waiting += 1
@@ -107,6 +124,25 @@ class Producer:
             self._ship()
         elif self._timer is None:
             self._timer = self._loop.call_later(self._linger, self._ship)
+
+    def _route(self, key: str | bytes | None, partition: int | None) -> int:
+        """Note where the message that comes next in the buffer goes; the bytes of its key."""
+        for option, given in (("key", key), ("partition", partition)):
+            if given is not None and option in self._lacks:
+                raise Unsupported(f"this door cannot carry {option}=", hint=self._lacks[option])
+        if partition is not None and self._sequencer is not None:
+            self._sequencer.check(partition)
+        before = len(self._buffer)
+        raw = key_bytes(key)
+        if raw is not None and self._keys is None:
+            self._keys = [None] * before
+        if self._keys is not None:
+            self._keys.append(raw)
+        if partition is not None and self._partitions is None:
+            self._partitions = [ANY] * before
+        if self._partitions is not None:
+            self._partitions.append(ANY if partition is None else partition)
+        return len(raw or b"")
 
     async def ready(self, *, timeout: float | None = None) -> None:
         """Wait until `send` has room again."""
@@ -133,35 +169,52 @@ class Producer:
             self._timer = None
         if not self._buffer:
             return
-        values, size = self._buffer, self._buffer_bytes
+        loads, size = self._routed(), self._buffer_bytes
         self._buffer, self._buffer_bytes = [], 0
-        task = self._loop.create_task(self._deliver(values, size))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._keys = self._partitions = None
+        for load in loads:
+            # the bytes are counted for one of them: their sum is what matters
+            task = self._loop.create_task(self._deliver(load, size))
+            size = 0
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _deliver(self, values: list[bytes], size: int) -> None:
+    def _routed(self) -> list[Load]:
+        """The buffer as loads of one partition each, in order within it."""
+        whole = self._load._replace(values=self._buffer, keys=self._keys)
+        if self._sequencer is not None:
+            return self._sequencer.split(whole, self._partitions)
+        return [whole] if self._partitions is None else split(whole, self._partitions)
+
+    async def _deliver(self, load: Load, size: int) -> None:
         """One shipment, from the socket to its confirmation."""
+        count = len(load.values)
         try:
             while True:
                 try:
-                    link = await self._channel.link()
-                    await link.writable()
-                    outcome = await link.publish(Load(self._topic, values, self._qos, self._ttl_ms))
+                    outcome = await self._publish(load)
                 except ConnectionLost as error:
                     if self._retry and self._channel.failed is None:
                         continue
-                    self._note(len(values), tuple((at, error) for at in range(min(len(values), ERRORS_KEPT_MAX))))
+                    self._note(count, tuple((at, error) for at in range(min(count, ERRORS_KEPT_MAX))))
                 except QuintetError as error:
-                    self._note(len(values), tuple((at, error) for at in range(min(len(values), ERRORS_KEPT_MAX))))
+                    self._note(count, tuple((at, error) for at in range(min(count, ERRORS_KEPT_MAX))))
                 else:
-                    self._confirmed += len(values) - outcome.refused
+                    self._confirmed += count - outcome.refused
                     self._note(outcome.refused, outcome.failures)
                 return
         finally:
-            self._waiting -= len(values)
+            self._waiting -= count
             self._waiting_bytes -= size
             if self._waiting_bytes * 2 <= self._max_bytes and self._waiting * 2 <= SENDS_MAX:
                 self._room.set()
+
+    async def _publish(self, load: Load) -> Outcome:
+        if self._sequencer is not None:
+            return await self._sequencer.publish(load)
+        link = await self._channel.link()
+        await link.writable()
+        return await link.publish(load)
 
     def _note(self, refused: int, failures: tuple[tuple[int, QuintetError], ...]) -> None:
         self._failed += refused

@@ -164,9 +164,9 @@ class Producer:
         """Messages the server has confirmed (QoS 1) or the socket has taken (QoS 0)."""
         return self._inner.confirmed
 
-    def send(self, value: object) -> None:
+    def send(self, value: object, *, key: str | bytes | None = None, partition: int | None = None) -> None:
         """Buffer one message. Backpressure, with nothing buffered, when a bound is reached."""
-        return self._portal.call(self._inner.send, value)
+        return self._portal.call(self._inner.send, value, key=key, partition=partition)
 
     def ready(self, *, timeout: float | None = None) -> None:
         """Wait until `send` has room again."""
@@ -333,21 +333,44 @@ class Bus:
         qos: int = 1,
         ttl: float | None = None,
         key: str | bytes | None = None,
+        partition: int | None = None,
+        delay: float | None = None,
+        schema: str | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         timeout: float | None = None,
         retry: bool = False,
     ) -> Ack:
         """Publish one message. With QoS 1 it returns when the message is durable.
 
-        value    bytes as they are, str as UTF-8, anything else as JSON
-        ttl      seconds after which nobody wants it any more
-        timeout  seconds; None is the timeout of the bus
-        retry    after a lost connection publish again, until the timeout: it may then be stored twice. Without it
-                 ConnectionLost is raised, and the message may or may not be stored.
+        value      bytes as they are, str as UTF-8, anything else as JSON
+        ttl        seconds after which nobody wants it any more
+        key        messages of one key are in one partition, in order
+        partition  the one to use; None lets the broker choose, by the key if there is one
+        delay      seconds before anybody sees it; `ack.handle` takes it back until then
+        schema     the registered schema that it must fit; SchemaRejected says why it does not
+        timeout    seconds; None is the timeout of the bus
+        retry      after a lost connection publish again, until the timeout: it may then be stored twice. Without it
+                   ConnectionLost is raised, and the message may or may not be stored.
         """
         return self._portal.run(
-            self._inner.publish(topic, value, qos=qos, ttl=ttl, key=key, headers=headers, timeout=timeout, retry=retry)
+            self._inner.publish(
+                topic,
+                value,
+                qos=qos,
+                ttl=ttl,
+                key=key,
+                partition=partition,
+                delay=delay,
+                schema=schema,
+                headers=headers,
+                timeout=timeout,
+                retry=retry,
+            )
         )
+
+    def cancel(self, ack: Ack, *, timeout: float | None = None) -> None:
+        """Take a delayed message back, before anybody saw it."""
+        return self._portal.run(self._inner.cancel(ack, timeout=timeout))
 
     def publish_batch(
         self,
@@ -357,14 +380,26 @@ class Bus:
         qos: int = 1,
         ttl: float | None = None,
         key: str | bytes | None = None,
+        keys: Iterable[str | bytes | None] | None = None,
+        partition: int | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         timeout: float | None = None,
         retry: bool = False,
     ) -> Ack:
-        """Publish many messages with one write. DeliveryError if the server refuses some; the others are stored."""
+        """Publish many messages with one write; `keys` has one for each, `key` is for all. DeliveryError if the server
+        refuses some; the others are stored."""
         return self._portal.run(
             self._inner.publish_batch(
-                topic, values, qos=qos, ttl=ttl, key=key, headers=headers, timeout=timeout, retry=retry
+                topic,
+                values,
+                qos=qos,
+                ttl=ttl,
+                key=key,
+                keys=keys,
+                partition=partition,
+                headers=headers,
+                timeout=timeout,
+                retry=retry,
             )
         )
 
@@ -376,10 +411,18 @@ class Bus:
         ttl: float | None = None,
         linger: float = LINGER_S,
         max_bytes: int = PRODUCER_BYTES_MAX,
+        idempotent: bool = False,
+        compression: str | None = None,
         retry: bool = False,
         timeout: float | None = None,
     ) -> Producer:
-        """`with bus.producer(topic) as p` for many sends that need not be awaited one by one."""
+        """`with bus.producer(topic) as p` for many sends that need not be awaited one by one.
+
+        linger       seconds that a message may wait for others to share a write with
+        idempotent   each message is stored exactly once, in order per partition, however often the connection is lost
+        compression  of messages from 1 KiB on: gzip, lz4, zstd or snappy; None is what the URL says
+        retry        as for publish, for producers that are not idempotent
+        """
         return Producer(
             self._portal,
             self._portal.call(
@@ -389,6 +432,8 @@ class Bus:
                 ttl=ttl,
                 linger=linger,
                 max_bytes=max_bytes,
+                idempotent=idempotent,
+                compression=compression,
                 retry=retry,
                 timeout=timeout,
             ),

@@ -1,0 +1,136 @@
+"""Publishing by FlyMQ: where it went, keys and partitions, time, schemas, producers, and what this door refuses."""
+
+import asyncio
+
+import pytest
+
+import quintet
+from quintet.client import errors
+from quintet.client.idempotent import fnv1a
+from tests.client.server import Server
+from tests.client.test_idempotent import stored
+
+
+@pytest.fixture(params=["document", "sdk", "zstd"])
+def fly(request: pytest.FixtureRequest, server: Server) -> str:
+    return {"document": server.fly, "sdk": server.fly_sdk, "zstd": f"{server.fly}?compression=zstd"}[request.param]
+
+
+async def test_where_it_went(fly: str, topic: str) -> None:
+    async with quintet.connect(fly) as bus:
+        await bus.request("CREATE_TOPIC", topic=topic, partitions=4)
+        first = await bus.publish(topic, {"n": 1}, key="k")
+        assert (first.topic, first.partition, first.offset, first.durable) == (topic, fnv1a(b"k") % 4, 0, True)
+        assert first.timestamp is not None
+        second = await bus.publish(topic, b"x" * 5_000, key=b"k")
+        assert (second.partition, second.offset) == (first.partition, 1)
+        third = await bus.publish(topic, "there", partition=2 if first.partition != 2 else 3)
+        assert third.offset == 0
+        last = await bus.publish_batch(topic, range(10), key="k")
+        assert (last.count, last.partition, last.offset) == (10, first.partition, 11)
+        await bus.publish_batch(topic, ["a", "b"], keys=["k", None])
+        many = await asyncio.gather(*(bus.publish(topic, n, key="k") for n in range(20)))
+        offsets = [ack.offset for ack in many]
+        assert offsets[0] is not None
+        assert offsets == list(range(offsets[0], offsets[0] + 20))
+
+
+async def test_ttl_delay_schema(fly: str, topic: str) -> None:
+    async with quintet.connect(fly) as bus:
+        ack = await bus.publish(topic, "soon gone", ttl=3600, key="k")
+        assert (ack.partition, ack.offset) == (0, 0)
+        batch = await bus.publish_batch(topic, ["a", "b"], ttl=60)
+        assert (batch.count, batch.offset) == (2, 2)
+        delayed = await bus.publish(topic, "later", delay=3600)
+        assert delayed.handle is not None
+        await bus.cancel(delayed)
+        with pytest.raises(errors.QuintetError):
+            await bus.cancel(delayed)
+        with pytest.raises(ValueError, match="delay="):
+            await bus.cancel(ack)
+        await bus.request("REGISTER_SCHEMA", name=topic, type="json", schema='{"type": "object"}')
+        fits = await bus.publish(topic, {"a": 1}, schema=topic)
+        assert fits.offset == 3
+        with pytest.raises(errors.SchemaRejected):
+            await bus.publish(topic, [1], schema=topic)
+        with pytest.raises(errors.Unsupported, match="one of"):
+            await bus.publish(topic, "x", ttl=1, delay=1)
+
+
+async def test_refused(server: Server, topic: str) -> None:
+    async with quintet.connect(server.fly) as bus:
+        await bus.request("CREATE_TOPIC", topic=topic, partitions=2)
+        with pytest.raises(errors.PartitionNotFound):
+            await bus.publish(topic, "x", partition=2)
+        with pytest.raises(errors.DeliveryError, match="3 of 3"):
+            await bus.publish_batch(topic, ["x"] * 3, partition=7)
+        with pytest.raises(errors.DeliveryError, match="2 of 2"):
+            await bus.publish_batch(topic, ["x"] * 2, partition=7, ttl=5)
+        with pytest.raises(ValueError, match="1 messages and 2 keys"):
+            await bus.publish_batch(topic, ["x"], keys=["a", "b"])
+        with pytest.raises(errors.Unsupported, match="headers") as caught:
+            await bus.publish(topic, "x", headers={"a": "b"})
+        assert "value" in caught.value.hint
+        with pytest.raises(errors.Unsupported, match="qos=0"):
+            await bus.publish(topic, "x", qos=0)
+        with pytest.raises(errors.TooLarge):
+            await bus.publish(topic, b"x" * (33 * 1024 * 1024))
+        assert (await bus.publish(topic, "x", partition=1)).offset == 0
+
+
+async def test_blipmq_says_which_door_has_it(url: str, topic: str) -> None:
+    async with quintet.connect(url) as bus:
+        for options in ({"key": "k"}, {"partition": 1}, {"delay": 1.0}, {"schema": "s"}):
+            with pytest.raises(errors.Unsupported) as caught:
+                await bus.publish(topic, "x", **options)
+            assert "FlyMQ" in caught.value.hint
+        with pytest.raises(errors.Unsupported, match="idempotent"):
+            bus.producer(topic, idempotent=True)
+        async with bus.producer(topic) as producer:
+            with pytest.raises(errors.Unsupported, match="key"):
+                producer.send("x", key="k")
+
+
+async def test_a_producer(fly: str, topic: str) -> None:
+    async with quintet.connect(fly) as bus:
+        await bus.request("CREATE_TOPIC", topic=topic, partitions=3)
+        async with bus.producer(topic, linger=0.001) as producer:
+            for number in range(3_000):
+                producer.send(str(number), key=str(number % 10) if number % 2 else None)
+            producer.send("there", partition=2)
+        assert producer.confirmed == 3_001
+        found = await stored(bus, topic, 3)
+        assert sorted(value for values in found for value in values)[:3000] == sorted(
+            str(number).encode() for number in range(3_000)
+        )
+        assert b"there" in found[2]
+
+
+@pytest.mark.parametrize("compression", ["gzip", "lz4", "zstd", "snappy"])
+async def test_a_producer_that_compresses(server: Server, topic: str, compression: str) -> None:
+    async with quintet.connect(server.fly) as bus:
+        async with bus.producer(topic, compression=compression, idempotent=True) as producer:
+            for number in range(20):
+                producer.send(str(number) * 1_000, key="k")
+        assert await stored(bus, topic, 1) == [[(str(number) * 1_000).encode() for number in range(20)]]
+        with pytest.raises(ValueError, match="one of"):
+            bus.producer(topic, compression="rar")
+
+
+async def test_timeout_and_loss(own_server: Server, topic: str) -> None:
+    async with quintet.connect(own_server.fly, timeout=30) as bus:
+        await bus.publish(topic, "x")
+        own_server.pause()
+        with pytest.raises(errors.Timeout, match="publishing"):
+            await bus.publish(topic, "slow", timeout=0.1)
+        plain = asyncio.create_task(bus.publish(topic, "plain"))
+        stubborn = asyncio.create_task(bus.publish(topic, "stubborn", retry=True))
+        asked = asyncio.create_task(bus.request("WHOAMI"))
+        await asyncio.sleep(0.1)
+        own_server.kill()
+        for lost in (plain, asked):
+            with pytest.raises(errors.ConnectionLost):
+                await lost
+        own_server.start()
+        assert (await stubborn).durable
+        assert bus.reconnects == 1
