@@ -20,9 +20,11 @@ Rows = list[tuple[int, bytes | None, bytes | None]]
 class Harness:
     """One engine after another on the same disk."""
 
-    def __init__(self, disk: Disk | None = None, directory: Path = DATA, start: bool = True) -> None:
+    def __init__(self, disk: Disk | None = None, directory: Path = DATA, start: bool = True, journal: int = 0) -> None:
+        """journal: bytes of each file, and everything small goes there; 0: nothing does."""
         self.disk: Disk = disk if disk is not None else SimDisk()
         self.directory = directory
+        self.journal = journal
         self.reports: list[tuple[str, dict[str, object]]] = []
         self.acks: list[tuple[int, Exception | None]] = []
         if start:
@@ -35,8 +37,18 @@ class Harness:
 
     def start(self) -> None:
         self.scheduler = SimScheduler()
-        self.log = EmbeddedLog(self.directory, self.disk, self.scheduler, lambda k, f: self.reports.append((k, f)))
+        self.log = EmbeddedLog(
+            self.directory,
+            self.disk,
+            self.scheduler,
+            lambda k, f: self.reports.append((k, f)),
+            journal_threshold=1 if self.journal else 1 << 30,
+            journal_bytes=self.journal or 1 << 20,
+        )
         self.log.recover()
+        if self.journal:  # there from the start, not only from the second append on
+            self.log._shared.committer.prepare()
+            self.scheduler.settle()
 
     def open(self, spec: TopicSpec | None = None) -> Partition:
         return self.log.open_topic(spec or TopicSpec(TOPIC, "t"))[0]

@@ -17,6 +17,7 @@ from quintet.model.errors import StorageError
 from quintet.testing.sim import SimDisk
 from tests.log.support import TOPIC, Harness
 
+SMALL_JOURNAL = 16_384  # bytes of each file: the workload goes round it several times
 PLAIN = TopicSpec(TOPIC, "t", segment_bytes=4096)
 TABLE = TopicSpec(TOPIC + 1, "k", segment_bytes=4096, compact=True, tombstone_us=0)
 SHORT = TopicSpec(TOPIC + 2, "r", segment_bytes=4096, retention_bytes=8192)
@@ -31,8 +32,8 @@ class Story:
     started: dict[int, int] = field(default_factory=dict)
 
 
-def workload(disk: SimDisk, story: Story, rng: Random) -> None:
-    harness = Harness(disk)
+def workload(disk: SimDisk, story: Story, rng: Random, journal: int = 0) -> None:
+    harness = Harness(disk, journal=journal)
     specs = (PLAIN, TABLE, SHORT)
     partitions = {spec.id: harness.open(spec) for spec in specs}
     for spec in specs:
@@ -96,19 +97,19 @@ def check(disk: SimDisk, story: Story) -> list[str]:
     return wrong
 
 
-def cut(disk: SimDisk, at: int, seed: int) -> Story:
+def cut(disk: SimDisk, at: int, seed: int, journal: int = 0) -> Story:
     story = Story()
     disk.stop_at = at
     with contextlib.suppress(StorageError):
-        workload(disk, story, Random(5))
+        workload(disk, story, Random(5), journal)
     disk.crash(Random(seed))
     return story
 
 
-def total_calls() -> int:
+def total_calls(journal: int = 0) -> int:
     disk = SimDisk()
     story = Story()
-    workload(disk, story, Random(5))
+    workload(disk, story, Random(5), journal)
     assert check_stopped(disk, story) == []
     return disk.total_calls
 
@@ -118,20 +119,22 @@ def check_stopped(disk: SimDisk, story: Story) -> list[str]:
     return check(disk, story)
 
 
-def test_power_lost_at_every_call() -> None:
-    total = total_calls()
+@pytest.mark.parametrize("journal", [0, SMALL_JOURNAL])
+def test_power_lost_at_every_call(journal: int) -> None:
+    total = total_calls(journal)
     assert total > 300
     for at in range(1, total + 1):
         disk = SimDisk()
-        story = cut(disk, at, at)
+        story = cut(disk, at, at, journal)
         assert check(disk, story) == [], f"cut at call {at}"
 
 
-def test_power_lost_again_during_recovery() -> None:
-    total = total_calls()
+@pytest.mark.parametrize("journal", [0, SMALL_JOURNAL])
+def test_power_lost_again_during_recovery(journal: int) -> None:
+    total = total_calls(journal)
     for at in range(20, total, 23):
         first = SimDisk()
-        story = cut(first, at, at)
+        story = cut(first, at, at, journal)
         image = first.snapshot()
         for again in range(1, 40, 3):
             disk = SimDisk()
@@ -147,14 +150,15 @@ def test_power_lost_again_during_recovery() -> None:
             assert check(disk, story) == [], f"cut at call {at}, again at {again}"
 
 
+@pytest.mark.parametrize("journal", [0, SMALL_JOURNAL])
 @pytest.mark.parametrize("sabotage", ["fdatasync", "fsync_dir"])
-def test_a_sync_that_does_nothing_is_caught(sabotage: str) -> None:
+def test_a_sync_that_does_nothing_is_caught(sabotage: str, journal: int) -> None:
     """Positive control: acknowledging before the data is durable, and names that were never made durable."""
     caught = 0
     for at in range(60, 300, 12):
         disk = SimDisk()
         setattr(disk, sabotage, lambda _: None)
-        story = cut(disk, at, at)
+        story = cut(disk, at, at, journal)
         delattr(disk, sabotage)
         try:
             caught += bool(check(disk, story))
@@ -163,11 +167,12 @@ def test_a_sync_that_does_nothing_is_caught(sabotage: str) -> None:
     assert caught >= 10
 
 
-def test_work_that_finishes_in_any_order_is_committed_in_order() -> None:
+@pytest.mark.parametrize("journal", [0, 32 * SMALL_JOURNAL])
+def test_work_that_finishes_in_any_order_is_committed_in_order(journal: int) -> None:
     """Writes, extensions, syncs and checkpoints overlap: the test finishes them in random order."""
     for seed in range(60):
         rng = Random(seed)
-        harness = Harness()
+        harness = Harness(journal=journal)
         harness.scheduler.held = True
         spec = TopicSpec(
             TOPIC, "t", durability=rng.choice(("fsync", "interval")), segment_bytes=limits.SEGMENT_BYTES_MIN

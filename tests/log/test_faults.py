@@ -16,7 +16,7 @@ from quintet.model import limits
 from quintet.model.errors import PartitionFailed, StorageError, StorageFull
 from quintet.testing.sim import SimDisk
 from tests.log.support import TOPIC, Harness
-from tests.log.test_crash import Story, check, workload
+from tests.log.test_crash import SMALL_JOURNAL, Story, check, workload
 
 OPERATIONS = (
     "pwritev", "zero", "fdatasync", "truncate", "rename", "open", "unlink", "fsync_dir", "mkdir", "append_file", "pread",
@@ -25,18 +25,19 @@ OPERATIONS = (
 FOREVER = 1 << 30
 
 
+@pytest.mark.parametrize("journal", [0, SMALL_JOURNAL])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EROFS])
-def test_each_call_fails_once_and_from_then_on(operation: str, code: int) -> None:
+def test_each_call_fails_once_and_from_then_on(operation: str, code: int, journal: int) -> None:
     plain = SimDisk()
-    workload(plain, Story(), Random(5))
+    workload(plain, Story(), Random(5), journal)
     count = plain.calls.get(operation, 0)
     for nth in range(1, count + 1, 1 + count // 40):
         for times in (1, FOREVER):
             disk, story = SimDisk(), Story()
             disk.fail(operation, nth, code, times)
             with contextlib.suppress(StorageError):
-                workload(disk, story, Random(5))
+                workload(disk, story, Random(5), journal)
             disk.crash(Random(nth))
             assert check(disk, story) == [], f"{operation} number {nth} failed with {errno.errorcode[code]}"
 
@@ -107,11 +108,12 @@ def test_a_full_disk_refuses_in_order_keeps_readers_and_resumes_alone() -> None:
     assert harness.kinds().count("storage_full") == harness.kinds().count("storage_resumed") == 20
 
 
-def test_a_full_disk_at_every_size_leaves_a_sound_log() -> None:
+@pytest.mark.parametrize("journal", [0, SMALL_JOURNAL])
+def test_a_full_disk_at_every_size_leaves_a_sound_log(journal: int) -> None:
     for capacity in range(0, 260_000, 1999):
         disk, story = SimDisk(capacity=capacity), Story()
         with contextlib.suppress(StorageError):
-            workload(disk, story, Random(5))
+            workload(disk, story, Random(5), journal)
         disk.kill()
         disk.capacity = 1 << 40
         assert check(disk, story) == [], capacity

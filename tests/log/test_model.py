@@ -42,9 +42,10 @@ class LogMachine(RuleBasedStateMachine):
         durability=st.sampled_from(["fsync", "fsync", "interval", "os"]),
         segment_bytes=st.sampled_from([2048, 16_384, 65_536]),
         retention_bytes=st.sampled_from([0, 0, 20_000]),
+        journal=st.sampled_from([0, 8_192, 65_536]),
     )
-    def begin(self, durability: str, segment_bytes: int, retention_bytes: int) -> None:
-        self.harness = Harness(self.disk())
+    def begin(self, durability: str, segment_bytes: int, retention_bytes: int, journal: int) -> None:
+        self.harness = Harness(self.disk(), journal=journal)
         self.spec = TopicSpec(
             TOPIC,
             "t",
@@ -177,13 +178,28 @@ class LyingDisk(SimDisk):
             super().fdatasync(handle)
 
 
+class LyingJournal(SimDisk):
+    """The same for the journal."""
+
+    def fdatasync(self, handle: int) -> None:
+        if self.pread(handle, 7, 0) != b"QNTJRF1":
+            super().fdatasync(handle)
+
+
 class Sabotaged(LogMachine):
     @staticmethod
     def disk() -> SimDisk:
         return LyingDisk()
 
 
-def test_the_model_catches_an_acknowledgement_before_the_sync() -> None:
+class SabotagedJournal(LogMachine):
+    @staticmethod
+    def disk() -> SimDisk:
+        return LyingJournal()
+
+
+@pytest.mark.parametrize("machine", [Sabotaged, SabotagedJournal])
+def test_the_model_catches_an_acknowledgement_before_the_sync(machine: type[LogMachine]) -> None:
     chosen = settings(
         max_examples=400,
         stateful_step_count=40,
@@ -194,4 +210,4 @@ def test_the_model_catches_an_acknowledgement_before_the_sync() -> None:
         suppress_health_check=list(HealthCheck),
     )
     with pytest.raises((AssertionError, ExceptionGroup)):
-        run_state_machine_as_test(Sabotaged, settings=chosen)
+        run_state_machine_as_test(machine, settings=chosen)

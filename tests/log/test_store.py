@@ -1,5 +1,6 @@
 """What every store must do, over memory, the simulated disk and the real one."""
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,13 @@ import pytest
 
 from quintet import kernel
 from quintet.log.base import TopicSpec
+from quintet.log.embedded import journal
 from quintet.log.embedded.disk import OsDisk
+from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.partition import FilePartition
 from quintet.model import limits
 from quintet.model.errors import DataDirError, ShuttingDown
-from quintet.testing.sim import SimDisk
+from quintet.testing.sim import SimDisk, SimScheduler
 from tests.log.checker import records
 from tests.log.support import TOPIC, Harness
 
@@ -306,3 +309,25 @@ def test_a_data_directory_problem_is_one_clear_line_and_touches_nothing(tmp_path
     with pytest.raises(DataDirError, match="cannot be used"):
         Harness(OsDisk(), tmp_path / "photo.jpg" / "below")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photo.jpg"]
+
+
+@pytest.mark.parametrize("durability", DURABLE)
+def test_only_so_many_files_stay_open(durability: str, tmp_path: Path) -> None:
+    scheduler = SimScheduler()
+    log = EmbeddedLog(tmp_path / "data", OsDisk(), scheduler, lambda kind, fields: None, open_files_max=20)
+    log.recover()
+    spec = TopicSpec(TOPIC, "t", partitions=60, durability=durability)  # type: ignore[arg-type]
+    partitions = log.open_topic(spec)
+    before = len(os.listdir("/proc/self/fd"))
+    for turn in range(4):
+        for partition in partitions:
+            partition.append(kernel.build([b"%d" % turn], origin=b"t:t"), None)
+            scheduler.advance(10)
+        scheduler.settle()
+        for _ in range(3):
+            log.maintain(scheduler.now())
+            scheduler.settle()
+        assert len(os.listdir("/proc/self/fd")) - before <= 20 + len(journal.NAMES)
+    for partition in partitions:
+        assert [row[3] for batch in partition.read_now(0) for row in batch.rows()] == [b"0", b"1", b"2", b"3"]
+    log.abandon()

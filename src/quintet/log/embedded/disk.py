@@ -158,6 +158,12 @@ class OsDisk:
             return False
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> None:
+        if len(buffers) == 1:  # by far the most frequent
+            written = os.pwrite(handle, buffers[0], position)
+            if written == len(buffers[0]):  # type: ignore[arg-type]
+                return
+            self._write_rest(handle, buffers, position, written)
+            return
         total = sum(map(len, buffers))  # type: ignore[arg-type]
         if len(buffers) <= WRITE_VECTORS_MAX:
             written = os.pwritev(handle, buffers, position)

@@ -6,6 +6,7 @@ compaction, quarantine. How a batch gets to disk is partition.py's affair.
 
 import contextlib
 import errno
+import heapq
 import json
 import os
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from quintet.log.base import Partition, TopicSpec
-from quintet.log.embedded import checkpoint, compact
+from quintet.log.embedded import checkpoint, commit, compact, journal
 from quintet.log.embedded.disk import Disk, replace_file
 from quintet.log.embedded.memory import MemoryPartition
 from quintet.log.embedded.partition import FilePartition
@@ -29,6 +30,8 @@ FORMAT_PREFIX: Final = "quintet-data "
 FORMAT_VERSION: Final = 1
 CHECKPOINT_INTERVAL_US: Final = 1_000_000
 RETENTION_INTERVAL_US: Final = 1_000_000
+OPEN_FILES_MAX: Final = 10_240  # segments kept open for writing; above it those that were quiet longest are closed
+CLOSED_AT_ONCE_MAX: Final = 256  # of them in one round of maintain: each may need a sync first
 START_BYTES_MIN: Final = 256 * limits.KIB  # free, to begin a new data directory
 FLOOR_SHARE_MAX: Final = 0.05  # of the disk: a small disk is not refused altogether
 
@@ -46,6 +49,9 @@ class EmbeddedLog:
         tail_cache_bytes: int = limits.TAIL_CACHE_BYTES,
         memory_topics_bytes: int = limits.MEMORY_TOPICS_BYTES,
         disk_floor_bytes: int = 0,
+        journal_threshold: int = commit.THRESHOLD_PARTITIONS,
+        journal_bytes: int = journal.JOURNAL_BYTES,
+        open_files_max: int = OPEN_FILES_MAX,
     ) -> None:
         self._directory = str(directory)
         self._disk = disk
@@ -54,6 +60,10 @@ class EmbeddedLog:
         self._shared = Shared(disk, scheduler, report)
         self._shared.cache_bytes_max = tail_cache_bytes
         self._shared.memory_bytes_max = memory_topics_bytes
+        self._shared.committer.directory = self._directory
+        self._shared.committer.threshold = journal_threshold
+        self._shared.committer.bytes = journal_bytes
+        self._open_files_max = open_files_max
         self._floor_bytes = disk_floor_bytes
         self._shared.quarantine = self._quarantine
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
@@ -88,6 +98,9 @@ class EmbeddedLog:
             if disk.mkdir(f"{directory}/topics"):
                 disk.fsync_dir(directory)
             self._checkpoint = checkpoint.load(disk, directory)
+            if any(name in journal.NAMES for name in names):
+                replayed = journal.replay(disk, directory, self._checkpoint.marks, self._report)
+                self._report("journal_replayed", {"entries": replayed})
             known = disk.read_file(f"{directory}/quarantine.jsonl") or b""
         except BlockingIOError:
             raise DataDirError(f"{directory}: in use by another broker: stop it or name another directory") from None
@@ -211,6 +224,7 @@ class EmbeddedLog:
             nonlocal waiting
             waiting -= 1
             if waiting == 0:
+                self._shared.committer.forget(partitions)
                 self._scheduler.offload(partial(self._remove_files, topic_id), self._files_removed)
 
         for partition in partitions:
@@ -248,6 +262,7 @@ class EmbeddedLog:
     def stats(self) -> dict[str, int]:
         """Counters since the start, and gauges: plain numbers for the metrics endpoint."""
         found = dict(self._shared.stats)
+        found["journal_records"] = self._shared.committer.records
         found["cache_bytes"] = self._shared.cache_bytes
         found["unsynced_bytes"] = self._shared.unsynced
         found["partitions"] = sum(len(partitions) for partitions in self._topics.values())
@@ -263,12 +278,21 @@ class EmbeddedLog:
             self._look_at_the_disk()
         for partition in tuple(self._shared.active):
             partition.maintain(now)
+        self._close_some_files()
+        self._shared.committer.maintain()
         rolled = self._shared.stats["rolls"] != self._rolls_seen
         moved = self._shared.marks_moved or self._checkpoint_owed
         if moved and (rolled or now - self._last_checkpoint >= CHECKPOINT_INTERVAL_US):
             self._last_checkpoint = now
             self._rolls_seen = self._shared.stats["rolls"]
             self._write_checkpoint(clean=False)
+
+    def _close_some_files(self) -> None:
+        active = self._shared.active
+        excess = min(len(active) - self._open_files_max, CLOSED_AT_ONCE_MAX)
+        if excess > 0:
+            for partition in heapq.nsmallest(excess, active, key=_last_time):
+                partition.rest()
 
     def _look_at_the_disk(self) -> None:
         """Refuse appends before the disk is really full, take them again by itself at twice the floor."""
@@ -367,7 +391,7 @@ class EmbeddedLog:
 
     def _close_checkpoint(self) -> None:
         self._closing = False
-        self._write_checkpoint(clean=True, then=self._release)
+        self._write_checkpoint(clean=True, then=partial(self._shared.committer.close, self._release))
 
     def _release(self) -> None:
         self._disk.close(self._lock)
@@ -380,3 +404,7 @@ class EmbeddedLog:
         if self._lock >= 0:
             self._disk.close(self._lock)
             self._lock = -1
+
+
+def _last_time(partition: FilePartition) -> int:
+    return partition.last_time

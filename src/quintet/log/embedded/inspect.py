@@ -1,13 +1,15 @@
 """What `quintet log verify` and `quintet log dump` print: every batch of a stopped directory, checked. Read-only.
 
-Works on files alone, without marks or configuration: below and above the durable mark alike. A torn tail of the last
-segment is named but is no corruption; the next start cuts it off.
+Works on files alone, without configuration: below and above the durable mark alike. A torn tail of the last segment is
+named but is no corruption; the next start cuts it off. What the journal holds and a power cut took from a segment is seen
+as if it were there: the next start puts it back.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, cast
 
-from quintet.log.embedded import checkpoint
+from quintet.log.embedded import checkpoint, journal
 from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.recovery import segment_bases
 from quintet.log.embedded.segment import (
@@ -70,7 +72,72 @@ def verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
         yield finding
 
 
+class _Healed:
+    """A disk on which the journal was replayed, without writing: what reading calls need, the rest as it was."""
+
+    def __init__(self, disk: Disk, patches: dict[str, list[tuple[int, bytes]]]) -> None:
+        self._disk = disk
+        self._patches = patches
+        self._opened: dict[int, list[tuple[int, bytes]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def open(self, path: str) -> int:
+        handle = self._disk.open(path)
+        self._opened[handle] = self._patches.get(path, [])
+        return handle
+
+    def size(self, handle: int) -> int:
+        ends = [position + len(data) for position, data in self._opened[handle]]
+        return max([self._disk.size(handle), *ends])
+
+    def pread(self, handle: int, size: int, position: int) -> bytes:
+        patches = self._opened[handle]
+        data = self._disk.pread(handle, size, position)
+        if not patches:
+            return data
+        healed = bytearray(data)
+        for start, patch in patches:
+            first, last = max(start, position), min(start + len(patch), position + size)
+            if first < last:
+                healed.extend(bytes(max(last - position - len(healed), 0)))
+                healed[first - position : last - position] = patch[first - start : last - start]
+        return bytes(healed)
+
+
+def _healed(disk: Disk, directory: str, findings: list[Finding]) -> Disk:
+    """The disk as the next start will see it, and what is to be said about the journal."""
+
+    def told(kind: str, fields: dict[str, object]) -> None:
+        place = cast(int, fields.get("position", 0))
+        what = "the header of the journal does not check out" if kind == "journal_rejected" else str(fields["what"])
+        findings.append(Finding(str(fields["file"]), place, 0, what, True))
+
+    patches: dict[str, list[tuple[int, bytes]]] = {}
+    found = journal.load(disk, directory, told)
+    for path, group in journal.waiting(disk, directory, checkpoint.load(disk, directory).marks, found).items():
+        handle = disk.open(path)
+        try:
+            for entry in group:
+                try:
+                    position, data = journal.lacking(disk, handle, entry)
+                except ValueError as error:
+                    findings.append(Finding(path, entry.position, len(entry.data), f"journal: {error}", True))
+                    continue
+                if data:
+                    patches.setdefault(path, []).append((position, data))
+                    what = "in the journal only; the next start puts it back"
+                    findings.append(Finding(path, position, len(data), what, False))
+        finally:
+            disk.close(handle)
+    return cast(Disk, _Healed(disk, patches)) if patches else disk
+
+
 def _verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
+    findings: list[Finding] = []
+    disk = _healed(disk, directory, findings)
+    yield from findings
     for name in checkpoint.load(disk, directory).rejected:
         yield Finding(f"{directory}/{name}", 0, 0, "checkpoint does not check out and is ignored", True)
     for _, _, path in partitions(disk, directory):
@@ -88,6 +155,7 @@ def _verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
 
 def dump(disk: Disk, directory: str, topic_id: int | None = None) -> Iterator[tuple[int, int, Row]]:
     """Every sound record: (topic_id, partition, row)."""
+    disk = _healed(disk, directory, [])
     for topic, number, path in partitions(disk, directory):
         if topic_id is not None and topic != topic_id:
             continue

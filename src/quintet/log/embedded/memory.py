@@ -72,7 +72,7 @@ class MemoryPartition:
         self._pending.append((batch, done, base))
         if not self._armed:
             self._armed = True
-            self._shared.scheduler.soon(self.stage)
+            self._shared.committer.arm(self.stage)
         return base
 
     def stage(self) -> None:

@@ -44,7 +44,7 @@ class FilePartition:
     __slots__ = (
         "_armed", "_busy", "_chunks", "_closed", "_dirty", "_end", "_extending", "_failure", "_last_sync", "_last_time",
         "_on_idle", "_pending", "_pending_bytes", "_plan", "_plan_end", "_probed", "_shared", "_syncing", "_visible",
-        "_watchers", "_writer", "cache", "directory", "mark", "number", "segments", "spec", "topic_id", "working",
+        "_offered", "_watchers", "_writer", "cache", "directory", "mark", "number", "segments", "spec", "topic_id", "working",
         "_inline", "_active",
     )  # fmt: skip
 
@@ -70,6 +70,7 @@ class FilePartition:
         self._watchers: list[Callable[[], None]] = []
         self._failure: StorageError | ShuttingDown | None = None
         self._armed = self._busy = self._extending = self._syncing = self._dirty = self._closed = False
+        self._offered = False  # to the committer: waiting for it, or in a record of the journal
         self._active = False  # in shared.active: looked after by maintain
         self.working = False  # retention or compaction is under way
         self._on_idle: list[Callable[[], None]] = []
@@ -109,7 +110,7 @@ class FilePartition:
         self._pending.append((batch, done, base))
         if not self._armed:
             self._armed = True
-            self._shared.scheduler.soon(self._stage)
+            self._shared.committer.arm(self._stage)
         return base
 
     def read(self, offset: int, max_bytes: int) -> list[RecordBatch] | None:
@@ -179,6 +180,10 @@ class FilePartition:
         self._armed = False
         if not self._pending or (self._busy and self._pending_bytes < STAGE_EARLY_BYTES):
             return
+        self._gather()
+        self._flush()
+
+    def _gather(self) -> None:
         if not self._active:
             self._active = True
             self._shared.active.add(self)
@@ -190,7 +195,6 @@ class FilePartition:
         else:
             for group in merge_groups(pending):
                 self._place_group(group, now)
-        self._flush()
 
     def _place_group(self, group: list[Pending], now: int) -> None:
         if len(group) > 1:
@@ -219,7 +223,8 @@ class FilePartition:
             chunks.append(Chunk(plan, self._plan_end))
         chunk = chunks[-1]
         chunk.buffers.append(batch)
-        chunk.waiters.extend(waiters)
+        chunk.waiters += waiters
+        chunk.owed += size if len(waiters) == 1 else sum([len(item[0]) for item in waiters])
         self._plan_end = chunk.end = chunk.end + size
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -227,26 +232,42 @@ class FilePartition:
     def _flush(self) -> None:
         if self._busy:
             return
-        if not self._chunks:
-            if not self._pending or self._armed:
-                return
-            self._armed = True
-            self._shared.scheduler.soon(self._stage)
-            return
         chunks = self._chunks
+        if not chunks:
+            if self._pending and not self._armed:
+                self._armed = True
+                self._shared.committer.arm(self._stage)
+            return
+        if not self._inline:
+            self._busy = self._offered = True
+            self._shared.committer.offer(self)
+            return
         last = self.segments[-1] if self.segments else None
-        if self._inline and len(chunks) == 1 and chunks[0].segment is last and last.handle >= 0:
+        if len(chunks) == 1 and chunks[0].segment is last and last.handle >= 0:
             self._chunks = []
             self._written(chunks, self._writer.write(chunks, last, None, False, 0))
-            return
-        if self._syncing or (self._extending and self._must_wait(chunks, last)):
+        else:
+            self.write_direct()
+
+    def write_direct(self) -> None:
+        """Write what is staged and, if the topic promises it, sync it, in a disk thread."""
+        self._busy = self._offered = False
+        chunks = self._chunks
+        last = self.segments[-1] if self.segments else None
+        if not chunks or self._syncing or (self._extending and self._must_wait(chunks, last)):
+            self._idle()
             return
         self._chunks = []
         self._busy = True
         header = Header(0, self.topic_id, self.number, 0, self._last_time, self.spec.name)
         limit = 0 if self._inline else self.spec.segment_bytes
         work = partial(self._writer.write, chunks, last, header, not self._inline, limit)
-        self._shared.scheduler.offload(work, partial(self._written, chunks))
+        self._shared.committer.flights += 1
+        self._shared.scheduler.offload(work, partial(self._direct_done, chunks))
+
+    def _direct_done(self, chunks: list[Chunk], outcome: Outcome | BaseException) -> None:
+        self._shared.committer.flights -= 1
+        self._written(chunks, outcome)
 
     @staticmethod
     def _must_wait(chunks: list[Chunk], last: Segment | None) -> bool:
@@ -259,11 +280,12 @@ class FilePartition:
             outcome = Outcome(0, PartitionFailed(f"{self.directory}: the writer failed: {outcome!r}"))
         good = chunks[: outcome.written]
         for chunk in good:
-            self._commit(chunk)
+            self._commit(chunk, not self._inline)
         if outcome.error is not None:
             self._fail(outcome.error, chunks[outcome.written :])
-        if not self._inline:
-            self._flush()  # before the waiters are told: the disk works while the acknowledgements go out
+        if not self._inline:  # before the waiters are told: the disk works while the acknowledgements go out
+            self._flush()
+            self._shared.committer.pump()
         for chunk in good:
             for _, done, base in chunk.waiters:
                 if done is not None:
@@ -276,35 +298,79 @@ class FilePartition:
                 self._extend()
         self._idle()
 
-    def _commit(self, chunk: Chunk) -> None:
-        """What the writer made durable becomes visible."""
+    # -- by way of the journal: called by the committer for a partition that offered itself ----------------------------
+
+    def small_chunk(self, bytes_max: int) -> Chunk | None:
+        """All that is waiting, if it is one small chunk within the prepared part of the segment."""
+        if self._pending:
+            self._gather()
+        if len(self._chunks) != 1:
+            return None
+        chunk = self._chunks[0]
+        last = self.segments[-1] if self.segments else None
+        return chunk if chunk.segment is last and chunk.size <= bytes_max and chunk.end <= last.allocated else None
+
+    def put(self, chunk: Chunk) -> StorageError | None:
+        """Write the chunk to its segment, without a sync."""
+        self._chunks = []
+        return self._writer.put(chunk)
+
+    def journaled(self, chunk: Chunk) -> None:
+        """The chunk is durable in the journal."""
+        self._busy = self._offered = False
+        self._commit(chunk, False)
+        if self._pending:
+            self._flush()
+
+    def tell(self, chunk: Chunk) -> None:
+        """Tell who waits for it."""
+        for _, done, base in chunk.waiters:
+            if done is not None:
+                done(base, None)
+        self._notify()
+        self._idle()
+
+    def refused(self, chunk: Chunk, error: StorageError) -> None:
+        """It is not durable: neither is anything behind it."""
+        self._busy = self._offered = False
+        self._fail(error, [chunk])
+        self._idle()
+
+    def is_synced(self, offset: int) -> bool:
+        """Is everything below offset durable in the segments themselves?"""
+        return self.mark is not None and self.mark.next_offset >= offset
+
+    def _commit(self, chunk: Chunk, synced: bool) -> None:
+        """What the writer made durable becomes visible. The mark follows only what is synced in the segment itself."""
         shared, segment = self._shared, chunk.segment
         if not self.segments or self.segments[-1] is not segment:
             if self.segments:
                 self._sealed(self.segments[-1])
             self.segments.append(segment)
         index, cache, position = segment.index, self.cache, chunk.position
-        size = 0
+        visible = self._visible
         for buffer in chunk.buffers:
             batch = RecordBatch(buffer)
+            base = batch.base_offset
             if index is not None:
-                index.add(position, batch.base_offset, batch.max_timestamp)
+                index.add(position, base, batch.max_timestamp)
             position += batch.length
-            size += batch.length
             cache.add(batch)
-            self._visible = batch.base_offset + batch.span
-        segment.end, segment.next_offset = chunk.end, self._visible
-        self._end = max(self._end, self._visible)
+            visible = base + batch.span
+        self._visible = segment.next_offset = visible
+        segment.end = chunk.end
+        self._end = max(self._end, visible)
         stats = shared.stats
         stats["appends"] += len(chunk.waiters)
         stats["batches"] += len(chunk.buffers)
-        stats["bytes"] += size
-        shared.unsynced -= sum([len(batch) for batch, _, _ in chunk.waiters])
-        if self._inline:
-            self._dirty = True
-        else:
+        stats["bytes"] += chunk.end - chunk.position
+        shared.unsynced -= chunk.owed
+        if synced:
             stats["fsyncs"] += 1
+            self._dirty = False
             self._move_mark()
+        else:
+            self._dirty = True
 
     def _sealed(self, segment: Segment) -> None:
         self._shared.stats["rolls"] += 1
@@ -383,10 +449,18 @@ class FilePartition:
         elif self._dirty and self.spec.durability == "interval" and now - self._last_sync >= SYNC_INTERVAL_US:
             self._last_sync = now
             self.sync()
-        elif now - self._last_time >= IDLE_CLOSE_US and self._failure is None and not self._occupied():
-            self._rest()
+        elif now - self._last_time >= IDLE_CLOSE_US:
+            self.rest()
 
-    def _rest(self) -> None:
+    @property
+    def last_time(self) -> int:
+        """When something was staged last."""
+        return self._last_time
+
+    def rest(self) -> None:
+        """Close the file if nobody is using it; what is not synced is synced now, and it is closed the next time."""
+        if self._failure is not None or self._occupied():
+            return
         if self._dirty:
             self.sync()
             return
@@ -407,16 +481,27 @@ class FilePartition:
 
     def sync(self) -> None:
         """Make what was written durable, without anybody waiting for it."""
-        if self._syncing or self._busy or not self._dirty or isinstance(self._failure, PartitionFailed):
-            return
+        begun = self.begin_sync()
+        if begun is not None:
+            writer, segment, mark = begun
+            self._shared.scheduler.offload(partial(writer.sync, segment), partial(self.synced, mark))
+
+    def begin_sync(self) -> tuple[Writer, Segment, Mark] | None:
+        """What to sync, and the mark once it is; None if there is nothing to sync or not now. `synced` must follow."""
+        if self._syncing or not self._dirty or (self._busy and not self._offered) or self.is_failed:
+            return None
         segment = self.segments[-1]
         if segment.handle < 0:
-            return
+            return None
         self._syncing, self._dirty = True, False
-        mark = Mark(segment.base, segment.end, segment.next_offset)
-        self._shared.scheduler.offload(partial(self._writer.sync, segment), partial(self._synced, mark))
+        return self._writer, segment, Mark(segment.base, segment.end, segment.next_offset)
 
-    def _synced(self, mark: Mark, error: StorageError | BaseException | None) -> None:
+    @property
+    def is_failed(self) -> bool:
+        """Read-only until a restart?"""
+        return isinstance(self._failure, PartitionFailed)
+
+    def synced(self, mark: Mark, error: StorageError | BaseException | None) -> None:
         self._syncing = False
         if error is None:
             self._shared.stats["fsyncs"] += 1
@@ -528,8 +613,7 @@ class FilePartition:
         outcome = self._writer.write([chunk], None, header, True, 0)
         if outcome.error is not None:
             raise outcome.error
-        self._commit(chunk)
-        self._move_mark()
+        self._commit(chunk, True)
         self._plan, self._plan_end = plan, plan.end
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from quintet.log.embedded.buffers import ReadBuffers
+from quintet.log.embedded.commit import Committer
 from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.segment import Damage
 from quintet.model import limits
@@ -31,7 +32,7 @@ class Shared:
     """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
 
     __slots__ = (
-        "active", "cache_bytes", "cache_bytes_max", "cache_order", "disk", "low", "marks_moved", "memory_bytes", "memory_bytes_max", "memory_order", "quarantine", "read_buffers", "report",
+        "active", "cache_bytes", "cache_bytes_max", "cache_order", "committer", "disk", "low", "marks_moved", "memory_bytes", "memory_bytes_max", "memory_order", "quarantine", "read_buffers", "report",
         "scheduler", "stats", "unsynced",
     )  # fmt: skip
 
@@ -39,6 +40,7 @@ class Shared:
         self.disk = disk
         self.scheduler = scheduler
         self.report = report
+        self.committer = Committer(disk, scheduler, report)
         self.read_buffers = ReadBuffers()
         self.stats = dict.fromkeys(COUNTERS, 0)
         self.unsynced = 0

@@ -37,12 +37,13 @@ CURABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFI
 class Chunk:
     """Batches that go into one segment one behind the other, and who waits for them."""
 
-    __slots__ = ("buffers", "end", "position", "segment", "waiters")
+    __slots__ = ("buffers", "end", "owed", "position", "segment", "waiters")
 
     def __init__(self, segment: Segment, position: int) -> None:
         self.segment = segment
         self.position = position
         self.end = position
+        self.owed = 0  # bytes as they were appended: merging makes fewer of them
         self.buffers: list[bytearray] = []
         self.waiters: list[tuple[bytearray, Appended | None, int]] = []
 
@@ -104,6 +105,17 @@ class Writer:
             except (OSError, _SyncFailed) as error:
                 return Outcome(number, self._recoil(chunk, error))
         return Outcome(len(chunks), None)
+
+    def put(self, chunk: Chunk) -> StorageError | None:
+        """Write a chunk within the prepared part of its segment, without a sync: short enough for the loop thread."""
+        segment = chunk.segment
+        try:
+            if segment.handle < 0:
+                segment.handle = self._disk.open(segment.path, write=True)
+            self._disk.pwritev(segment.handle, chunk.buffers, chunk.position)
+        except OSError as error:
+            return self._recoil(chunk, error)
+        return None
 
     def _sync(self, handle: int) -> None:
         try:
