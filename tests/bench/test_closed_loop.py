@@ -13,7 +13,9 @@ import pytest
 from bench.peer_wires import RedisWire
 
 from bench import closed_loop, peers
+from quintet.bench import flymq
 from quintet.bench.blipmq import BlipmqWire
+from quintet.bench.flymq import FlymqWire
 from quintet.bench.generators import Load, encode_varied
 from quintet.bench.wire import BenchError, Wire
 
@@ -22,7 +24,11 @@ CONNECTIONS, IN_FLIGHT = 8, 4
 SIZE = 128
 ACK = b"\0\0\0\x11\x05" + bytes(16)
 # How many bytes a generator opens with, and what a server answers to them.
-HANDSHAKES = {"quintet blipmq": (2 * 13 + 2 + 2 + len("dev-key"), 2 * ACK), "redis streams": (6, b"+PONG\r\n")}
+HANDSHAKES = {
+    "quintet blipmq": (2 * 13 + 2 + 2 + len("dev-key"), 2 * ACK),
+    "quintet flymq": (8 + 2 * (2 + len("admin")), flymq.frame(flymq.AUTH_RESPONSE, b"\1", bytes(8))),
+    "redis streams": (6, b"+PONG\r\n"),
+}
 
 pytestmark = pytest.mark.skipif(
     closed_loop.working_cargo() is None, reason="NO CARGO: the Rust load generator is neither built nor tested"
@@ -73,7 +79,7 @@ def test_redis_has_what_the_generator_counted(tmp_path: Path) -> None:
         assert redis_says(server.address, b"XLEN loop") == b":%d\r\n+OK\r\n" % counted.total
 
 
-@pytest.mark.parametrize("wire", [BlipmqWire(), RedisWire()], ids=["blipmq", "redis"])
+@pytest.mark.parametrize("wire", [BlipmqWire(), RedisWire(), FlymqWire()], ids=["blipmq", "redis", "flymq"])
 def test_its_rounds_are_those_of_the_python_generator(wire: Wire) -> None:
     """A listener of our own that answers the handshake and keeps what comes next."""
     asked, answer = HANDSHAKES[wire.name]

@@ -67,6 +67,7 @@ class FlymqWire:
         sock.sendall(frame(AUTH, str16(self.user), str16(self.password)))
         op, payload = split(read_until(sock, lambda data: bool(split(data)[0]), "AUTH answer"))[0][0]
         if op != AUTH_RESPONSE or payload[:1] != b"\1":
+            sock.close()
             raise BenchError(f"AUTH as {self.user!r} refused: {refusal(payload)!r}. Give user and password in the URL.")
         return sock
 
@@ -89,17 +90,19 @@ class FlymqWire:
 
     def answered(self, qos: int, data: bytes) -> tuple[int, bytes]:
         """Answers to one topic are of one length: counted without a look at each, but for their operation."""
-        if len(data) < HEAD.size:
-            return 0, data
-        stride = HEAD.size + int(HEAD.unpack_from(data)[4])
-        count = len(data) // stride
-        if bytes(data[2 : count * stride : stride]) == bytes([PRODUCE]) * count:
-            return count, data[count * stride :]
+        count = 0
+        if len(data) >= HEAD.size:
+            stride = HEAD.size + int(HEAD.unpack_from(data)[4])
+            count = len(data) // stride
+            if data[2 : count * stride : stride] == bytes([PRODUCE]) * count:
+                data = data[count * stride :]
+            else:
+                count = 0
         frames, rest = split(data)
         for op, payload in frames:
             if op != PRODUCE:
                 raise BenchError(f"the server answered PRODUCE with 0x{op:02x} {refusal(payload)!r}; see its log.")
-        return len(frames), rest
+        return count + len(frames), rest
 
     def delivered(self, topic: str, payload: bytes, qos: int) -> bytes:
         """There is no push."""
