@@ -18,11 +18,11 @@ from typing import Final
 
 import msgspec
 
-from quintet.broker.table import Table
+from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
 from quintet.log.base import Appended
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import OutOfSequence, StorageError
+from quintet.model.errors import OutOfSequence, QuintetError, StorageError
 
 PRODUCERS_MAX: Final = 1_000  # per partition
 RANGES_MAX: Final = 64  # per producer
@@ -80,6 +80,7 @@ class Producers:
         self._topics = topics
         self._known: dict[tuple[int, int], OrderedDict[int, _Producer]] = {}
         self._where: dict[tuple[int, int], Topic] = {}
+        self._opening: dict[tuple[int, int], list[tuple[bytearray, int, Appended]]] = {}
         self._dirty: set[tuple[int, int]] = set()
         self._saved_at = 0
         self.duplicates = 0
@@ -96,6 +97,8 @@ class Producers:
             self._known[where] = known
             self._where[where] = topic
             self._read_since(known, topic, row)
+            if row.upto > topic.partitions[row.partition].visible:  # a lossy topic: what comes now is below the snapshot
+                self._dirty.add(where)
 
     def _read_since(self, known: OrderedDict[int, _Producer], topic: Topic, row: ProducerRow) -> None:
         partition = topic.partitions[row.partition]
@@ -174,15 +177,41 @@ class Producers:
         where = (topic.spec.id, partition)
         known = self._known.get(where)
         if known is None:
-            known = self._known[where] = OrderedDict()
-            self._where[where] = topic
-            self._save(where)  # so that a crash before the first snapshot still knows where to look
+            known = self._open(where, topic)
         producer = _remember(known, producer_id)
         count = RecordBatch(batch).count
-        topic.publish(
-            batch, count, True, partial(self._appended, where, producer, batch, sequence, count, done), partition
-        )
+        stored = partial(self._appended, where, producer, batch, sequence, count, done)
+        waiting = self._opening.get(where)
+        if waiting is None:
+            topic.publish(batch, count, True, stored, partition)
+        else:
+            waiting.append((batch, count, stored))
         producer.next = sequence + count
+
+    def _open(self, where: tuple[int, int], topic: Topic) -> OrderedDict[int, _Producer]:
+        """The first producer of a partition: nothing of it is appended before its row is durable, or a start after a
+        crash would not know that there is something to look for."""
+        known: OrderedDict[int, _Producer] = OrderedDict()
+        self._known[where], self._where[where], self._opening[where] = known, topic, []
+        try:
+            self._save(where, partial(self._opened, where, topic))
+        except StorageError:
+            del self._known[where], self._where[where], self._opening[where]
+            raise
+        return known
+
+    def _opened(self, where: tuple[int, int], topic: Topic, error: Exception | None) -> None:
+        waiting = self._opening.pop(where)
+        if error is not None:
+            del self._known[where], self._where[where]
+        for batch, count, stored in waiting:
+            if error is None:
+                try:
+                    topic.publish(batch, count, True, stored, where[1])
+                except QuintetError as refused:
+                    error = refused  # and all behind it: what follows a gap must not be stored
+            if error is not None:
+                stored(-1, error)
 
     def _appended(
         self,
@@ -225,7 +254,7 @@ class Producers:
             except StorageError:  # a full disk: the log itself still tells, from the last snapshot on
                 self._dirty.add(where)
 
-    def _save(self, where: tuple[int, int]) -> None:
+    def _save(self, where: tuple[int, int], done: Done | None = None) -> None:
         topic = self._where[where]
         if self._topics.get(topic.raw) is not topic:
             del self._known[where], self._where[where]
@@ -233,7 +262,7 @@ class Producers:
             return
         upto = topic.partitions[where[1]].visible
         producers = [(id, producer.ranges) for id, producer in self._known[where].items()]
-        self._table.put(_key(*where), ProducerRow(topic.name, where[0], where[1], upto, producers))
+        self._table.put(_key(*where), ProducerRow(topic.name, where[0], where[1], upto, producers), done)
 
 
 def _remember(known: OrderedDict[int, _Producer], id: int) -> _Producer:

@@ -5,6 +5,7 @@ Passwords here have hashes that cost nothing to check; what a real hash costs is
 
 import struct
 from collections.abc import Iterable
+from random import Random
 from typing import Any, Final, NamedTuple
 
 from argon2 import low_level
@@ -178,8 +179,6 @@ def make_sim(options: BrokerOptions | None = None, users: dict[str, tuple[str, .
 
 def power_cut(sim: SimBroker, seed: int) -> None:
     """The power is gone and back; the broker has started again and knows the same users."""
-    from random import Random
-
     sim.log.abandon()
     sim.scheduler.jobs.clear()
     sim.disk.crash(Random(seed))

@@ -40,6 +40,8 @@ WAITING: Final = frozenset({frames.FETCH, frames.FETCH_BINARY})  # may be answer
 _PRODUCER: Final = struct.Struct("<QI")
 _PRODUCER_AT: Final = 48
 _U16: Final = struct.Struct("<H")
+# What the kernel hands back of a PRODUCE although its fields add up.
+_UNSOUND: Final = "PRODUCE: a topic name has 1 to 255 bytes, and a producer id is between 1 and 2^63 - 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +398,8 @@ class FlySession:
         ask = codec.decode_request(operation, payload)
         if code == frames.AUTH:
             return self._authenticate(slot, operation, ask)
+        if code == frames.PRODUCE:
+            raise BadRequest(_UNSOUND)
         self._permit(operation, ask)
         accept = (flags & frames.ACCEPT_MASK) >> frames.ACCEPT_SHIFT
         if accept and accept not in frames.CODECS:
@@ -440,6 +444,8 @@ class FlySession:
         if error is not None:
             made = errors.to_frame(error, self._options.dialect)
         elif operation.code in AUDITED:
+            if operation.code == frames.DELETE_TOPIC:
+                self._forget_targets()  # a PRODUCE behind it makes the topic anew
             self._audit(AUDITED[operation.code], resource_of(ask), "success")
         self._replies.fill(slot, made)
 
@@ -454,7 +460,7 @@ class FlySession:
             self._resolve(unknown)
         if not isinstance(items[0][1], list):
             codec.decode_request(frames.OPERATIONS[frames.PRODUCE], payload)
-            raise BadRequest("PRODUCE: a producer id is between 1 and 2^63 - 1")
+            raise BadRequest(_UNSOUND)
         self._produce(*items[0][1:])
         self._replies.fill(slot, b"")
 
