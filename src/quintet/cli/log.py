@@ -1,7 +1,6 @@
 """`quintet log`: check and read a data folder also while a broker runs. Read-only; the work is done by
 quintet.log.embedded.inspect, this file only chooses and prints."""
 
-import base64
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quintet.cli.common import text_or_base64
 from quintet.model.errors import DataDirError, TopicNotFound
 
 if TYPE_CHECKING:
@@ -109,28 +109,17 @@ def render(topic: str, partition: int, row: "Row", form: str) -> str:
     offset, timestamp, key, value, headers, expiry, origin = row
     if form == "json":
         fields: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset, "timestamp_us": timestamp}
-        fields |= _text_or_base64("key", key) | _text_or_base64("value", value)
+        fields |= text_or_base64("key", key) | text_or_base64("value", value)
         if headers:
-            fields["headers"] = [
-                _text_or_base64("name", name) | _text_or_base64("value", text) for name, text in headers
-            ]
+            fields["headers"] = [text_or_base64("name", name) | text_or_base64("value", text) for name, text in headers]
         if expiry:
             fields["expiry_us"] = expiry
-        return json.dumps(fields | _text_or_base64("origin", origin), ensure_ascii=False)
+        return json.dumps(fields | text_or_base64("origin", origin), ensure_ascii=False)
     place = f"{topic}/{partition}@{offset}"
     if form == "hex":
         return f"{place} {'-' if key is None else key.hex()} {'-' if value is None else value.hex()}"
     when = (EPOCH + timedelta(microseconds=timestamp)).isoformat(timespec="microseconds")
     return f"{place} {when} {_shown(key)} {_shown(value)}"
-
-
-def _text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
 def _shown(data: bytes | None) -> str:

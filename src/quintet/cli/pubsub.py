@@ -11,21 +11,24 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import click
 
-from quintet.client.bus import Bus, connect
-from quintet.client.errors import BadUrl, Timeout
-from quintet.client.message import MessageBatch
-from quintet.model.errors import BadName, ProtocolError
+from quintet.cli import common
+from quintet.client.bus import Bus
+from quintet.client.errors import Timeout
+from quintet.client.message import Ack, MessageBatch
+from quintet.model.errors import ProtocolError
 
 URL_DEFAULT: Final = "blipmq://:dev-key@127.0.0.1:5555"
 STDIN_READ_BYTES: Final = 256 * 1024
 VALUE_BYTES_MAX: Final = 16 * 1024 * 1024  # of --raw and of one line: no frame is larger
 REPEAT_BATCH: Final = 10_000  # messages published at once by --count
 REPEAT_BATCH_BYTES: Final = 4 * 1024 * 1024
+SINGLE_BATCH: Final = 1_000  # messages under way at once where each is a request of its own
+HANDLES_MAX: Final = 10_000  # of delayed messages, told by --json
 SUB_BATCH: Final = 5_000  # messages written and acknowledged at once
 
 _url = click.option(
@@ -36,17 +39,36 @@ _qos = click.option("--qos", type=click.IntRange(0, 1), default=1, show_default=
 
 @click.command()
 @_url
-@click.argument("topic")
+@click.argument("topic", shell_complete=common.complete_topic)
 @click.argument("values", nargs=-1)
 @click.option("--lines", "form", flag_value="lines", default="lines", help="Each line of stdin is a message (default).")
 @click.option("--raw", "form", flag_value="raw", help="All of stdin is one message.")
 @click.option("--json-lines", "form", flag_value="json", help="Each line or value must be JSON; sent compact.")
 @_qos
 @click.option("--ttl", type=click.FloatRange(min=0.001), help="Seconds after which nobody wants it.")
+@click.option("--key", help="Messages of one key go to one partition, in order (FlyMQ).")
+@click.option("--partition", type=click.IntRange(0, common.I32_MAX), help="Instead of the key's (FlyMQ).")
+@click.option("--delay", type=click.FloatRange(min=0.001), help="Seconds before anybody sees it (FlyMQ).")
+@click.option("--schema", help="A registered schema that it must fit (FlyMQ).")
 @click.option("--count", type=click.IntRange(1), default=1, help="Publish the values this many times.")
+@click.option("--cancel", type=click.IntRange(0), help="Take a delayed message back, by its handle (FlyMQ).")
 @click.option("--timeout", type=click.FloatRange(min=0.001), default=10.0, show_default=True, help="Seconds per batch.")
+@common.json_option
 def pub(
-    url: str, topic: str, values: tuple[str, ...], form: str, qos: int, ttl: float | None, count: int, timeout: float
+    url: str,
+    topic: str,
+    values: tuple[str, ...],
+    form: str,
+    qos: int,
+    ttl: float | None,
+    key: str | None,
+    partition: int | None,
+    delay: float | None,
+    schema: str | None,
+    count: int,
+    cancel: int | None,
+    timeout: float,
+    as_json: bool,
 ) -> None:
     """Publish messages: the VALUES, or the lines of stdin when there are none (or the only one is -).
 
@@ -56,29 +78,66 @@ def pub(
     quintet pub blobs --raw < picture.png        the whole file as one message
     jq -c '.[]' rows.json | quintet pub rows --json-lines
     quintet pub load x --count 100000            the same message many times
+
+    \b
+    export QUINTET_URL=flymq://admin:admin@127.0.0.1:9092
+    quintet pub orders '{"total": 5}' --key customer-7 --schema orders
+    quintet pub reminders 'call back' --delay 3600
     """
+    if cancel is not None:
+        if values or delay is not None:
+            raise click.UsageError("--cancel takes a message back and sends none; leave values and --delay out")
+        common.manage(url, lambda broker: broker.cancel_delayed(topic, cancel), timeout)
+        return common.say(as_json, {"topic": topic, "cancelled": cancel}, f"{topic}: message {cancel} is taken back")
     from_stdin = values in ((), ("-",))
     if from_stdin and form != "raw" and count > 1:
         raise click.UsageError("--count repeats values; give them as arguments, or one message with --raw")
     if not from_stdin and form == "raw":
         raise click.UsageError("--raw reads stdin; leave the values out")
+    if delay is not None and (ttl is not None or schema is not None):
+        raise click.UsageError("--delay goes with neither --ttl nor --schema: FlyMQ has one operation for each")
+    if ttl is not None and schema is not None:
+        raise click.UsageError("--ttl does not go with --schema: FlyMQ has one operation for each")
+    place: dict[str, Any] = {"key": common.typed(key), "partition": partition}
 
-    async def run(bus: Bus) -> None:
+    async def run(bus: Bus) -> tuple[int, list[int], Ack]:
         total = 0
+        handles: list[int] = []
+        last = Ack(topic, 0, qos == 1)
         progress = Progress(f"to {topic}")
         async for batch in _input(values, from_stdin, form, count):
-            total += (await bus.publish_batch(topic, batch, qos=qos, ttl=ttl, timeout=timeout)).count
+            if delay is None and schema is None:
+                last = await bus.publish_batch(topic, batch, qos=qos, ttl=ttl, timeout=timeout, **place)
+                total += last.count
+            else:
+                single = {"qos": qos, "delay": delay, "schema": schema, "timeout": timeout, **place}
+                for start in range(0, len(batch), SINGLE_BATCH):
+                    some = batch[start : start + SINGLE_BATCH]
+                    acks = await asyncio.gather(*(bus.publish(topic, value, **single) for value in some))
+                    handles += [ack.handle for ack in acks if ack.handle is not None][: HANDLES_MAX - len(handles)]
+                    total += len(acks)
+                    last = acks[-1]
             progress.show(total)
         progress.end()
-        ending = "durable" if qos else "sent, not confirmed (QoS 0)"
-        click.echo(f"{total} message{'' if total == 1 else 's'} to {topic}: {ending}")
+        return total, handles, last
 
-    _run(url, timeout, run)
+    total, handles, last = common.run(url, timeout, run)
+    ending = "durable" if qos else "sent, not confirmed (QoS 0)"
+    if delay is not None:
+        ending += f", appears in {delay:g} s"
+        ending += f" (--cancel {handles[0]} takes it back)" if len(handles) == 1 else ""
+    found: dict[str, Any] = {"topic": topic, "count": total, "durable": bool(qos)}
+    if total == 1 and last.offset is not None:
+        ending += f" at {last.partition}@{last.offset}"
+        found |= {"partition": last.partition, "offset": last.offset}
+    if handles:
+        found["handles"] = handles
+    return common.say(as_json, found, f"{total} message{'' if total == 1 else 's'} to {topic}: {ending}")
 
 
 @click.command()
 @_url
-@click.argument("topic")
+@click.argument("topic", shell_complete=common.complete_topic)
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
 @click.option("--timeout", type=click.FloatRange(min=0.001), help="Stop after this many seconds.")
 @click.option(
@@ -147,7 +206,7 @@ def sub(
                 raise Timeout(f"{seen} of {count} messages came in {timeout:g} s") from None
 
     try:
-        _run(url, 10.0, limited)
+        common.run(url, 10.0, limited)
     except KeyboardInterrupt:
         if count is not None:
             click.echo(f"quintet: interrupted after {seen} of {count} messages", err=True)
@@ -296,24 +355,3 @@ class Progress:
     def end(self) -> None:
         if self._on and self._shown > self._start:
             click.echo("\r\x1b[K", err=True, nl=False)
-
-
-def _run(url: str, timeout: float, use: Callable[[Bus], Coroutine[Any, Any, None]]) -> None:
-    """Run with an open bus, on uvloop if it is installed. What the user typed wrongly is a usage error."""
-
-    async def session() -> None:
-        async with connect(url, timeout=timeout) as bus:
-            await use(bus)
-
-    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    try:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    except ImportError:
-        pass
-    try:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(session())
-    except (BadUrl, BadName) as error:
-        raise click.UsageError(f"{error}. {error.hint}") from error

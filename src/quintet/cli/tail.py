@@ -15,6 +15,7 @@ from quintet.cli import common, hexview
 from quintet.cli.common import json_option, shown, text_or_base64, topic_argument, url_option
 from quintet.client import url as urls
 from quintet.client.base import Door, Setup, dial
+from quintet.client.errors import TopicNotFound
 from quintet.client.flymq import COMPRESSION, DOOR, FlyLink
 from quintet.client.manage import Manage, Peeked, TopicInfo
 from quintet.protocols.flymq import frames
@@ -80,7 +81,7 @@ def tail(
     """
 
     async def work(broker: Manage) -> None:
-        info = await broker.topic(topic)
+        info = await _topic(broker, topic, follow)
         numbers = [each.id for each in info.partitions]
         if partition is not None and partition not in numbers:
             raise click.UsageError(f"{topic} has the partitions 0 to {len(numbers) - 1}, not {partition}.")
@@ -97,6 +98,21 @@ def tail(
         common.manage(url, work)
     except KeyboardInterrupt:
         return
+
+
+async def _topic(broker: Manage, topic: str, follow: bool) -> TopicInfo:
+    """The topic; with --follow also one that somebody is yet to make."""
+    told = False
+    while True:
+        try:
+            return await broker.topic(topic)
+        except TopicNotFound:
+            if not follow:
+                raise
+        if not told:
+            click.echo(f"{topic} is not there yet, waiting for it", err=True)
+            told = True
+        await asyncio.sleep(POLL_S)
 
 
 class _Look:
