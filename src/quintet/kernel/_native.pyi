@@ -4,7 +4,6 @@ Functions over buffers, no I/O and no state. Batches are laid out as in docs/LOG
 """
 
 from collections.abc import Sequence
-
 from typing import Any
 
 from typing_extensions import Buffer
