@@ -51,6 +51,12 @@ class FlyWire:
     def close(self) -> None:
         self._socket.close()
 
+    def __enter__(self) -> "FlyWire":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def ask(self, op: int, payload: bytes) -> bytes:
         """The reply's payload; Refused for an ERROR; Gone if the connection ended."""
         try:

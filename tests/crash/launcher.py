@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from quintet.broker.group import Group
 from quintet.broker.intents import Intents
 from quintet.cli import main, serve
 from quintet.log.embedded.disk import OsDisk
@@ -110,7 +111,12 @@ def no_intents() -> None:
     Intents.commit = commit  # type: ignore[method-assign]
 
 
-SABOTAGES = {"ack-early": ack_early, "no-fsync": no_fsync, "deaf": deaf, "no-intents": no_intents}
+def no_fence() -> None:
+    """A commit is taken from whoever sends it, in whatever generation."""
+    Group.fence = lambda self, partition, generation, member: None  # type: ignore[method-assign]
+
+
+SABOTAGES = {"ack-early": ack_early, "no-fsync": no_fsync, "deaf": deaf, "no-intents": no_intents, "no-fence": no_fence}
 
 
 def child(request: dict[str, Any]) -> None:

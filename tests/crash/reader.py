@@ -11,6 +11,8 @@ from pathlib import Path
 
 import google_crc32c
 
+from tests.log.journal_reader import Patches, patched, patches
+
 SEGMENT_HEAD = struct.Struct("<8sIIIIIIQq")
 BATCH_HEAD = struct.Struct("<4sIIHHQIIqqQIHH")
 SEGMENT_HEAD_BYTES = 512
@@ -37,8 +39,9 @@ class Found:
 def read(directory: Path) -> dict[str, Found]:
     """Every topic of a user (partition 0), by name. Internal tables are read too, for their checksums."""
     found: dict[str, Found] = {}
+    journal = patches(directory)
     for folder in sorted((directory / "topics").glob("*")):
-        partition = _read_partition(folder / "0", dense=int(folder.name) >= FIRST_USER_TOPIC)
+        partition = _read_partition(folder / "0", journal, dense=int(folder.name) >= FIRST_USER_TOPIC)
         if partition is not None:
             name = partition.topic if int(folder.name) >= FIRST_USER_TOPIC else f"internal {folder.name}"
             if name in found:
@@ -47,12 +50,12 @@ def read(directory: Path) -> dict[str, Found]:
     return found
 
 
-def _read_partition(folder: Path, dense: bool) -> Found | None:
+def _read_partition(folder: Path, journal: Patches, dense: bool) -> Found | None:
     names = sorted(folder.glob("*.seg"))
     result: Found | None = None
     for number, path in enumerate(names):
         last = number == len(names) - 1
-        data = path.read_bytes()
+        data = patched(path, journal)
         header = _segment_header(data, int(path.stem))
         if isinstance(header, str):
             if result is None and last:
