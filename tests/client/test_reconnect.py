@@ -47,7 +47,7 @@ async def test_the_iterator_goes_on_after_a_kill(own_server: Server, topic: str)
             msg = await sub.get()
             seen.append(msg.json())
             await msg.ack()
-        assert sub.reconnects >= 2
+        assert sub.reconnects >= 1  # one that is lost again before it is settled does not count
 
 
 async def test_what_was_published_while_away_arrives(own_server: Server, topic: str) -> None:

@@ -16,12 +16,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from math import inf
 from random import uniform
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from quintet.client.errors import AuthError, BadUrl, Closed, ConnectionLost, Forbidden, ProtocolError, Timeout
 from quintet.client.message import Rows, log
 from quintet.client.url import Endpoint
 from quintet.model.errors import QuintetError
+
+if TYPE_CHECKING:
+    from quintet.client.subscription import Source
 
 WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # waiting for the socket; above it callers wait
 WRITE_LOW_BYTES: Final = 1024 * 1024
@@ -188,6 +191,22 @@ class Door(Protocol):
 
     async def open(self, setup: "Setup", target: Target, lost: Callable[["Link", QuintetError], None]) -> Link:
         """A link past its handshake, or the reason why not."""
+
+    def source(self, setup: "Setup", wanted: "Wanted") -> "Source":
+        """Where a subscription's messages come from, not yet open."""
+
+
+class Wanted(NamedTuple):
+    """A subscription as its user asked for it; see Bus.subscribe."""
+
+    topic: str
+    qos: int
+    resume: int | None
+    group: str
+    start: str | None
+    member: str
+    filter: str
+    prefetch: int
 
 
 class Setup(NamedTuple):

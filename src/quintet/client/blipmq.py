@@ -21,9 +21,11 @@ from math import inf
 from typing import Final, cast
 
 from quintet import kernel
-from quintet.client.base import Limits, Link, Load, Outcome, PushLink, Setup, StreamLink, Target, Watch, dial
+from quintet.client.base import Limits, Link, Load, Outcome, PushLink, Setup, StreamLink, Target, Wanted, Watch, dial
 from quintet.client.errors import BadUrl, ServerError
 from quintet.client.message import Rows, log
+from quintet.client.push import PushSource
+from quintet.client.subscription import Source
 from quintet.model.errors import (
     AuthError,
     BadName,
@@ -340,6 +342,7 @@ class BlipDoor:
         "group": "the FlyMQ door has consumer groups",
         "start": "the FlyMQ door has consumer groups, and they have a start",
         "member": "the FlyMQ door has consumer groups, and they have members",
+        "retry": "the broker delivers again by itself here, as configured; the FlyMQ door leaves it to the client",
         "filter": "the FlyMQ door filters on the server",
         "transaction": "the FlyMQ door has transactions",
         "fetch": "the FlyMQ door reads by offset",
@@ -360,6 +363,9 @@ class BlipDoor:
             await link.close()
             raise
         return link
+
+    def source(self, setup: Setup, wanted: Wanted) -> Source:
+        return PushSource(setup, wanted.topic, qos=wanted.qos, resume=wanted.resume)
 
 
 DOOR: Final = BlipDoor()

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, cast
 
 from quintet.client import url as urls
-from quintet.client.base import ANY, AskLink, Channel, Door, Load, Outcome, Setup, Silent, deadline
+from quintet.client.base import ANY, AskLink, Channel, Door, Load, Outcome, Setup, Silent, Wanted, deadline
 from quintet.client.errors import BadName, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
 from quintet.client.message import Ack, key_bytes, to_bytes
 from quintet.client.producer import Producer
@@ -313,6 +313,10 @@ class Bus:
         *,
         qos: int = 1,
         resume: int | None = None,
+        group: str | None = None,
+        start: str | None = None,
+        member: str | None = None,
+        filter: str | None = None,
         prefetch: int = PREFETCH_DEFAULT,
         timeout: float | None = None,
     ) -> Subscription:
@@ -320,14 +324,23 @@ class Bus:
 
         qos       1: what is not acknowledged is delivered again; 0: at most once
         resume    the id of an earlier subscription (`sub.id`) to go on with; the same credentials must have made it
-        prefetch  messages kept here before the socket is no longer read
+        group     the consumer group to join: its members share the partitions, and where they were is kept. Without one
+                  all partitions are read, and nothing is kept.
+        start     where a group begins in a partition that it has committed nothing of: "earliest", "latest" or "commit"
+                  (as earliest). Without a group: the first two
+        member    a name of one's own, under which a member that comes back soon has its partitions again
+        filter    only messages that pass, in the server's language of filters
+        prefetch  messages kept here before no more are taken from the server
         """
         self._open()
         self._check(topic, qos, None)
+        self._carries(resume=resume, group=group, start=start, member=member, filter=filter)
         if prefetch < 1:
             raise ValueError("prefetch is a number of messages from 1 up")
+        door = self._setup.door
+        wanted = Wanted(topic, qos, resume, group or "", start, member or "", filter or "", prefetch)
         subscription = Subscription(
-            self._setup, topic, qos=qos, resume=resume, prefetch=prefetch, timeout=self._limit(timeout)
+            door.source(self._setup, wanted), topic, prefetch=prefetch, timeout=self._limit(timeout)
         )
         self._subscriptions = {other for other in self._subscriptions if not other.closed}
         self._subscriptions.add(subscription)

@@ -29,10 +29,13 @@ from quintet.client.base import (
     Setup,
     StreamLink,
     Target,
+    Wanted,
     Watch,
     dial,
 )
 from quintet.client.errors import AuthError, BadUrl, Busy, ProtocolError, ServerError, TooLarge, from_server
+from quintet.client.group import GroupSource
+from quintet.client.subscription import Source
 from quintet.model.errors import QuintetError
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.codec import Layout
@@ -489,6 +492,9 @@ class FlyDoor:
             await link.close()
             raise
         return link
+
+    def source(self, setup: Setup, wanted: Wanted) -> Source:
+        return GroupSource(setup, wanted)
 
 
 DOOR: Final = FlyDoor()

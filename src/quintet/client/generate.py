@@ -30,7 +30,20 @@ TWINS: Final = {
 }
 ROOT: Final = "Bus"  # owns the portal
 PLAIN: Final = {"Message", "MessageBatch"}  # values: their plain methods touch no shared state
-HIDDEN: Final = {"on_records", "on_refused", "settle", "hold", "release"}  # between the client's own parts
+HIDDEN: Final = {
+    "on_records",
+    "on_refused",
+    "settle",
+    "hold",
+    "give_back",
+    "place",
+    "commit_in",
+    "committed",
+    "put",
+    "drop",
+    "wake",
+    "room",
+}  # between the client's own parts
 DUNDERS: Final = {
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -54,39 +54,69 @@ def to_bytes(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
+class Place(NamedTuple):
+    """Where a delivery is in the log, and how often it was handed out before."""
+
+    partition: int
+    offset: int
+    attempts: int
+
+
 class Settler(Protocol):
     """Who a message is acknowledged to."""
 
     async def settle(self, tags: Sequence[int], timeout: float | None) -> None:
         """Acknowledge these deliveries with one write."""
 
-    def hold(self, tags: Sequence[int]) -> None:
+    def hold(self, tags: Sequence[int], retry: int | None) -> None:
         """They are being worked on: a second delivery of them in the meantime is not handed out."""
 
-    def release(self, tags: Sequence[int]) -> None:
-        """They were not dealt with: let the server's next delivery of them through."""
+    async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
+        """They were not dealt with: let them come again, or put them aside. What becomes of them, for the log."""
+
+    def release(self, rows: Rows) -> None:
+        """Whoever worked on them was stopped: let them come again."""
+
+    def place(self, tag: int) -> Place | None:
+        """Where it is, if the door tells."""
+
+    async def commit_in(self, transaction: str, tag: int) -> None:
+        """See transaction.py."""
+
+    def committed(self, tag: int) -> None: ...
 
 
 class Processing:
-    """`async with`: acknowledges when the block succeeds; when it raises, leaves it to be delivered again.
+    """`async with`: acknowledges when the block succeeds; when it raises, lets it be delivered again, or gives it up.
 
     The exception is logged and ends here, so that one bad message does not end the loop over the others; with
     `reraise=True` it goes on. A cancellation always goes on.
     """
 
-    __slots__ = ("_reraise", "_settler", "_tags", "_timeout", "_what")
+    __slots__ = ("_dead_letter", "_reraise", "_retry", "_rows", "_settler", "_tags", "_timeout", "_what")
 
     def __init__(
-        self, settler: Settler, tags: Sequence[int], what: object, *, reraise: bool, timeout: float | None
+        self,
+        settler: Settler,
+        rows: Rows,
+        what: object,
+        *,
+        retry: int | None,
+        dead_letter: bool,
+        reraise: bool,
+        timeout: float | None,
     ) -> None:
         self._settler = settler
-        self._tags = tags
+        self._rows = rows
+        self._tags = [row[0] for row in rows]
         self._what = what
+        self._retry = retry
+        self._dead_letter = dead_letter
         self._reraise = reraise
         self._timeout = timeout
 
     async def __aenter__(self) -> None:
-        self._settler.hold(self._tags)
+        self._settler.hold(self._tags, self._retry)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -94,21 +124,22 @@ class Processing:
         if error is None:
             await self._settler.settle(self._tags, self._timeout)
             return False
-        self._settler.release(self._tags)
         if not isinstance(error, Exception):
+            self._settler.release(self._rows)
             return False
+        fate = await self._settler.give_back(self._rows, error, self._retry, self._dead_letter)
         if not self._reraise:
-            log.error("%r failed and will be delivered again", self._what, exc_info=error)
+            log.error("%r failed and %s", self._what, fate, exc_info=error)
         return not self._reraise
 
 
 class Message:
     """One delivery. `tag` is what the server knows it by; 0 when it needs no acknowledgement (QoS 0).
 
-    `key`, `headers` and `redelivered` are None where the protocol does not tell, as with BlipMQ.
+    `key`, `headers`, `partition`, `offset` and `redelivered` are None where the protocol does not tell, as with BlipMQ.
     """
 
-    __slots__ = ("_settler", "headers", "key", "qos", "redelivered", "tag", "topic", "value")
+    __slots__ = ("_settler", "headers", "key", "qos", "tag", "topic", "value")
 
     def __init__(
         self, settler: Settler, topic: str, tag: int, qos: int, value: bytes, key: bytes | None = None
@@ -120,7 +151,24 @@ class Message:
         self.value: bytes = value
         self.key: bytes | None = key
         self.headers: dict[str, bytes] | None = None
-        self.redelivered: bool | None = None
+
+    @property
+    def partition(self) -> int | None:
+        """The partition it is in."""
+        place = self._settler.place(self.tag)
+        return None if place is None else place.partition
+
+    @property
+    def offset(self) -> int | None:
+        """Its number in the partition."""
+        place = self._settler.place(self.tag)
+        return None if place is None else place.offset
+
+    @property
+    def redelivered(self) -> bool | None:
+        """Whether it was handed out before, by this subscription."""
+        place = self._settler.place(self.tag)
+        return None if place is None else place.attempts > 0
 
     def text(self) -> str:
         """The value as UTF-8 text."""
@@ -143,10 +191,24 @@ class Message:
         if self.qos:
             await self._settler.settle((self.tag,), timeout)
 
-    def process(self, *, reraise: bool = False, timeout: float | None = None) -> Processing:
-        """`async with msg.process():` acknowledges when the block succeeds, see Processing."""
-        tags = (self.tag,) if self.qos else ()
-        return Processing(self._settler, tags, self, reraise=reraise, timeout=timeout)
+    def process(
+        self,
+        *,
+        retry: int | None = None,
+        dead_letter: bool = True,
+        reraise: bool = False,
+        timeout: float | None = None,
+    ) -> Processing:
+        """`async with msg.process():` acknowledges when the block succeeds, see Processing.
+
+        retry        how often it is handed out again before it is given up; None: three times, or, with a server that
+                     delivers again by itself (BlipMQ), as that is configured
+        dead_letter  given up means put among the dead letters; False: acknowledged all the same
+        """
+        rows: Rows = [(self.tag, self.qos, self.value, self.key)] if self.qos else []
+        return Processing(
+            self._settler, rows, self, retry=retry, dead_letter=dead_letter, reraise=reraise, timeout=timeout
+        )
 
     def __repr__(self) -> str:
         return f"<Message topic={self.topic!r} tag={self.tag} qos={self.qos} bytes={len(self.value)}>"
@@ -164,6 +226,11 @@ class MessageBatch:
         self.values: list[bytes] = [row[2] for row in rows]
         self.tags: list[int] = [row[0] for row in rows if row[1]]
 
+    @property
+    def keys(self) -> list[bytes | None]:
+        """Theirs; None for those without."""
+        return [row[3] if len(row) > 3 else None for row in self._rows]
+
     def __len__(self) -> int:
         return len(self._rows)
 
@@ -176,9 +243,19 @@ class MessageBatch:
         if self.tags:
             await self._settler.settle(self.tags, timeout)
 
-    def process(self, *, reraise: bool = False, timeout: float | None = None) -> Processing:
-        """`async with batch.process():` acknowledges all when the block succeeds, see Processing."""
-        return Processing(self._settler, self.tags, self, reraise=reraise, timeout=timeout)
+    def process(
+        self,
+        *,
+        retry: int | None = None,
+        dead_letter: bool = True,
+        reraise: bool = False,
+        timeout: float | None = None,
+    ) -> Processing:
+        """`async with batch.process():` acknowledges all when the block succeeds, see Message.process."""
+        rows = [row for row in self._rows if row[1]]
+        return Processing(
+            self._settler, rows, self, retry=retry, dead_letter=dead_letter, reraise=reraise, timeout=timeout
+        )
 
     def __repr__(self) -> str:
         return f"<MessageBatch topic={self.topic!r} count={len(self)}>"

@@ -13,13 +13,13 @@ from quintet.client import message as _message
 from quintet.client import producer as _producer
 from quintet.client import subscription as _subscription
 from quintet.client.bus import LINGER_S, PRODUCER_BYTES_MAX, TIMEOUT_S
-from quintet.client.message import Ack, T
+from quintet.client.message import Ack, Rows, T
 from quintet.client.portal import Portal
 from quintet.client.subscription import PREFETCH_DEFAULT
 
 
 class Processing:
-    """`with`: acknowledges when the block succeeds; when it raises, leaves it to be delivered again.
+    """`with`: acknowledges when the block succeeds; when it raises, lets it be delivered again, or gives it up.
 
     The exception is logged and ends here, so that one bad message does not end the loop over the others; with
     `reraise=True` it goes on. A cancellation always goes on.
@@ -41,7 +41,7 @@ class Processing:
 class Message:
     """One delivery. `tag` is what the server knows it by; 0 when it needs no acknowledgement (QoS 0).
 
-    `key`, `headers` and `redelivered` are None where the protocol does not tell, as with BlipMQ.
+    `key`, `headers`, `partition`, `offset` and `redelivered` are None where the protocol does not tell, as with BlipMQ.
     """
 
     def __init__(self, portal: Portal, inner: _message.Message) -> None:
@@ -73,7 +73,18 @@ class Message:
         return self._inner.headers
 
     @property
+    def partition(self) -> int | None:
+        """The partition it is in."""
+        return self._inner.partition
+
+    @property
+    def offset(self) -> int | None:
+        """Its number in the partition."""
+        return self._inner.offset
+
+    @property
     def redelivered(self) -> bool | None:
+        """Whether it was handed out before, by this subscription."""
         return self._inner.redelivered
 
     def text(self) -> str:
@@ -92,9 +103,18 @@ class Message:
         """It is dealt with: the server may forget it. Does nothing for QoS 0."""
         return self._portal.run(self._inner.ack(timeout=timeout))
 
-    def process(self, *, reraise: bool = False, timeout: float | None = None) -> Processing:
-        """`with msg.process():` acknowledges when the block succeeds, see Processing."""
-        return Processing(self._portal, self._inner.process(reraise=reraise, timeout=timeout))
+    def process(
+        self, *, retry: int | None = None, dead_letter: bool = True, reraise: bool = False, timeout: float | None = None
+    ) -> Processing:
+        """`with msg.process():` acknowledges when the block succeeds, see Processing.
+
+        retry        how often it is handed out again before it is given up; None: three times, or, with a server that
+                     delivers again by itself (BlipMQ), as that is configured
+        dead_letter  given up means put among the dead letters; False: acknowledged all the same
+        """
+        return Processing(
+            self._portal, self._inner.process(retry=retry, dead_letter=dead_letter, reraise=reraise, timeout=timeout)
+        )
 
     def __repr__(self) -> str:
         return self._inner.__repr__()
@@ -119,6 +139,11 @@ class MessageBatch:
     def tags(self) -> list[int]:
         return self._inner.tags
 
+    @property
+    def keys(self) -> list[bytes | None]:
+        """Theirs; None for those without."""
+        return self._inner.keys
+
     def __len__(self) -> int:
         return self._inner.__len__()
 
@@ -130,9 +155,13 @@ class MessageBatch:
         """All of them are dealt with: one write."""
         return self._portal.run(self._inner.ack(timeout=timeout))
 
-    def process(self, *, reraise: bool = False, timeout: float | None = None) -> Processing:
-        """`with batch.process():` acknowledges all when the block succeeds, see Processing."""
-        return Processing(self._portal, self._inner.process(reraise=reraise, timeout=timeout))
+    def process(
+        self, *, retry: int | None = None, dead_letter: bool = True, reraise: bool = False, timeout: float | None = None
+    ) -> Processing:
+        """`with batch.process():` acknowledges all when the block succeeds, see Message.process."""
+        return Processing(
+            self._portal, self._inner.process(retry=retry, dead_letter=dead_letter, reraise=reraise, timeout=timeout)
+        )
 
     def __repr__(self) -> str:
         return self._inner.__repr__()
@@ -197,16 +226,16 @@ class Subscription:
         return self._portal.run(self._inner.__aexit__(kind, error, trace))
 
     def open(self) -> None:
-        """Subscribe, or take up the subscription given as `resume`. Iterating does it too."""
+        """Subscribe, join the group, or take up the subscription given as `resume`. Iterating does it too."""
         return self._portal.run(self._inner.open())
 
     def close(self) -> None:
-        """Stop, after the server has taken the acknowledgements. The subscription itself stays: resume it by its id."""
+        """Stop, after the server has taken the acknowledgements. Where it was is kept: resume it by id, or by group."""
         return self._portal.run(self._inner.close())
 
     @property
     def id(self) -> int:
-        """What to give as `resume=` to go on later, from any connection with the same credentials."""
+        """What to give as `resume=` to go on later, from any connection with the same credentials (BlipMQ)."""
         return self._inner.id
 
     @property
@@ -223,13 +252,18 @@ class Subscription:
         return self._inner.topic
 
     @property
+    def assigned(self) -> tuple[int, ...]:
+        """The partitions that are read here now (FlyMQ)."""
+        return self._inner.assigned
+
+    @property
     def queued(self) -> int:
         """Messages received and not yet taken."""
         return self._inner.queued
 
     @property
     def refused(self) -> int:
-        """Acknowledgements the server did not know: too late, or settled by another consumer."""
+        """Acknowledgements the server did not take: too late, or another consumer has the message now."""
         return self._inner.refused
 
     @property
@@ -260,6 +294,9 @@ class Subscription:
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until the server has taken every acknowledgement made so far."""
         return self._portal.run(self._inner.flush(timeout=timeout))
+
+    def release(self, rows: Rows) -> None:
+        return self._portal.call(self._inner.release, rows)
 
 
 class Bus:
@@ -445,6 +482,10 @@ class Bus:
         *,
         qos: int = 1,
         resume: int | None = None,
+        group: str | None = None,
+        start: str | None = None,
+        member: str | None = None,
+        filter: str | None = None,
         prefetch: int = PREFETCH_DEFAULT,
         timeout: float | None = None,
     ) -> Subscription:
@@ -452,11 +493,28 @@ class Bus:
 
         qos       1: what is not acknowledged is delivered again; 0: at most once
         resume    the id of an earlier subscription (`sub.id`) to go on with; the same credentials must have made it
-        prefetch  messages kept here before the socket is no longer read
+        group     the consumer group to join: its members share the partitions, and where they were is kept. Without one
+                  all partitions are read, and nothing is kept.
+        start     where a group begins in a partition that it has committed nothing of: "earliest", "latest" or "commit"
+                  (as earliest). Without a group: the first two
+        member    a name of one's own, under which a member that comes back soon has its partitions again
+        filter    only messages that pass, in the server's language of filters
+        prefetch  messages kept here before no more are taken from the server
         """
         return Subscription(
             self._portal,
-            self._portal.call(self._inner.subscribe, topic, qos=qos, resume=resume, prefetch=prefetch, timeout=timeout),
+            self._portal.call(
+                self._inner.subscribe,
+                topic,
+                qos=qos,
+                resume=resume,
+                group=group,
+                start=start,
+                member=member,
+                filter=filter,
+                prefetch=prefetch,
+                timeout=timeout,
+            ),
         )
 
 
