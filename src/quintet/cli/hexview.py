@@ -21,7 +21,7 @@ Kind = Literal["request", "reply", "reply (sdk)"]
 ROW_BYTES: Final = 16  # of a printed line
 FIELD_BYTES_SHOWN: Final = 64  # of one field; the rest is counted
 VALUE_CHARS_SHOWN: Final = 60
-_DUMP_PLACE: Final = re.compile(r"^\s*(?:0x)?[0-9a-fA-F]+[:|]\s*|^[0-9a-fA-F]{8}\s\s")
+_DUMP_PLACE: Final = re.compile(r"^\s*(?:0x)?[0-9a-fA-F]{4,}[:|]\s|^[0-9a-fA-F]{6,8}\s\s")
 _DUMP_TEXT: Final = re.compile(r"(?:\s\s+\S.*|\s+\|.*\|)\s*$")
 _FILLING: Final = re.compile(r"0x|[\s,:;]|\\x")
 
