@@ -19,6 +19,7 @@ PARTITIONS = 10
 RUNS = (1_024, 64, 1)  # messages to one partition before the next
 HELD = 1_024  # messages in each partition that is read
 FILL_CONNECTIONS = 8
+TOUCHED = 50  # partitions in one round, when each is written to for the first time
 MANY, ONE = "many", "sole"  # of one length, so that frames are too
 MEMBERS, GROUP_PARTITIONS = 8, 16
 GROUP_LIMIT_S = 1.0
@@ -32,16 +33,33 @@ def fly_topics(bench: Bench) -> None:
     """Cost per message written and read through the FlyMQ door, in 1,000 topics with 10 partitions and in one with 1."""
     if not bench.sides({FLY: True}):
         return
+    # A server of its own for each, so that there are no more partitions, and no other batches, than the load says.
     for durability in ("fsync", "os"):
-        # A server of its own for each, so that there are no more partitions than the load says.
         with bench.fresh(f"fly-topics-{durability}", door="flymq") as side:
-            topics = bench.effort.fly_topics
-            with connected(side.address) as client:
-                client.create_topics([f"{MANY}.{number:05d}" for number in range(topics)], PARTITIONS, durability)
-                client.create_topics([f"{ONE}.00000"], 1, durability)
+            _make(bench, side, durability)
+            _touch(bench, side, durability)
             _written(bench, side, durability)
-            if durability == "os":
-                _read(bench, side)
+    with bench.fresh("fly-topics-read", door="flymq") as side:
+        _make(bench, side, "os")
+        _read(bench, side)
+
+
+def _make(bench: Bench, side: Side, durability: str) -> None:
+    with connected(side.address) as client:
+        names = [f"{MANY}.{number:05d}" for number in range(bench.effort.fly_topics)]
+        client.create_topics(names, PARTITIONS, durability)
+        client.create_topics([f"{ONE}.00000"], 1, durability)
+
+
+def _touch(bench: Bench, side: Side, durability: str) -> None:
+    """One message to every partition: what is measured after it does not make files. It is shown by itself."""
+    topics = bench.effort.fly_topics
+    load = Load(side.wire, side.address, MANY, SIZE, qos=1)
+    rounds = topics * PARTITIONS // FILL_CONNECTIONS // TOUCHED
+    more = {"run": 1, "topics": topics, "partitions": PARTITIONS}
+    first = closed_loop.fill(load, FILL_CONNECTIONS, TOUCHED, rounds, **more)
+    name = f"fly_topics produce ({durability}): the first message of each of {topics * PARTITIONS:,} partitions"
+    bench.add(Comparison(name, "ns/msg", [Figure(OURS, [1e9 / first.rate])], "lower"))
 
 
 def _compare(bench: Bench, what: str, side: Side, measure: Measure) -> None:
@@ -69,16 +87,16 @@ def _written(bench: Bench, side: Side, durability: str) -> None:
 
 
 def _read(bench: Bench, side: Side) -> None:
-    """On top of what was written before: every partition has at least HELD messages after this."""
+    """Both cases are filled by rounds of HELD messages to one partition, so that what is read lies in like batches."""
     topics = bench.effort.fly_topics
     many = Load(side.wire, side.address, MANY, SIZE, qos=1)
     shape = {"run": HELD, "topics": topics, "partitions": PARTITIONS}
     closed_loop.fill(many, FILL_CONNECTIONS, HELD, topics * PARTITIONS // FILL_CONNECTIONS, **shape)
     one = Load(side.wire, side.address, ONE, SIZE, qos=1)
-    closed_loop.fill(one, FILL_CONNECTIONS, HELD, topics // FILL_CONNECTIONS, run=HELD, topics=1, partitions=1)
+    closed_loop.fill(one, 1, HELD, topics, run=HELD, topics=1, partitions=1)
 
     def measure(load: Load, run: int, topics: int, partitions: int) -> float:
-        held = HELD if topics > 1 else HELD * bench.effort.fly_topics // FILL_CONNECTIONS * FILL_CONNECTIONS
+        held = HELD if topics > 1 else HELD * bench.effort.fly_topics
         more = {"run": run, "topics": topics, "partitions": partitions, "held": held}
         requests = max(1, IN_FLIGHT // run)
         return closed_loop.fetch(load, CONNECTIONS, requests, bench.effort.seconds, WARMUP_S, **more).rate

@@ -13,6 +13,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script from anywhere
@@ -55,6 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=list(LOADS), help="run this load only (repeatable)")
     parser.add_argument("--side", action="append", choices=SIDES, help="run these servers only (repeatable)")
     parser.add_argument("--quick", action="store_true", help="a smoke run: figures mean nothing")
+    parser.add_argument("--repetitions", type=int, help="measure each side so often; for looking, not for the README")
     parser.add_argument("--install", action="store_true", help="get missing peers first")
     parser.add_argument("--list", action="store_true", help="name the loads and stop")
     parser.add_argument("--dir", type=Path, default=HERE / ".peers" / "run", help="where servers keep their data")
@@ -79,7 +81,10 @@ def main() -> int:
     if os.getloadavg()[0] > BUSY_LOAD_AVERAGE:
         console.print(f"[bold red]this machine is busy[/] (load {os.getloadavg()[0]:.2f}): figures will suffer")
     found = peers.versions()
-    with Bench(wanted.dir, QUICK if wanted.quick else FULL, console, set(wanted.side or SIDES)) as bench:
+    effort = QUICK if wanted.quick else FULL
+    if wanted.repetitions:
+        effort = replace(effort, repetitions=wanted.repetitions)
+    with Bench(wanted.dir, effort, console, set(wanted.side or SIDES)) as bench:
         for name in wanted.only or LOADS:
             try:
                 LOADS[name](bench)
