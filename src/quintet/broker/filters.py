@@ -173,7 +173,7 @@ def _place(value: bytes, steps: list[str | int]) -> Any:
         return _MISSING
     try:
         found = msgspec.json.decode(value)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # the last for text that is not UTF-8
         return _MISSING
     for step in steps:
         named = isinstance(step, str) and isinstance(found, dict) and step in found

@@ -442,3 +442,40 @@ def test_a_client_that_goes_away_leaves_nothing_behind(sim: SimBroker) -> None:
     sim.advance(2 * SECOND)
     assert admin.ask("DESCRIBE_GROUP", topic="t", group="g")["members"] == 0
     assert reader.peer.take() == b""
+
+
+@pytest.mark.parametrize(
+    "value", [b'"\x80"', b'{"a": "\xff"}', b"{\x80", b"[" * 5000, b'{"a": 1e999}', b'"\\ud800"', b""]
+)
+def test_no_message_can_spoil_a_filter_for_the_others(sim: SimBroker, value: bytes) -> None:
+    """Regression: text that is not UTF-8 in a JSON message ended the connection of whoever filtered by a path."""
+    client = Client(sim, "admin")
+    client.produce("t", value, b'{"a": 5}')
+    for text in ("$.a == 5", "$.a", '"a": 5'):
+        for name, rest in (("FETCH", {}), ("PEEK", {"since_ms": 0})):
+            found = client.ask(name, topic="t", partition=0, offset=0, max=9, filter=text, **rest)
+            assert found["messages"][-1]["value"] == b'{"a": 5}' and found["next_offset"] == 2
+
+
+def test_a_compressed_request_without_a_payload(sim: SimBroker) -> None:
+    """Regression: an empty PRODUCE behind a compression ended the connection; an empty gzip was called cut short."""
+    client = Client(sim, "admin")
+    for number in frames.CODECS:
+        (reply,) = client.exchange(raw(frames.PRODUCE, codec.compress(number, b""), 1 | number << 1))
+        assert error_of(reply, "document").code == "E1100"
+        (reply,) = client.exchange(raw(frames.WHOAMI, codec.compress(number, b""), 1 | number << 1))
+        assert reply.code == frames.WHOAMI
+
+
+@pytest.mark.parametrize("suffix", [(0, 0), (2**63, 0), (2**64 - 1, 0)])
+def test_produces_that_the_kernel_hands_back(sim: SimBroker, suffix: tuple[int, int]) -> None:
+    """Regression: fields that add up, and yet no PRODUCE: the session looked for a handler and found none."""
+    client = Client(sim, "admin")
+    fields: dict[str, Any] = {"topic": "t", "key": b"", "value": b"x", "partition": 0}
+    odd = fields | {"producer_id": suffix[0], "sequence": suffix[1]}
+    for wrong in (odd, fields | {"topic": "x" * 256}, fields | {"topic": "x" * 65_535}):
+        assert client.refused("PRODUCE", **wrong) == "E1101"
+        packed = codec.compress(1, request("PRODUCE", **wrong)[8:])
+        (reply,) = client.exchange(raw(frames.PRODUCE, packed, 3))
+        assert error_of(reply, "document").code == "E1101"
+    assert client.produce("t", b"x") == [0]

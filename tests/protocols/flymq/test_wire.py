@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quintet import kernel
-from quintet.model.errors import Forbidden
+from quintet.model.errors import Forbidden, TooLarge
 from quintet.protocols.flymq import codec, errors, frames
 from tests.kernel import fly_frames
 from tests.protocols.flymq.helpers import BY_NAME, DIALECTS, Client, make_sim, parse, payload_of, raw, request
@@ -290,3 +290,35 @@ def test_unknown_compressions_are_refused(number: int) -> None:
         (reply,) = client.exchange(raw(frames.FETCH, ask, flags))
         assert reply.code == 0xFF
         assert client.ask("WHOAMI")["success"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_what_inflates_is_bounded_to_the_byte(number: int) -> None:
+    for size in (0, 1, 1000, 300_000, 1 << 20):
+        packed = codec.compress(number, bytes(size))
+        assert codec.inflate(number, packed, size) == bytes(size)
+        assert codec.inflate(number, packed, size + 1) == bytes(size)
+        if size:
+            with pytest.raises(TooLarge):
+                codec.inflate(number, packed, size - 1)
+        with pytest.raises(codec.Malformed):
+            codec.inflate(number, packed[:-1], size + 1)
+
+
+def test_lists_of_requests_are_bounded_and_those_of_answers_are_not() -> None:
+    """Regression: two bytes on the wire became an object each, 16 million of them before anybody asked for rights."""
+    fields = {"user": "u", "password": "", "old_password": "", "enabled": True}
+    most = codec.REQUEST_ITEMS_MAX
+    assert (
+        len(
+            codec.decode_request(BY_NAME["USER_UPDATE"], payload_of("USER_UPDATE", **fields, roles=[""] * most))[
+                "roles"
+            ]
+        )
+        == most
+    )
+    for name in ("USER_UPDATE", "PASSWORD_CHANGE"):
+        with pytest.raises(codec.Malformed, match="a request may have"):
+            codec.decode_request(BY_NAME[name], payload_of(name, **fields, roles=[""] * (most + 1)))
+    answer = codec.layout(BY_NAME["LIST_TOPICS"].answer)
+    assert len(answer.decode(memoryview(answer.encode({"topics": [""] * (most + 1)})))["topics"]) == most + 1

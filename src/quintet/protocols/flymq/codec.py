@@ -20,6 +20,8 @@ _LENGTHS: Final = {"str8": ">B", "str16": ">H", "bytes32": ">I"}
 _TOKENS: Final = re.compile(r"\s*(\(\{|\}\)|\*16|[\[\]{}*+#!:]|\w+)")
 _COMPRESS_BYTES_MIN: Final = 1024  # a smaller reply is not worth it
 _INFLATE_STEP_BYTES: Final = 1 << 20
+_LZ4_FIRST_BYTES: Final = 1 << 18
+REQUEST_ITEMS_MAX: Final = 10_000  # in one list of a request: each costs far more here than its two bytes on the wire
 
 Values = dict[str, Any]
 
@@ -160,6 +162,7 @@ class Items(Node):
     def __init__(self, name: str, item: "Layout | Node", counted: str, framed: bool) -> None:
         self.name, self.item, self._framed = name, item, framed
         self._count = {"*": struct.Struct(">I"), "*16": struct.Struct(">H")}.get(counted)
+        self.most = 1 << 32
         self.least = self._count.size if self._count else 0
 
     def read(self, data: memoryview, at: int, found: Values) -> int:
@@ -188,6 +191,8 @@ class Items(Node):
                 raise Malformed(f"{self.name}: its count is cut short")
             (count,) = self._count.unpack_from(data, at)
             at += self._count.size
+        if count > self.most:
+            raise Malformed(f"{self.name}: {count} are announced, a request may have {self.most}")
         least = self.item.least + (4 if self._framed else 0)
         if count * least > len(data) - at:
             raise Malformed(f"{self.name}: {count} are announced, {len(data) - at} bytes cannot hold them")
@@ -325,6 +330,21 @@ def layout(text: str) -> Layout:
     return found
 
 
+@lru_cache(maxsize=256)
+def request_layout(text: str) -> Layout:
+    """The same for what strangers send: its lists are bounded."""
+    found, _ = _parse(_TOKENS.findall(text), 0, "")
+    waiting = [found]
+    while waiting:
+        for node, _ in waiting.pop().names():
+            if isinstance(node, Items):
+                node.most = REQUEST_ITEMS_MAX
+            item = getattr(node, "item", None)
+            if isinstance(item, Layout):
+                waiting.append(item)
+    return found
+
+
 def _parse(tokens: list[str], at: int, closing: str) -> tuple[Layout, int]:
     nodes: list[Node] = []
     tail: Layout | None = None
@@ -370,7 +390,7 @@ def decode_request(operation: frames.Operation, payload: bytes | memoryview) -> 
     first: Malformed | None = None
     for text in operation.asks:
         try:
-            return layout(text).decode(data)
+            return request_layout(text).decode(data)
         except Malformed as error:
             first = first or error
     raise Malformed(f"{operation.name}: {first}") from None
@@ -432,7 +452,7 @@ def _gunzip(data: bytes, most: int) -> bytes:
     out = bytearray()
     while not inflater.eof:
         piece = inflater.decompress(data, _INFLATE_STEP_BYTES)
-        if not piece and not inflater.unconsumed_tail:
+        if not (piece or inflater.unconsumed_tail or inflater.eof):
             raise ValueError("it is cut short")
         out += piece
         _bounded("gzip", len(out), most)
@@ -443,16 +463,21 @@ def _gunzip(data: bytes, most: int) -> bytes:
 
 
 def _unlz4(data: bytes, most: int) -> bytes:
-    """The frame format, into a buffer of the limit's size: pages it does not reach are never touched."""
+    """The frame format, into a buffer that grows with what comes out: what is never written is not paid for."""
     from cramjam import DecompressionError, lz4
 
-    out = bytearray(most)
-    try:
-        size = lz4.decompress_into(data, out)
-    except DecompressionError as error:
-        _bounded("lz4", most + ("whole buffer" in str(error)), most)
-        raise
-    return bytes(memoryview(out)[:size])
+    room = min(most, _LZ4_FIRST_BYTES)
+    while True:
+        out = bytearray(room)
+        try:
+            size = lz4.decompress_into(data, out)
+        except DecompressionError as error:
+            if "whole buffer" not in str(error):
+                raise
+            _bounded("lz4", most + (room == most), most)
+            room = min(most, 4 * room)
+            continue
+        return bytes(memoryview(out)[:size])
 
 
 def _unzstd(data: bytes, most: int) -> bytes:
@@ -462,7 +487,7 @@ def _unzstd(data: bytes, most: int) -> bytes:
     out = bytearray()
     while not inflater.eof:
         piece = inflater.decompress(data, _INFLATE_STEP_BYTES)
-        if not piece and inflater.needs_input:
+        if not piece and inflater.needs_input and not inflater.eof:
             raise ValueError("it is cut short")
         out += piece
         _bounded("zstd", len(out), most)

@@ -454,7 +454,9 @@ class FlySession:
         header = frames.HEADER.pack(frames.MAGIC, frames.VERSION, frames.PRODUCE, frames.BINARY, len(payload))
         whole = memoryview(header + payload)
         while True:
-            items, _, _, unknown = kernel.fly_split(whole, 0, len(payload), self._counts, self._origin, self._now)
+            items, _, _, unknown = kernel.fly_split(
+                whole, 0, frames.FRAME_BYTES_MAX, self._counts, self._origin, self._now
+            )
             if unknown is None:
                 break
             self._resolve(unknown)
