@@ -1,6 +1,7 @@
 """A broker of this folder's own, and commands run against it: in this process, as far as they need no terminal."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,4 +66,4 @@ def quintet(broker: Server) -> Commands:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    return str(request.node.name).replace("[", ".").rstrip("]")
+    return re.sub(r"\W+", "-", request.node.name).strip("-")[:100]

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 QUINTET = (sys.executable, "-m", "quintet")
-FREE_PORTS = {"QUINTET_LISTENERS__BLIPMQ__PORT": "0", "QUINTET_LISTENERS__ADMIN__PORT": "0"}
+FREE_PORTS = {f"QUINTET_LISTENERS__{door}__PORT": "0" for door in ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "ADMIN")}
 STOP_S = 10  # the promise of SIGTERM
 
 
@@ -85,7 +85,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def test_ready_answers_and_drains(start: Start) -> None:
     broker = start("--dev")
     assert broker.ready["ready"] is True
-    assert set(broker.ready["listeners"]) == {"blipmq", "admin"}
+    assert set(broker.ready["listeners"]) == {"blipmq", "flymq", "flymq-sdk", "admin"}
     for address in broker.ready["listeners"].values():
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=5):
@@ -93,7 +93,7 @@ def test_ready_answers_and_drains(start: Start) -> None:
     assert broker.get("/livez").status_code == 200
     ready = broker.get("/readyz?verbose")
     assert ready.status_code == 200, ready.text
-    for check in ("listener:blipmq", "log", "disk", "draining"):
+    for check in ("listener:blipmq", "listener:flymq", "listener:flymq-sdk", "log", "disk", "draining"):
         assert f"[+] {check}" in ready.text
     code, errors = broker.stop()
     assert code == 0, errors
@@ -104,6 +104,9 @@ def test_dev_prints_a_line_to_copy_per_door(start: Start) -> None:
     broker = start("--dev")
     _, errors = broker.stop()
     assert f"quintet sub --url {broker.url}" in errors
+    listeners = broker.ready["listeners"]
+    assert f"quintet tail --url flymq://admin:admin@{listeners['flymq']} demo --follow" in errors
+    assert f"port {listeners['flymq-sdk'].rpartition(':')[2]}, username='admin', password='admin'" in errors
     assert "Traceback" not in errors
 
 
@@ -147,7 +150,7 @@ def test_a_data_folder_in_use_is_one_clear_line(start: Start, tmp_path: Path) ->
     assert "Traceback" not in second.stderr
 
 
-@pytest.mark.parametrize("door", ["BLIPMQ", "ADMIN"])
+@pytest.mark.parametrize("door", ["BLIPMQ", "FLYMQ", "FLYMQ_SDK", "ADMIN"])
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path, door: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
