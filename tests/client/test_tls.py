@@ -42,3 +42,30 @@ async def test_tls(tmp_path: Path, topic: str) -> None:
         with pytest.raises(ConnectionLost):
             async with quintet.connect(f"blipmq://{where}"):
                 pass
+
+
+async def test_flymq_and_client_certificates(tmp_path: Path, topic: str) -> None:
+    authority, strangers = trustme.CA(), trustme.CA()
+    ca, cert, key = tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem"
+    authority.cert_pem.write_to_path(ca)
+    server_side = authority.issue_cert("127.0.0.1")
+    server_side.private_key_pem.write_to_path(key)
+    for blob in server_side.cert_chain_pems:
+        blob.write_to_path(cert, append=True)
+    mine, foreign = tmp_path / "mine.pem", tmp_path / "foreign.pem"
+    authority.issue_cert("worker@example.org").private_key_and_cert_chain_pem.write_to_path(mine)
+    strangers.issue_cert("worker@example.org").private_key_and_cert_chain_pem.write_to_path(foreign)
+    files = {"CERT": cert, "KEY": key, "CLIENT_CA": ca}
+    with running(**{f"QUINTET_LISTENERS__FLYMQ__TLS_{name}": str(path) for name, path in files.items()}) as server:
+        where = f"flymqs://admin:admin@127.0.0.1:{server.ports['flymq']}?ca={ca}"
+        async with quintet.connect(f"{where}&cert={mine}") as bus:
+            assert (await bus.publish(topic, b"x" * 100_000)).offset == 0
+            async with bus.subscribe(topic, group="g", start="earliest") as sub:
+                assert len((await sub.get()).value) == 100_000
+        for refused in (where, f"{where}&cert={foreign}"):
+            with pytest.raises(ConnectionLost):
+                async with quintet.connect(refused):
+                    pass
+        with pytest.raises(BadUrl, match="cert="):
+            async with quintet.connect(f"{where}&cert={tmp_path / 'missing.pem'}"):
+                pass

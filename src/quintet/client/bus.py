@@ -6,7 +6,7 @@ and a confirmation. Each subscription has a connection of its own, so that a slo
 
 import asyncio
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, cast
@@ -14,9 +14,11 @@ from typing import Any, Final, cast
 from quintet.client import url as urls
 from quintet.client.base import ANY, AskLink, Channel, Door, Load, Outcome, Setup, Silent, Wanted, deadline
 from quintet.client.errors import BadName, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
-from quintet.client.message import Ack, key_bytes, to_bytes
+from quintet.client.message import Ack, Message, MessageBatch, key_bytes, to_bytes
 from quintet.client.producer import Producer
+from quintet.client.reading import Moment, batch_of, replay
 from quintet.client.subscription import PREFETCH_DEFAULT, Subscription
+from quintet.client.transaction import Transaction
 from quintet.client.url import COMPRESSIONS
 from quintet.model.errors import QuintetError
 
@@ -57,6 +59,7 @@ class Bus:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._channel: Channel | None = None
+        self._reader: Channel | None = None
         self._subscriptions: set[Subscription] = set()
 
     async def __aenter__(self) -> "Bus":
@@ -79,6 +82,8 @@ class Bus:
         """Close the subscriptions and the connection."""
         await asyncio.gather(*(subscription.close() for subscription in self._subscriptions))
         self._subscriptions.clear()
+        if self._reader is not None:
+            await self._reader.close()
         if self._channel is not None:
             await self._channel.close()
 
@@ -345,6 +350,72 @@ class Bus:
         self._subscriptions = {other for other in self._subscriptions if not other.closed}
         self._subscriptions.add(subscription)
         return subscription
+
+    # -- reading without a subscription ----------------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        offset: int = 0,
+        max: int = 100,
+        filter: str | None = None,
+        wait: float = 0.0,
+        timeout: float | None = None,
+    ) -> MessageBatch:
+        """Up to `max` messages of a partition, from an offset on; `batch.next_offset` is where to go on. An empty batch
+        comes at once, or after `wait` seconds if nothing was published meanwhile."""
+        self._carries(fetch=topic)
+        fields: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset, "max": max}
+        if filter is not None:
+            fields["filter"] = filter
+        if wait:
+            fields["wait_ms"] = round(wait * 1000)
+        async with deadline(self._limit(timeout) + wait, f"fetching from {topic!r}"):
+            link = await (await self._reading()).link()
+            assert isinstance(link, AskLink)
+            return batch_of(topic, partition, await link.fetch(fields))
+
+    async def replay(
+        self,
+        topic: str,
+        *,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        partition: int | None = None,
+        filter: str | None = None,
+    ) -> AsyncIterator[Message]:
+        """Messages that are there already, without a group and without side effects: one partition after the other, each
+        in its order. since and until are a datetime, or how long ago ("90s", "10m", "1h", "2d", a timedelta)."""
+        self._carries(replay=topic)
+        async for msg in replay(await self._reading(), topic, since, until, partition, filter or ""):
+            yield msg
+
+    async def _reading(self) -> Channel:
+        """A connection of its own: a question that waits would hold up what is published."""
+        self._open()
+        if self._reader is None:
+            self._reader = Channel(self._setup, Silent())
+            try:
+                await self._reader.open()
+            except BaseException:
+                self._reader = None
+                raise
+        return self._reader
+
+    # -- transactions ----------------------------------------------------------------------------------------------
+
+    def transaction(self, name: str | None = None, *, timeout: float | None = None) -> Transaction:
+        """`async with bus.transaction() as txn`: what is published with it appears when the block ends, all at once, or
+        not at all when it raises.
+
+        name     of a producer of which there is one at a time: what an earlier one left open is rolled back
+        timeout  seconds after which the server rolls it back by itself; None: as it is configured
+        """
+        self._carries(transaction=True)
+        lasts_ms = 0 if timeout is None else round(timeout * 1000)
+        return Transaction(self._open(), name=name or "", lasts_ms=lasts_ms, timeout=self._setup.timeout)
 
     # -- checks before anything is sent ----------------------------------------------------------------------------
 

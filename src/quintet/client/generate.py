@@ -26,6 +26,7 @@ TWINS: Final = {
     "MessageBatch": "message",
     "Producer": "producer",
     "Subscription": "subscription",
+    "Transaction": "transaction",
     "Bus": "bus",
 }
 ROOT: Final = "Bus"  # owns the portal
@@ -88,7 +89,7 @@ def generate() -> str:
 
 def _imports(modules: dict[str, ast.Module], used: set[str]) -> list[str]:
     """Imports for the names in signatures: from where the asynchronous module has them, or that module itself."""
-    lines = ["from collections.abc import Iterator", "from quintet.client.portal import Portal"]
+    lines = ["from collections.abc import Iterator", "from quintet.client.portal import Portal, inner_of"]
     lines += [f"from quintet.client import {name} as _{name}" for name in modules]
     for name, tree in modules.items():
         for node in tree.body:
@@ -206,9 +207,15 @@ def _wrapped(returns: str, call: str) -> str:
 
 
 def _forward(args: ast.arguments) -> str:
-    names = [arg.arg for arg in args.args if arg.arg != "self"]
+    names = [_given(arg) for arg in args.args if arg.arg != "self"]
     rest = [f"**{args.kwarg.arg}"] if args.kwarg else []
     return ", ".join([*names, *(f"{arg.arg}={arg.arg}" for arg in args.kwonlyargs), *rest])
+
+
+def _given(arg: ast.arg) -> str:
+    """The argument as the asynchronous twin takes it."""
+    named = {part.id for part in ast.walk(arg.annotation) if isinstance(part, ast.Name)} if arg.annotation else set()
+    return f"inner_of({arg.arg})" if named & TWINS.keys() else arg.arg
 
 
 def _note(node: ast.AST, used: set[str]) -> None:

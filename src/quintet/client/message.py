@@ -215,14 +215,16 @@ class Message:
 
 
 class MessageBatch:
-    """Deliveries of one topic, in order. `values` are theirs, `tags` only those that want an acknowledgement."""
+    """Deliveries of one topic, in order. `values` are theirs, `tags` only those that want an acknowledgement;
+    `next_offset` is where to go on, for what came from `bus.fetch`."""
 
-    __slots__ = ("_rows", "_settler", "tags", "topic", "values")
+    __slots__ = ("_rows", "_settler", "next_offset", "tags", "topic", "values")
 
-    def __init__(self, settler: Settler, topic: str, rows: Rows) -> None:
+    def __init__(self, settler: Settler, topic: str, rows: Rows, *, next_offset: int | None = None) -> None:
         self._settler = settler
         self._rows = rows
         self.topic: str = topic
+        self.next_offset: int | None = next_offset
         self.values: list[bytes] = [row[2] for row in rows]
         self.tags: list[int] = [row[0] for row in rows if row[1]]
 
@@ -259,3 +261,9 @@ class MessageBatch:
 
     def __repr__(self) -> str:
         return f"<MessageBatch topic={self.topic!r} count={len(self)}>"
+
+
+def settling(message: Message | MessageBatch) -> tuple[Settler, Sequence[int]]:
+    """Who it is acknowledged to, and as what."""
+    tags = message.tags if isinstance(message, MessageBatch) else [message.tag] if message.qos else []
+    return message._settler, tags

@@ -16,6 +16,11 @@ S = TypeVar("S")
 P = ParamSpec("P")
 
 
+def inner_of(twin: Any) -> Any:
+    """The asynchronous object behind a blocking one; None stays None."""
+    return None if twin is None else twin._inner
+
+
 class Portal:
     """A thread that runs the asynchronous client for blocking callers."""
 

@@ -12,9 +12,11 @@ from quintet.client import bus as _bus
 from quintet.client import message as _message
 from quintet.client import producer as _producer
 from quintet.client import subscription as _subscription
+from quintet.client import transaction as _transaction
 from quintet.client.bus import LINGER_S, PRODUCER_BYTES_MAX, TIMEOUT_S
 from quintet.client.message import Ack, Rows, T
-from quintet.client.portal import Portal
+from quintet.client.portal import Portal, inner_of
+from quintet.client.reading import Moment
 from quintet.client.subscription import PREFETCH_DEFAULT
 
 
@@ -121,7 +123,8 @@ class Message:
 
 
 class MessageBatch:
-    """Deliveries of one topic, in order. `values` are theirs, `tags` only those that want an acknowledgement."""
+    """Deliveries of one topic, in order. `values` are theirs, `tags` only those that want an acknowledgement;
+    `next_offset` is where to go on, for what came from `bus.fetch`."""
 
     def __init__(self, portal: Portal, inner: _message.MessageBatch) -> None:
         self._portal = portal
@@ -130,6 +133,10 @@ class MessageBatch:
     @property
     def topic(self) -> str:
         return self._inner.topic
+
+    @property
+    def next_offset(self) -> int | None:
+        return self._inner.next_offset
 
     @property
     def values(self) -> list[bytes]:
@@ -297,6 +304,57 @@ class Subscription:
 
     def release(self, rows: Rows) -> None:
         return self._portal.call(self._inner.release, rows)
+
+
+class Transaction:
+    """`with bus.transaction() as txn`: commits when the block ends, rolls back when it raises."""
+
+    def __init__(self, portal: Portal, inner: _transaction.Transaction) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def __enter__(self) -> "Transaction":
+        self._portal.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return self._portal.run(self._inner.__aexit__(kind, error, trace))
+
+    @property
+    def id(self) -> str:
+        """What the server calls it; empty before it is begun."""
+        return self._inner.id
+
+    def publish(
+        self, topic: str, value: object, *, key: str | bytes | None = None, partition: int | None = None
+    ) -> Ack:
+        """Publish one message when the transaction commits. It has a partition, and no offset yet."""
+        return self._portal.run(self._inner.publish(topic, value, key=key, partition=partition))
+
+    def commit_offsets(
+        self,
+        message: Message | MessageBatch | None = None,
+        *,
+        topic: str = "",
+        group: str = "",
+        partition: int = 0,
+        offset: int = 0,
+    ) -> None:
+        """Acknowledge a message, or a batch, when the transaction commits, with all before it in its partition; or name
+        topic, group, partition and the offset to go on from."""
+        return self._portal.run(
+            self._inner.commit_offsets(inner_of(message), topic=topic, group=group, partition=partition, offset=offset)
+        )
+
+    def commit(self) -> None:
+        """Make all of it visible at once. The end of the block does it."""
+        return self._portal.run(self._inner.commit())
+
+    def rollback(self) -> None:
+        """Forget all of it. An exception in the block does it."""
+        return self._portal.run(self._inner.rollback())
 
 
 class Bus:
@@ -516,6 +574,53 @@ class Bus:
                 timeout=timeout,
             ),
         )
+
+    def fetch(
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        offset: int = 0,
+        max: int = 100,
+        filter: str | None = None,
+        wait: float = 0.0,
+        timeout: float | None = None,
+    ) -> MessageBatch:
+        """Up to `max` messages of a partition, from an offset on; `batch.next_offset` is where to go on. An empty batch
+        comes at once, or after `wait` seconds if nothing was published meanwhile."""
+        return MessageBatch(
+            self._portal,
+            self._portal.run(
+                self._inner.fetch(
+                    topic, partition=partition, offset=offset, max=max, filter=filter, wait=wait, timeout=timeout
+                )
+            ),
+        )
+
+    def replay(
+        self,
+        topic: str,
+        *,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        partition: int | None = None,
+        filter: str | None = None,
+    ) -> Iterator[Message]:
+        """Messages that are there already, without a group and without side effects: one partition after the other, each
+        in its order. since and until are a datetime, or how long ago ("90s", "10m", "1h", "2d", a timedelta)."""
+        return self._portal.iterate(
+            self._inner.replay(topic, since=since, until=until, partition=partition, filter=filter),
+            lambda item: Message(self._portal, item),
+        )
+
+    def transaction(self, name: str | None = None, *, timeout: float | None = None) -> Transaction:
+        """`with bus.transaction() as txn`: what is published with it appears when the block ends, all at once, or
+        not at all when it raises.
+
+        name     of a producer of which there is one at a time: what an earlier one left open is rolled back
+        timeout  seconds after which the server rolls it back by itself; None: as it is configured
+        """
+        return Transaction(self._portal, self._portal.call(self._inner.transaction, name, timeout=timeout))
 
 
 def connect(
