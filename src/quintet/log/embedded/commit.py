@@ -10,7 +10,8 @@ gathers for the next one.
                        +--fails--+                  +----------+-----------+---fails---> broken
 
 A partition's mark never moves because of the journal, only when its own segment was synced. After an error of the journal
-it is not used again until a restart: everybody in that record fails, nobody else does.
+it is not used again until a restart: everybody in that record fails, nobody else does. Only a record that was refused for
+want of space, and could be cut off again, is no such error.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -184,20 +185,32 @@ class Committer:
             position, number = file.position, file.number
             file.position += journal.record_bytes(len(places), sum(map(len, buffers)))
             file.number += 1
-            work = partial(journal.write, self._disk, file.handle, position, file.life, number, places, buffers)
-            self._scheduler.offload(work, partial(self._written, file, taken))
+            record = partial(journal.write, self._disk, file.handle, position, file.life, number, places, buffers)
+            self._scheduler.offload(
+                partial(_write_record, record, taken), partial(self._written, file, position, taken)
+            )
         if refused:
             self._each(iter(refused))
 
-    def _written(self, file: _File, taken: "list[tuple[FilePartition, Chunk]]", result: BaseException | None) -> None:
+    def _written(
+        self,
+        file: _File,
+        position: int,
+        taken: "list[tuple[FilePartition, Chunk]]",
+        result: list[StorageError] | BaseException | None,
+    ) -> None:
         self._writing = False
         if result is not None:
-            self._fail(file, result)
-            error = PartitionFailed(
-                f"a write or sync of the journal failed ({result}): the partition is read-only",
-                hint="check the disk, then restart the broker: it replays the journal before it takes appends again",
-            )
-            self._each(partial(partition.refused, chunk, error) for partition, chunk in taken)
+            if isinstance(result, BaseException):
+                self._fail(file, result)
+                error = PartitionFailed(
+                    f"a write or sync of the journal failed ({result}): the partition is read-only",
+                    hint="check the disk, then restart the broker: it replays the journal before it takes appends again",
+                )
+                errors: list[StorageError] = [error] * len(taken)
+            else:
+                file.position, errors = position, result
+            self._each(partial(p.refused, chunk, error) for (p, chunk), error in zip(taken, errors, strict=True))
             self.pump()
             return
         self.records += 1
@@ -336,6 +349,15 @@ class Committer:
         if result is not None:  # harmless: the next start finds everything in its place and removes it
             self._report("journal_failed", {"file": self.directory, "error": str(result)})
         done()
+
+
+def _write_record(record: Callable[[], None], taken: "list[tuple[FilePartition, Chunk]]") -> list[StorageError] | None:
+    """In a disk thread. If there was no space, the segments go back to where they were: why, for each partition."""
+    try:
+        record()
+    except journal.Refused as refused:
+        return [partition.take_back(chunk, refused.cause) for partition, chunk in taken]
+    return None
 
 
 def _sync_all(work: "list[tuple[Writer, Segment]]") -> "list[StorageError | None]":

@@ -14,6 +14,8 @@ from typing_extensions import Buffer
 
 WRITE_VECTORS_MAX: Final = 1024  # buffers per pwritev: IOV_MAX of Linux
 ZERO_BLOCK_BYTES: Final = 1024 * 1024
+# What a later attempt can cure. Everything else, and any error of a sync, ends the partition until a restart.
+CURABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # Linux only
 _ZEROS: Final = memoryview(bytes(ZERO_BLOCK_BYTES))
 
@@ -158,12 +160,6 @@ class OsDisk:
             return False
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> None:
-        if len(buffers) == 1:  # by far the most frequent
-            written = os.pwrite(handle, buffers[0], position)
-            if written == len(buffers[0]):  # type: ignore[arg-type]
-                return
-            self._write_rest(handle, buffers, position, written)
-            return
         total = sum(map(len, buffers))  # type: ignore[arg-type]
         if len(buffers) <= WRITE_VECTORS_MAX:
             written = os.pwritev(handle, buffers, position)

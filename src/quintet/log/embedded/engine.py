@@ -100,7 +100,8 @@ class EmbeddedLog:
             self._checkpoint = checkpoint.load(disk, directory)
             if any(name in journal.NAMES for name in names):
                 replayed = journal.replay(disk, directory, self._checkpoint.marks, self._report)
-                self._report("journal_replayed", {"entries": replayed})
+                if replayed:
+                    self._report("journal_replayed", {"entries": replayed})
             known = disk.read_file(f"{directory}/quarantine.jsonl") or b""
         except BlockingIOError:
             raise DataDirError(f"{directory}: in use by another broker: stop it or name another directory") from None

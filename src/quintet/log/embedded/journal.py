@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from quintet import kernel
-from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.disk import CURABLE, Disk
 from quintet.log.embedded.recovery import Mark
 from quintet.log.embedded.segment import HEADER_BYTES, new_seed, parse_header, segment_name
 from quintet.model import limits
@@ -131,11 +131,26 @@ def renew(disk: Disk, handle: int, generation: int) -> tuple[int, Life]:
     return handle, life
 
 
+class Refused(Exception):
+    """A record was not taken for want of space, and the file durably ends before it: it can never be replayed."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 def write(
     disk: Disk, handle: int, position: int, life: Life, number: int, places: list[Place], buffers: list[bytearray]
 ) -> None:
-    """Make a record durable. Raises OSError: then nobody knows what is in the file, and nothing may follow."""
-    disk.pwritev(handle, [pack_record(life, number, places, buffers)], position)
+    """Make a record durable. Raises Refused, or OSError: then nobody knows what is in the file, and nothing may follow."""
+    try:
+        disk.pwritev(handle, [pack_record(life, number, places, buffers)], position)
+    except OSError as error:
+        if error.errno not in CURABLE:
+            raise
+        disk.truncate(handle, position)  # writing zeros would need the space that is missing
+        disk.fdatasync(handle)
+        raise Refused(error) from error
     disk.fdatasync(handle)
 
 

@@ -315,6 +315,10 @@ class FilePartition:
         self._chunks = []
         return self._writer.put(chunk)
 
+    def take_back(self, chunk: Chunk, error: OSError) -> StorageError:
+        """Undo `put`: the journal had no space. Called in a disk thread, while the partition waits for it."""
+        return self._writer.recoil(chunk, error)
+
     def journaled(self, chunk: Chunk) -> None:
         """The chunk is durable in the journal."""
         self._busy = self._offered = False

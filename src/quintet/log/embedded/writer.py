@@ -7,12 +7,11 @@ failed fsync is never tried again: after it the kernel calls lost pages clean.
 """
 
 import contextlib
-import errno
 import os
 from typing import Final, NamedTuple
 
 from quintet.log.base import Appended
-from quintet.log.embedded.disk import Disk, NotOpened
+from quintet.log.embedded.disk import CURABLE, Disk, NotOpened
 from quintet.log.embedded.segment import (
     HEADER_BYTES,
     Header,
@@ -29,9 +28,6 @@ from quintet.model.errors import PartitionFailed, StorageError, StorageFull
 # Writes of this size and more are not zero-filled ahead: writing everything twice costs more than the metadata commit
 # that a growing file needs.
 ZERO_FILL_WRITE_BYTES_MAX: Final = 128 * limits.KIB
-
-# What a later attempt can cure. Everything else, and any error of a sync, ends the partition until a restart.
-CURABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 
 
 class Chunk:
@@ -103,7 +99,7 @@ class Writer:
                 if sync:
                     self._sync(segment.handle)
             except (OSError, _SyncFailed) as error:
-                return Outcome(number, self._recoil(chunk, error))
+                return Outcome(number, self.recoil(chunk, error))
         return Outcome(len(chunks), None)
 
     def put(self, chunk: Chunk) -> StorageError | None:
@@ -114,7 +110,7 @@ class Writer:
                 segment.handle = self._disk.open(segment.path, write=True)
             self._disk.pwritev(segment.handle, chunk.buffers, chunk.position)
         except OSError as error:
-            return self._recoil(chunk, error)
+            return self.recoil(chunk, error)
         return None
 
     def _sync(self, handle: int) -> None:
@@ -185,7 +181,7 @@ class Writer:
         disk.close(segment.handle)
         segment.handle = -1
 
-    def _recoil(self, chunk: Chunk, error: Exception) -> StorageError:
+    def recoil(self, chunk: Chunk, error: Exception) -> StorageError:
         """Put the file back to its last good end before anything else may be written, and say what this means."""
         segment = chunk.segment
         if isinstance(error, OSError) and error.errno in CURABLE:
