@@ -377,7 +377,10 @@ class FlyLink(StreamLink, AskLink):
     def _answer(self, code: int, flags: int, payload: bytes) -> None:
         squeezed = (flags & frames.COMPRESSION_MASK) >> frames.COMPRESSION_SHIFT
         if squeezed:
-            payload = codec.inflate(squeezed, payload, frames.FRAME_BYTES_MAX)
+            try:
+                payload = codec.inflate(squeezed, payload, frames.FRAME_BYTES_MAX)
+            except TooLarge as error:
+                raise ProtocolError(f"{self._where} sent an answer that nobody has room for: {error}") from None
             whole = frames.HEADER.pack(frames.MAGIC, frames.VERSION, code, frames.BINARY, len(payload)) + payload
             self._take(whole)
             return
@@ -387,8 +390,9 @@ class FlyLink(StreamLink, AskLink):
         head = self._head(code)
         if not isinstance(head, _Ask):
             raise ProtocolError(f"{self._where} answered PRODUCE with operation 0x{code:02x}")
+        fields = codec.answer_layout(head.operation, self._dialect).decode(memoryview(payload))
         self._line.popleft()
-        head.settle(codec.answer_layout(head.operation, self._dialect).decode(memoryview(payload)))
+        head.settle(fields)
 
     def _refused(self, error: QuintetError) -> None:
         if not self._line:
