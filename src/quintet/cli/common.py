@@ -69,6 +69,10 @@ def run(url: str, timeout: float, use: Callable[[Bus], Coroutine[Any, Any, T]]) 
             return runner.run(session())
     except (BadUrl, BadName) as error:
         raise click.UsageError(f"{error}. {error.hint}") from error
+    except ValueError as error:
+        if isinstance(error, QuintetError):
+            raise
+        raise click.UsageError(f"{error}.") from error  # the client's word for an argument that makes no sense
 
 
 def manage(url: str, use: Callable[[Manage], Coroutine[Any, Any, T]], timeout: float = TIMEOUT_S) -> T:

@@ -95,6 +95,7 @@ def cli(ctx: click.Context, version: bool, as_json: bool) -> None:
     quintet serve --dev                         a broker on this machine, ready to try
     quintet sub orders --count 1                wait for one message
     quintet pub orders 'hello'                  send it
+    quintet tail orders --from -10m             look without consuming
     quintet config init > quintet.toml          every option with its default
     quintet log verify /var/lib/quintet         check every byte of a data folder
 

@@ -5,7 +5,6 @@ output go through in batches and in bounded memory. Exit codes: 0 done, 1 failed
 """
 
 import asyncio
-import base64
 import json
 import os
 import queue
@@ -18,8 +17,9 @@ import click
 
 from quintet.cli import common
 from quintet.client.bus import Bus
-from quintet.client.errors import Timeout
+from quintet.client.errors import Timeout, Unsupported
 from quintet.client.message import Ack, MessageBatch
+from quintet.client.subscription import Subscription
 from quintet.model.errors import ProtocolError
 
 URL_DEFAULT: Final = "blipmq://:dev-key@127.0.0.1:5555"
@@ -149,7 +149,13 @@ def pub(
     help="text: a line each; json: an object a line; raw: the bytes and nothing else; hex: a line of hex each.",
 )
 @_qos
-@click.option("--resume", type=click.IntRange(1), help="Go on with an earlier subscription, by its id.")
+@click.option("--resume", type=click.IntRange(1), help="Go on with an earlier subscription, by its id (BlipMQ).")
+@click.option("--group", shell_complete=common.complete_group, help="Share the topic with others, and go on (FlyMQ).")
+@click.option(
+    "--from", "start", type=click.Choice(["earliest", "latest"]), help="Where to begin, a group only at first (FlyMQ)."
+)
+@click.option("--member", help="A name within the group, that keeps its partitions over a reconnect (FlyMQ).")
+@click.option("--filter", "chosen", help="Only what passes, see `quintet tail --help` (FlyMQ).")
 @click.option("--no-ack", is_flag=True, help="Look without consuming: all is delivered again.")
 def sub(
     url: str,
@@ -159,6 +165,10 @@ def sub(
     form: str,
     qos: int,
     resume: int | None,
+    group: str | None,
+    start: str | None,
+    member: str | None,
+    chosen: str | None,
     no_ack: bool,
 ) -> None:
     """Receive messages of a topic, from now on, until --count, --timeout or Ctrl-C.
@@ -170,6 +180,11 @@ def sub(
     quintet sub orders --resume 12               go on where subscription 12 stopped
     quintet sub blobs --format raw --count 1 > picture.png
 
+    \b
+    export QUINTET_URL=flymq://admin:admin@127.0.0.1:9092
+    quintet sub orders --group billing           as one of several, each message for one of them
+    quintet sub orders --from earliest --filter '$.total == 5'
+
     The id of the subscription is told on stderr. With --count, too few messages before --timeout or Ctrl-C is exit code 1.
     """
     encode = FORMATS[form]
@@ -177,14 +192,9 @@ def sub(
 
     async def run(bus: Bus) -> None:
         nonlocal seen
-        async with bus.subscribe(topic, qos=qos, resume=resume) as subscription:
-            if resume is None:
-                told = f"subscription {subscription.id} to {topic} (go on with --resume {subscription.id})"
-            else:
-                told = (
-                    f"subscription {resume} to {topic}, resumed; if there is none or it is another key's, nothing comes"
-                )
-            click.echo(told, err=True)
+        options: dict[str, Any] = {"group": group, "start": start, "member": member, "filter": chosen}
+        async with bus.subscribe(topic, qos=qos, resume=resume, **options) as subscription:
+            click.echo(_told(subscription, topic, resume, group), err=True)
             while count is None or seen < count:
                 most = SUB_BATCH if count is None else min(SUB_BATCH, count - seen)
                 batch = await subscription.get_batch(max=most, wait=0.0, timeout=float("inf"))
@@ -211,6 +221,19 @@ def sub(
         if count is not None:
             click.echo(f"quintet: interrupted after {seen} of {count} messages", err=True)
             sys.exit(1)
+
+
+def _told(subscription: Subscription, topic: str, resume: int | None, group: str | None) -> str:
+    """How to go on later."""
+    if group is not None:
+        numbers = ", ".join(map(str, sorted(subscription.assigned)))
+        return f"group {group} on {topic}: partitions {numbers or 'none yet'} (go on with --group {group})"
+    if resume is not None:
+        return f"subscription {resume} to {topic}, resumed; if there is none or it is another key's, nothing comes"
+    try:
+        return f"subscription {subscription.id} to {topic} (go on with --resume {subscription.id})"
+    except Unsupported:
+        return f"all partitions of {topic}; where it ends is kept with --group only"
 
 
 # -- input ---------------------------------------------------------------------------------------------------------
@@ -324,10 +347,10 @@ def _json(batch: MessageBatch) -> bytes:
     lines: list[str] = []
     for message in batch:
         row: dict[str, Any] = {"topic": message.topic, "qos": message.qos, "tag": message.tag}
-        try:
-            row["value"] = message.text()
-        except UnicodeDecodeError:
-            row["value_base64"] = base64.b64encode(message.value).decode()
+        if message.offset is not None:
+            row |= {"partition": message.partition, "offset": message.offset}
+            row |= common.text_or_base64("key", message.key)
+        row |= common.text_or_base64("value", message.value)
         lines.append(json.dumps(row, ensure_ascii=False))
     return ("\n".join(lines) + "\n").encode()
 
