@@ -23,6 +23,11 @@ ANSWER_BYTES = 4 * MIB  # of one answer to FETCH, at most
 FETCH_UNDER_WAY = 2
 
 
+def _driven() -> str:
+    """For names of rows: which generator it was, if it was not the usual one."""
+    return f" ({closed_loop.generator()})" if closed_loop.generator() else ""
+
+
 def create(side: Side, topic: str, partitions: int, durability: str) -> None:
     """Make a topic on our server."""
     with connected(side.address) as client:
@@ -31,7 +36,7 @@ def create(side: Side, topic: str, partitions: int, durability: str) -> None:
 
 def fly_durable(bench: Bench) -> None:
     """PRODUCE of 128 B through the FlyMQ door, on the disk before the answer: 16 connections with 64 in flight."""
-    name = f"fly_durable {CONNECTIONS} connections x {IN_FLIGHT} in flight, 128 B"
+    name = f"fly_durable {CONNECTIONS} connections x {IN_FLIGHT} in flight, 128 B{_driven()}"
 
     def warm(side: Side) -> None:
         if side.name == FLY:
@@ -101,7 +106,7 @@ def fly_sync(bench: Bench) -> None:
 
         figures = bench.in_turn("fly_sync", sides, warm, measure)
     if figures:
-        name = f"fly_sync one producer, {SYNC_BYTES} B, one in flight"
+        name = f"fly_sync one producer, {SYNC_BYTES} B, one in flight{_driven()}"
         bench.add(Comparison(name, "msg/s", figures, target=SYNC_TARGET, absolute=True))
         bench.add(Comparison("the same beside a bare echo", "msg/s", [*figures, echo]))
 
