@@ -44,6 +44,7 @@ class Broker:
                 [*command, "--print-ready"], stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=folder
             )
         self.address = ""
+        self.listeners: dict[str, str] = {}
 
     def __enter__(self) -> "Broker":
         self.address = self._ready()
@@ -63,7 +64,8 @@ class Broker:
             assert waiting.select(START_S), f"neither ready nor gone after {START_S} s: {self.said()}"
         line = self.process.stdout.readline()
         assert line, f"not started: {self.said()}"
-        return str(json.loads(line)["listeners"]["blipmq"])
+        self.listeners = json.loads(line)["listeners"]
+        return self.listeners["blipmq"]
 
     def refuses(self) -> str:
         """It must end by itself, with a code that is not 0: what it said."""
@@ -89,8 +91,15 @@ class Broker:
         self.process.send_signal(signal.SIGHUP)
 
     def resident_bytes(self) -> int:
+        return self._memory("VmRSS:")
+
+    def peak_bytes(self) -> int:
+        """The most it ever had."""
+        return self._memory("VmHWM:")
+
+    def _memory(self, name: str) -> int:
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
         raise AssertionError("the broker is gone")
 
