@@ -90,38 +90,11 @@ def pub(
         common.manage(url, lambda broker: broker.cancel_delayed(topic, cancel), timeout)
         return common.say(as_json, {"topic": topic, "cancelled": cancel}, f"{topic}: message {cancel} is taken back")
     from_stdin = values in ((), ("-",))
-    if from_stdin and form != "raw" and count > 1:
-        raise click.UsageError("--count repeats values; give them as arguments, or one message with --raw")
-    if not from_stdin and form == "raw":
-        raise click.UsageError("--raw reads stdin; leave the values out")
-    if delay is not None and (ttl is not None or schema is not None):
-        raise click.UsageError("--delay goes with neither --ttl nor --schema: FlyMQ has one operation for each")
-    if ttl is not None and schema is not None:
-        raise click.UsageError("--ttl does not go with --schema: FlyMQ has one operation for each")
-    place: dict[str, Any] = {"key": common.typed(key), "partition": partition}
-
-    async def run(bus: Bus) -> tuple[int, list[int], Ack]:
-        total = 0
-        handles: list[int] = []
-        last = Ack(topic, 0, qos == 1)
-        progress = Progress(f"to {topic}")
-        async for batch in _input(values, from_stdin, form, count):
-            if delay is None and schema is None:
-                last = await bus.publish_batch(topic, batch, qos=qos, ttl=ttl, timeout=timeout, **place)
-                total += last.count
-            else:
-                single = {"qos": qos, "delay": delay, "schema": schema, "timeout": timeout, **place}
-                for start in range(0, len(batch), SINGLE_BATCH):
-                    some = batch[start : start + SINGLE_BATCH]
-                    acks = await asyncio.gather(*(bus.publish(topic, value, **single) for value in some))
-                    handles += [ack.handle for ack in acks if ack.handle is not None][: HANDLES_MAX - len(handles)]
-                    total += len(acks)
-                    last = acks[-1]
-            progress.show(total)
-        progress.end()
-        return total, handles, last
-
-    total, handles, last = common.run(url, timeout, run)
+    _check(from_stdin, form, count, ttl, delay, schema)
+    options: dict[str, Any] = {"qos": qos, "timeout": timeout, "key": common.typed(key), "partition": partition}
+    options |= {name: value for name, value in (("ttl", ttl), ("delay", delay), ("schema", schema)) if value}
+    batches = _input(values, from_stdin, form, count)
+    total, handles, last = common.run(url, timeout, lambda bus: _send(bus, topic, batches, options))
     ending = "durable" if qos else "sent, not confirmed (QoS 0)"
     if delay is not None:
         ending += f", appears in {delay:g} s"
@@ -133,6 +106,43 @@ def pub(
     if handles:
         found["handles"] = handles
     return common.say(as_json, found, f"{total} message{'' if total == 1 else 's'} to {topic}: {ending}")
+
+
+def _check(from_stdin: bool, form: str, count: int, ttl: float | None, delay: float | None, schema: str | None) -> None:
+    """Options that make no sense together."""
+    if from_stdin and form != "raw" and count > 1:
+        raise click.UsageError("--count repeats values; give them as arguments, or one message with --raw")
+    if not from_stdin and form == "raw":
+        raise click.UsageError("--raw reads stdin; leave the values out")
+    if delay is not None and (ttl is not None or schema is not None):
+        raise click.UsageError("--delay goes with neither --ttl nor --schema: FlyMQ has one operation for each")
+    if ttl is not None and schema is not None:
+        raise click.UsageError("--ttl does not go with --schema: FlyMQ has one operation for each")
+
+
+async def _send(
+    bus: Bus, topic: str, batches: AsyncIterator[list[bytes]], options: dict[str, Any]
+) -> tuple[int, list[int], Ack]:
+    """(how many, handles of delayed ones, the last acknowledgement). With a delay or a schema each is a request."""
+    total = 0
+    handles: list[int] = []
+    last = Ack(topic, 0, options["qos"] == 1)
+    progress = Progress(f"to {topic}")
+    async for batch in batches:
+        if "delay" not in options and "schema" not in options:
+            last = await bus.publish_batch(topic, batch, **options)
+            total += last.count
+            progress.show(total)
+            continue
+        for start in range(0, len(batch), SINGLE_BATCH):
+            some = batch[start : start + SINGLE_BATCH]
+            acks = await asyncio.gather(*(bus.publish(topic, value, **options) for value in some))
+            handles += [ack.handle for ack in acks if ack.handle is not None][: HANDLES_MAX - len(handles)]
+            last = acks[-1]
+            total += len(acks)
+            progress.show(total)
+    progress.end()
+    return total, handles, last
 
 
 @click.command()
