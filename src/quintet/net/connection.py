@@ -81,47 +81,49 @@ class Connection(asyncio.BufferedProtocol):
         else:
             size = len(self._rest) + nbytes
             available = listener.read_view[:size]
+        self._offer(available)
         session = self._session
+        if self._transport is None or self._transport.is_closing():
+            return
+        if session.stopped or session.holding:
+            self._held = True
+            self._transport.pause_reading()
+            self._let_go()
+        elif session.congestion():
+            self._stall(0)
+
+    def _offer(self, available: memoryview) -> None:
+        """Give the session what it has not consumed, keep what it leaves, send what it made."""
         self._receiving = True
-        consumed = session.receive(available, time_ns() // 1000)
+        consumed = self._session.receive(available, time_ns() // 1000)
         self._receiving = False
-        if consumed != size or self._rest or self._large is not None:
+        if consumed != len(available) or self._rest or self._large is not None:
             self._keep(available[consumed:])
         self._drain()
         self._count_failures()
-        if session.holding:
-            self._hold()
-        elif not self._lost and session.congestion():
-            self._stall(0)
 
     def _count_failures(self) -> None:
         if self._session.auth_failures != self._failures:
             self._failures = self._session.auth_failures
             self._listener.auth_failed(self)
 
-    def _hold(self) -> None:
-        """The session wants nothing more before its request under way is answered."""
-        if not self._held and self._transport is not None and not self._transport.is_closing():
-            self._held = True
-            self._transport.pause_reading()
-
     def _let_go(self) -> None:
-        """A late answer came: offer the session what it left, and read on if it takes it."""
+        """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
+        for room. Reading goes on when it has taken them."""
         session = self._session
-        if self._receiving or self._lost or session.holding:
-            return
-        self._count_failures()
-        kept = memoryview(self._large)[: self._large_used] if self._large is not None else memoryview(self._rest)
-        if kept:
-            self._receiving = True
-            consumed = session.receive(kept, self._listener.now())
-            self._receiving = False
-            if consumed:
-                self._keep(kept[consumed:])
-            self._drain()
-        self._held = session.holding
-        if not self._held:
-            self._stall(0, paused=True)
+        while not (self._receiving or self._lost or session.holding or self.room() <= 0):
+            if not self._rest and self._large is None:
+                self._go_on()
+                return
+            left = memoryview(self._large)[: self._large_used] if self._large is not None else memoryview(self._rest)
+            self._offer(left)
+            if not session.stopped and not session.holding:
+                self._go_on()
+                return
+
+    def _go_on(self) -> None:
+        self._held = False
+        self._stall(0, paused=True)
 
     def _keep(self, rest: memoryview) -> None:
         if not rest:
@@ -164,6 +166,8 @@ class Connection(asyncio.BufferedProtocol):
             self._choked = False
             if not self._held:
                 self._transport.resume_reading()
+        if self._held:
+            self._let_go()
         parked, self._parked = self._parked, None
         for call in parked or ():
             call()

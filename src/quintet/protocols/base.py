@@ -97,6 +97,11 @@ class Session(Protocol):
         """True while whole frames are left unconsumed until a late answer: the connection reads nothing meanwhile, and
         offers what is left again when this has turned False."""
 
+    @property
+    def stopped(self) -> bool:
+        """True when the last `receive` left whole frames because its answers are large: the connection drains them, and
+        offers the rest again as soon as the peer has room."""
+
     def receive(self, view: memoryview, now: int) -> int:
         """All bytes not yet consumed; returns how many are consumed now."""
 

@@ -82,7 +82,7 @@ class Peer:
             position += len(piece)
             if piece and self.session.closing is None:
                 self._rest += piece
-                if not self.session.holding:
+                if not self.session.holding and not (self.session.stopped and self.room_bytes <= 0):
                     self._offer()
 
     def _offer(self) -> None:
@@ -91,9 +91,13 @@ class Peer:
         self._receiving = False
         self._rest = self._rest[consumed:]
         self._drain()
+        if self.session.stopped:
+            self._let_go()
 
     def _let_go(self) -> None:
-        if self._rest and not self._receiving and not self.session.holding and self.session.closing is None:
+        if self._receiving or self.session.holding or self.session.closing is not None or self.room_bytes <= 0:
+            return
+        if self._rest:
             self._offer()
 
     def exchange(self, data: bytes, chunks: Iterable[int] | None = None) -> bytes:
@@ -116,6 +120,10 @@ class Peer:
         parked, self.parked = self.parked, []
         for call in parked:
             call()
+
+    def resume(self) -> None:
+        """There is room again: what the session left is offered once more."""
+        self._let_go()
 
     def _drain(self) -> None:
         for piece in self.session.take_output():

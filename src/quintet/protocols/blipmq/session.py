@@ -84,6 +84,10 @@ class BlipSession:
     def holding(self) -> bool:
         return False  # every frame is taken when it is whole: late answers wait in their slots
 
+    @property
+    def stopped(self) -> bool:
+        return False  # deliveries ask for room before they are made, and other answers are small
+
     def receive(self, view: memoryview, now: int) -> int:
         position = 0
         while self.closing is None:

@@ -34,6 +34,7 @@ READY: Final = "ready"
 
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 REPLIES_WAITING_MAX: Final = 1_000  # runs of PRODUCE that wait for the disk; above it, the connection is not read from
+OUTPUT_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one read; then the peer must take some
 TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
 WAITING: Final = frozenset({frames.FETCH, frames.FETCH_BINARY})  # may be answered long after the gate was passed
 
@@ -84,7 +85,8 @@ class FlySession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_acting", "_broker", "_counts", "_deadline", "_epoch", "_identity", "_last", "_next", "_now", "_options",
+        "_acting", "_broker", "_counts", "_deadline", "_epoch", "_identity", "_last", "_made", "_next", "_now",
+        "_options",
         "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "auth_failures", "closing",
         "principal_name", "take_output",
     )  # fmt: skip
@@ -110,6 +112,7 @@ class FlySession:
         self._counts: dict[bytes, int] = {}
         self._last: Topic | None = None
         self._next: tuple[Any, ...] | None = None  # the request that waits for those before it
+        self._made = 0  # bytes of answers since the last read began
         self._acting = False  # a request other than PRODUCE is under way
         if options.anonymous_role:
             self._welcome(*broker.access.anonymous(options.anonymous_role))
@@ -121,12 +124,16 @@ class FlySession:
         """Whole frames may be left with the connection until the request under way is answered."""
         return self._acting or self._next is not None
 
+    @property
+    def stopped(self) -> bool:
+        return self._made > OUTPUT_BYTES_MAX
+
     def receive(self, view: memoryview, now: int) -> int:
-        position = 0
+        position = self._made = 0
         self._now = now
         if self._state is READY and self._epoch != self._broker.access.epoch:
             self._still_welcome()  # also while a FETCH waits: whoever was revoked gets nothing any more
-        while self.closing is None and not self.holding:
+        while self.closing is None and not self.holding and not self.stopped:
             if self._state is not READY:
                 before = position
                 position = self._handshake(view, position)
@@ -447,6 +454,7 @@ class FlySession:
             if operation.code == frames.DELETE_TOPIC:
                 self._forget_targets()  # a PRODUCE behind it makes the topic anew
             self._audit(AUDITED[operation.code], resource_of(ask), "success")
+        self._made += len(made)
         self._replies.fill(slot, made)
 
     def _produce_inflated(self, slot: Slot, payload: bytes) -> None:
