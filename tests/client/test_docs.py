@@ -12,16 +12,19 @@ from quintet.client import errors
 from tests.client.server import Server
 
 GUIDE = Path(__file__).parents[2] / "docs" / "CLIENT.md"
-DEFAULT = "blipmq://:dev-key@127.0.0.1:5555"
+DEFAULTS = {"blipmq://:dev-key@127.0.0.1:5555": "url", "flymq://admin:admin@127.0.0.1:9092": "fly"}
+EXAMPLE = Path(__file__).parents[2] / "examples" / "exactly_once.py"
 
 PROGRAMS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 COMMANDS = re.findall(r"^\$ (.*)\n(.*)$", GUIDE.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_program(program: str, url: str) -> None:
-    assert DEFAULT in program
-    command = [sys.executable, "-W", "error", "-c", program.replace(DEFAULT, url)]
+def test_program(program: str, server: Server) -> None:
+    assert any(default in program for default in DEFAULTS)
+    for default, name in DEFAULTS.items():
+        program = program.replace(default, getattr(server, name))
+    command = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -34,6 +37,15 @@ def test_command(line: str, answer: str, server: Server) -> None:
         ["sh", "-c", program], capture_output=True, text=True, env=environment, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{answer}\n", "")
+
+
+def test_the_example(server: Server) -> None:
+    command = [sys.executable, "-W", "error", str(EXAMPLE), "3", server.fly]
+    invoices = '{"for":0,"pay":0}\n{"for":1,"pay":10}\n{"for":2,"pay":20}\n'
+    for rounds in (1, 2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == invoices * rounds
 
 
 def test_every_error_is_explained() -> None:

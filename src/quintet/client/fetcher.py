@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WAIT_ALONE_MS: Final = 500  # of a fetcher with one partition; a new assignment is noticed only behind it
 WAIT_FIRST_MS: Final = 20  # of a fetcher with several: what comes in another one waits behind it
-WAIT_MAX_MS: Final = 250
+WAIT_MAX_MS: Final = 100
 FETCH_MAX: Final = 10_000  # messages asked for at once
 RETRY_S: Final = 0.2
 
@@ -106,12 +106,14 @@ class Fetcher:
             elif wait and part is parts[-1]:
                 question["wait_ms"] = wait
             asked.append(link.fetch(question))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
         found = False
-        for part, answer in zip(parts, answers, strict=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            found = self._reader.fetched(part, answer) or found
+        try:
+            for part, answer in zip(parts, asked, strict=True):
+                found = self._reader.fetched(part, await answer) or found  # not held up by the one that waits
+        finally:
+            for answer in asked:
+                if not answer.cancel() and not answer.cancelled():
+                    answer.exception()  # the first one was raised, the others are the same
         self._idle = 0 if found else self._idle + 1
 
     def _question(self, part: "Part", most: int) -> dict[str, object]:
@@ -120,4 +122,4 @@ class Fetcher:
     def _wait_ms(self, parts: int) -> int:
         if not self._idle:
             return 0
-        return WAIT_ALONE_MS if parts == 1 else min(WAIT_FIRST_MS << min(self._idle, 4), WAIT_MAX_MS)
+        return WAIT_ALONE_MS if parts == 1 else min(WAIT_FIRST_MS << min(self._idle, 3), WAIT_MAX_MS)
