@@ -282,6 +282,16 @@ def test_dead_letters_are_purged(quintet: Commands, topic: str) -> None:
     assert quintet("dlq", "list", topic, "--json").json == []
 
 
+def test_a_dead_letter_does_not_steer_the_terminal(quintet: Commands, topic: str) -> None:
+    produce(quintet, topic, "two\nlines", "\x1b[2Jgone", key="\x1b[0m")
+    for offset in ("0", "1"):
+        quintet("dlq", "send", topic, "0", offset, "--error", "\x1b[31mred")
+    assert quintet("dlq", "show", topic, "0-0").out.endswith("two\nlines\n")
+    assert quintet("dlq", "show", topic, "0-1").out.endswith("value     8 bytes\n\\x1b[2Jgone\n")
+    for command in (("list", topic), ("show", topic, "0-0"), ("replay", topic, "--all", "--dry-run")):
+        assert "\x1b" not in quintet("dlq", *command).out
+
+
 def test_dead_letter_errors(quintet: Commands, topic: str) -> None:
     produce(quintet, topic, "x")
     assert "all of them with --all" in quintet("dlq", "replay", topic, code=2).err

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from quintet.client.bus import connect
+from quintet.model.errors import QuintetError
 from quintet.protocols.flymq import frames
 from tests.cli.conftest import Commands, Result
 from tests.client.server import Server
@@ -103,8 +104,11 @@ def test_filters(quintet: Commands, filled: str, chosen: str, found: list[int]) 
 
 
 def test_values_that_are_not_text(quintet: Commands, topic: str) -> None:
-    produce(quintet, topic, (0, b"", b"\xff\x00"), (0, b"\xfe", b"line\nline"))
-    assert [line.split("flymq    ")[1] for line in quintet("tail", topic).lines] == ["-  0xff00", "0xfe  line\\nline"]
+    produce(quintet, topic, (0, b"", b"\xff\x00"), (0, b"\xfe", b"line\n\x1b[2Jline"))
+    assert [line.split("flymq    ")[1] for line in quintet("tail", topic).lines] == [
+        "-  0xff00",
+        "0xfe  line\\n\\x1b[2Jline",
+    ]
     found = rows(quintet("tail", topic, "--json"))
     assert (found[0]["value_base64"], found[0]["key"], found[1]["key_base64"]) == ("/wA=", None, "/g==")
 
@@ -193,6 +197,47 @@ def test_follow_and_leave(quintet: Commands, topic: str) -> None:
 
 def test_follow_ends_by_count(quintet: Commands, filled: str) -> None:
     assert len(quintet("tail", filled, "--follow", "-n", "5").lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"offset": (1 << 64) - 1}, []),
+        ({"since_ms": (1 << 63) - 1}, []),
+        ({"since_ms": -(1 << 63)}, [0, 1, 2]),
+        ({"max": -(1 << 31)}, [0, 1, 2]),
+        ({"max": (1 << 31) - 1}, [0, 1, 2]),
+        ({"offset": 1, "max": 1}, [1]),
+        ({"filter": "regex:("}, "not valid"),
+        ({"filter": "x" * 2_000}, "1024 bytes"),
+        ({"partition": -1}, "out of range"),
+        ({"partition": (1 << 31) - 1}, "out of range"),
+        ({"topic": "nothing"}, "topic not found"),
+    ],
+)
+def test_peek_takes_any_numbers(quintet: Commands, topic: str, fields: dict[str, Any], found: list[int] | str) -> None:
+    """The operation behind it: an answer or a clear refusal, and the connection goes on."""
+    produce(quintet, topic, *((0, b"", b"%d" % n) for n in range(3)))
+
+    async def run() -> None:
+        async with connect(quintet.url) as bus:
+            ask: dict[str, Any] = {
+                "topic": topic,
+                "partition": 0,
+                "offset": 0,
+                "max": 10,
+                "since_ms": 0,
+                "filter": "",
+            } | fields
+            if isinstance(found, str):
+                with pytest.raises(QuintetError, match=found):
+                    await bus.request("PEEK", **ask)
+            else:
+                assert [row["offset"] for row in (await bus.request("PEEK", **ask))["messages"]] == found
+            assert bus.reconnects == 0
+            await bus.request("WHOAMI")
+
+    asyncio.run(run())
 
 
 def test_errors(quintet: Commands, filled: str) -> None:

@@ -281,7 +281,8 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:
 def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return text if text.isprintable() else ascii(text)[1:-1]  # nobody's words may steer the terminal
 
 
 def say_table(columns: Sequence[str], rows: Sequence[Sequence[object]], nothing: str, title: str = "") -> None:

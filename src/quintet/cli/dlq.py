@@ -29,6 +29,7 @@ from quintet.client.manage import DeadLetter, Manage
 from quintet.model.errors import OffsetNotFound, QuintetError
 
 LIST_DEFAULT: Final = 50
+VALUE_CHARS_MAX: Final = 4_000  # of one that is not plain text
 SUFFIX: Final = "-dlq"  # of dead-letter topics, as configured by default
 
 
@@ -123,12 +124,14 @@ def show(url: str, topic: str, id: str, as_json: bool) -> None:
         ("cause", letter.cause),
         ("error", letter.error),
         ("attempts", letter.attempts),
-        ("key", shown(letter.key, 200) or "-"),
+        ("key", shown(letter.key) or "-"),
     )
     for name, value in rows:
-        click.echo(f"{name:9} {value}")
+        click.echo(f"{name:9} {value if isinstance(value, int) else shown(value.encode(), VALUE_CHARS_MAX)}")
     click.echo(f"value     {len(letter.value):,} bytes")
-    click.echo(shown(letter.value, 4000) if not _is_text(letter.value) else letter.value.decode())
+    text = letter.value.decode() if _is_text(letter.value) else ""
+    plain_text = bool(text) and all(line.isprintable() for line in text.replace("\t", " ").split("\n"))
+    click.echo(text if plain_text else shown(letter.value, VALUE_CHARS_MAX))
 
 
 @dlq.command()
