@@ -198,13 +198,15 @@ class Connection(asyncio.BufferedProtocol):
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         if not self._lost:
             self._session.on_appended(token, offset, error)
-            self._drain()
-            if self._held:
-                self._let_go()
+            self._answered()
 
     def completed(self, token: object, result: object, error: Exception | None) -> None:
         if not self._lost:
             self._session.on_completed(token, result, error)
+            self._answered()
+
+    def _answered(self) -> None:
+        if not self._receiving:  # else the read under way sends it, together with what else it makes
             self._drain()
             if self._held:
                 self._let_go()
