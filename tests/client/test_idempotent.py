@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import logging
 import sys
 from collections import Counter
 
@@ -122,6 +123,7 @@ async def test_what_is_refused_does_not_stop_the_rest(server: Server, topic: str
 
 
 if __name__ == "__main__":
+    logging.disable()
     with running() as server:
         cuts = asyncio.run(lossy(server, "sends", int(sys.argv[1]), seed=1))
         sys.stdout.write(f"{sys.argv[1]} sends, {cuts} connections lost: none lost, none doubled\n")

@@ -46,3 +46,28 @@ def test_wrong_urls(url: str, says: str) -> None:
         parse(url)
     assert says in f"{caught.value} {caught.value.hint}"
     assert isinstance(caught.value, ValueError)
+
+
+def test_flymq() -> None:
+    endpoint = parse("flymqs://al%40ice:p%3Aw@host?dialect=sdk&compression=lz4&ca=c.pem&cert=me.pem&key=me.key")
+    assert (endpoint.door, endpoint.port, endpoint.user, endpoint.secret) == ("flymq", 9092, "al@ice", "p:w")
+    assert (endpoint.dialect, endpoint.compression) == ("sdk", "lz4")
+    assert (endpoint.ca, endpoint.cert, endpoint.key) == ("c.pem", "me.pem", "me.key")
+    assert parse("flymq://alice@host").secret == ""
+    assert parse("fly://host").dialect == "document"
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("flymq://u:p@h?dialect=klingon", "document, sdk"),
+        ("flymq://u:p@h?compression=rar", "zstd"),
+        ("flymq://u:p@h?cert=x", "flymqs://"),
+        ("flymqs://u:p@h?key=x", "private key"),
+        ("blipmq://:k@h?dialect=sdk", "known options: ca"),
+    ],
+)
+def test_wrong_options(url: str, what: str) -> None:
+    with pytest.raises(BadUrl) as caught:
+        parse(url)
+    assert what in caught.value.hint

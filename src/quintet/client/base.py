@@ -206,7 +206,6 @@ class Wanted(NamedTuple):
     start: str | None
     member: str
     filter: str
-    prefetch: int
 
 
 class Setup(NamedTuple):

@@ -343,7 +343,7 @@ class Bus:
         if prefetch < 1:
             raise ValueError("prefetch is a number of messages from 1 up")
         door = self._setup.door
-        wanted = Wanted(topic, qos, resume, group or "", start, member or "", filter or "", prefetch)
+        wanted = Wanted(topic, qos, resume, group or "", start, member or "", filter or "")
         subscription = Subscription(
             door.source(self._setup, wanted), topic, prefetch=prefetch, timeout=self._limit(timeout)
         )

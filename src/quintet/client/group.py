@@ -278,8 +278,8 @@ class GroupSource(Source):
         touched: dict[int, Part] = {}
         for tag in tags:
             part = self._parts.get(tag >> _SHIFT)
-            if part is None:
-                self._refused += 1
+            if part is None or tag & _MASK < part.floor:
+                self._refused += part is None
                 continue
             part.acked.add(tag & _MASK)
             touched[part.number] = part
@@ -398,12 +398,17 @@ class GroupSource(Source):
             self._inbox.put(self._topic, kept, first=True)
 
     async def _give_up(self, tag: int, error: BaseException, dead_letter: bool) -> None:
-        if dead_letter:
-            link = await self._channel.link()
-            assert isinstance(link, AskLink)
-            text = f"{type(error).__name__}: {error}"[:ERROR_TEXT_MAX]
-            place = {"topic": self._topic, "partition": tag >> _SHIFT, "offset": tag & _MASK}
-            await link.request("DEAD_LETTER", place | {"error": text})
+        text = f"{type(error).__name__}: {error}"[:ERROR_TEXT_MAX]
+        fields = {"topic": self._topic, "partition": tag >> _SHIFT, "offset": tag & _MASK, "error": text}
+        while dead_letter:
+            try:
+                link = await self._channel.link()
+                assert isinstance(link, AskLink)
+                await link.request("DEAD_LETTER", fields)
+                break
+            except ConnectionLost:  # asked twice, it is there once
+                if self._channel.failed is not None:
+                    raise
         await self.settle((tag,), 0)
 
     def place(self, tag: int) -> Place | None:
@@ -417,7 +422,11 @@ class GroupSource(Source):
         link = await self._channel.link()
         assert isinstance(link, AskLink)
         fields = self._commit_fields(tag >> _SHIFT, (tag & _MASK) + 1)
-        await link.request("COMMIT", fields | {"txn_id": transaction})
+        try:
+            await link.request("COMMIT", fields | {"txn_id": transaction})
+        except Fenced:
+            await self._rejoin()
+            raise
 
     def committed(self, tag: int) -> None:
         part = self._parts.get(tag >> _SHIFT)

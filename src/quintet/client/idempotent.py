@@ -102,6 +102,15 @@ class Sequencer:
 
     async def open(self) -> None:
         """Ask how many partitions there are: a retry must find the one that the first attempt went to."""
+        while not self._count:
+            try:
+                self._count = await self._partitions()
+            except ConnectionLost:
+                if self._channel.failed is not None:
+                    raise
+        self._task = asyncio.get_running_loop().create_task(self._pump())
+
+    async def _partitions(self) -> int:
         link = await self._channel.link()
         assert isinstance(link, AskLink), "a door without idempotent producers says so in `lacks`"
         try:
@@ -112,8 +121,7 @@ class Sequencer:
             except Forbidden:
                 raise missing from None
             found = await link.request("METADATA", {"topic": self._topic})
-        self._count = len(found["partitions"])
-        self._task = asyncio.get_running_loop().create_task(self._pump())
+        return len(found["partitions"])
 
     async def close(self) -> None:
         if self._task is not None:

@@ -15,6 +15,7 @@ from quintet.client.errors import TopicNotFound
 
 ANY: Final = -1  # the partition when the broker chooses
 PAGE_MESSAGES: Final = 500  # dead letters or audit events asked for at once
+AT_ONCE: Final = 500  # requests on their way to the broker
 LATEST: Final = 0  # the version of a schema
 
 Fields = dict[str, Any]
@@ -207,11 +208,17 @@ class Manage:
 
     async def topic_infos(self) -> list[TopicInfo]:
         """All topics with their partitions; one that is deleted meanwhile is left out."""
-        found = await asyncio.gather(*(self.topic(name) for name in await self.topics()), return_exceptions=True)
-        for each in found:
-            if isinstance(each, BaseException) and not isinstance(each, TopicNotFound):
-                raise each
-        return [each for each in found if isinstance(each, TopicInfo)]
+        names = await self.topics()
+        infos: list[TopicInfo] = []
+        for start in range(0, len(names), AT_ONCE):
+            some = names[start : start + AT_ONCE]
+            found = await asyncio.gather(*(self.topic(name) for name in some), return_exceptions=True)
+            for each in found:
+                if isinstance(each, TopicInfo):
+                    infos.append(each)
+                elif not isinstance(each, TopicNotFound):
+                    raise each
+        return infos
 
     async def create_topic(
         self,
@@ -395,6 +402,11 @@ class Manage:
     ) -> Record:
         where: Fields = {"key": key, "partition": partition}
         return _record(await self._ask("TXN_PRODUCE", txn_id=txn_id, topic=topic, data=value, **where))
+
+    async def txn_offset(self, txn_id: str, topic: str, group: str, partition: int, offset: int) -> None:
+        """A group's offset, committed with the transaction or not at all."""
+        where: Fields = {"topic": topic, "group": group, "partition": partition, "offset": offset}
+        await self._ask("COMMIT", **where, generation=0, txn_id=txn_id)
 
     async def txn_commit(self, txn_id: str) -> None:
         await self._ask("TXN_COMMIT", txn_id=txn_id)
