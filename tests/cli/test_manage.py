@@ -344,9 +344,28 @@ def test_transaction_of_a_file(quintet: Commands, topic: str, tmp_path: Path) ->
     assert quintet("txn", "run", "-", "--json", data=json.dumps(rows[1])).json["messages"] == 1
 
 
+def test_offsets_in_a_transaction(quintet: Commands, topic: str) -> None:
+    produce(quintet, topic, "a", "b")
+    rows: list[dict[str, Any]] = [
+        {"topic": f"{topic}-out", "value": "made of a and b"},
+        {"topic": topic, "group": topic, "partition": 0, "offset": 2},
+    ]
+    lines = "\n".join(map(json.dumps, rows))
+    assert quintet("txn", "run", "-", data=lines).out == (
+        f"1 message to {topic}-out and 1 offset: committed together\n"
+    )
+    assert ask(quintet, "GET_OFFSET", topic=topic, group=topic, partition=0) == {"offset": 2}
+    past = lines.replace('"offset": 2', '"offset": 99')
+    assert "nothing was published" in quintet("txn", "run", "-", data=past, code=1).err
+    assert values_of(quintet, f"{topic}-out") == ["made of a and b"]
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        ('{"topic": "t", "group": "g", "partition": 0}', "'offset' is missing"),
+        ('{"topic": "t", "group": "g", "partition": 0, "offset": -1}', "numbers from 0 on"),
+        ('{"topic": "t", "group": "g", "partition": 0, "offset": 1, "value": 1}', "'value' is not known"),
         ('{"topic": "t"}', "'value' is missing"),
         ('{"topic": "t", "value": "x", "partion": 1}', "'partion' is not known"),
         ('{"topic": "t", "value": "x", "partition": true}', "partition a number from 0 on"),

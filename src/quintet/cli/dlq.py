@@ -6,7 +6,6 @@ fast, and with which value.
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import click
@@ -89,9 +88,11 @@ def _overview(url: str, as_json: bool) -> None:
         for name in await broker.topics():
             if name.endswith(SUFFIX):
                 source = name.removesuffix(SUFFIX)
-                letters = [letter async for letter in broker.all_dead_letters(source)]
-                if letters:
-                    found.append((source, len(letters), when(max(each.died_ms for each in letters))))
+                count = last_ms = 0
+                async for letter in broker.all_dead_letters(source):
+                    count, last_ms = count + 1, max(last_ms, letter.died_ms)
+                if count:
+                    found.append((source, count, when(last_ms)))
         return found
 
     found = manage(url, work)
@@ -199,16 +200,15 @@ async def _replay(
     outcome: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     due = loop.time()
-    async for id, letter, error in _chosen(broker, topic, ids):
+    for id in ids or [letter.id async for letter in broker.all_dead_letters(topic)]:
         row: dict[str, Any] = {"id": id, "replayed": False}
         outcome.append(row)
         try:
-            if error is not None or letter is None:
-                raise error or OffsetNotFound(f"there is no dead letter {id}")
+            letter = await _get(broker, topic, id)
             fresh = _edited(letter) if edit else value
             row["value"] = shown(letter.value if fresh is None else fresh)
             if dry_run or (edit and fresh is None):
-                row["skipped"] = "unchanged" if edit and not dry_run else "dry run"
+                row["skipped"] = "dry run" if dry_run else "unchanged"
                 continue
             if rate is not None:
                 await asyncio.sleep(due - loop.time())
@@ -218,20 +218,6 @@ async def _replay(
         except QuintetError as refused:
             row["error"] = str(refused)
     return outcome
-
-
-async def _chosen(
-    broker: Manage, topic: str, ids: tuple[str, ...]
-) -> AsyncIterator[tuple[str, DeadLetter | None, QuintetError | None]]:
-    """The letters that are meant: those with these ids, or all that are there now (what a replay buries anew is not)."""
-    if not ids:
-        for letter in [each async for each in broker.all_dead_letters(topic)]:
-            yield letter.id, letter, None
-    for id in ids:
-        try:
-            yield id, await _get(broker, topic, id), None
-        except QuintetError as error:
-            yield id, None, error
 
 
 async def _get(broker: Manage, topic: str, id: str) -> DeadLetter:

@@ -20,7 +20,9 @@ from quintet.client.errors import ConnectionLost, Timeout
 from quintet.client.manage import ANY, Manage
 from quintet.model.errors import BadRequest, QuintetError
 
+AT_ONCE: Final = 500  # messages on their way to the broker
 FIELDS: Final = frozenset({"topic", "value", "value_base64", "key", "key_base64", "partition"})
+OFFSET_FIELDS: Final = frozenset({"topic", "group", "partition", "offset"})
 
 txn_argument: Final = click.argument("txn_id")
 
@@ -119,6 +121,21 @@ class Line(NamedTuple):
     key: bytes
     partition: int
 
+    async def send(self, broker: Manage, txn_id: str) -> None:
+        await broker.txn_produce(txn_id, self.topic, self.value, key=self.key, partition=self.partition)
+
+
+class Offset(NamedTuple):
+    """A group's offset, stored with the messages."""
+
+    topic: str
+    group: str
+    partition: int
+    offset: int
+
+    async def send(self, broker: Manage, txn_id: str) -> None:
+        await broker.txn_offset(txn_id, *self)
+
 
 @txn.command("run")
 @url_option
@@ -132,19 +149,16 @@ def run_file(url: str, file: Path, name: str, as_json: bool) -> None:
     quintet txn run transfer.jsonl
     printf '{"topic":"a","value":"1"}\\n{"topic":"b","value":{"n":2},"key":"k"}\\n' | quintet txn run -
 
-    A line has `topic` and `value` (text, or anything as JSON; or `value_base64`), and may have `key` and `partition`.
+    A line has `topic` and `value` (text, or anything as JSON; or `value_base64`), and may have `key` and `partition`. A line
+    with `topic`, `group`, `partition` and `offset` commits that offset with the messages.
     """
     lines = parse(common.read_file(file), str(file))
 
     async def work(broker: Manage) -> str:
         id = await broker.txn_begin(name)
         try:
-            await asyncio.gather(
-                *(
-                    broker.txn_produce(id, line.topic, line.value, key=line.key, partition=line.partition)
-                    for line in lines
-                )
-            )
+            for start in range(0, len(lines), AT_ONCE):
+                await asyncio.gather(*(line.send(broker, id) for line in lines[start : start + AT_ONCE]))
         except QuintetError as error:
             with contextlib.suppress(QuintetError):
                 await broker.txn_rollback(id)
@@ -158,14 +172,17 @@ def run_file(url: str, file: Path, name: str, as_json: bool) -> None:
         return id
 
     id = manage(url, work)
-    topics = sorted({line.topic for line in lines})
-    text = f"{len(lines)} message{'' if len(lines) == 1 else 's'} to {', '.join(topics)}: committed together"
-    say(as_json, {"txn_id": id, "committed": True, "messages": len(lines), "topics": topics}, text)
+    messages = [line for line in lines if isinstance(line, Line)]
+    topics, offsets = sorted({line.topic for line in messages}), len(lines) - len(messages)
+    text = f"{len(messages)} message{'' if len(messages) == 1 else 's'} to {', '.join(topics) or 'no topic'}"
+    text += f" and {offsets} offset{'' if offsets == 1 else 's'}" if offsets else ""
+    found = {"txn_id": id, "committed": True, "messages": len(messages), "offsets": offsets, "topics": topics}
+    say(as_json, found, f"{text}: committed together")
 
 
-def parse(text: bytes, where: str) -> list[Line]:
+def parse(text: bytes, where: str) -> "list[Line | Offset]":
     """The lines of a file, or BadRequest that names the first wrong one."""
-    found = []
+    found: list[Line | Offset] = []
     for number, raw in enumerate(text.splitlines(), 1):
         if not raw.strip():
             continue
@@ -179,15 +196,21 @@ def parse(text: bytes, where: str) -> list[Line]:
     return found
 
 
-def _line(row: Any) -> Line:
+def _line(row: Any) -> Line | Offset:
     if not isinstance(row, dict):
         raise TypeError("a line is a JSON object with topic and value")
-    unknown = sorted(row.keys() - FIELDS)
+    known = OFFSET_FIELDS if "group" in row else FIELDS
+    unknown = sorted(row.keys() - known)
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is not known: {', '.join(sorted(FIELDS))}")
+        raise ValueError(f"{unknown[0]!r} is not known: {', '.join(sorted(known))}")
     partition = row.get("partition", ANY)
     if not isinstance(row["topic"], str) or type(partition) is not int or not ANY <= partition <= common.I32_MAX:
         raise ValueError("topic is text, and partition a number from 0 on")
+    if "group" in row:
+        group, offset = row["group"], row["offset"]
+        if not isinstance(group, str) or type(offset) is not int or not 0 <= offset <= common.I64_MAX or partition < 0:
+            raise ValueError("group is text, partition and offset are numbers from 0 on")
+        return Offset(row["topic"], group, partition, offset)
     key = _bytes(row, "key") if "key" in row or "key_base64" in row else b""
     return Line(row["topic"], _bytes(row, "value"), key, partition)
 
