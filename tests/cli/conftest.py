@@ -66,4 +66,6 @@ def quintet(broker: Server) -> Commands:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    return re.sub(r"\W+", "-", request.node.name).strip("-")[:100]
+    """One for each test of the folder: they share the broker."""
+    module = request.module.__name__.rpartition("test_")[2]
+    return re.sub(r"\W+", "-", f"{module}-{request.node.name}").strip("-")[:100]
