@@ -12,6 +12,7 @@ from quintet.protocols.flymq import codec, frames
 from tests.client.fake import until
 from tests.client.fake_fly import FakeFly, Fields, FlyPeer, Script
 
+BOMB = codec.compress(3, bytes(frames.FRAME_BYTES_MAX + 1))
 HOSTILE = {
     "another protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n",
     "another version": bytes((0xAF, 9, 1, 1, 0, 0, 0, 0)),
@@ -21,7 +22,7 @@ HOSTILE = {
     "a run that nobody asked for": codec.frame(frames.FETCH, b"\0" * 12),
     "no such compression": bytes((0xAF, 1, 0x72, 0x0F, 0, 0, 0, 1, 0)),
     "nothing, compressed": frames.HEADER.pack(0xAF, 1, 0x72, 0x07, 0),
-    "a bomb": codec.frame(frames.WHOAMI, bytes(frames.FRAME_BYTES_MAX + 1), 3),
+    "a bomb": frames.HEADER.pack(0xAF, 1, 0x72, 0x07, len(BOMB)) + BOMB,
     "an answer with too much": codec.frame(frames.WHOAMI, b"\1\0\0\0\0\0\0\0\0\0\0more"),
     "an error that is none": codec.frame(frames.ERROR, b"\5"),
 }
