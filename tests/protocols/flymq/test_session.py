@@ -479,3 +479,70 @@ def test_produces_that_the_kernel_hands_back(sim: SimBroker, suffix: tuple[int, 
         (reply,) = client.exchange(raw(frames.PRODUCE, packed, 3))
         assert error_of(reply, "document").code == "E1101"
     assert client.produce("t", b"x") == [0]
+
+
+@pytest.mark.parametrize("number", sorted(frames.CODECS))
+def test_what_takes_long_to_inflate_is_not_inflated_on_the_loop(sim: SimBroker, number: int) -> None:
+    client, other = Client(sim, "admin"), Client(sim, "bruno")
+    client.produce("t", b"first")
+    value = bytes(3 << 20)
+    payload = request("PRODUCE", topic="t", key=b"", value=value, partition=0)[8:]
+    sim.scheduler.held = True
+    small = request("PRODUCE", topic="t", key=b"", value=b"behind it", partition=0)
+    client.peer.feed(raw(frames.PRODUCE, codec.compress(number, payload), 1 | number << 1) + small)
+    sim.scheduler.turn()
+    assert client.peer.session.holding and len(sim.scheduler.jobs) == 1
+    other.peer.feed(request("WHOAMI"))
+    assert [reply.code for reply in parse(other.peer.take())] == [frames.WHOAMI], "others do not wait for it"
+    sim.scheduler.held = False
+    sim.scheduler.settle()
+    assert [client.read("PRODUCE", reply)["offset"] for reply in parse(client.peer.take())] == [1, 2]
+    assert client.values("t") == [b"first", value, b"behind it"]
+    bomb = codec.compress(number, bytes(33 << 20))
+    (reply,) = client.exchange(raw(frames.FETCH, bomb, 1 | number << 1))
+    assert error_of(reply, "document").code == "E1402"
+    assert client.ask("WHOAMI")["success"]
+
+
+def test_revoked_while_its_payload_is_inflated(sim: SimBroker) -> None:
+    admin, eve = Client(sim, "admin"), Client(sim, "eve")
+    payload = request("PRODUCE", topic="t", key=b"", value=bytes(3 << 20), partition=0)[8:]
+    sim.scheduler.held = True
+    eve.peer.feed(raw(frames.PRODUCE, codec.compress(1, payload), 3))
+    user: dict[str, Any] = {"user": "eve", "password": "", "old_password": "", "roles": ["producer"], "enabled": False}
+    admin.peer.feed(request("USER_UPDATE", **user))
+    for _ in range(20):
+        sim.scheduler.turn()
+        while len(sim.scheduler.jobs) > 1:
+            sim.scheduler.finish(len(sim.scheduler.jobs) - 1)
+    assert [reply.code for reply in parse(admin.peer.take())] == [frames.USER_UPDATE]
+    sim.scheduler.held = False
+    sim.scheduler.settle()
+    assert all(reply.code == frames.ERROR for reply in parse(eve.peer.take()))
+    assert eve.peer.session.closing is not None and sim.broker.topics.get(b"t") is None
+
+
+def test_a_reply_too_large_to_compress_goes_as_it_is(sim: SimBroker) -> None:
+    client = Client(sim, "admin")
+    values = [bytes(300_000)] * 8
+    client.produce("t", *values, partition=0)
+    client.produce("large", bytes(2 << 20), partition=0)
+    ask = request("FETCH", topic="t", partition=0, offset=0, max=100)
+    (reply,) = client.exchange(ask[:3] + bytes((1 | 1 << 5,)) + ask[4:])
+    body = codec.inflate(1, reply.payload, 4 << 20)
+    assert reply.flags == 3 and int.from_bytes(body[:4], "big") == 3, "as many as are compressed at once"
+    ask = request("FETCH", topic="large", partition=0, offset=0, max=100)
+    (reply,) = client.exchange(ask[:3] + bytes((1 | 1 << 5,)) + ask[4:])
+    assert reply.flags == 1 and len(reply.payload) > 2 << 20
+
+
+def test_questions_about_the_audit_are_bounded(sim: SimBroker) -> None:
+    client = Client(sim, "admin")
+    client.ask("CREATE_TOPIC", topic="t", partitions=1)
+    query: dict[str, Any] = {
+        "start_s": 0, "end_s": 0, "types": [], "user": "", "resource": "", "result": "", "search": "", "limit": 0, "skip": 0,
+    }  # fmt: skip
+    assert client.refused("AUDIT_QUERY", **query | {"search": "x" * 256}) == "E1101"
+    assert client.ask("AUDIT_QUERY", **query | {"types": ["nothing"] * 9000})["total"] == 0
+    found = client.ask("AUDIT_QUERY", **query | {"types": ["nothing", "topic.create"] * 4000})
+    assert [event["type"] for event in found["events"]] == ["topic.create"]

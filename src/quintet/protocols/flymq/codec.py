@@ -5,6 +5,7 @@ fit into the bytes that are there before anything is allocated for it) and says 
 int, bool, str, bytes, lists, and dicts for structures.
 """
 
+import mmap
 import re
 import struct
 import zlib
@@ -12,15 +13,15 @@ from collections.abc import Generator, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from quintet.model.errors import ProtocolError, TooLarge
+from quintet.model.errors import ProtocolError, QuintetError, TooLarge
 from quintet.protocols.flymq import frames
 
 _SCALARS: Final = {"bool": ">?", "i32": ">i", "u32": ">I", "i64": ">q", "u64": ">Q"}
 _LENGTHS: Final = {"str8": ">B", "str16": ">H", "bytes32": ">I"}
 _TOKENS: Final = re.compile(r"\s*(\(\{|\}\)|\*16|[\[\]{}*+#!:]|\w+)")
 _COMPRESS_BYTES_MIN: Final = 1024  # a smaller reply is not worth it
-_INFLATE_STEP_BYTES: Final = 1 << 20
-_LZ4_FIRST_BYTES: Final = 1 << 18
+COMPRESS_BYTES_MAX: Final = 1 << 20  # a larger one takes too long for everybody else, and goes as it is
+_INFLATE_STEP_BYTES: Final = 1 << 18
 REQUEST_ITEMS_MAX: Final = 10_000  # in one list of a request: each costs far more here than its two bytes on the wire
 
 Values = dict[str, Any]
@@ -408,7 +409,7 @@ def encode_answer(operation: frames.Operation, dialect: frames.Dialect, values: 
 def frame(code: int, payload: bytes, codec: int = 0) -> bytes:
     """One frame; `codec` as in the flags' accept bits."""
     flags = frames.BINARY
-    if codec and len(payload) >= _COMPRESS_BYTES_MIN:
+    if codec and _COMPRESS_BYTES_MIN <= len(payload) <= COMPRESS_BYTES_MAX:
         payload = compress(codec, payload)
         flags |= codec << frames.COMPRESSION_SHIFT
     if len(payload) > frames.FRAME_BYTES_MAX:
@@ -434,12 +435,14 @@ def inflate(codec: int, data: bytes, most: int) -> bytes:
     name = frames.CODECS.get(codec)
     if name is None:
         raise Malformed(f"compression {codec} is not known: 1 gzip, 2 lz4, 3 zstd, 4 snappy")
+    kind: type[QuintetError]
     try:
         return _INFLATE[name](data, most)
-    except TooLarge:
-        raise
+    except TooLarge as error:
+        kind, why = TooLarge, str(error)
     except Exception as error:  # four libraries, each with exceptions of its own
-        raise Malformed(f"the payload is not {name}: {error}") from None
+        kind, why = Malformed, f"the payload is not {name}: {error}"
+    raise kind(why)  # another one, whose frames do not hold what was inflated so far
 
 
 def _bounded(name: str, size: int, most: int) -> None:
@@ -447,54 +450,56 @@ def _bounded(name: str, size: int, most: int) -> None:
         raise TooLarge(f"the {name} payload inflates to more than {most} bytes")
 
 
+def _room(most: int) -> mmap.mmap:
+    """Memory to inflate into: a page costs nothing before it is written, and all of it is given back when it is closed,
+    which a heap that many threads share does not do."""
+    return mmap.mmap(-1, max(most, 1))
+
+
 def _gunzip(data: bytes, most: int) -> bytes:
     inflater = zlib.decompressobj(wbits=31)
-    out = bytearray()
-    while not inflater.eof:
-        piece = inflater.decompress(data, _INFLATE_STEP_BYTES)
-        if not (piece or inflater.unconsumed_tail or inflater.eof):
-            raise ValueError("it is cut short")
-        out += piece
-        _bounded("gzip", len(out), most)
-        data = inflater.unconsumed_tail
-    if inflater.unused_data:
-        raise ValueError("something follows it")
-    return bytes(out)
+    with _room(most) as room:
+        while not inflater.eof:
+            piece = inflater.decompress(data, _INFLATE_STEP_BYTES)
+            if not (piece or inflater.unconsumed_tail or inflater.eof):
+                raise ValueError("it is cut short")
+            _bounded("gzip", room.tell() + len(piece), most)
+            room.write(piece)
+            data = inflater.unconsumed_tail
+        if inflater.unused_data:
+            raise ValueError("something follows it")
+        return room[: room.tell()]
 
 
 def _unlz4(data: bytes, most: int) -> bytes:
-    """The frame format, into a buffer that grows with what comes out: what is never written is not paid for."""
+    """The frame format."""
     from cramjam import DecompressionError, lz4
 
-    room = min(most, _LZ4_FIRST_BYTES)
-    while True:
-        out = bytearray(room)
+    with _room(most) as room:
         try:
-            size = lz4.decompress_into(data, out)
+            size = lz4.decompress_into(data, room)
         except DecompressionError as error:
-            if "whole buffer" not in str(error):
-                raise
-            _bounded("lz4", most + (room == most), most)
-            room = min(most, 4 * room)
-            continue
-        return bytes(memoryview(out)[:size])
+            _bounded("lz4", most + ("whole buffer" in str(error)), most)
+            raise
+        _bounded("lz4", size, most)
+        return room[:size]
 
 
 def _unzstd(data: bytes, most: int) -> bytes:
     from backports.zstd import DecompressionParameter, ZstdDecompressor
 
     inflater = ZstdDecompressor(options={DecompressionParameter.window_log_max: 25})
-    out = bytearray()
-    while not inflater.eof:
-        piece = inflater.decompress(data, _INFLATE_STEP_BYTES)
-        if not piece and inflater.needs_input and not inflater.eof:
-            raise ValueError("it is cut short")
-        out += piece
-        _bounded("zstd", len(out), most)
-        data = b""
-    if inflater.unused_data:
-        raise ValueError("something follows it")
-    return bytes(out)
+    with _room(most) as room:
+        while not inflater.eof:
+            piece = inflater.decompress(data, _INFLATE_STEP_BYTES)
+            if not piece and inflater.needs_input and not inflater.eof:
+                raise ValueError("it is cut short")
+            _bounded("zstd", room.tell() + len(piece), most)
+            room.write(piece)
+            data = b""
+        if inflater.unused_data:
+            raise ValueError("something follows it")
+        return room[: room.tell()]
 
 
 def _unsnappy(data: bytes, most: int) -> bytes:
@@ -524,7 +529,7 @@ def compress(codec: int, data: bytes) -> bytes:
     if name == "lz4":
         from cramjam import lz4
 
-        return bytes(lz4.compress(data))
+        return bytes(lz4.compress(data, level=1))
     if name == "zstd":
         from backports.zstd import compress as zstd_compress
 

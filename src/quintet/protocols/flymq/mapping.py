@@ -13,7 +13,7 @@ from typing import Any, Final
 from quintet import kernel
 from quintet.broker import filters, reads
 from quintet.broker.access import Acl, Principal
-from quintet.broker.audit import Event, Query
+from quintet.broker.audit import FIELD_BYTES_MAX, TYPES, Event, Query
 from quintet.broker.core import Broker
 from quintet.broker.dead import DeadLetter
 from quintet.broker.group import Assignment, GroupInfo, Lag
@@ -142,6 +142,7 @@ def _fetch(call: Call, ask: Values) -> Values | None:
     partition = call.topic(ask).partition(ask["partition"])
     most = min(ask["max"], FETCH_RECORDS_MAX) if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
     offset, sdk = ask["offset"], call.options.dialect == "sdk"
+    size = codec.COMPRESS_BYTES_MAX if call.accept else FETCH_BYTES_MAX
     if offset > OFFSET_MAX:
         return {"messages": [], "next_offset": offset}
     if ask.get("filter"):
@@ -152,10 +153,10 @@ def _fetch(call: Call, ask: Values) -> Values | None:
     def encode(batches: list[RecordBatch]) -> bytes:
         buffers = [batch.buffer for batch in batches]
         start = max(offset, partition.start) if buffers else offset
-        reply, _, _ = kernel.fly_fetch(buffers, start, most, FETCH_BYTES_MAX, call.now, call.code, frames.BINARY, sdk)
+        reply, _, _ = kernel.fly_fetch(buffers, start, most, size, call.now, call.code, frames.BINARY, sdk)
         return codec.frame(call.code, reply[frames.HEADER_BYTES :], call.accept) if call.accept else reply
 
-    where = (partition, offset, most, FETCH_BYTES_MAX)
+    where = (partition, offset, most, size)
     wait_us = min(ask.get("wait_ms", 0), WAIT_MS_MAX) * 1000
     if wait_us and offset >= partition.visible:
         call.broker.wait_for(partition, wait_us, lambda: reads.fetch(*where, call.then(encode)))
@@ -627,8 +628,10 @@ def _acl_list(call: Call, _ask: Values) -> Values:
 
 
 def _query(ask: Values) -> Query:
+    if len(ask["search"]) > FIELD_BYTES_MAX:
+        raise BadRequest(f"search has at most {FIELD_BYTES_MAX} characters: no field of an event has more")
     same = {name: ask[name] for name in ("start_s", "end_s", "user", "resource", "result", "search", "limit")}
-    return Query(types=tuple(ask["types"]), offset=ask["skip"], **same)
+    return Query(types=tuple(TYPES.intersection(ask["types"])) or tuple(ask["types"][:1]), offset=ask["skip"], **same)
 
 
 def _event(event: Event) -> Values:

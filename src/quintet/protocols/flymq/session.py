@@ -11,6 +11,7 @@ bytes stays with the connection). The one gate for rights is `_permit`; no handl
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -23,7 +24,7 @@ from quintet.broker.topics import Topic
 from quintet.delivery.sink import Sink
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError
+from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, TooLarge
 from quintet.protocols.base import FLOWING, WAIT, Replies, Slot
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call, origin_of, resource_of
@@ -36,6 +37,7 @@ AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 REPLIES_WAITING_MAX: Final = 1_000  # runs of PRODUCE that wait for the disk; above it, the connection is not read from
 OUTPUT_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one read; then the peer must take some
 TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
+INFLATE_HERE_BYTES_MAX: Final = 1 << 20  # some milliseconds; what becomes larger is inflated by a thread
 WAITING: Final = frozenset({frames.FETCH, frames.FETCH_BINARY})  # may be answered long after the gate was passed
 
 _PRODUCER: Final = struct.Struct("<QI")
@@ -399,9 +401,42 @@ class FlySession:
         if compression:
             if self._state is not READY:
                 raise AuthError("compressed payloads are read after authentication only")
-            payload = codec.inflate(compression, payload, self._options.frame_bytes_max)
-            if code == frames.PRODUCE:
-                return self._produce_inflated(slot, payload)
+            most = self._options.frame_bytes_max
+            try:
+                payload = codec.inflate(compression, payload, min(most, INFLATE_HERE_BYTES_MAX))
+            except TooLarge:
+                if most <= INFLATE_HERE_BYTES_MAX:
+                    raise
+                work = partial(codec.inflate, compression, payload, most)
+                return self._elsewhere(work, partial(self._inflated, slot, operation, flags))
+        return self._act(slot, operation, flags, payload)
+
+    def _elsewhere(self, work: Callable[[], bytes], token: Callable[[object, Exception | None], None]) -> None:
+        """Tens of milliseconds: not on the loop, where all others wait."""
+        self._acting = True
+        completed = self._sink.completed
+        self._broker.scheduler.offload(work, lambda result: completed(token, result, None))
+
+    def _inflated(
+        self, slot: Slot, operation: frames.Operation, flags: int, result: object, _error: Exception | None
+    ) -> None:
+        self._acting = False
+        if isinstance(result, Exception):
+            self._replies.fill(slot, errors.to_frame(result, self._options.dialect))
+            return
+        assert isinstance(result, bytes)
+        try:
+            if self._epoch != self._broker.access.epoch and not self._still_welcome():
+                raise AuthError("this user may no longer use the connection")
+            self._act(slot, operation, flags, result)
+        except QuintetError as error:
+            self._acting = False
+            self._replies.fill(slot, errors.to_frame(error, self._options.dialect))
+
+    def _act(self, slot: Slot, operation: frames.Operation, flags: int, payload: bytes) -> None:
+        code = operation.code
+        if code == frames.PRODUCE and flags & frames.COMPRESSION_MASK:
+            return self._produce_inflated(slot, payload)
         ask = codec.decode_request(operation, payload)
         if code == frames.AUTH:
             return self._authenticate(slot, operation, ask)
