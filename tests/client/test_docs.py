@@ -1,4 +1,4 @@
-"""Every example of docs/CLIENT.md runs, as a program of its own, against a real broker."""
+"""Every example of docs/CLIENT.md and README.md runs, as a program of its own, against a real broker."""
 
 import os
 import re
@@ -15,7 +15,8 @@ GUIDE = Path(__file__).parents[2] / "docs" / "CLIENT.md"
 DEFAULTS = {"blipmq://:dev-key@127.0.0.1:5555": "url", "flymq://admin:admin@127.0.0.1:9092": "fly"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "exactly_once.py"
 
-PROGRAMS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+README = Path(__file__).parents[2] / "README.md"
+PROGRAMS = re.findall(r"```python\n(.*?)```", README.read_text() + GUIDE.read_text(), re.DOTALL)
 COMMANDS = re.findall(r"^\$ (.*)\n(.*)$", GUIDE.read_text(), re.MULTILINE)
 
 
