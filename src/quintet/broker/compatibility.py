@@ -22,7 +22,6 @@ from quintet.broker.protobuf import ProtobufSchema
 from quintet.broker.protofile import Reserved
 from quintet.broker.validators import Validator, bounded
 
-MODES = ("backward", "forward", "full", "none")
 COMPARISONS_MAX = 5_000  # pairs of types looked at; about 5 us each
 NAMES_PER_COMPARISON = 20  # names of fields or symbols that cost as much as a pair
 

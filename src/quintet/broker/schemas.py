@@ -15,7 +15,6 @@ from functools import partial
 
 import msgspec
 
-from quintet.broker.compatibility import MODES, incompatibilities
 from quintet.broker.table import Table
 from quintet.broker.topics import check_name
 from quintet.broker.validators import Validator, clip, compile_schema
@@ -35,6 +34,7 @@ DEFINITIONS_BYTES_MAX = 64 * 1024 * 1024  # of all versions together: they are k
 COMPILED_MAX = 256  # validators kept ready
 
 TYPES = {"json": "json", "avro": "avro", "protobuf": "protobuf", "proto": "protobuf"}
+MODES = ("backward", "forward", "full", "none")
 DEFAULT_MODE = "backward"
 LATEST = 0
 ALL = 0
@@ -120,6 +120,8 @@ class Schemas:
             return
         validator = compile_schema(kind, definition)
         if latest is not None:
+            from quintet.broker.compatibility import incompatibilities  # with it come three schema libraries
+
             reasons = incompatibilities(mode, self._compile(latest), validator)
             if reasons:
                 raise SchemaIncompatible(
