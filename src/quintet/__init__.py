@@ -1,7 +1,7 @@
 """Quintet: one broker, five wire protocols, one durable log.
 
 The client's names are here and loaded when first used, because `import quintet` must stay quick: `connect`, `sync`,
-`Ack`, `Message`, `MessageBatch`, `Bus`, `Producer`, `Subscription` and `errors`.
+`Ack`, `Message`, `MessageBatch`, `Bus`, `Producer`, `Subscription`, `Transaction` and `errors`.
 """
 
 TYPE_CHECKING = False  # type checkers take it for true by its name; importing typing for it would be half the cost
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quintet.client.message import MessageBatch as MessageBatch
     from quintet.client.producer import Producer as Producer
     from quintet.client.subscription import Subscription as Subscription
+    from quintet.client.transaction import Transaction as Transaction
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ _LAZY = {
     "MessageBatch": "quintet.client.message",
     "Producer": "quintet.client.producer",
     "Subscription": "quintet.client.subscription",
+    "Transaction": "quintet.client.transaction",
     "connect": "quintet.client.bus",
     "errors": "",
     "sync": "",

@@ -60,16 +60,22 @@ class _Producer:
 
     def stored(self, first: int, count: int, offset: int, time: int) -> None:
         ranges = self.ranges
-        if (
-            ranges
-            and ranges[-1][1] == first
-            and ranges[-1][2] + first - ranges[-1][0] == offset
-            and ranges[-1][3] == time
-        ):
+        if ranges and ranges[-1][3] == time and _continues(ranges[-1], first, offset):
             ranges[-1] = (ranges[-1][0], first + count, ranges[-1][2], time)
-        else:
-            ranges.append((first, first + count, offset, time))
-            del ranges[:-RANGES_MAX]
+            return
+        ranges.append((first, first + count, offset, time))
+        if (
+            len(ranges) > RANGES_MAX
+        ):  # neighbours become one, with the time of the older: a retry finds its offset still
+            oldest, second = ranges[0], ranges[1]
+            if _continues(oldest, second[0], second[2]):
+                ranges[1] = (oldest[0], second[1], oldest[2], oldest[3])
+            del ranges[0]
+
+
+def _continues(last: Range, first: int, offset: int) -> bool:
+    """Does a run that begins so follow this one, in sequence and in offset?"""
+    return last[1] == first and last[2] + first - last[0] == offset
 
 
 class Producers:
@@ -97,7 +103,9 @@ class Producers:
             self._known[where] = known
             self._where[where] = topic
             self._read_since(known, topic, row)
-            if row.upto > topic.partitions[row.partition].visible:  # a lossy topic: what comes now is below the snapshot
+            if (
+                row.upto > topic.partitions[row.partition].visible
+            ):  # a lossy topic: what comes now is below the snapshot
                 self._dirty.add(where)
 
     def _read_since(self, known: OrderedDict[int, _Producer], topic: Topic, row: ProducerRow) -> None:

@@ -19,6 +19,7 @@ from tests.protocols.flymq.helpers import (
     SECOND,
     Client,
     Refused,
+    abandon,
     configure,
     make_sim,
     parse,
@@ -153,8 +154,7 @@ def test_retries_after_the_disk_refused(operation: str, code: int) -> None:
             if "E" not in str(offsets(client, run_of(1, 9))):
                 break
         else:  # a disk that failed a sync is not trusted again before a restart
-            sim.log.abandon()
-            sim.scheduler.jobs.clear()
+            abandon(sim)
             sim.disk.kill()
             sim.start()
             configure(sim)
@@ -298,6 +298,43 @@ def test_power_lost_at_every_disk_call(first_step_done: bool) -> None:
             assert counted == expected, f"cut at {at} of {total}, seed {seed}"
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_disk_work_in_any_order_and_power_lost_between(seed: int) -> None:
+    """Two connections send the same numbers of two producers; what was answered stays where it was said to be."""
+    rng = Random(seed)
+    sim = make_sim()
+    clients = [Client(sim, "admin"), Client(sim, "admin")]
+    if rng.random() < 0.5:
+        clients[0].produce("t", b"the topic is there")
+    sim.scheduler.held = True
+    acked: dict[bytes, int] = {}
+    asked: list[list[bytes]] = [[], []]
+    for _ in range(rng.randrange(1, 9)):
+        at, id, first = rng.randrange(2), rng.choice((1, 2)), rng.randrange(4)
+        count = rng.randrange(1, 5)
+        clients[at].peer.feed(run_of(first, count, id))
+        asked[at] += [b"%d/%d" % (id, first + n) for n in range(count)]
+        for _ in range(rng.randrange(5)):
+            sim.scheduler.turn()
+            if sim.scheduler.jobs:
+                sim.scheduler.finish(rng.randrange(len(sim.scheduler.jobs)))
+    for client, names in zip(clients, asked, strict=True):
+        for name, reply in zip(names, parse(client.peer.take()), strict=False):
+            if reply.code == 1:
+                offset = client.read("PRODUCE", reply)["offset"]
+                assert acked.setdefault(name, offset) == offset
+    sim.scheduler.held = False
+    power_cut(sim, seed)
+    client = Client(sim, "admin")
+    for id in (1, 2):
+        found = offsets(client, run_of(0, 8, id))
+        for number, offset in enumerate(found):
+            assert isinstance(offset, int)
+            assert acked.get(b"%d/%d" % (id, number), offset) == offset
+    values = [value for value in client.values("t") if b"/" in value]
+    assert sorted(values) == sorted(b"%d/%d" % (id, n) for id in (1, 2) for n in range(8))
+
+
 def test_a_memory_that_forgets_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positive control: a start that does not read what was appended since the snapshot."""
     monkeypatch.setattr(Producers, "_read_since", lambda *_: None)
@@ -341,3 +378,13 @@ def test_a_deleted_topic_is_another_one(sim: SimBroker) -> None:
     configure(sim)
     assert offsets(Client(sim, "admin"), run_of(0, 3)) == [0, 1, 2]
     assert len(sim.broker.producers._known) == 1
+
+
+def test_many_small_runs_are_still_known() -> None:
+    sim = make_sim()
+    client = Client(sim, "admin")
+    for sequence in range(producers.RANGES_MAX * 3):
+        sim.scheduler.advance(1_000)  # another time each: they are not one run
+        client.ask("PRODUCE", topic="t", key=b"", value=b"v", partition=0, producer_id=7, sequence=sequence)
+    again = client.ask("PRODUCE", topic="t", key=b"", value=b"v", partition=0, producer_id=7, sequence=1)
+    assert again["offset"] == 1
