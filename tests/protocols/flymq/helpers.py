@@ -16,6 +16,7 @@ from quintet.broker.users import ConfiguredUser
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.session import FlyOptions, FlySession
 from quintet.testing.line import Peer, SimBroker
+from quintet.testing.sim import SimScheduler
 
 SECOND: Final = 1_000_000
 PASSWORD: Final = "password"
@@ -177,10 +178,16 @@ def make_sim(options: BrokerOptions | None = None, users: dict[str, tuple[str, .
     return sim
 
 
+def abandon(sim: SimBroker) -> None:
+    """The process is gone in the middle of whatever it did, and with it all that was about to be called."""
+    sim.log.abandon()
+    time, sim.scheduler = sim.scheduler.now(), SimScheduler()
+    sim.scheduler.time = time
+
+
 def power_cut(sim: SimBroker, seed: int) -> None:
     """The power is gone and back; the broker has started again and knows the same users."""
-    sim.log.abandon()
-    sim.scheduler.jobs.clear()
+    abandon(sim)
     sim.disk.crash(Random(seed))
     sim.start()
     configure(sim)
