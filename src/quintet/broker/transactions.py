@@ -122,6 +122,10 @@ class Transactions:
             self._by_name[owner, name] = transaction
         return id
 
+    def check_open(self, owner: str, id: str) -> None:
+        """TransactionNotFound unless it is open and this owner's: asked before anything is made for its sake."""
+        self._find(owner, id)
+
     def produce(
         self, owner: str, id: str, topic: Topic, partition: int, key: bytes | None, value: bytes, origin: bytes
     ) -> int:

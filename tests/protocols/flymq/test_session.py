@@ -546,3 +546,27 @@ def test_questions_about_the_audit_are_bounded(sim: SimBroker) -> None:
     assert client.ask("AUDIT_QUERY", **query | {"types": ["nothing"] * 9000})["total"] == 0
     found = client.ask("AUDIT_QUERY", **query | {"types": ["nothing", "topic.create"] * 4000})
     assert [event["type"] for event in found["events"]] == ["topic.create"]
+
+
+def test_a_refused_request_makes_nothing(sim: SimBroker) -> None:
+    """Regression: a topic, or a group, was made for a request that was refused right after."""
+    client = Client(sim, "admin")
+    client.produce("there", b"x")
+    txn = {"txn_id": "txn-of-nobody"}
+    assert client.refused("TXN_PRODUCE", **txn, topic="fresh", data=b"x") == "E1330"
+    where = {"topic": "there", "group": "fresh", "partition": 0, "offset": 1, "generation": 0}
+    assert client.refused("COMMIT", **where, **txn) == "E1330"
+    for delay in (-1, 2**62, -(2**63)):
+        assert client.refused("PRODUCE_DELAYED", topic="fresh", data=b"x", delay_ms=delay) == "E1101"
+    assert client.refused("PRODUCE_WITH_TTL", topic="fresh", data=b"x", ttl_ms=0) == "E1101"
+    assert client.refused("PRODUCE_WITH_SCHEMA", topic="fresh", schema="none", data=b"x") == "E1311"
+    assert client.ask("LIST_TOPICS") == {"topics": ["there"]} and client.ask("LIST_GROUPS") == {"groups": []}
+
+
+def test_a_name_given_late_does_not_keep_what_was_joined_without_one(sim: SimBroker) -> None:
+    admin, client = Client(sim, "admin"), Client(sim, anonymous="consumer")
+    admin.ask("CREATE_TOPIC", topic="t", partitions=2)
+    client.ask("SUBSCRIBE", topic="t", group="g", partition=-1, mode="earliest", member="")
+    assert admin.ask("DESCRIBE_GROUP", topic="t", group="g")["members"] == 1
+    client.login("conny")
+    assert admin.ask("DESCRIBE_GROUP", topic="t", group="g")["members"] == 0

@@ -16,6 +16,7 @@ from quintet.broker.access import Acl, Principal
 from quintet.broker.audit import FIELD_BYTES_MAX, TYPES, Event, Query
 from quintet.broker.core import Broker
 from quintet.broker.dead import DeadLetter
+from quintet.broker.delays import DELAY_MAX_US
 from quintet.broker.group import Assignment, GroupInfo, Lag
 from quintet.broker.schemas import Schema
 from quintet.broker.topics import ANY, Topic
@@ -200,8 +201,8 @@ def _produce_with_ttl(call: Call, ask: Values) -> None:
 
 
 def _produce_delayed(call: Call, ask: Values) -> None:
-    if ask["delay_ms"] < 0:
-        raise BadRequest(f"delay_ms is 0 or more, not {ask['delay_ms']}")
+    if not 0 <= ask["delay_ms"] * 1000 <= DELAY_MAX_US:
+        raise BadRequest(f"delay_ms is 0 to {DELAY_MAX_US // 1000} (365 days), not {ask['delay_ms']}")
     topic = call.target(ask)
     key, value, asked = ask.get("key") or None, ask["data"], ask.get("partition", ANY)
     due = call.now + ask["delay_ms"] * 1000
@@ -422,6 +423,7 @@ def _txn_begin(call: Call, ask: Values) -> Values:
 
 
 def _txn_produce(call: Call, ask: Values) -> Values:
+    call.broker.transactions.check_open(call.owner, ask["txn_id"])
     topic = call.target(ask)
     key, value = ask.get("key") or None, ask["data"]
     chosen = call.broker.transactions.produce(
@@ -463,6 +465,7 @@ def _commit(call: Call, ask: Values) -> Values | None:
     if not ask.get("txn_id"):
         groups.commit(*where, call.member, call.then(lambda _: _done()))
         return None
+    call.broker.transactions.check_open(call.owner, ask["txn_id"])
     payload = groups.prepare_commit(*where, call.member)
     call.broker.transactions.add_effect(call.owner, ask["txn_id"], ("offset", payload))
     return _done("part of the transaction")

@@ -249,6 +249,8 @@ class FlySession:
         self._replies.fill(slot, codec.encode_answer(operation, self._options.dialect, values, 0))
 
     def _welcome(self, identity: str, principal: Principal) -> None:
+        if identity != self._identity:
+            self._broker.groups.leave(self)  # what somebody without a name has joined is not this user's
         self._state, self._deadline = READY, None
         self._identity, self._principal = identity, principal
         self._epoch = self._broker.access.epoch
