@@ -412,3 +412,25 @@ def test_an_independent_reader_finds_the_same_in_the_journal(tmp_path: Path) -> 
             (tmp_path / path.lstrip("/")).write_bytes(data)
     found = [(number, (offset, key, value)) for _, number, offset, key, value in records(tmp_path / "data")]
     assert found == [(number, row) for number, rows in enumerate(sent) for row in rows]
+
+
+class LyingJournal(SimDisk):
+    """Says that a record is durable when it is not."""
+
+    def fdatasync(self, handle: int) -> None:
+        if self.pread(handle, 7, 0) != b"QNTJRF1":
+            super().fdatasync(handle)
+
+
+@pytest.mark.parametrize("kind", [SimDisk, LyingJournal])
+def test_power_cuts_lose_nothing_and_a_journal_that_is_not_synced_is_caught(kind: type[SimDisk]) -> None:
+    caught = 0
+    for seed in range(30):
+        many = Many(kind(seed=seed))
+        for _ in range(4):
+            assert many.round() == [None] * PARTITIONS
+        assert many.records() == 3
+        many.sim.crash(Random(seed))
+        many.restart()
+        caught += many.readable() != many.sent
+    assert caught == 0 if kind is SimDisk else caught >= 10

@@ -178,28 +178,13 @@ class LyingDisk(SimDisk):
             super().fdatasync(handle)
 
 
-class LyingJournal(SimDisk):
-    """The same for the journal."""
-
-    def fdatasync(self, handle: int) -> None:
-        if self.pread(handle, 7, 0) != b"QNTJRF1":
-            super().fdatasync(handle)
-
-
 class Sabotaged(LogMachine):
     @staticmethod
     def disk() -> SimDisk:
         return LyingDisk()
 
 
-class SabotagedJournal(LogMachine):
-    @staticmethod
-    def disk() -> SimDisk:
-        return LyingJournal()
-
-
-@pytest.mark.parametrize("machine", [Sabotaged, SabotagedJournal])
-def test_the_model_catches_an_acknowledgement_before_the_sync(machine: type[LogMachine]) -> None:
+def test_the_model_catches_an_acknowledgement_before_the_sync() -> None:
     chosen = settings(
         max_examples=400,
         stateful_step_count=40,
@@ -210,4 +195,4 @@ def test_the_model_catches_an_acknowledgement_before_the_sync(machine: type[LogM
         suppress_health_check=list(HealthCheck),
     )
     with pytest.raises((AssertionError, ExceptionGroup)):
-        run_state_machine_as_test(machine, settings=chosen)
+        run_state_machine_as_test(Sabotaged, settings=chosen)

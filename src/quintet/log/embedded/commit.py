@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from quintet.log.embedded.writer import Chunk, Writer
 
 THRESHOLD_PARTITIONS: Final = 6  # that want a sync at the same time: measured, equal at 3, 1.7 times the rate at 6
-CHUNK_BYTES_MAX: Final = 32 * limits.KIB  # more goes the direct way: written twice it costs more than a sync (measured)
+CHUNK_BYTES_MAX: Final = 32 * limits.KIB  # more goes the direct way: at 55 KB writing twice costs what a sync does
 CLEAN_PARTITIONS: Final = 64  # synced by one background job
 CLEAN_LOOKED_AT_MAX: Final = 1024  # partitions looked at to find those
 RETRY_US: Final = 10_000_000  # how long after a failure making a file is tried again
