@@ -8,6 +8,7 @@ broken). `--sabotage` plants a fault (bytes behind a payload's last field are ig
 """
 
 import argparse
+import gc
 import random
 import resource
 import struct
@@ -443,6 +444,7 @@ def run_live(count: int, seed: int, counts: Counter[str]) -> int:
         number += 1
         if number % (NEW_BROKER_EVERY_FRAMES // FRAMES_PER_READ) == 0:
             live = Live(counts)
+            gc.collect()  # the disk of the one before: some hundred MiB of simulated journal
     return done
 
 
