@@ -146,23 +146,29 @@ def _fetch(call: Call, ask: Values) -> Values | None:
     size = codec.COMPRESS_BYTES_MAX if call.accept else FETCH_BYTES_MAX
     if offset > OFFSET_MAX:
         return {"messages": [], "next_offset": offset}
-    if ask.get("filter"):
-        chosen = filters.compile(ask["filter"].encode())
-        reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, call.now, partial(_filtered, call))
-        return None
+    now = call.broker.scheduler.now  # of the answer: the request may have waited
 
     def encode(batches: list[RecordBatch]) -> bytes:
         buffers = [batch.buffer for batch in batches]
         start = max(offset, partition.start) if buffers else offset
-        reply, _, _ = kernel.fly_fetch(buffers, start, most, size, call.now, call.code, frames.BINARY, sdk)
+        reply, _, _ = kernel.fly_fetch(buffers, start, most, size, now(), call.code, frames.BINARY, sdk)
         return codec.frame(call.code, reply[frames.HEADER_BYTES :], call.accept) if call.accept else reply
 
-    where = (partition, offset, most, size)
+    if ask.get("filter"):
+        chosen = filters.compile(ask["filter"].encode())
+
+        def read() -> None:
+            reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), partial(_filtered, call))
+    else:
+
+        def read() -> None:
+            reads.fetch(partition, offset, most, size, call.then(encode))
+
     wait_us = min(ask.get("wait_ms", 0), WAIT_MS_MAX) * 1000
     if wait_us and offset >= partition.visible:
-        call.broker.wait_for(partition, wait_us, lambda: reads.fetch(*where, call.then(encode)))
+        call.broker.wait_for(partition, wait_us, read)
     else:
-        reads.fetch(*where, call.then(encode))
+        read()
     return None
 
 
