@@ -274,18 +274,11 @@ def _cluster_metadata(call: Call, ask: Values) -> Values:
     if ask.get("topic"):
         _require_sight(call, ask["topic"])
         topics = [call.topic(ask)]
+    served = {"leader_id": NODE, "leader_address": call.options.address, "epoch": 1, "replicas": [NODE], "isr": [NODE]}
     rows = []
     for topic in topics:
         places = [
-            {
-                "partition": number,
-                "leader_id": NODE,
-                "leader_address": call.options.address,
-                "epoch": 1,
-                "state": "online" if partition.failure is None else "read-only",
-                "replicas": [NODE],
-                "isr": [NODE],
-            }
+            served | {"partition": number, "state": "online" if partition.failure is None else "read-only"}
             for number, partition in enumerate(topic.partitions)
         ]
         rows.append({"topic": topic.name, "partitions": places})
