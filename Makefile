@@ -43,13 +43,17 @@ lock: setup ## choose new versions for requirements/*.txt
 bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto (installs them; about 10 minutes)
 	@$(BIN)/python bench/side_by_side.py --install
 
-fuzz: setup ## a million frames through the codec
+fuzz: setup ## a million frames through each codec, and live through FlyMQ sessions
 	@$(BIN)/python fuzz/blip_codec.py --frames 1000000
+	@$(BIN)/python fuzz/fly_codec.py --frames 1000000 --live 100000
 
-campaign: setup ## the full crash campaigns: 1,000 kills, 1,000 power cuts, 5,000 disk faults (an hour; root for power cuts)
+campaign: setup ## the full crash campaigns: kills, power cuts, disk faults, transactions, groups (an hour; root for power cuts)
 	@$(BIN)/python tests/crash/kill.py --kills 1000 --strace
 	@$(BIN)/python tests/crash/power.py --cuts 1000
 	@$(BIN)/python tests/crash/faults.py --injections 5000 --full-cycles 100
+	@$(BIN)/python tests/crash/transactions.py --kills 1000
+	@$(BIN)/python tests/crash/groups.py --rebalances 500
+	@$(BIN)/python -m tests.client.test_idempotent 1000000
 
 kernel: ## build the Rust kernel again, for instance after fixing Rust
 	@rm -f .venv/.stamp-kernel-*

@@ -7,7 +7,8 @@ themselves (producer_id and sequence in the header); this module keeps the recen
 `__producers`, and after a crash reads only what was appended since the snapshot.
 
 Bounds: the last PRODUCERS_MAX producers of a partition, and of each the last RANGES_MAX runs of neighbouring offsets.
-A producer that is forgotten starts over under a new id; a retry older than what is remembered is refused, never doubled.
+A producer that is forgotten must start over under a new id; a retry older than what is remembered is refused. Only the very
+first message of a producer that was forgotten meanwhile would be taken for a new one.
 """
 
 import struct
