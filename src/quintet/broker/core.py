@@ -26,6 +26,7 @@ from quintet.broker.table import T, Table
 from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
 from quintet.broker.transactions import TransactionLimits, Transactions
 from quintet.broker.users import ConfiguredUser, Users
+from quintet.broker.waits import Waits
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
@@ -85,6 +86,7 @@ class Broker:
         self.access = Access(dead_letter_suffix=options.dead_letter_suffix)
         self.access.on_refused = self._refused
         self.draining = False
+        self._waits = Waits(scheduler)
         self._options = options
         self._credentials = Table(log, *CREDENTIALS_TABLE, CredentialRow)
         topics_table = Table(log, *TOPICS_TABLE, TopicRow)
@@ -195,28 +197,20 @@ class Broker:
 
     def delete_topic(self, name: bytes, done: Callable[[Exception | None], None]) -> bool:
         """Remove a topic, its subscriptions and its groups; False if there is none. Its name may be used again."""
-        topic = self.topics.delete(name, done)
+        topic = self.topics.get(name)
         if topic is None:
             return False
-        for subscription in list(topic.subscriptions):
+        for subscription in list(topic.subscriptions):  # what may be refused comes first: then `done` is not called
             self.subscriptions.remove(subscription)
         self.groups.forget_topic(topic.name)
         self.dead.forget(topic.spec.id)
+        self.topics.delete(name, done)
+        self.producers.forget(topic)
         return True
 
     def wait_for(self, partition: Partition, longest_us: int, call: Callable[[], None]) -> None:
         """Call once: when something new is visible in this partition, or after that time."""
-        called = False
-
-        def once() -> None:
-            nonlocal called
-            if not called:
-                called = True
-                partition.unwatch(once)
-                call()
-
-        partition.watch(once)
-        self.scheduler.later(longest_us, once)
+        self._waits.add(partition, longest_us, call)
 
     def overloaded(self) -> bool:
         """The disk is behind: nobody who publishes should be read from until it caught up."""

@@ -263,6 +263,7 @@ class Delays:
         last: dict[tuple[int, int], int] = {}
         letters: Appends = []
         sent: list[DelayedRow] = []
+        refusals: dict[str, tuple[list[DelayedRow], Exception]] = {}
         for row in rows:
             try:
                 topic = self._topic_of(row)
@@ -280,7 +281,9 @@ class Delays:
                     placed[at][3].append(row)
                 sent.append(row)
             except QuintetError as refused:
-                self._put_back([row], refused)
+                refusals.setdefault(str(refused), ([], refused))[0].append(row)
+        for refused_rows, refusal in refusals.values():
+            self._put_back(refused_rows, refusal)
         appends = [
             (
                 topic,

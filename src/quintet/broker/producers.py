@@ -14,6 +14,7 @@ first message of a producer that was forgotten meanwhile would be taken for a ne
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -200,11 +201,12 @@ class Producers:
     def _open(self, where: tuple[int, int], topic: Topic) -> OrderedDict[int, _Producer]:
         """The first producer of a partition: nothing of it is appended before its row is durable, or a start after a
         crash would not know that there is something to look for."""
+        topic.check_writable(where[1])  # it may have been deleted: then nobody would call `_opened`
         known: OrderedDict[int, _Producer] = OrderedDict()
         self._known[where], self._where[where], self._opening[where] = known, topic, []
         try:
             self._save(where, partial(self._opened, where, topic))
-        except StorageError:
+        except QuintetError:
             del self._known[where], self._where[where], self._opening[where]
             raise
         return known
@@ -212,7 +214,8 @@ class Producers:
     def _opened(self, where: tuple[int, int], topic: Topic, error: Exception | None) -> None:
         waiting = self._opening.pop(where)
         if error is not None:
-            del self._known[where], self._where[where]
+            self._known.pop(where, None)
+            self._where.pop(where, None)
         for batch, count, stored in waiting:
             if error is None:
                 try:
@@ -236,7 +239,8 @@ class Producers:
         if error is None:
             _, time = _OFFSET_TIME.unpack_from(batch, 16)
             producer.stored(sequence, count, offset, time)
-            self._dirty.add(where)
+            if where in self._where:
+                self._dirty.add(where)
         else:
             producer.next = min(producer.next, sequence)
         done(offset, error)
@@ -246,6 +250,16 @@ class Producers:
             producer.waiting = [] if error is not None else [item for item in producer.waiting if item[0] > stored]
             for call in ready:
                 call(None)
+
+    def forget(self, topic: Topic) -> None:
+        """The topic was deleted: so is what its partitions knew. What is on its way is refused by the topic itself."""
+        for number in range(len(topic.partitions)):
+            where = (topic.spec.id, number)
+            self._dirty.discard(where)
+            if self._known.pop(where, None) is not None:
+                del self._where[where]
+                with suppress(QuintetError):  # a full disk: the next start finds it without a topic
+                    self._table.delete(_key(*where))
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
@@ -265,10 +279,6 @@ class Producers:
 
     def _save(self, where: tuple[int, int], done: Done | None = None) -> None:
         topic = self._where[where]
-        if self._topics.get(topic.raw) is not topic:
-            del self._known[where], self._where[where]
-            self._table.delete(_key(*where))
-            return
         upto = topic.partitions[where[1]].visible
         producers = [(id, producer.ranges) for id, producer in self._known[where].items()]
         self._table.put(_key(*where), ProducerRow(topic.name, where[0], where[1], upto, producers), done)

@@ -25,8 +25,11 @@ from quintet.model.errors import (
     QueueFull,
     QuintetError,
     StorageError,
+    StorageFull,
     TopicNotFound,
 )
+
+Low = Callable[[], Exception | None]
 
 ANY = -1  # partition: the next one in turn
 STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
@@ -81,6 +84,7 @@ class Topic:
     __slots__ = (
         "_after",
         "_gone",
+        "_low",
         "_next",
         "_policy",
         "_room",
@@ -93,7 +97,9 @@ class Topic:
         "subscriptions",
     )
 
-    def __init__(self, spec: TopicSpec, partitions: list[Partition], policy: TopicPolicy, ready: bool) -> None:
+    def __init__(
+        self, spec: TopicSpec, partitions: list[Partition], policy: TopicPolicy, ready: bool, low: "Low" = lambda: None
+    ) -> None:
         self.name = spec.name
         self.raw = spec.name.encode()
         self.spec = spec
@@ -101,6 +107,7 @@ class Topic:
         self.subscriptions: set[Subscription] = set()
         self.published = 0
         self._policy = policy
+        self._low = low
         self._next = 0
         self._room = 0  # records that may still come before the queues must be looked at again
         self._gone: Exception | None = None
@@ -156,8 +163,10 @@ class Topic:
         partition = self.partition(number)
         if self._gone is not None:
             self._refuse()
-        if partition.failure is not None:
-            raise StorageError(f"partition {number} of topic {self.name!r} takes no appends: {partition.failure}")
+        failure = partition.failure or (None if self.in_memory else self._low())
+        if failure is not None:
+            kind = StorageFull if isinstance(failure, StorageFull) else StorageError
+            raise kind(f"partition {number} of topic {self.name!r} takes no appends: {failure}")
 
     def _refuse(self) -> NoReturn:
         raise TopicNotFound(str(self._gone)) if isinstance(self._gone, TopicNotFound) else StorageError(str(self._gone))
@@ -194,11 +203,18 @@ class Topic:
                 done(-1, refusal)
         calls, self._after = self._after, []
         for call in calls:
-            call(error)
+            call(error or self._gone)
 
     def forget(self, error: Exception) -> None:
-        """It never came to be. Whoever still holds it must ask for it again."""
+        """It never came to be, or was deleted: whoever still holds it must ask for it again."""
         self._gone = error
+
+    def undelete(self) -> bool:
+        """Its deletion was refused. False: it never came to be."""
+        if not isinstance(self._gone, TopicNotFound):
+            return False
+        self._gone = None
+        return True
 
     def _look_for_room(self, count: int) -> int:
         """Records that every queue on this topic can still hold: QueueFull if that is less than `count`."""
@@ -245,7 +261,13 @@ class Topics:
         for row in self._table:
             spec = TopicSpec(**msgspec.structs.asdict(row), memory_bytes=self._policy.rule_for(row.name).memory_bytes)
             self._last_id = max(self._last_id, row.id)
-            self._by_name[row.name.encode()] = Topic(spec, self._log.open_topic(spec), self._policy, ready=True)
+            opened = self._log.open_topic(spec)
+            self._by_name[row.name.encode()] = Topic(spec, opened, self._policy, ready=True, low=self._low)
+
+    def _low(self) -> Exception | None:
+        """Why only the broker's own tables may grow now: the word of the engine, if it has one."""
+        found: Exception | None = getattr(self._log, "low_on_space", None)
+        return found
 
     def get(self, raw: bytes) -> Topic | None:
         return self._by_name.get(raw)
@@ -291,9 +313,9 @@ class Topics:
         topic = self._by_name.get(raw)
         if topic is None:
             return None
-        if topic.in_memory:
+        if topic.in_memory and not topic.waiting:
             self._deleted(topic, done, None)
-        else:
+        else:  # also one in memory whose row is on its way: the next start would find it
             self._table.delete(raw, partial(self._deleted, topic, done))
         del self._by_name[raw]
         topic.forget(TopicNotFound(f"topic {topic.name!r} was deleted"))
@@ -302,6 +324,8 @@ class Topics:
     def _deleted(self, topic: Topic, done: Callable[[Exception | None], None], error: Exception | None) -> None:
         if error is None:
             self._log.delete_topic(topic.spec.id)
+        elif topic.raw not in self._by_name and topic.undelete():  # as the next start would find it
+            self._by_name[topic.raw] = topic
         done(error)
 
     def ensure(self, raw: bytes, durable: bool) -> Topic:
@@ -318,7 +342,7 @@ class Topics:
 
     def _harden(self, topic: Topic, spec: TopicSpec, error: Exception | None) -> None:
         """The row says durable: make it so, with all it holds. A refusal leaves it in memory, to be tried again."""
-        if error is None:
+        if error is None and self._by_name.get(topic.raw) is topic:  # it may have been deleted meanwhile
             try:
                 self._log.alter_topic(spec)
                 topic.spec = spec
@@ -351,7 +375,8 @@ class Topics:
             memory_bytes=rule.memory_bytes,
         )
         spec = replace(spec, **(changes or {}))
-        topic = Topic(spec, self._log.open_topic(spec), self._policy, ready=spec.durability == "memory")
+        ready = spec.durability == "memory"
+        topic = Topic(spec, self._log.open_topic(spec), self._policy, ready=ready, low=self._low)
         if spec.durability != "memory":
             self._table.put(raw, _row(spec), partial(self._created, topic))
         self._by_name[raw] = topic
@@ -359,7 +384,8 @@ class Topics:
 
     def _created(self, topic: Topic, error: Exception | None) -> None:
         if error is not None:  # without its row it would be unknown after a restart, and so would all in it
-            del self._by_name[topic.raw]
+            if self._by_name.get(topic.raw) is topic:
+                del self._by_name[topic.raw]
             self._log.delete_topic(topic.spec.id)
             topic.forget(error)
         topic.release(error)
