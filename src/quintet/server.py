@@ -9,6 +9,7 @@ import asyncio
 import gc
 import json
 import os
+import resource
 import signal
 import ssl
 import sys
@@ -51,6 +52,7 @@ _log = structlog.get_logger()
 def serve(settings: Settings, *, print_ready: bool, reload: Callable[[], Settings]) -> int:
     """Run the broker until it is told to stop; the process's exit code. `reload` reads the configuration again."""
     logs.configure(settings.log.level, settings.log.format)
+    _raise_open_files()
     try:
         with _runner() as runner:
             return runner.run(Server(settings, reload).run(print_ready))
@@ -60,6 +62,15 @@ def serve(settings: Settings, *, print_ready: bool, reload: Callable[[], Setting
     except OSError as error:
         print(f"quintet: {error.strerror or error}", file=sys.stderr)
         return 1
+
+
+def _raise_open_files() -> None:
+    """Connections and partitions each keep a file open: as many as the system lets us have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError) as error:
+        _log.warning("open_files_not_raised", limit=soft, error=str(error), hint="raise it with `ulimit -n`")
 
 
 def _runner() -> asyncio.Runner:

@@ -103,7 +103,9 @@ class Broker:
 class Launcher:
     """Starts brokers by fork, with the fault shim loaded if gcc can build it."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, journal: bool = False) -> None:
+        """journal: brokers started by fork send everything small by way of the journal."""
+        self.journal = journal
         self.folder = Path(tempfile.mkdtemp(prefix="quintet-crash-")) if folder is None else folder
         self.plan: Plan | None = None
         environment = {name: value for name, value in os.environ.items() if not name.startswith("QUINTET_")}
@@ -142,6 +144,7 @@ class Launcher:
         request = {
             "args": ["serve", "--dev", "--data", str(data), "--print-ready"],
             "env": SETTINGS | (settings or {}), "stdout": str(out), "stderr": str(err), "sabotage": sabotage,
+            "journal": self.journal,
         }  # fmt: skip
         assert self._process.stdin is not None
         assert self._process.stdout is not None

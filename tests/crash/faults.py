@@ -54,6 +54,7 @@ DISK_BYTES: Final = 16 * 1024 * 1024
 BALLAST_BYTES: Final = 6 * 1024 * 1024
 FILL_REFUSALS: Final = 200
 FILL_S: Final = 30.0
+UNHEARD: Final = 40  # writes the deaf broker loses: by way of the journal each batch is written twice, and one would do
 
 
 class Fault(NamedTuple):
@@ -229,7 +230,7 @@ def control(launcher: Launcher, folder: Path, seed: int) -> bool:
     history.subscribe(broker.address)
     running = Load(history, broker.address, consume=False)
     running.wait_for(50)
-    launcher.plan.arm(data, ("pwritev",), errno.EIO, 1, 3)
+    launcher.plan.arm(data, ("pwritev",), errno.EIO, 1, UNHEARD)
     running.wait_for(200)
     broker.end()
     running.join()
@@ -318,8 +319,9 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options.add_argument("--sabotage", action="store_true", help="only the control: the broker does not hear errors")
     options.add_argument("--control", type=int, default=5, help="injections into the sabotaged broker after the others")
+    options.add_argument("--journal", action="store_true", help="everything small by way of the journal")
     chosen = options.parse_args()
-    launcher = Launcher()
+    launcher = Launcher(journal=chosen.journal)
     started = time.monotonic()
     campaign = Campaign(launcher, launcher.folder, chosen.seed)
     verdict, cycles, refused = campaign.verdict, 0, 0
@@ -334,7 +336,7 @@ def main() -> int:
     launcher.close()
     good = not verdict.bad and caught == chosen.control
     load.say(
-        campaign="faults", seed=chosen.seed, **campaign.counts(), full_cycles=cycles, refused_when_full=refused,
+        campaign="faults", journal=chosen.journal, seed=chosen.seed, **campaign.counts(), full_cycles=cycles, refused_when_full=refused,
         **verdict.counts(), notes=verdict.notes, control=f"{caught} of {chosen.control} deaf brokers caught",
         seconds=round(time.monotonic() - started), result="good" if good else "BAD",
     )  # fmt: skip

@@ -174,8 +174,9 @@ def main() -> int:
     options.add_argument("--strace", action="store_true", help="let some kills come from strace, at a system call")
     options.add_argument("--sabotage", action="store_true", help="acknowledge before writing: must be caught")
     options.add_argument("--control", type=int, default=10, help="kills of the sabotaged broker after the others")
+    options.add_argument("--journal", action="store_true", help="everything small by way of the journal")
     chosen = options.parse_args()
-    launcher = Launcher()
+    launcher = Launcher(journal=chosen.journal)
     started = time.monotonic()
     campaign = Campaign(launcher, launcher.folder, chosen.seed, STRACE_SHARE if chosen.strace else 0.0)
     controls = chosen.kills if chosen.sabotage else chosen.control
@@ -185,7 +186,7 @@ def main() -> int:
     launcher.close()
     good = not campaign.verdict.bad and caught * 20 >= controls * 19
     load.say(
-        campaign="kill", seed=chosen.seed, kills=campaign.kills, at_calls=campaign.call_kills,
+        campaign="kill", journal=chosen.journal, seed=chosen.seed, kills=campaign.kills, at_calls=campaign.call_kills,
         by_strace=campaign.strace_kills, in_recovery=campaign.recovery_kills, **campaign.verdict.counts(),
         slowest_start_s=round(campaign.slowest_start_s, 3), control=f"{caught} of {controls} sabotaged kills caught",
         seconds=round(time.monotonic() - started), result="good" if good else "BAD",

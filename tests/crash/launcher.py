@@ -1,6 +1,7 @@
 """A process that has the broker imported and forks one per request: a start costs 30 ms instead of a second.
 
-Requests are JSON lines on stdin: {"args", "env", "stdout", "stderr", "sabotage"}; the answer is the child's process id.
+Requests are JSON lines on stdin: {"args", "env", "stdout", "stderr", "sabotage", "journal"}; the answer is the child's
+process id. With "journal" everything small goes by way of the journal, which is otherwise for many busy partitions.
 What runs in the child is the command line as shipped. The sabotages are the positive controls of the campaigns: a
 broker that breaks its promise, which the checker must find. They live here so that the broker has no switch for them.
 """
@@ -19,9 +20,11 @@ from quintet.broker.group import Group
 from quintet.broker.intents import Intents
 from quintet.cli import main, serve
 from quintet.log.embedded.disk import OsDisk
+from quintet.log.embedded.engine import EmbeddedLog
 from quintet.server import Server
 
 ACK_EARLY_S = 0.1  # how long after its acknowledgement the sabotaged broker writes
+JOURNAL_BYTES = 4 << 20  # of each file, where the journal is forced
 
 assert serve is not None, "imported ahead of the fork"
 assert Server is not None, "imported ahead of the fork"
@@ -29,24 +32,19 @@ assert Server is not None, "imported ahead of the fork"
 
 def ack_early() -> None:
     """Writes reach the operating system a while after they were said to be durable."""
-    waiting: queue.Queue[Callable[[], None]] = queue.Queue()
+    waiting: queue.Queue[tuple[float, Callable[[], None]]] = queue.Queue()
     write, truncate, close = OsDisk.pwritev, OsDisk.truncate, OsDisk.close
 
     def later() -> None:
         while True:
-            job = waiting.get()
-            time.sleep(ACK_EARLY_S)
-            while True:
-                job()
-                waiting.task_done()
-                try:
-                    job = waiting.get_nowait()
-                except queue.Empty:
-                    break
+            due, job = waiting.get()
+            time.sleep(max(due - time.monotonic(), 0.0))
+            job()
+            waiting.task_done()
 
     def pwritev(self: OsDisk, handle: int, buffers: Sequence[Any], position: int) -> None:
         copies = [bytes(buffer) for buffer in buffers]
-        waiting.put(lambda: write(self, handle, copies, position))
+        waiting.put((time.monotonic() + ACK_EARLY_S, lambda: write(self, handle, copies, position)))
 
     def ordered(real: Callable[..., None]) -> Callable[..., None]:
         def call(*args: Any) -> None:
@@ -116,6 +114,12 @@ def no_fence() -> None:
     Group.fence = lambda self, partition, generation, member: None  # type: ignore[method-assign]
 
 
+def force_journal() -> None:
+    """Everything small goes by way of the journal, in files that are full, and used again, every few seconds."""
+    defaults = EmbeddedLog.__init__.__kwdefaults__
+    defaults.update(journal_threshold=1, journal_bytes=JOURNAL_BYTES)
+
+
 SABOTAGES = {"ack-early": ack_early, "no-fsync": no_fsync, "deaf": deaf, "no-intents": no_intents, "no-fence": no_fence}
 
 
@@ -128,6 +132,8 @@ def child(request: dict[str, Any]) -> None:
         os.dup2(handle, target)
         os.close(handle)
     os.environ.update(request["env"])
+    if request["journal"]:
+        force_journal()
     if request["sabotage"]:
         SABOTAGES[request["sabotage"]]()
     sys.argv = ["quintet", *request["args"]]

@@ -184,8 +184,9 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options.add_argument("--sabotage", choices=SABOTAGES, default="none", help="must be caught")
     options.add_argument("--control", type=int, default=20, help="cuts of the sabotaged broker after the others")
+    options.add_argument("--journal", action="store_true", help="everything small by way of the journal")
     chosen = options.parse_args()
-    launcher = Launcher()
+    launcher = Launcher(journal=chosen.journal)
     started = time.monotonic()
     try:
         bench = Bench(launcher.folder)
@@ -205,7 +206,7 @@ def main() -> int:
             bench.close()
     good = not campaign.verdict.bad and control.with_loss * 100 >= control.cuts * 95
     load.say(
-        campaign="power", seed=chosen.seed, cuts=campaign.cuts, after_restart=campaign.restarts, acked_in_all=campaign.acked, **campaign.verdict.counts(),
+        campaign="power", journal=chosen.journal, seed=chosen.seed, cuts=campaign.cuts, after_restart=campaign.restarts, acked_in_all=campaign.acked, **campaign.verdict.counts(),
         control=f"{control.with_loss} of {control.cuts} cuts without fsync lost something",
         seconds=round(time.monotonic() - started), result="good" if good else "BAD",
     )  # fmt: skip

@@ -6,7 +6,6 @@ compaction, quarantine. How a batch gets to disk is partition.py's affair.
 
 import contextlib
 import errno
-import heapq
 import json
 import os
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from quintet.log.base import Partition, TopicSpec
-from quintet.log.embedded import checkpoint, commit, compact, journal
+from quintet.log.embedded import checkpoint, commit, compact, journal, upkeep
 from quintet.log.embedded.disk import Disk, replace_file
 from quintet.log.embedded.memory import MemoryPartition
 from quintet.log.embedded.partition import FilePartition
@@ -30,8 +29,7 @@ FORMAT_PREFIX: Final = "quintet-data "
 FORMAT_VERSION: Final = 1
 CHECKPOINT_INTERVAL_US: Final = 1_000_000
 RETENTION_INTERVAL_US: Final = 1_000_000
-OPEN_FILES_MAX: Final = 10_240  # segments kept open for writing; above it those that were quiet longest are closed
-CLOSED_AT_ONCE_MAX: Final = 256  # of them in one round of maintain: each may need a sync first
+RETAINED_AT_ONCE_MAX: Final = 128  # partitions looked at in one call of maintain: 10,000 take four seconds
 START_BYTES_MIN: Final = 256 * limits.KIB  # free, to begin a new data directory
 FLOOR_SHARE_MAX: Final = 0.05  # of the disk: a small disk is not refused altogether
 
@@ -51,7 +49,7 @@ class EmbeddedLog:
         disk_floor_bytes: int = 0,
         journal_threshold: int = commit.THRESHOLD_PARTITIONS,
         journal_bytes: int = journal.JOURNAL_BYTES,
-        open_files_max: int = OPEN_FILES_MAX,
+        open_files_max: int = upkeep.OPEN_FILES_MAX,
     ) -> None:
         self._directory = str(directory)
         self._disk = disk
@@ -63,7 +61,7 @@ class EmbeddedLog:
         self._shared.committer.directory = self._directory
         self._shared.committer.threshold = journal_threshold
         self._shared.committer.bytes = journal_bytes
-        self._open_files_max = open_files_max
+        self._shared.upkeep.open_files_max = open_files_max
         self._floor_bytes = disk_floor_bytes
         self._shared.quarantine = self._quarantine
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
@@ -74,6 +72,7 @@ class EmbeddedLog:
         self._closed: Callable[[], None] | None = None
         self._lock = -1
         self._checkpoint_owed = self._writing_checkpoint = self._writing_quarantine = self._closing = False
+        self._retaining: list[MemoryPartition | FilePartition] = []  # still to be looked at in this round
         self._rolls_seen = 0
         self._last_checkpoint = self._last_retention = 0
 
@@ -102,6 +101,7 @@ class EmbeddedLog:
                 replayed = journal.replay(disk, directory, self._checkpoint.marks, self._report)
                 if replayed:
                     self._report("journal_replayed", {"entries": replayed})
+            self._shared.names.doubt(f"{directory}/topics")
             known = disk.read_file(f"{directory}/quarantine.jsonl") or b""
         except BlockingIOError:
             raise DataDirError(f"{directory}: in use by another broker: stop it or name another directory") from None
@@ -173,6 +173,7 @@ class EmbeddedLog:
         opened = self._topics.get(spec.id)
         if opened is None:
             opened = self._topics[spec.id] = []
+            self._shared.names.doubt(f"{self._directory}/topics/{spec.id:08d}")  # perhaps made by a killed process
         for number in range(len(opened), spec.partitions):
             if spec.durability == "memory":
                 opened.append(MemoryPartition(self._shared, spec, number))
@@ -191,6 +192,10 @@ class EmbeddedLog:
         mark = self._checkpoint.marks.get((spec.id, number))
         try:
             opened = open_partition(self._disk, directory, mark)
+            if opened.segments and not opened.segments[-1].named:  # killed before that: from here on it is served
+                self._shared.names.doubt(directory)
+                self._shared.names.settle(directory)
+                opened.segments[-1].named = True
         except StorageError:
             raise
         except OSError as error:
@@ -212,11 +217,12 @@ class EmbeddedLog:
                 raise DataDirError(f"topic {spec.name}: a durable topic does not become a memory topic")
             else:
                 partition.spec = spec
+                if isinstance(partition, FilePartition) and spec.durability == "interval":
+                    self._shared.upkeep.sync_soon(partition)
         self.open_topic(spec)
 
     def delete_topic(self, topic_id: int) -> None:
         partitions = self._topics.pop(topic_id, [])
-        self._shared.active -= {partition for partition in partitions if isinstance(partition, FilePartition)}
         for number in range(len(partitions)):
             self._entries.pop((topic_id, number), None)
         waiting = len(partitions)
@@ -230,6 +236,7 @@ class EmbeddedLog:
 
         for partition in partitions:
             if isinstance(partition, FilePartition):
+                self._shared.upkeep.forget(partition)
                 partition.cache.clear()
             partition.shut(one_down)
         if not partitions:
@@ -245,6 +252,7 @@ class EmbeddedLog:
                 disk.unlink(f"{topic}/{partition}/{name}")
             disk.rmdir(f"{topic}/{partition}")
         disk.rmdir(topic)
+        self._shared.names.forget(topic)
         disk.fsync_dir(f"{self._directory}/topics")
 
     def _files_removed(self, result: object) -> None:
@@ -272,14 +280,13 @@ class EmbeddedLog:
     # -- housekeeping --------------------------------------------------------------------------------------------------
 
     def maintain(self, now: int) -> None:
-        retain = now - self._last_retention >= RETENTION_INTERVAL_US
-        if retain:
+        if now - self._last_retention >= RETENTION_INTERVAL_US:
             self._last_retention = now
-            self._retain(now)
             self._look_at_the_disk()
-        for partition in tuple(self._shared.active):
-            partition.maintain(now)
-        self._close_some_files()
+            if not self._retaining:
+                self._retaining = [partition for found in self._topics.values() for partition in found]
+        self._retain(now)
+        self._shared.upkeep.maintain(now)
         self._shared.committer.maintain()
         rolled = self._shared.stats["rolls"] != self._rolls_seen
         moved = self._shared.marks_moved or self._checkpoint_owed
@@ -287,13 +294,6 @@ class EmbeddedLog:
             self._last_checkpoint = now
             self._rolls_seen = self._shared.stats["rolls"]
             self._write_checkpoint(clean=False)
-
-    def _close_some_files(self) -> None:
-        active = self._shared.active
-        excess = min(len(active) - self._open_files_max, CLOSED_AT_ONCE_MAX)
-        if excess > 0:
-            for partition in heapq.nsmallest(excess, active, key=_last_time):
-                partition.rest()
 
     def _look_at_the_disk(self) -> None:
         """Refuse appends before the disk is really full, take them again by itself at twice the floor."""
@@ -310,12 +310,12 @@ class EmbeddedLog:
             self._report("storage_resumed", {"directory": self._directory, "free": free})
 
     def _retain(self, now: int) -> None:
-        for partitions in self._topics.values():
-            for partition in partitions:
-                if isinstance(partition, FilePartition):
-                    compact.maintain(self._shared, partition, now)
-                else:
-                    partition.maintain(now)
+        due, self._retaining = self._retaining[:RETAINED_AT_ONCE_MAX], self._retaining[RETAINED_AT_ONCE_MAX:]
+        for partition in due:
+            if isinstance(partition, MemoryPartition):
+                partition.maintain(now)
+            elif partition.topic_id in self._topics:
+                compact.maintain(self._shared, partition, now)
 
     def _write_checkpoint(self, clean: bool, then: Callable[[], None] | None = None) -> None:
         if self._writing_checkpoint:
@@ -405,7 +405,3 @@ class EmbeddedLog:
         if self._lock >= 0:
             self._disk.close(self._lock)
             self._lock = -1
-
-
-def _last_time(partition: FilePartition) -> int:
-    return partition.last_time

@@ -30,6 +30,7 @@ STAGE_EARLY_BYTES: Final = 256 * limits.KIB  # while a write is under way, less 
 SYNC_INTERVAL_US: Final = 100_000  # of "interval" topics
 PROBE_INTERVAL_US: Final = 1_000_000  # how often a full disk is tried again
 IDLE_CLOSE_US: Final = 10_000_000  # a file nobody wrote to for this long is synced and closed: handles are few
+IDLE_CLOSE_OS_US: Final = 60_000_000  # of "os" topics: by then the system has written it, and the sync has little to do
 READ_NOW_BYTES: Final = 4 * limits.MIB
 
 _KIND: Final = struct.Struct("<HH32xQ")  # flags and columns, at 12; producer_id, at 48
@@ -59,7 +60,7 @@ class FilePartition:
         self._end = self._visible = opened.next_offset
         self._plan: Segment | None = None if opened.roll or not self.segments else self.segments[-1]
         self._plan_end = self._plan.end if self._plan else HEADER_BYTES
-        self._writer = Writer(shared, directory)
+        self._writer = Writer(shared, directory, spec.partitions)
         self._inline = spec.durability != "fsync"
         self.mark: Mark | None = None
         if self._plan is not None:
@@ -184,12 +185,12 @@ class FilePartition:
         self._flush()
 
     def _gather(self) -> None:
-        if not self._active:
-            self._active = True
-            self._shared.active.add(self)
         pending, self._pending = self._pending, []
         self._pending_bytes = 0
         self._last_time = now = max(self._shared.scheduler.now(), self._last_time)
+        if not self._active:
+            self._active = True
+            self._shared.upkeep.activate(self)
         if len(pending) == 1:
             self._place(pending[0][0], pending, now)
         else:
@@ -308,7 +309,9 @@ class FilePartition:
             return None
         chunk = self._chunks[0]
         last = self.segments[-1] if self.segments else None
-        return chunk if chunk.segment is last and chunk.size <= bytes_max and chunk.end <= last.allocated else None
+        if chunk.segment is not last or not last.named or chunk.size > bytes_max or chunk.end > last.allocated:
+            return None
+        return chunk
 
     def put(self, chunk: Chunk) -> StorageError | None:
         """Write the chunk to its segment, without a sync."""
@@ -375,6 +378,8 @@ class FilePartition:
             self._move_mark()
         else:
             self._dirty = True
+            if self.spec.durability == "interval":
+                shared.upkeep.sync_soon(self)
 
     def _sealed(self, segment: Segment) -> None:
         self._shared.stats["rolls"] += 1
@@ -436,43 +441,52 @@ class FilePartition:
         self._shared.unsynced -= sum(len(batch) for batch, _, _ in refused)
         kind = "storage_full" if isinstance(error, StorageFull) else "partition_failed"
         self._shared.report(kind, {"directory": self.directory, "error": str(error), "refused": len(refused)})
-        if not self._active:
-            self._active = True
-            self._shared.active.add(self)
+        if isinstance(error, StorageFull):
+            self._shared.upkeep.probe(self)
         for _, done, _ in refused:
             if done is not None:
                 done(-1, error)
 
-    def maintain(self, now: int) -> None:
-        """Interval syncs, full-disk probes, closing what is idle. Called while the partition is in shared.active."""
-        if isinstance(self._failure, StorageFull) and now - self._probed >= PROBE_INTERVAL_US and not self._writing():
+    # -- what upkeep asks for -----------------------------------------------------------------------------------------
+
+    def probe(self, now: int) -> bool:
+        """Try a full disk again if it is time for that; False if it is not, or no longer, what ails the partition."""
+        if not isinstance(self._failure, StorageFull):
+            return False
+        if now - self._probed >= PROBE_INTERVAL_US and not self._writing():
             self._probed = now
             self._busy = True
             last = self.segments[-1] if self.segments else None
             self._shared.scheduler.offload(partial(self._writer.probe, last), self._probe_done)
-        elif self._dirty and self.spec.durability == "interval" and now - self._last_sync >= SYNC_INTERVAL_US:
+        return True
+
+    def sync_if_due(self, now: int) -> bool:
+        """The syncs of "interval" topics; False when there is nothing left to sync."""
+        if self._dirty and now - self._last_sync >= SYNC_INTERVAL_US:
             self._last_sync = now
             self.sync()
-        elif now - self._last_time >= IDLE_CLOSE_US:
-            self.rest()
+        return self._dirty and not self.is_failed
 
     @property
-    def last_time(self) -> int:
-        """When something was staged last."""
-        return self._last_time
+    def idle_at(self) -> int:
+        """From when on the file need not be open, if nothing more comes."""
+        return self._last_time + (IDLE_CLOSE_OS_US if self.spec.durability == "os" else IDLE_CLOSE_US)
 
-    def rest(self) -> None:
-        """Close the file if nobody is using it; what is not synced is synced now, and it is closed the next time."""
+    def rest(self, in_a_hurry: bool) -> bool:
+        """Close the file if nobody is using it. What is not synced is synced now, and closed the next time; in a hurry it
+        is closed without if nothing was promised: the mark stays, and whoever moves it syncs first."""
+        if self.is_failed:
+            return True  # it keeps what it has until the restart
         if self._failure is not None or self._occupied():
-            return
-        if self._dirty:
+            return False
+        if self._dirty and not (in_a_hurry and self._inline and self.spec.durability == "os"):
             self.sync()
-            return
+            return False
         if self.segments and self.segments[-1].handle >= 0:
             self._shared.disk.close(self.segments[-1].handle)
             self.segments[-1].handle = -1
         self._active = False
-        self._shared.active.discard(self)
+        return True
 
     def _probe_done(self, error: StorageError | BaseException | None) -> None:
         self._busy = False
@@ -582,7 +596,7 @@ class FilePartition:
         self._failure = ShuttingDown(f"{self.directory}: the broker is stopping")
         segment = self.segments[-1] if self.segments else None
         self._busy = True
-        work = partial(self._writer.finish, segment, healthy)
+        work = partial(self._writer.finish, segment, healthy, self._dirty)
         self._shared.scheduler.offload(work, partial(self._shut_done, done, healthy))
 
     def _shut_done(self, done: Callable[[], None], healthy: bool, error: StorageError | BaseException | None) -> None:

@@ -88,6 +88,7 @@ def _open_segment(
 ) -> Segment | None:
     segment = Segment(directory, base, 0)
     segment.created = True
+    segment.named = mark is not None and base <= mark.segment
     segment.index = None
     handle = disk.open(segment.path)
     try:

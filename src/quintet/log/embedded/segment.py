@@ -226,7 +226,7 @@ class Segment:
 
     __slots__ = (
         "allocated", "base", "compacted", "created", "directory", "end", "handle", "index",
-        "max_timestamp", "next_offset", "seed",
+        "max_timestamp", "named", "next_offset", "seed",
     )  # fmt: skip
 
     def __init__(self, directory: str, base: int, seed: int) -> None:
@@ -238,7 +238,8 @@ class Segment:
         self.allocated = HEADER_BYTES  # zero-filled and durable up to here
         self.index: Index | None = Index()
         self.handle = -1  # open for writing, or -1
-        self.created = False  # the file is durably there
+        self.created = False  # the file is there
+        self.named = False  # and a power cut does not take its name: Names.settle has seen to it
         self.max_timestamp = -1  # unknown
         self.compacted = False
 

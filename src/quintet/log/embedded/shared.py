@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 from quintet.log.embedded.buffers import ReadBuffers
 from quintet.log.embedded.commit import Committer
 from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.names import Names
 from quintet.log.embedded.segment import Damage
+from quintet.log.embedded.upkeep import Upkeep
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import StorageFull
@@ -32,8 +34,9 @@ class Shared:
     """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
 
     __slots__ = (
-        "active", "cache_bytes", "cache_bytes_max", "cache_order", "committer", "disk", "low", "marks_moved", "memory_bytes", "memory_bytes_max", "memory_order", "quarantine", "read_buffers", "report",
-        "scheduler", "stats", "unsynced",
+        "cache_bytes", "cache_bytes_max", "cache_order", "committer", "disk", "low", "marks_moved", "memory_bytes",
+        "memory_bytes_max", "memory_order", "names", "quarantine", "read_buffers", "report", "scheduler", "stats",
+        "unsynced", "upkeep",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, scheduler: Scheduler, report: Report) -> None:
@@ -41,6 +44,7 @@ class Shared:
         self.scheduler = scheduler
         self.report = report
         self.committer = Committer(disk, scheduler, report)
+        self.names = Names(disk)
         self.read_buffers = ReadBuffers()
         self.stats = dict.fromkeys(COUNTERS, 0)
         self.unsynced = 0
@@ -51,7 +55,7 @@ class Shared:
         self.memory_bytes = 0
         self.memory_bytes_max = limits.MEMORY_TOPICS_BYTES
         self.memory_order: deque[MemoryPartition] = deque()  # whose batch is the oldest, over all memory topics
-        self.active: set[FilePartition] = set()  # have an open file or a failure: looked after every 100 ms
+        self.upkeep = Upkeep()
         self.marks_moved: set[FilePartition] = set()
         self.quarantine: Callable[[list[Damage]], None] = lambda damages: None
 

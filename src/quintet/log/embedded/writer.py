@@ -62,11 +62,14 @@ class _SyncFailed(Exception):
 class Writer:
     """Bound to one partition's directory."""
 
-    __slots__ = ("_directory", "_disk")
+    __slots__ = ("_directory", "_disk", "_names", "_siblings")
 
-    def __init__(self, shared: Shared, directory: str) -> None:
+    def __init__(self, shared: Shared, directory: str, siblings: int) -> None:
+        """siblings: partitions of the topic, whose directories are made together."""
         self._disk: Disk = shared.disk
+        self._names = shared.names
         self._directory = directory
+        self._siblings = siblings
 
     @staticmethod
     def chunk_bytes(allocated: int) -> int:
@@ -97,7 +100,7 @@ class Writer:
                 if chunk.end > segment.allocated:
                     self._grow(segment, chunk, prealloc_limit)
                 if sync:
-                    self._sync(segment.handle)
+                    self._settle(segment)
             except (OSError, _SyncFailed) as error:
                 return Outcome(number, self.recoil(chunk, error))
         return Outcome(len(chunks), None)
@@ -142,29 +145,42 @@ class Writer:
                 self._disk.truncate(segment.handle, end)
 
     def _create(self, segment: Segment, header: Header, sync: bool) -> None:
-        disk = self._disk
-        parent = os.path.dirname(self._directory)
-        if disk.mkdir(parent):
-            self._sync_dir(os.path.dirname(parent))
-        if disk.mkdir(self._directory):
-            self._sync_dir(parent)
+        """Make the file. Without sync nothing of it is durable before somebody syncs the segment."""
+        disk, names = self._disk, self._names
+        topic = os.path.dirname(self._directory)
+        if names.mkdir(topic):
+            for number in range(self._siblings):
+                names.mkdir(f"{topic}/{number}")
+        names.mkdir(self._directory)
         segment.handle = disk.open(segment.path, create=True, write=True)
+        names.doubt(self._directory)
         disk.pwritev(segment.handle, [pack_header(header)], 0)
         if sync:
             disk.zero(segment.handle, HEADER_BYTES, limits.PREALLOCATE_FIRST_BYTES - HEADER_BYTES)
             segment.allocated = limits.PREALLOCATE_FIRST_BYTES
-        self._sync(segment.handle)
-        self._sync_dir(self._directory)
+            self._settle(segment)
         segment.created = True
+
+    def _settle(self, segment: Segment) -> None:
+        """What was written to the segment is durable, and so is its name."""
+        self._sync(segment.handle)
+        if not segment.named:
+            try:
+                self._names.settle(self._directory)
+            except NotOpened:
+                raise
+            except OSError as error:
+                raise _SyncFailed(str(error)) from error
+            segment.named = True
 
     def _seal(self, segment: Segment, written: Chunk | None) -> None:
         """Nothing more comes into this file: sync it, cut it to its end, write its index."""
         disk = self._disk
         end, next_offset = segment.end, segment.next_offset
         if segment.handle < 0:
-            if segment.seed == 0 or segment.allocated == end:
+            if segment.seed == 0:
                 return
-            segment.handle = disk.open(segment.path, write=True)
+            segment.handle = disk.open(segment.path, write=True)  # it may have been closed without a sync
         index = segment.index
         if written is not None and written.segment is segment:
             end = written.end
@@ -174,7 +190,7 @@ class Writer:
                 index.add_all(written.position, written.buffers)
         disk.truncate(segment.handle, end)
         segment.allocated = end
-        self._sync(segment.handle)
+        self._settle(segment)
         if index is None or index.first > HEADER_BYTES:
             index = build_index(disk, segment.handle, segment, end)
         write_index(disk, segment, index, end, next_offset)
@@ -264,14 +280,14 @@ class Writer:
 
     def sync(self, segment: Segment) -> StorageError | None:
         try:
-            self._sync(segment.handle)
-        except _SyncFailed as error:
+            self._settle(segment)
+        except (NotOpened, _SyncFailed) as error:
             return PartitionFailed(f"{segment.path}: a sync failed ({error}): the partition is read-only")
         return None
 
-    def finish(self, segment: Segment | None, healthy: bool) -> StorageError | None:
+    def finish(self, segment: Segment | None, healthy: bool, dirty: bool) -> StorageError | None:
         """Clean stop: everything durable, no preallocated tail left, file closed."""
-        if segment is None or (segment.handle < 0 and segment.allocated == segment.end):
+        if segment is None or (segment.handle < 0 and segment.allocated == segment.end and not dirty):
             return None
         try:
             if healthy and segment.created:
@@ -279,7 +295,7 @@ class Writer:
                     segment.handle = self._disk.open(segment.path, write=True)
                 self._disk.truncate(segment.handle, segment.end)
                 segment.allocated = segment.end
-                self._sync(segment.handle)
+                self._settle(segment)
         except (OSError, _SyncFailed) as error:
             return PartitionFailed(f"{segment.path}: the last sync failed ({error})")
         finally:
