@@ -420,8 +420,10 @@ class _Browse:
                 self._offset = self._dead.next_open(self._topic, self._number, offset)
                 if self._offset == offset:
                     row = batch.rows(index, index + 1)[0]
-                    self._items.append(_shown(self._number, row))
                     self._bytes += len(row[3] or b"") + len(row[2] or b"")
+                    if self._items and self._bytes > BROWSE_BYTES_MAX:  # it begins the next answer
+                        return
+                    self._items.append(_shown(self._number, row))
                     self._offset += 1
                 index = batch.index_of(self._offset)
             if self._full():

@@ -166,9 +166,18 @@ class Groups:
             raise BadName(f"the name of a group's member has at most {MEMBER_NAME_BYTES_MAX} bytes")
         found = self._admit(actor, privileged, topic.name, group) or self._make(actor, topic.name, group)
         if partition == ASSIGN:
-            self._when_made(found, partial(self._join, found, actor, topic, mode, member, member_name, now, done), done)
+            call = partial(self._join, found, actor, topic, mode, member, member_name, now, done)
         else:
-            self._when_made(found, partial(self._attend, found, topic, partition, mode, member, done), done)
+            call = partial(self._attend, found, topic, partition, mode, member, done)
+        if found.waiting is not None:  # its connection may close before the group is made
+            self._of.setdefault(member, {})[found] = None
+            call = partial(self._unless_left, found, member, call)
+        self._when_made(found, call, done)
+
+    def _unless_left(self, group: Group, member: object, call: Callable[[], None]) -> None:
+        if group not in self._of.get(member, ()):
+            raise Fenced(f"this connection left before group {group.name} was made")
+        call()
 
     def _attend(self, group: Group, topic: Topic, partition: int, mode: str, member: object, done: Answer) -> None:
         if member not in group.plain:
@@ -287,7 +296,7 @@ class Groups:
         group.extending = True
         try:
             self._table.put(group.key, _group_row(group, reserved), partial(self._extended, group, reserved))
-        except StorageError as error:
+        except QuintetError as error:
             self._extended(group, group.reserved, error)
 
     def _extended(self, group: Group, reserved: int, error: Exception | None) -> None:
@@ -404,6 +413,14 @@ class Groups:
             CommitPayload(topic.name, topic.spec.id, group, found.owner, partition, offset, version)
         )
 
+    def check_commit(self, topic: str, group: str, partition: int, generation: int | None, member: object) -> None:
+        """Fenced if what was prepared could not be prepared now: somebody else has read the partition since."""
+        found = self._find(topic, group)
+        if found is not None:
+            self._fence(found, partition, generation, member)
+        elif generation is not None:
+            raise Fenced(f"generation {generation} of group {group} is over: there is no such group now")
+
     def apply_commit(self, payload: bytes, done: Done) -> None:
         """Commit what was prepared, unless something newer is committed; any number of times, also after a crash, and
         whoever owns the partition now: the transaction it belongs to is committed. done(None) when that is durable."""
@@ -447,11 +464,14 @@ class Groups:
         ]
 
     def topics_of(self, group: str) -> tuple[str, ...]:
-        """The topics that have a group of this name: for a request that names no topic."""
+        """The topics that have a group of this name."""
         return tuple(self._named.get(group, ()))
 
     def describe(self, actor: str, privileged: bool, topic: str, group: str) -> GroupInfo:
-        return self._require(actor, privileged, topic, group).info()
+        """No topic: the first that has a group of this name, those of the caller before others."""
+        names = (topic,) if topic else self.topics_of(group) or ("",)
+        own = [name for name in names if (found := self._find(name, group)) is not None and found.owner == actor]
+        return self._require(actor, privileged, (own or names)[0], group).info()
 
     def lag(self, actor: str, privileged: bool, topic: Topic, group: str, partition: int, done: Answer) -> None:
         """done(Lag, None)"""

@@ -173,9 +173,13 @@ class _Scan:
                     return
                 row = batch.rows(index, index + 1)[0]
                 _, _, key, value, _, expiry, _ = row
+                size = len(value or b"") + len(key or b"")
+                if self._rows and size > self._bytes:  # the answer would become too long: it begins the next one
+                    self._bytes = 0
+                    return
                 self._next = row[0] + 1
                 self._records -= 1
-                self._bytes -= len(value or b"") + len(key or b"")
+                self._bytes -= size
                 if not (expiry and expiry <= self._now) and matches(key, value):
                     self._rows.append(row)
             self._next = max(self._next, batch.next_offset)

@@ -60,7 +60,7 @@ class Transaction:
     """An open transaction."""
 
     __slots__ = (
-        "began", "bytes", "count", "deadline", "doubtful", "effects", "id", "name", "owner", "parts", "state", "waiters",
+        "began", "bytes", "checks", "count", "deadline", "doubtful", "effects", "id", "name", "owner", "parts", "state", "waiters",
     )  # fmt: skip
 
     def __init__(self, id: str, owner: str, name: str, began: int, deadline: int) -> None:
@@ -74,6 +74,7 @@ class Transaction:
         self.bytes = self.count = 0
         self.parts: dict[tuple[Topic, int], tuple[list[bytes | None], list[bytes | None], bytes]] = {}
         self.effects: list[Effect] = []
+        self.checks: list[Callable[[], None]] = []
         self.waiters: list[Done] = []
 
 
@@ -154,17 +155,19 @@ class Transactions:
         self._bytes += size
         return partition
 
-    def add_effect(self, owner: str, id: str, effect: Effect) -> None:
-        """Something else that happens with the commit: a group's offsets."""
+    def add_effect(self, owner: str, id: str, effect: Effect, check: Callable[[], None]) -> None:
+        """Something else that happens with the commit: a group's offsets. `check` raises if it may not any more."""
         transaction = self._find(owner, id)
         if len(transaction.effects) >= self._limits.records_max:
             raise LimitExceeded(f"a transaction holds at most {self._limits.records_max} offsets")
         transaction.effects.append(effect)
+        transaction.checks.append(check)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    def commit(self, owner: str, id: str, done: Done) -> None:
-        """All of it becomes visible. Asked again, also after a crash, the answer is the same."""
+    def commit(self, owner: str, id: str, done: Done, may: Callable[[str], None] = lambda _topic: None) -> None:
+        """All of it becomes visible. Asked again, also after a crash, the answer is the same. `may` raises if the owner
+        may no longer publish to a topic; so does what else belongs to it: then it stays open, and nothing is visible."""
         outcome = self._intents.outcome(id)
         if outcome is not None and outcome.owner == owner:
             self._intents.wait(outcome, done)
@@ -174,9 +177,14 @@ class Transactions:
             transaction.waiters.append(done)
             return
         transaction = self._find(owner, id)
+        topics = list({topic for topic, _ in transaction.parts})
+        for topic in topics:
+            may(topic.name)
+        for check in transaction.checks:
+            check()
         transaction.state = COMMITTING
         transaction.waiters.append(done)
-        self._when_ready(transaction, list({topic for topic, _ in transaction.parts}), None)
+        self._when_ready(transaction, topics, None)
 
     def _when_ready(self, transaction: Transaction, topics: list[Topic], error: Exception | None) -> None:
         """A topic made by this transaction must be known after a crash before anything of it is promised."""

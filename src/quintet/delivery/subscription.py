@@ -29,7 +29,7 @@ class Subscription:
     """`qos` is the highest a record is delivered with; a record published with QoS 0 stays at 0."""
 
     __slots__ = (
-        "_changed", "_now", "_parked", "_policy", "_pumping", "delivered", "dirty", "id", "lanes", "last_used", "owner",
+        "_changed", "_now", "_parked", "_policy", "_pumping", "_turn", "delivered", "dirty", "id", "lanes", "last_used", "owner",
         "qos", "sink", "topic_name",
     )  # fmt: skip
 
@@ -58,6 +58,7 @@ class Subscription:
         self._changed = changed
         self._pumping = False
         self._parked = False
+        self._turn = 0
 
     # -- push ------------------------------------------------------------------------------------------------------
 
@@ -93,11 +94,17 @@ class Subscription:
             return
         self._pumping = True
         try:
-            for lane in self.lanes:
+            for lane in self._in_turn():
                 if not self._pump_lane(lane, sink):
                     break
         finally:
             self._pumping = False
+
+    def _in_turn(self) -> list[Lane]:
+        """The lanes, after every run another one first: one that always has something must not starve the others."""
+        lanes = self.lanes
+        turn = self._turn % len(lanes)
+        return lanes[turn:] + lanes[:turn] if turn else lanes
 
     def _pump_lane(self, lane: Lane, sink: Sink) -> bool:
         """False when the sink has no more room (or is gone)."""
@@ -134,6 +141,7 @@ class Subscription:
         qos = self.effective_qos(run)
         deadline = now + _backoff(timeout_us, lane.attempt_of(run)) if qos else 0
         lane.sent(run, qos, sink, deadline)
+        self._turn += 1
         self.delivered += last - first
         self._touch()
         sink.records(self, lane.partition.number, batch, first, last)
@@ -147,7 +155,7 @@ class Subscription:
         """Up to count records now as (partition, run), and whether more may come once `wake` was called (they are being read from disk)."""
         runs: list[tuple[int, Run]] = []
         now = self.last_used = self._now()
-        for lane in self.lanes:
+        for lane in self._in_turn():
             while count > 0 and (lane.position < lane.partition.visible or lane.retry):
                 limit = min(count, self._credit(lane))
                 if limit <= 0:
@@ -161,6 +169,7 @@ class Subscription:
                     break
                 qos = self.effective_qos(run)
                 lane.sent(run, qos, sink, now + _backoff(self._policy.poll_backoff_us, lane.attempt_of(run)))
+                self._turn += 1
                 count -= run[2] - run[1]
                 self.delivered += run[2] - run[1]
                 self._touch()

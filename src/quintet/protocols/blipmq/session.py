@@ -303,7 +303,8 @@ class BlipSession:
             self._replies.fill(slot, codec.nack(correlation_id, *errors.to_nack(error)))
             return
         self._replies.fill(slot, codec.ack(correlation_id, subscription.id))
-        self._attach(subscription)
+        if self._principal is not None and self._broker.subscription(self._principal, subscription.id) is not None:
+            self._attach(subscription)  # else the right to it was taken away while it was made
 
     def _attach(self, subscription: Subscription) -> None:
         """Remember who must be told when this connection goes; in version 2, start to push."""

@@ -22,7 +22,7 @@ from quintet.broker.schemas import Schema
 from quintet.broker.topics import ANY, Topic
 from quintet.broker.users import UserInfo
 from quintet.model.batch import RecordBatch, Row
-from quintet.model.errors import BadRequest, QuintetError, SchemaRejected, UserNotFound
+from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, SchemaRejected, UserNotFound
 from quintet.protocols.flymq import codec, frames
 
 FETCH_RECORDS_DEFAULT: Final = 10  # when the request asks for none
@@ -33,6 +33,7 @@ OFFSET_MAX: Final = (1 << 63) - 1  # the log counts this far; the wire could ask
 WAIT_MS_MAX: Final = 30_000
 TTL_MS_MAX: Final = 10 * 365 * 86_400_000
 DLQ_RECORDS_MAX: Final = 1_000
+METADATA_PARTITIONS_MAX: Final = 100_000  # of one CLUSTER_METADATA: some 100 bytes each, and far more while it is made
 NODE: Final = "quintet"
 CLUSTER: Final = "standalone"
 
@@ -270,10 +271,11 @@ def _topic_metadata(call: Call, ask: Values) -> Values:
 
 
 def _cluster_metadata(call: Call, ask: Values) -> Values:
-    topics = _visible_topics(call)
     if ask.get("topic"):
         _require_sight(call, ask["topic"])
-        topics = [call.topic(ask)]
+    topics = [call.topic(ask)] if ask.get("topic") else _visible_topics(call)
+    if sum(len(topic.partitions) for topic in topics) > METADATA_PARTITIONS_MAX:
+        raise LimitExceeded(f"more than {METADATA_PARTITIONS_MAX} partitions", hint="ask for one topic at a time")
     served = {"leader_id": NODE, "leader_address": call.options.address, "epoch": 1, "replicas": [NODE], "isr": [NODE]}
     rows = []
     for topic in topics:
@@ -288,14 +290,9 @@ def _cluster_metadata(call: Call, ask: Values) -> Values:
 def _cluster_status(call: Call, _ask: Values) -> Values:
     topics = call.broker.topics.all()
     node = {"id": NODE, "address": call.options.address, "role": "leader", "state": "online"}
-    return {
-        "cluster_id": CLUSTER,
-        "node_id": NODE,
-        "state": "draining" if call.broker.draining else "online",
-        "nodes": [node],
-        "topics": len(topics),
-        "partitions": sum(len(topic.partitions) for topic in topics),
-    }
+    state = "draining" if call.broker.draining else "online"
+    counts = {"topics": len(topics), "partitions": sum(len(topic.partitions) for topic in topics)}
+    return {"cluster_id": CLUSTER, "node_id": NODE, "state": state, "nodes": [node]} | counts
 
 
 def _no_cluster(_call: Call, _ask: Values) -> Values:
@@ -433,7 +430,8 @@ def _txn_produce(call: Call, ask: Values) -> Values:
 
 def _txn_commit(call: Call, ask: Values) -> None:
     done = call.when_durable({"txn_id": ask["txn_id"], "success": True})
-    call.broker.transactions.commit(call.owner, ask["txn_id"], done)
+    may = partial(call.broker.access.require, call.principal, "publish")
+    call.broker.transactions.commit(call.owner, ask["txn_id"], done, may)
 
 
 def _txn_rollback(call: Call, ask: Values) -> Values:
@@ -466,7 +464,8 @@ def _commit(call: Call, ask: Values) -> Values | None:
         return None
     call.broker.transactions.check_open(call.owner, ask["txn_id"])
     payload = groups.prepare_commit(*where, call.member)
-    call.broker.transactions.add_effect(call.owner, ask["txn_id"], ("offset", payload))
+    check = partial(groups.check_commit, topic.name, ask["group"], ask["partition"], where[-1], call.member)
+    call.broker.transactions.add_effect(call.owner, ask["txn_id"], ("offset", payload), check)
     return _done("part of the transaction")
 
 
@@ -522,9 +521,8 @@ def _list_groups(call: Call, _ask: Values) -> Values:
 
 
 def _describe_group(call: Call, ask: Values) -> Values:
-    group = ask["group"]
-    topics = (ask["topic"],) if ask.get("topic") else call.broker.groups.topics_of(group) or ("",)
-    return _group(call.broker.groups.describe(*call.group_rights(group), topics[0], group))
+    rights = call.group_rights(ask["group"])
+    return _group(call.broker.groups.describe(*rights, ask.get("topic", ""), ask["group"]))
 
 
 def _delete_group(call: Call, ask: Values) -> None:

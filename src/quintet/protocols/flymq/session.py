@@ -38,7 +38,11 @@ REPLIES_WAITING_MAX: Final = 1_000  # runs of PRODUCE that wait for the disk; ab
 OUTPUT_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one read; then the peer must take some
 TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
 INFLATE_HERE_BYTES_MAX: Final = 1 << 20  # some milliseconds; what becomes larger is inflated by a thread
-WAITING: Final = frozenset({frames.FETCH, frames.FETCH_BINARY})  # may be answered long after the gate was passed
+# May be answered long after the gate was passed, with what only who may still read should see.
+WAITING: Final = frozenset(
+    {frames.FETCH, frames.FETCH_BINARY, frames.CONSUME, frames.CONSUME_ZERO_COPY, frames.PEEK, frames.FETCH_DLQ}
+)
+RECORD_BYTES_MAX: Final = frames.FRAME_BYTES_MAX - (64 << 10)  # key and value: any answer that holds it fits a frame
 
 _PRODUCER: Final = struct.Struct("<QI")
 _PRODUCER_AT: Final = 48
@@ -294,6 +298,8 @@ class FlySession:
             try:
                 if not isinstance(target, Topic):
                     raise target
+                if len(batch) > RECORD_BYTES_MAX:
+                    _check_size(max(len(row[2] or b"") + len(row[3] or b"") for row in RecordBatch(batch).rows()))
                 if _PRODUCER.unpack_from(batch, _PRODUCER_AT)[0]:
                     self._produce_once(run, number, target, None)
                     continue
@@ -384,6 +390,12 @@ class FlySession:
         """Act on the request that waits, if nothing before it is unanswered."""
         if self._next is None or self._acting or self._replies.waiting:
             return
+        left = self.closing is not None
+        if not left and self._state is READY and self._epoch != self._broker.access.epoch:
+            left = not self._still_welcome()  # access changed while it waited
+        if left:
+            self._next = None
+            return
         (code, flags, payload), self._next = self._next, None
         slot = self._replies.reserve()
         try:
@@ -445,6 +457,8 @@ class FlySession:
         if code == frames.PRODUCE:
             raise BadRequest(_UNSOUND)
         self._permit(operation, ask)
+        if len(payload) > RECORD_BYTES_MAX:
+            _check_size(sum(len(ask.get(name, b"")) for name in ("key", "data", "value")))
         accept = (flags & frames.ACCEPT_MASK) >> frames.ACCEPT_SHIFT
         if accept and accept not in frames.CODECS:
             raise BadRequest(f"compression {accept} is not known", hint="1 gzip, 2 lz4, 3 zstd, 4 snappy, 0 none")
@@ -547,6 +561,12 @@ class FlySession:
 
     def _audit(self, kind: str, resource: str, result: Result, action: str = "") -> None:
         self._broker.audit.record(kind, self.principal_name or "", resource, result, peer=self._peer, action=action)
+
+
+def _check_size(size: int) -> None:
+    """A frame that could just be sent must not become an answer that is too long for every reader."""
+    if size > RECORD_BYTES_MAX:
+        raise TooLarge(f"a message of {size} bytes, the limit is {RECORD_BYTES_MAX} for key and value together")
 
 
 def _renumber(order: bytes, number: int, numbers: list[int]) -> bytes:
