@@ -307,6 +307,11 @@ class Access:
             return False
         return acl.lists(principal)
 
+    def bars(self, principal: Principal, topic: str) -> bool:
+        """Whether an ACL speaks of this topic and leaves out this principal, which does not administer it either."""
+        acl = self._find(topic)
+        return acl is not None and not acl.lists(principal) and not covers(principal.admin, topic)
+
     def _find(self, name: str) -> Acl | None:
         found = self._exact.get(name)
         if found is None:

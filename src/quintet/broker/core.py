@@ -31,7 +31,7 @@ from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
 from quintet.model import limits
-from quintet.model.errors import AuthError, QuintetError, ShuttingDown
+from quintet.model.errors import AuthError, Forbidden, QuintetError, ShuttingDown
 from quintet.model.scheduler import Scheduler
 
 TOPICS_TABLE = (1, "__topics")
@@ -207,6 +207,18 @@ class Broker:
         self.topics.delete(name, done)
         self.producers.forget(topic)
         return True
+
+    def dead_letters_of(self, principal: Principal, topic: str, peer: str = "") -> bytes:
+        """The name of a topic that this principal may use, if it may see its dead letters, too: a rule for the topic they
+        are in is not passed over by asking for them in another way."""
+        name = topic.encode()
+        letters = self.dead.name_for(name).decode()
+        if self.access.bars(principal, letters):
+            self._refused(principal, "subscribe", letters, peer)
+            raise Forbidden(
+                f"{principal.name} may not see the dead letters of {topic!r}: a rule for {letters!r} says so"
+            )
+        return name
 
     def wait_for(self, partition: Partition, longest_us: int, call: Callable[[], None]) -> None:
         """Call once: when something new is visible in this partition, or after that time."""

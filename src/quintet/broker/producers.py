@@ -121,8 +121,9 @@ class Producers:
                 id, sequence = _HEADER.unpack_from(batch.buffer, 48)
                 if 0 < id <= PRODUCER_ID_MAX and batch.base_offset >= row.upto:
                     producer = _remember(known, id)
-                    producer.stored(sequence, batch.count, batch.base_offset, batch.timestamp)
-                    producer.next = sequence + batch.count
+                    # What compaction took from a batch was there: a sequence is as wide as its offsets.
+                    producer.stored(sequence, batch.span, batch.base_offset, batch.timestamp)
+                    producer.next = sequence + batch.span
             offset = batches[-1].next_offset
 
     def plan(self, topic: Topic, partition: int, batch: bytearray) -> list[Piece]:

@@ -39,6 +39,7 @@ OPEN: Final = "open"
 COMMITTING: Final = "committing"
 
 OPEN_BYTES_MAX: Final = 256 << 20  # of all open transactions together
+OWNER_BYTES_MAX: Final = 64 << 20  # of those of one principal: nobody takes the room of all others
 ENDED_REMEMBERED_MAX: Final = 10_000  # why a transaction is gone, for whoever asks
 TXN_ID_BYTES: Final = 16
 
@@ -97,6 +98,7 @@ class Transactions:
         self._open: dict[str, int] = {}
         self._ended: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._bytes = 0
+        self._bytes_of: dict[str, int] = {}
         self.committed = self.aborted = 0
 
     def __len__(self) -> int:
@@ -104,16 +106,16 @@ class Transactions:
 
     def begin(self, owner: str, name: str = "", timeout_us: int = 0) -> str:
         """A new transaction's id. `name`: the transactional id, whose open transaction is fenced."""
+        limits = self._limits
+        if timeout_us > limits.timeout_us_max:
+            raise BadRequest(f"a transaction lasts at most {limits.timeout_us_max // 1_000_000} s")
         if name and (earlier := self._by_name.get((owner, name))) is not None and earlier.state is OPEN:
             self._end(earlier, f"fenced: a newer producer began as {name!r}")
-        limits = self._limits
         if self._open.get(owner, 0) >= limits.open_max:
             raise LimitExceeded(
                 f"{owner} has {limits.open_max} open transactions, the most one may have",
                 hint="commit or roll back one of them",
             )
-        if timeout_us > limits.timeout_us_max:
-            raise BadRequest(f"a transaction lasts at most {limits.timeout_us_max // 1_000_000} s")
         now = self._scheduler.now()
         id = f"txn-{self._entropy(TXN_ID_BYTES).hex()}"
         transaction = Transaction(id, owner, name, now, now + (timeout_us or limits.timeout_us))
@@ -140,6 +142,12 @@ class Transactions:
             )
         if transaction.bytes + size > limits.bytes_max:
             raise LimitExceeded(f"a transaction holds at most {limits.bytes_max} bytes", hint="commit and begin anew")
+        held = self._bytes_of.get(owner, 0) + size
+        if held > OWNER_BYTES_MAX:
+            raise LimitExceeded(
+                f"the open transactions of {owner} hold at most {OWNER_BYTES_MAX} bytes together",
+                hint="commit or roll back one of them",
+            )
         if self._bytes + size > OPEN_BYTES_MAX:
             raise LimitExceeded("the open transactions of all clients are too large together", hint="try again soon")
         if partition == ANY:
@@ -153,6 +161,7 @@ class Transactions:
         transaction.count += 1
         transaction.bytes += size
         self._bytes += size
+        self._bytes_of[owner] = held
         return partition
 
     def add_effect(self, owner: str, id: str, effect: Effect, check: Callable[[], None]) -> None:
@@ -267,7 +276,9 @@ class Transactions:
         left = self._open[transaction.owner] - 1
         if left:
             self._open[transaction.owner] = left
+            self._bytes_of[transaction.owner] = self._bytes_of.get(transaction.owner, 0) - transaction.bytes
         else:
             del self._open[transaction.owner]
+            self._bytes_of.pop(transaction.owner, None)
         if self._by_name.get((transaction.owner, transaction.name)) is transaction:
             del self._by_name[transaction.owner, transaction.name]

@@ -102,6 +102,46 @@ def test_a_subscription_made_while_its_right_goes_is_not_pushed_to(sim: SimBroke
     assert b"secret" not in peer.take()
 
 
+def test_a_rule_for_dead_letters_is_not_passed_over_by_the_way_of_their_source(sim: SimBroker) -> None:
+    admin, reader, eve = Client(sim, "admin"), Client(sim, "bruno"), Client(sim, "eve")
+    admin.produce("orders", b"secret")
+    admin.ask("DEAD_LETTER", topic="orders", partition=0, offset=0, error="no")
+    assert len(reader.ask("FETCH_DLQ", topic="orders", max=9)["messages"]) == 1, (
+        "who may read the source may, by itself"
+    )
+    admin.ask("ACL_SET", **acl("orders-dlq", "eve"))
+    assert reader.refused("FETCH", topic="orders-dlq", partition=0, offset=0, max=9) == "E1201"
+    assert reader.refused("FETCH_DLQ", topic="orders", max=9) == "E1201"
+    assert reader.refused("REPLAY_DLQ", topic="orders", message_id="0-0") == "E1201"
+    assert len(eve.ask("FETCH_DLQ", topic="orders", max=9)["messages"]) == 1
+    assert len(admin.ask("FETCH_DLQ", topic="orders", max=9)["messages"]) == 1
+
+
+# -- transactions -----------------------------------------------------------------------------------------------------
+
+
+def test_a_begin_that_is_refused_fences_nobody(sim: SimBroker) -> None:
+    writer = Client(sim, "bruno")
+    id = writer.ask("TXN_BEGIN", transactional_id="p", timeout_ms=0)["txn_id"]
+    assert writer.refused("TXN_BEGIN", transactional_id="p", timeout_ms=2**32 - 1) == "E1101"
+    assert writer.ask("TXN_COMMIT", txn_id=id)["success"]
+
+
+def test_nobody_takes_the_room_of_all_open_transactions(sim: SimBroker) -> None:
+    writer, other = Client(sim, "bruno"), Client(sim, "eve")
+    ids = [writer.ask("TXN_BEGIN")["txn_id"] for _ in range(5)]
+    data = bytes(15 << 20)
+    for id in ids[:4]:
+        writer.ask("TXN_PRODUCE", txn_id=id, topic="t", data=data)
+    assert writer.refused("TXN_PRODUCE", txn_id=ids[4], topic="t", data=data) == "E1400"
+    other.ask("TXN_PRODUCE", txn_id=other.ask("TXN_BEGIN")["txn_id"], topic="t", data=data)
+    writer.ask("TXN_ROLLBACK", txn_id=ids[0])
+    writer.ask("TXN_PRODUCE", txn_id=ids[4], topic="t", data=data)
+    for id in ids[1:]:
+        writer.ask("TXN_ROLLBACK", txn_id=id)
+    assert sim.broker.transactions._bytes_of.keys() == {"eve"}
+
+
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 

@@ -392,12 +392,14 @@ def _fetch_dlq(call: Call, ask: Values) -> None:
             ]
         return values
 
-    call.broker.dead.browse(ask["topic"].encode(), most, ask.get("after", ""), call.then(made))
+    source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
+    call.broker.dead.browse(source, most, ask.get("after", ""), call.then(made))
 
 
 def _replay_dlq(call: Call, ask: Values) -> None:
     id = ask["message_id"] if "message_id" in ask else f"0-{ask['offset']}"
-    call.broker.dead.replay(ask["topic"].encode(), id, ask.get("value"), call.when_durable(_done("OK")))
+    source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
+    call.broker.dead.replay(source, id, ask.get("value"), call.when_durable(_done("OK")))
 
 
 def _purge_dlq(call: Call, ask: Values) -> None:
