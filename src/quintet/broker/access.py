@@ -307,6 +307,10 @@ class Access:
             return False
         return acl.lists(principal)
 
+    def look_again(self) -> None:
+        """Something else that sessions remember is no longer so."""
+        self.epoch += 1
+
     def bars(self, principal: Principal, topic: str) -> bool:
         """Whether an ACL speaks of this topic and leaves out this principal, which does not administer it either."""
         acl = self._find(topic)

@@ -206,6 +206,7 @@ class Broker:
         self.dead.forget(topic.spec.id)
         self.topics.delete(name, done)
         self.producers.forget(topic)
+        self.access.look_again()  # who has published to it must find the one that may be made in its place
         return True
 
     def dead_letters_of(self, principal: Principal, topic: str, peer: str = "") -> bytes:

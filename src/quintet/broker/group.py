@@ -124,7 +124,7 @@ class Group:
     """A consumer group of one topic."""
 
     __slots__ = (
-        "by_member", "by_name", "changed", "count", "extending", "fenced", "generation", "idle", "joins", "key", "name", "owner",
+        "by_member", "by_name", "changed", "committing", "count", "extending", "fenced", "generation", "idle", "joins", "key", "name", "owner",
         "owners", "owning", "pins", "places", "plain", "reserved", "serial", "slots", "topic", "topic_name", "waiting",
     )  # fmt: skip
 
@@ -148,6 +148,7 @@ class Group:
         self.reserved = generation  # up to here a generation may be told: the row that says so is durable
         self.extending = False
         self.changed = False
+        self.committing = 0  # transactions with offsets of this group that are on their way to the disk
         self.count = 0  # partitions when it was last assigned
         self.owners: dict[int, Slot] = {}
         self.owning: dict[Slot, tuple[int, ...]] = {}

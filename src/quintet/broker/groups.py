@@ -48,15 +48,7 @@ from quintet.broker.group import (
 from quintet.broker.seek import EVER, Seek
 from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
-from quintet.model.errors import (
-    BadName,
-    BadRequest,
-    Fenced,
-    Forbidden,
-    LimitExceeded,
-    QuintetError,
-    StorageError,
-)
+from quintet.model.errors import BadName, BadRequest, Fenced, Forbidden, LimitExceeded, QuintetError, StorageError
 from quintet.model.scheduler import Scheduler
 
 SESSION_TIMEOUT_US: Final = 10_000_000
@@ -306,6 +298,8 @@ class Groups:
         self._tell(group, error)
 
     def _tell(self, group: Group, error: Exception | None) -> None:
+        if group.committing and error is None:
+            return
         joins, group.joins = group.joins, []
         for slot, member, mode, done in joins:
             if error is not None:
@@ -413,13 +407,24 @@ class Groups:
             CommitPayload(topic.name, topic.spec.id, group, found.owner, partition, offset, version)
         )
 
-    def check_commit(self, topic: str, group: str, partition: int, generation: int | None, member: object) -> None:
-        """Fenced if what was prepared could not be prepared now: somebody else has read the partition since."""
+    def check_commit(
+        self, topic: str, group: str, partition: int, generation: int | None, member: object
+    ) -> Callable[[], None]:
+        """What was prepared is about to be committed: Fenced if somebody else has read the partition since. Until the
+        answer is called nobody is told where to begin: a successor would do the same work again."""
         found = self._find(topic, group)
-        if found is not None:
-            self._fence(found, partition, generation, member)
-        elif generation is not None:
+        if found is None and generation is not None:
             raise Fenced(f"generation {generation} of group {group} is over: there is no such group now")
+        if found is None:
+            return lambda: None
+        self._fence(found, partition, generation, member)
+        found.committing += 1
+        return partial(self._commit_over, found)
+
+    def _commit_over(self, group: Group) -> None:
+        group.committing -= 1
+        if group.joins:
+            self._unsettle(group)
 
     def apply_commit(self, payload: bytes, done: Done) -> None:
         """Commit what was prepared, unless something newer is committed; any number of times, also after a crash, and
@@ -430,11 +435,7 @@ class Groups:
             self._scheduler.soon(partial(done, None))
             return
         group = self._find(wanted.topic, wanted.group) or self._make(wanted.owner, wanted.topic, wanted.group)
-
-        def told(_: object, error: Exception | None) -> None:
-            done(error)
-
-        self._when_made(group, partial(self._apply, group, topic, wanted, done), told)
+        self._when_made(group, partial(self._apply, group, topic, wanted, done), lambda _, error: done(error))
 
     def _apply(self, group: Group, topic: Topic, wanted: CommitPayload, done: Done) -> None:
         place = group.places.setdefault(wanted.partition, Place())
@@ -547,11 +548,8 @@ class Groups:
 
     def _move(self, group: Group, topic: Topic, partition: int, offset: int, done: Answer) -> None:
         check_still(group)
-
-        def stored(error: Exception | None) -> None:
-            done(None if error is not None else offset, error)
-
-        self._put(group, topic, partition, offset, self._version(group, partition), stored)
+        version = self._version(group, partition)
+        self._put(group, topic, partition, offset, version, lambda error: done(None if error else offset, error))
 
     # -- removing --------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ ENDED_REMEMBERED_MAX: Final = 10_000  # why a transaction is gone, for whoever a
 TXN_ID_BYTES: Final = 16
 
 Done = Callable[[Exception | None], None]
+Check = Callable[[], Callable[[], None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Transaction:
     """An open transaction."""
 
     __slots__ = (
-        "began", "bytes", "checks", "count", "deadline", "doubtful", "effects", "id", "name", "owner", "parts", "state", "waiters",
+        "began", "bytes", "checks", "count", "deadline", "doubtful", "effects", "holds", "id", "name", "owner", "parts", "state", "waiters",
     )  # fmt: skip
 
     def __init__(self, id: str, owner: str, name: str, began: int, deadline: int) -> None:
@@ -75,7 +76,8 @@ class Transaction:
         self.bytes = self.count = 0
         self.parts: dict[tuple[Topic, int], tuple[list[bytes | None], list[bytes | None], bytes]] = {}
         self.effects: list[Effect] = []
-        self.checks: list[Callable[[], None]] = []
+        self.checks: list[Check] = []
+        self.holds: list[Callable[[], None]] = []  # what the checks of a commit under way gave
         self.waiters: list[Done] = []
 
 
@@ -164,8 +166,9 @@ class Transactions:
         self._bytes_of[owner] = held
         return partition
 
-    def add_effect(self, owner: str, id: str, effect: Effect, check: Callable[[], None]) -> None:
-        """Something else that happens with the commit: a group's offsets. `check` raises if it may not any more."""
+    def add_effect(self, owner: str, id: str, effect: Effect, check: Check) -> None:
+        """Something else that happens with the commit: a group's offsets. `check` raises if it may not any more, and gives
+        what to call when the commit is over."""
         transaction = self._find(owner, id)
         if len(transaction.effects) >= self._limits.records_max:
             raise LimitExceeded(f"a transaction holds at most {self._limits.records_max} offsets")
@@ -189,11 +192,24 @@ class Transactions:
         topics = list({topic for topic, _ in transaction.parts})
         for topic in topics:
             may(topic.name)
-        for check in transaction.checks:
-            check()
+        self._check(transaction)
         transaction.state = COMMITTING
         transaction.waiters.append(done)
         self._when_ready(transaction, topics, None)
+
+    def _check(self, transaction: Transaction) -> None:
+        try:
+            for check in transaction.checks:
+                transaction.holds.append(check())
+        except QuintetError:
+            self._let_go(transaction)
+            raise
+
+    @staticmethod
+    def _let_go(transaction: Transaction) -> None:
+        holds, transaction.holds = transaction.holds, []
+        for release in holds:
+            release()
 
     def _when_ready(self, transaction: Transaction, topics: list[Topic], error: Exception | None) -> None:
         """A topic made by this transaction must be known after a crash before anything of it is promised."""
@@ -220,6 +236,7 @@ class Transactions:
 
     def _committed(self, transaction: Transaction, error: Exception | None) -> None:
         waiters, transaction.waiters = transaction.waiters, []
+        self._let_go(transaction)
         if self._intents.outcome(transaction.id) is not None:
             if transaction.id in self._by_id:
                 self._drop(transaction)

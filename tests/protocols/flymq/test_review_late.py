@@ -1,6 +1,7 @@
 """What happens between the gate and the effect: rights that go, members that are replaced, connections that close; and
 messages that only just fit into a frame."""
 
+import errno
 from typing import Any
 
 import pytest
@@ -164,7 +165,7 @@ def test_a_member_that_lost_its_partition_does_not_commit_the_offset_in_a_transa
     first, second = Client(sim, "bruno"), Client(sim, "bruno")
     first.produce("in", b"0", b"1", partition=0)
     first.produce("out", b"")
-    join = {"topic": "in", "group": "g", "partition": -1, "mode": "earliest"}
+    join: dict[str, Any] = {"topic": "in", "group": "g", "partition": -1, "mode": "earliest"}
     generation = first.ask("SUBSCRIBE", **join)["generation"]
     id = first.ask("TXN_BEGIN")["txn_id"]
     first.ask("TXN_PRODUCE", txn_id=id, topic="out", data=b"of 0 and 1")
@@ -175,6 +176,32 @@ def test_a_member_that_lost_its_partition_does_not_commit_the_offset_in_a_transa
     assert first.refused("TXN_COMMIT", txn_id=id) == "E1321"
     assert first.ask("TXN_ROLLBACK", txn_id=id)["success"]
     assert second.values("out") == [b""]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["written", "refused"])
+def test_a_successor_is_told_where_to_begin_when_a_commit_under_way_is_over(sim: SimBroker, fails: bool) -> None:
+    first, second = Client(sim, "bruno"), Client(sim, "bruno")
+    first.produce("in", b"0", b"1", partition=0)
+    first.produce("out", b"")
+    join: dict[str, Any] = {"topic": "in", "group": "g", "partition": -1, "mode": "earliest"}
+    generation = first.ask("SUBSCRIBE", **join)["generation"]
+    id = first.ask("TXN_BEGIN")["txn_id"]
+    first.ask("TXN_PRODUCE", txn_id=id, topic="out", data=b"of 0 and 1")
+    first.ask("COMMIT", topic="in", group="g", partition=0, offset=2, generation=generation, txn_id=id)
+    sim.scheduler.held = True
+    first.peer.feed(request("TXN_COMMIT", txn_id=id))
+    sim.scheduler.settle()
+    first.close()
+    second.peer.feed(request("SUBSCRIBE", **join))
+    sim.scheduler.settle()
+    assert second.peer.take() == b"", "whether it begins behind the commit is not known yet"
+    if fails:
+        sim.disk.fail("pwritev", 1, errno.ENOSPC)
+    sim.scheduler.held = False
+    sim.scheduler.settle()
+    (reply,) = parse(second.peer.take())
+    assert second.read("SUBSCRIBE", reply)["assigned"] == [{"partition": 0, "offset": 0 if fails else 2}]
+    assert second.values("out") == ([b""] if fails else [b"", b"of 0 and 1"])
 
 
 def test_a_group_without_its_topic_is_ones_own_before_anybody_elses(sim: SimBroker) -> None:

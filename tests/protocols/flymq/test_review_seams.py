@@ -6,6 +6,8 @@ import weakref
 
 import pytest
 
+from quintet import kernel
+from quintet.model.errors import TopicNotFound
 from quintet.protocols.flymq import frames
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import SECOND, Client, Reply, error_of, make_sim, parse, request
@@ -31,8 +33,22 @@ def test_an_idempotent_message_to_a_topic_that_was_deleted_is_answered(sim: SimB
     admin, writer = Client(sim, "admin"), Client(sim, "paula")
     writer.produce("t", b"1")
     admin.ask("DELETE_TOPIC", topic="t")
-    assert [code_of(reply) for reply in writer.exchange(once(0))] == ["E1301"]
-    assert [code_of(reply) for reply in writer.exchange(once(0))] == ["OK"], "the next one makes it anew"
+    assert [code_of(reply) for reply in writer.exchange(once(0))] == ["OK"], "it makes it anew"
+    old = sim.broker.topics.find(b"t")
+    admin.ask("DELETE_TOPIC", topic="t")
+    batch = kernel.build([b"v"], origin=b"test:1")
+    with pytest.raises(TopicNotFound):  # whoever still holds the topic is told, and does not wait for ever
+        sim.broker.producers.append(old, 0, batch, lambda _offset, _error: None)
+    assert sim.broker.producers._opening == {}
+
+
+def test_who_published_to_a_topic_finds_the_one_made_in_its_place(sim: SimBroker) -> None:
+    admin, writer = Client(sim, "admin"), Client(sim, "paula")
+    assert writer.produce("t", b"old", partition=0) == [0]
+    admin.ask("DELETE_TOPIC", topic="t")
+    admin.ask("CREATE_TOPIC", topic="t", partitions=3)
+    assert writer.produce("t", b"new", partition=2) == [0]
+    assert admin.values("t", 2) == [b"new"]
 
 
 def test_producers_of_deleted_topics_are_forgotten(sim: SimBroker) -> None:
