@@ -117,6 +117,7 @@ def no_fence() -> None:
 def force_journal() -> None:
     """Everything small goes by way of the journal, in files that are full, and used again, every few seconds."""
     defaults = EmbeddedLog.__init__.__kwdefaults__
+    assert defaults is not None, "they are keywords with defaults"
     defaults.update(journal_threshold=1, journal_bytes=JOURNAL_BYTES)
 
 

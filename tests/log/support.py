@@ -44,6 +44,7 @@ class Harness:
             lambda k, f: self.reports.append((k, f)),
             journal_threshold=1 if self.journal else 1 << 30,
             journal_bytes=self.journal or 1 << 20,
+            sync_all_partitions=1 + len(self.acks) % 2 * (1 << 30),  # both ways, by the luck of the seed
         )
         self.log.recover()
         if self.journal:  # there from the start, not only from the second append on

@@ -248,6 +248,14 @@ class SimDisk:
             raise
         file.sync()
 
+    def sync_all(self, path: str) -> bool:
+        self._enter("sync_all")
+        for file in self._names.values():
+            if file is not None:
+                file.sync()
+        self._durable_names = dict(self._names)
+        return True
+
     def truncate(self, handle: int, size: int) -> None:
         self._enter("truncate")
         file = self._handles[handle]

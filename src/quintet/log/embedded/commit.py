@@ -219,7 +219,16 @@ class Committer:
             partition.journaled(chunk)
             needed[partition] = partition.visible
         self.pump()  # before the waiters are told: the disk works while the acknowledgements go out
-        self._each(partial(partition.tell, chunk) for partition, chunk in taken)
+        self._tell(iter(taken))
+
+    def _tell(self, taken: "Iterator[tuple[FilePartition, Chunk]]") -> None:
+        """All of them, although they call others who may raise."""
+        try:
+            for partition, chunk in taken:
+                partition.tell(chunk)
+        except BaseException:
+            self._scheduler.soon(partial(self._tell, taken))
+            raise
 
     def _each(self, calls: Iterator[Callable[[], None]]) -> None:
         """All of them, although they call others who may raise."""

@@ -4,6 +4,7 @@ The log runs the same on OsDisk and on the simulated disk of quintet.testing.sim
 decision lives here: a failed call raises OSError, and what that means is decided in partition.py.
 """
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -54,6 +55,10 @@ class Disk(Protocol):
 
     def fdatasync(self, handle: int) -> None:
         """Data and, if it changed, the size of the file are durable."""
+
+    def sync_all(self, path: str) -> bool:
+        """Make everything durable that was written to the file system of this directory, names too. False if nobody can
+        tell whether it is: then each file must be synced by itself."""
 
     def truncate(self, handle: int, size: int) -> None:
         """Cut the file to size."""
@@ -114,6 +119,13 @@ def replace_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
     disk.close(handle)
     disk.rename(temporary, f"{directory}/{name}")
     disk.fsync_dir(directory)
+
+
+def _syncfs_tells() -> bool:
+    """Does syncfs report what could not be written? From Linux 5.8 on."""
+    system = os.uname()
+    version = system.release.split(".")[:2]
+    return system.sysname == "Linux" and [int(part) for part in version if part.isdecimal()] >= [5, 8]
 
 
 class OsDisk:
@@ -198,6 +210,15 @@ class OsDisk:
 
     def fdatasync(self, handle: int) -> None:
         os.fdatasync(handle)
+
+    def sync_all(self, path: str) -> bool:
+        if not _syncfs_tells():
+            return False
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return bool(ctypes.CDLL(None).syncfs(handle) == 0)
+        finally:
+            os.close(handle)
 
     def truncate(self, handle: int, size: int) -> None:
         os.ftruncate(handle, size)

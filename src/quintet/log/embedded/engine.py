@@ -30,6 +30,7 @@ FORMAT_VERSION: Final = 1
 CHECKPOINT_INTERVAL_US: Final = 1_000_000
 RETENTION_INTERVAL_US: Final = 1_000_000
 RETAINED_AT_ONCE_MAX: Final = 128  # partitions looked at in one call of maintain: 10,000 take four seconds
+SYNC_ALL_PARTITIONS: Final = 256  # from so many on a start after a crash syncs the whole file system at once
 START_BYTES_MIN: Final = 256 * limits.KIB  # free, to begin a new data directory
 FLOOR_SHARE_MAX: Final = 0.05  # of the disk: a small disk is not refused altogether
 
@@ -50,6 +51,7 @@ class EmbeddedLog:
         journal_threshold: int = commit.THRESHOLD_PARTITIONS,
         journal_bytes: int = journal.JOURNAL_BYTES,
         open_files_max: int = upkeep.OPEN_FILES_MAX,
+        sync_all_partitions: int = SYNC_ALL_PARTITIONS,
     ) -> None:
         self._directory = str(directory)
         self._disk = disk
@@ -62,6 +64,7 @@ class EmbeddedLog:
         self._shared.committer.threshold = journal_threshold
         self._shared.committer.bytes = journal_bytes
         self._shared.upkeep.open_files_max = open_files_max
+        self._sync_all_partitions = sync_all_partitions
         self._floor_bytes = disk_floor_bytes
         self._shared.quarantine = self._quarantine
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
@@ -71,6 +74,7 @@ class EmbeddedLog:
         self._quarantine_lines: list[bytes] = []
         self._closed: Callable[[], None] | None = None
         self._lock = -1
+        self._durable = False  # was everything there made durable at the start?
         self._checkpoint_owed = self._writing_checkpoint = self._writing_quarantine = self._closing = False
         self._retaining: list[MemoryPartition | FilePartition] = []  # still to be looked at in this round
         self._rolls_seen = 0
@@ -97,11 +101,7 @@ class EmbeddedLog:
             if disk.mkdir(f"{directory}/topics"):
                 disk.fsync_dir(directory)
             self._checkpoint = checkpoint.load(disk, directory)
-            if any(name in journal.NAMES for name in names):
-                replayed = journal.replay(disk, directory, self._checkpoint.marks, self._report)
-                if replayed:
-                    self._report("journal_replayed", {"entries": replayed})
-            self._shared.names.doubt(f"{directory}/topics")
+            self._make_durable(any(name in journal.NAMES for name in names))
             known = disk.read_file(f"{directory}/quarantine.jsonl") or b""
         except BlockingIOError:
             raise DataDirError(f"{directory}: in use by another broker: stop it or name another directory") from None
@@ -116,6 +116,30 @@ class EmbeddedLog:
             self._report("checkpoint_rejected", {"file": f"{directory}/{name}"})
         self._entries = {key: checkpoint.pack_entry(*key, mark) for key, mark in self._checkpoint.marks.items()}
         self._load_known_damage(known)
+
+    def _make_durable(self, journaled: bool) -> None:
+        """What a process that was killed left in the page cache is served from here on, so it must not go any more. Each
+        file is synced when it is opened; if they are many, one call does it for all, where the system has one that tells
+        of errors. It waits for everything else on the disk too, so a few files do without."""
+        disk, directory = self._disk, self._directory
+        replayed, files = 0, list[str]()
+        if journaled:
+            replayed, files = journal.replay(disk, directory, self._checkpoint.marks, self._report)
+        self._durable = not self._checkpoint.clean and self._has_many_partitions() and disk.sync_all(directory)
+        if journaled:
+            journal.settle(disk, directory, [] if self._durable else files)
+        if replayed:
+            self._report("journal_replayed", {"entries": replayed})
+        if not self._durable:
+            self._shared.names.doubt(f"{directory}/topics")
+
+    def _has_many_partitions(self) -> bool:
+        found = 0
+        for topic_id in self.topic_ids():
+            found += len(self._disk.listdir(f"{self._directory}/topics/{topic_id:08d}"))
+            if found >= self._sync_all_partitions:
+                return True
+        return False
 
     def _leave_no_trace(self) -> None:
         """A new directory could not be set up: take back the files made so far, as far as the disk lets us."""
@@ -173,7 +197,8 @@ class EmbeddedLog:
         opened = self._topics.get(spec.id)
         if opened is None:
             opened = self._topics[spec.id] = []
-            self._shared.names.doubt(f"{self._directory}/topics/{spec.id:08d}")  # perhaps made by a killed process
+            if not self._durable:  # perhaps made by a process that was killed
+                self._shared.names.doubt(f"{self._directory}/topics/{spec.id:08d}")
         for number in range(len(opened), spec.partitions):
             if spec.durability == "memory":
                 opened.append(MemoryPartition(self._shared, spec, number))
@@ -191,10 +216,11 @@ class EmbeddedLog:
         directory = self._path(spec.id, number)
         mark = self._checkpoint.marks.get((spec.id, number))
         try:
-            opened = open_partition(self._disk, directory, mark)
-            if opened.segments and not opened.segments[-1].named:  # killed before that: from here on it is served
-                self._shared.names.doubt(directory)
-                self._shared.names.settle(directory)
+            opened = open_partition(self._disk, directory, mark, self._durable)
+            if opened.segments and not opened.segments[-1].named:
+                if not self._durable:
+                    self._shared.names.doubt(directory)
+                    self._shared.names.settle(directory)
                 opened.segments[-1].named = True
         except StorageError:
             raise

@@ -272,20 +272,30 @@ def replay(
     directory: str,
     marks: Mapping[tuple[int, int], Mark],
     report: Callable[[str, dict[str, object]], None],
-) -> int:
-    """Put back what a power cut took from the segments, make it durable there, then remove the journal. Returns how many
-    entries had to be written again. Killed at any point, it is simply done again."""
+) -> tuple[int, list[str]]:
+    """Put back what a power cut took from the segments. Returns how many entries had to be written again, and the files
+    that must be durable before the journal is removed. Killed at any point, it is simply done again."""
     written = 0
-    for path, group in waiting(disk, directory, marks, load(disk, directory, report)).items():
+    files = waiting(disk, directory, marks, load(disk, directory, report))
+    for path, group in files.items():
         handle = disk.open(path, write=True)
         try:
             for entry in group:
                 written += _put_back(disk, handle, path, entry, report)
+        finally:
+            disk.close(handle)
+    return written, list(files)
+
+
+def settle(disk: Disk, directory: str, files: list[str]) -> None:
+    """Make what was put back durable, if nobody did yet, and remove the journal."""
+    for path in files:
+        handle = disk.open(path, write=True)
+        try:
             disk.fdatasync(handle)
         finally:
             disk.close(handle)
     remove(disk, directory)
-    return written
 
 
 def _put_back(

@@ -245,10 +245,18 @@ class FilePartition:
             return
         last = self.segments[-1] if self.segments else None
         if len(chunks) == 1 and chunks[0].segment is last and last.handle >= 0:
-            self._chunks = []
-            self._written(chunks, self._writer.write(chunks, last, None, False, 0))
+            self._write_now(chunks[0])
         else:
             self.write_direct()
+
+    def _write_now(self, chunk: Chunk) -> None:
+        """Into an open file, with no promise but that the system has it: short enough for the loop thread."""
+        error = self.put(chunk)
+        if error is None:
+            self._commit(chunk, False)
+            self.tell(chunk)
+        else:
+            self.refused(chunk, error)
 
     def write_direct(self) -> None:
         """Write what is staged and, if the topic promises it, sync it, in a disk thread."""
@@ -393,8 +401,9 @@ class FilePartition:
         self._shared.marks_moved.add(self)
 
     def _notify(self) -> None:
-        for call in tuple(self._watchers):
-            call()
+        if self._watchers:
+            for call in tuple(self._watchers):
+                call()
 
     def _extend(self) -> None:
         """Zero-fill ahead of the writer before it gets there."""

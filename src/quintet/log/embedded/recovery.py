@@ -51,8 +51,8 @@ def segment_bases(disk: Disk, directory: str) -> list[int]:
     ]  # sorted: the names have a fixed width
 
 
-def open_partition(disk: Disk, directory: str, mark: Mark | None) -> Opened:
-    """Open what is there, mend a torn tail, and say what is damaged."""
+def open_partition(disk: Disk, directory: str, mark: Mark | None, durable: bool = False) -> Opened:
+    """Open what is there, mend a torn tail, and say what is damaged. durable: all that is there was synced already."""
     opened = Opened()
     _remove_leftovers(disk, directory)
     bases = segment_bases(disk, directory)
@@ -70,6 +70,8 @@ def open_partition(disk: Disk, directory: str, mark: Mark | None) -> Opened:
         if mark is not None and segment.base < mark.segment and not last:
             continue
         expected = _scan_segment(disk, segment, last, mark, opened)
+    if segments and not durable and expected is not None:
+        _make_durable(disk, segments[-1], mark)
     _decide_end(directory, segments, expected, mark, opened)
     return opened
 
@@ -160,9 +162,6 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, o
                     Damage(segment.path, part.position, length, part.reason, expected, segment.next_offset)
                 )
                 expected = segment.next_offset
-        if last and end > start:
-            # After a kill it may be in the page cache only; from here on it is served and counts as durable.
-            disk.fdatasync(handle)
     finally:
         disk.close(handle)
     segment.allocated = size
@@ -172,6 +171,16 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, o
     if expected < segment.next_offset:
         opened.damages.append(Damage(segment.path, end, 0, -6, expected, segment.next_offset))
     return max(expected, segment.next_offset)
+
+
+def _make_durable(disk: Disk, segment: Segment, mark: Mark | None) -> None:
+    """After a kill it may be in the page cache only; from here on it is served and counts as durable."""
+    if mark is None or (mark.segment, mark.position) < (segment.base, segment.end):
+        handle = disk.open(segment.path, write=True)
+        try:
+            disk.fdatasync(handle)
+        finally:
+            disk.close(handle)
 
 
 def _offsets_claimed(disk: Disk, segment: Segment) -> int:

@@ -401,7 +401,7 @@ def _claimed_length(data: bytes, position: int) -> int:
 def all_zero(data: bytes) -> bool:
     """Compared block by block in place: a preallocated tail is up to 16 MiB of zeros at every start after a crash."""
     whole = len(data) - len(data) % len(_ZEROS)
-    return not data[whole:].strip(b"\0") and all(data.startswith(_ZEROS, at) for at in range(0, whole, len(_ZEROS)))
+    return _ZEROS.startswith(data[whole:]) and all(data.startswith(_ZEROS, at) for at in range(0, whole, len(_ZEROS)))
 
 
 def write_index(disk: Disk, segment: Segment, index: Index, end: int, next_offset: int) -> None:

@@ -106,7 +106,7 @@ class Writer:
         return Outcome(len(chunks), None)
 
     def put(self, chunk: Chunk) -> StorageError | None:
-        """Write a chunk within the prepared part of its segment, without a sync: short enough for the loop thread."""
+        """Write a chunk without a sync: short enough for the loop thread."""
         segment = chunk.segment
         try:
             if segment.handle < 0:
@@ -114,6 +114,7 @@ class Writer:
             self._disk.pwritev(segment.handle, chunk.buffers, chunk.position)
         except OSError as error:
             return self.recoil(chunk, error)
+        segment.allocated = max(segment.allocated, chunk.end)  # topics that promise no sync prepare nothing
         return None
 
     def _sync(self, handle: int) -> None:
