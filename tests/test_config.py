@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.cli.config import example, reference, tables
+from quintet.cli.config import GUIDE, example, reference, tables
 from quintet.config import DEV_BLIPMQ_KEY, Settings, Topics, load_with_origins
 from quintet.config.fields import matches, read_secret
 from quintet.model import limits
@@ -258,6 +258,16 @@ def test_a_number_names_its_unit() -> None:
 
 def test_the_reference_is_up_to_date() -> None:
     assert (ROOT / "docs" / "CONFIGURATION.md").read_text() == reference(), "run make docs"
+
+
+def test_the_broker_of_the_guide_is_valid(file: Path, tmp_path: Path) -> None:
+    text = GUIDE.split("```toml\n")[1].split("```")[0]
+    for name in ("cert.pem", "key.pem", "ops.password", "shop.password"):
+        (tmp_path / name).write_text(f"it is {name}\n")
+        (tmp_path / name).chmod(0o600)
+    file.write_text(text.replace("/etc/quintet", str(tmp_path)))
+    settings = Settings.load(file, {}, {})
+    assert [(user.name, user.roles) for user in settings.users] == [("ops", ("admin",)), ("shop", ("orders-writer",))]
 
 
 def test_the_example_is_the_defaults(file: Path) -> None:

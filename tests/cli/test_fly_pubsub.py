@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quintet.cli.pubsub import _broker
 from tests.cli.conftest import Commands
 
 WAIT_S = 60
@@ -67,7 +68,7 @@ def test_schemas(quintet: Commands, topic: str) -> None:
 def test_a_group_goes_on(quintet: Commands, topic: str) -> None:
     quintet("pub", topic, "1", "2", "3", "4", "--key", "k")
     first = quintet("sub", topic, "--group", topic, "--count", "3", "--format", "json")
-    assert first.err == f"group {topic} on {topic}: partitions 0 (go on with --group {topic})\n"
+    assert first.err == f"group {topic} on {topic}: partition 0 (go on with --group {topic})\n"
     rows = [json.loads(line) for line in first.lines]
     assert [(row["partition"], row["offset"], row["key"], row["value"]) for row in rows] == [
         (0, 0, "k", "1"),
@@ -116,13 +117,16 @@ def test_errors(quintet: Commands, arguments: tuple[str, ...], code: int, says: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("pub", "t", "x", "--key", "k"), "the FlyMQ door carries keys"),
-        (("pub", "t", "x", "--delay", "5"), "the FlyMQ door delays messages"),
-        (("sub", "t", "--group", "g"), "the FlyMQ door has consumer groups"),
-    ],
+    "arguments",
+    [("pub", "t", "x", "--key", "k"), ("pub", "t", "--cancel", "5"), ("sub", "t", "--group", "g")],
 )
-def test_what_the_other_door_cannot(quintet: Commands, arguments: tuple[str, ...], says: str, request: Any) -> None:
-    url = request.getfixturevalue("broker").url
-    assert says in quintet(*arguments, url=url, code=1).err
+def test_what_the_other_door_cannot(quintet: Commands, arguments: tuple[str, ...]) -> None:
+    option = arguments[-2]
+    refused = quintet(*arguments, url="blipmq://:k@127.0.0.1:1", code=2)
+    assert f"{option} is for FlyMQ, not for blipmq: --url flymq://" in refused.err
+
+
+def test_without_a_url_the_options_choose_the_door() -> None:
+    assert _broker(None, {"--key": None, "--delay": None}).startswith("blipmq://")
+    assert _broker(None, {"--key": None, "--delay": 0.5}).startswith("flymq://")
+    assert _broker("flymq://h", {"--key": "k"}) == "flymq://h"

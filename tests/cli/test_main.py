@@ -69,7 +69,10 @@ def test_completion_answers_with_commands() -> None:
         (["serve"], {"QUINTET_LISTENERS__BLIPMQ__PROT": "1"}, 2, "did you mean listeners.blipmq.port?"),
         (["serve", "--prot"], {}, 2, "No such option"),
         (["config", "explain", "listeners.blipmq.prt"], {}, 2, "did you mean listeners.blipmq.port?"),
+        (["config", "explain", "unheard.of"], {}, 2, "`quintet config init` shows all of them"),
         (["nothing"], {}, 2, "No such command"),
+        (["publish"], {}, 2, "No such command 'publish'. Did you mean 'pub'?"),
+        (["tpic"], {}, 2, "Did you mean 'topic'?"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], environ: dict[str, str], code: int, message: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from quintet.cli import common
 from quintet.cli.common import duration_ms, lasting, moment_ms, now_ms, shown
 from quintet.cli.group import Sample, trend
 from quintet.client.bus import connect
@@ -43,7 +44,12 @@ def test_topics(quintet: Commands, topic: str) -> None:
     assert quintet("topic", "create", topic, "--partitions", "3", "--retention", "7d").out == (
         f"{topic}: created with 3 partitions\n"
     )
-    assert quintet("topic", "create", topic, "--partitions", "3", "--json").json == {"topic": topic, "created": False}
+    assert quintet("topic", "create", topic, "--partitions", "3", "--json").json == {
+        "topic": topic,
+        "created": False,
+        "partitions": 3,
+    }
+    assert quintet("topic", "create", topic).out == f"{topic}: was there already, with 3 partitions, and is as it was\n"
     produce(quintet, topic, "a", "b", partition=1)
     assert re.search(rf"{topic} +3 +2\b", quintet("topic", "list").out)
     found = next(row for row in quintet("topic", "list", "--json").json if row["name"] == topic)
@@ -53,7 +59,7 @@ def test_topics(quintet: Commands, topic: str) -> None:
     assert re.search(r"^ +1 +0 +2 +2 *$", described.out, re.MULTILINE)
     assert quintet("topic", "describe", topic, "--json").json == found
     assert quintet("topic", "delete", topic, "--yes").out == f"{topic}: deleted\n"
-    assert quintet("topic", "delete", topic, "--yes", "--json").json == {"topic": topic, "deleted": False}
+    assert f"there is no topic '{topic}'" in quintet("topic", "delete", topic, "--yes", code=1).err
 
 
 def test_topic_errors(quintet: Commands, topic: str) -> None:
@@ -63,7 +69,9 @@ def test_topic_errors(quintet: Commands, topic: str) -> None:
     assert "'tomorrow' is no duration" in quintet("topic", "create", topic, "--retention", "tomorrow", code=2).err
     assert "'1 parsec' is no size" in quintet("topic", "create", topic, "--retention-bytes", "1 parsec", code=2).err
     quintet("topic", "create", topic)
-    assert "exists with 1 partitions" in quintet("topic", "create", topic, "--partitions", "2", code=1).err
+    there = quintet("topic", "create", topic, "--partitions", "2", code=1).err
+    assert "exists with 1 partitions" in there
+    assert there.endswith(" (partitions are fixed when a topic is made: delete it first, or choose another name)")
 
 
 @pytest.mark.parametrize("command", [("topic", "list"), ("user", "list"), ("tail", "x"), ("audit",), ("dlq", "list")])
@@ -222,7 +230,7 @@ def test_schema_errors(quintet: Commands, topic: str, tmp_path: Path) -> None:
     assert "cannot be read: No such file" in quintet("schema", "register", topic, str(missing), code=2).err
     assert "json, avro or protobuf" in quintet("schema", "register", topic, "-", code=2).err
     assert "quintet: " in quintet("schema", "register", topic, "-", "--type", "avro", data="{", code=1).err
-    assert quintet("schema", "list", topic).err == "no schemas; `quintet schema register NAME FILE` adds one\n"
+    assert f"no schema '{topic}'; `quintet schema register {topic} FILE`" in quintet("schema", "list", topic).err
 
 
 # -- dead letters -----------------------------------------------------------------------------------------------------
@@ -428,13 +436,17 @@ def test_user_errors(quintet: Commands) -> None:
 
 
 def test_rules(quintet: Commands) -> None:
-    assert quintet("acl", "set", "ledger", "--user", "ann", "--role", "guest").out == "ledger: for ann, role guest\n"
+    made = quintet("acl", "set", "ledger", "--user", "ann", "--role", "guest")
+    assert (made.out, "there is no user 'ann' yet" in made.err) == ("ledger: for ann, role guest\n", True)
+    assert (
+        quintet("acl", "set", "ledger", "--user", "ann", "--user", "admin", "--role", "guest").err.count("no user") == 1
+    )
     rule = {"topic": "logs.*", "public": True, "users": [], "roles": []}
     assert quintet("acl", "set", "logs.*", "--public", "--json").json == rule
-    assert re.search(r"ledger +no +ann +guest", quintet("acl", "list").out)
+    assert re.search(r"ledger +no +ann, admin +guest", quintet("acl", "list").out)
     assert rule in quintet("acl", "list", "--json").json
     assert quintet("acl", "get", "logs.*", "--json").json == rule
-    assert re.search(r"ledger +no +ann +guest", quintet("acl", "get", "ledger").out)
+    assert re.search(r"ledger +no +ann, admin +guest", quintet("acl", "get", "ledger").out)
     assert quintet("acl", "delete", "ledger", "--yes").out == "ledger: rule deleted\n"
     quintet("acl", "delete", "logs.*", "--yes", "--json")
     assert "there is no rule for 'ledger'" in quintet("acl", "get", "ledger", code=1).err
@@ -504,6 +516,16 @@ def test_what_people_see() -> None:
     assert shown("h\u00e4".encode()) == "h\u00e4"
     assert shown(b"\xff\x00") == "0xff00"
     assert shown(b"x" * 100, 10) == "xxxxxxx..."
+
+
+def test_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(common, "PIPE_COLUMNS", 40)
+    common.say_table(("time", ">next offset", "value"), [("2026-11-16 00:38:31.650", 1_234_567, "x" * 30 + " end")], "")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[-2] == ["2026-11-16", "1,234,567", "x" * 24]
+    assert lines[-1] == ["00:38:31.650", "xxxxxx", "end"]
+    common.say_table(("time", ">n"), [("2026-11-16 00:38:31.650", 1)], "")
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["2026-11-16", "00:38:31.650", "1"]
 
 
 @pytest.mark.parametrize("line", ["quintet topic describe wor", "quintet tail wor"])

@@ -167,6 +167,8 @@ def test_interrupted_while_waiting_for_input(cli: Cli, topic: str) -> None:
     assert finish(follower)[:2] == (0, b"a whole line\n")
     process.send_signal(signal.SIGINT)
     assert process.wait(WAIT_S) == 1
+    assert process.stderr is not None
+    assert process.stderr.read().decode() == f"quintet: interrupted; 1 message to {topic}: durable\n"
     for stream in (process.stdin, process.stdout, process.stderr):
         assert stream is not None
         stream.close()

@@ -117,6 +117,9 @@ def test_every_code_of_the_model_has_its_error() -> None:
         if kind.code in errors.BY_CODE:
             error = errors.from_server(kind.code, "why")
             assert (type(error), error.code, error.retryable) == (kind, kind.code, kind.retryable)
+    told = errors.from_server("E1301", "topic not found: x; create it")
+    assert (str(told), told.hint) == ("topic not found: x", "create it")  # once, and not in our words too
+    assert "into the URL" in errors.from_server("E1200", "authenticate first; send AUTH (0x70)").hint
     unknown = errors.from_server("E9999", "why")
     assert (type(unknown), unknown.code) == (errors.ServerError, "E9999")
     assert BY_NAME["PRODUCE"].code == 1

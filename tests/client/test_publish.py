@@ -1,6 +1,7 @@
 """Publishing to a real broker: confirmations, batches, what is refused before it is sent."""
 
 import asyncio
+import socket
 from unittest.mock import patch
 
 import pytest
@@ -8,7 +9,17 @@ import pytest
 import quintet
 from quintet import kernel
 from quintet.client.base import StreamLink
-from quintet.client.errors import AuthError, BadName, Closed, ConnectionLost, Timeout, TooLarge, Unsupported
+from quintet.client.errors import (
+    AuthError,
+    BadName,
+    Closed,
+    ConnectionLost,
+    ProtocolError,
+    QuintetError,
+    Timeout,
+    TooLarge,
+    Unsupported,
+)
 from tests.client.server import Server
 
 
@@ -115,6 +126,35 @@ async def test_nobody_there() -> None:
         async with quintet.connect("blipmq://:k@127.0.0.1:1"):
             pass
     assert "quintet serve" in caught.value.hint
+
+
+async def test_nowhere() -> None:
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")  # no test asks a real name server
+    with (
+        patch("socket.getaddrinfo", side_effect=unknown),
+        pytest.raises(ConnectionLost, match="cannot find nowhere: Name or service not known") as caught,
+    ):
+        async with quintet.connect("blipmq://:k@nowhere"):
+            pass
+    assert "check the host" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "hint"),
+    [
+        ("blipmq://:k@127.0.0.1:{fly}", ConnectionLost, "a blipmq port of a Quintet broker, and not one with TLS?"),
+        ("flymq://admin:admin@127.0.0.1:{blip}", ConnectionLost, "a flymq port of a Quintet broker"),
+        ("flymqs://admin:admin@127.0.0.1:{fly}", ConnectionLost, "and not one without TLS?"),
+        ("flymq://admin:admin@127.0.0.1:{fly}?dialect=sdk", ProtocolError, "?dialect="),
+        ("flymq://admin:admin@127.0.0.1:{sdk}", ProtocolError, "?dialect="),
+    ],
+)
+async def test_the_wrong_port(server: Server, wrong: str, error: type[QuintetError], hint: str) -> None:
+    ports = {"fly": server.ports["flymq"], "blip": server.port, "sdk": server.ports["flymq-sdk"]}
+    with pytest.raises(error) as caught:
+        async with quintet.connect(wrong.format(**ports)):
+            pass
+    assert hint in caught.value.hint
 
 
 async def test_not_open_and_closed(url: str, topic: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -31,6 +31,8 @@ URL_DEFAULT: Final = "flymq://admin:admin@127.0.0.1:9092"  # `quintet serve --de
 TIMEOUT_S: Final = 10.0
 COMPLETION_S: Final = 1.0  # a shell waits for it
 PIPE_COLUMNS: Final = 1_000  # a table in a pipe is not folded
+WORD_COLUMNS: Final = 24  # a longer word is folded in a narrow terminal
+CELL_COLUMNS: Final = 3  # around the words of a cell
 FILE_BYTES_MAX: Final = 32 * 1024 * 1024  # no frame is larger
 PASSWORD_BYTES_MAX: Final = 64 * 1024
 I32_MAX: Final = (1 << 31) - 1
@@ -68,7 +70,7 @@ def run(url: str, timeout: float, use: Callable[[Bus], Coroutine[Any, Any, T]]) 
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(session())
     except (BadUrl, BadName) as error:
-        raise click.UsageError(f"{error}. {error.hint}") from error
+        raise wrong_usage(error) from error
     except ValueError as error:
         if isinstance(error, QuintetError):
             raise
@@ -77,13 +79,22 @@ def run(url: str, timeout: float, use: Callable[[Bus], Coroutine[Any, Any, T]]) 
 
 def manage(url: str, use: Callable[[Manage], Coroutine[Any, Any, T]], timeout: float = TIMEOUT_S) -> T:
     """Run with the broker's management, which goes through the FlyMQ door."""
-    try:
-        door = urls.parse(url).door
-    except BadUrl as error:
-        raise click.UsageError(f"{error}. {error.hint}") from error
+    door = door_of(url)
     if door != "flymq":
         raise click.UsageError(f"This works over FlyMQ, not over {door}: --url flymq://USER:PASSWORD@HOST:9092")
     return run(url, timeout, lambda bus: use(Manage(bus)))
+
+
+def door_of(url: str) -> str:
+    """The door that a URL names."""
+    try:
+        return urls.parse(url).door
+    except BadUrl as error:
+        raise wrong_usage(error) from error
+
+
+def wrong_usage(error: QuintetError) -> click.UsageError:
+    return click.UsageError(f"{error} ({error.hint})" if error.hint else f"{error}.")
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -270,9 +281,12 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    bold = "" if os.environ.get("NO_COLOR") else "bold"
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style=bold)
     for name in columns:
-        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+        title = name.removeprefix(">")
+        side: Literal["left", "right"] = "left" if title is name else "right"
+        table.add_column(title, justify=side, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     return table
@@ -292,7 +306,24 @@ def say_table(columns: Sequence[str], rows: Sequence[Sequence[object]], nothing:
         return
     if title:
         click.echo(title)
-    console().print(make_table(columns, rows))
+    screen, table = console(), make_table(columns, rows)
+    widths = _widths([[column.header, *(_cell(row[at]) for row in rows)] for at, column in enumerate(table.columns)])
+    spare = screen.width - sum(narrow + CELL_COLUMNS for narrow, _ in widths)
+    for column, (narrow, whole) in zip(table.columns, widths, strict=True):
+        more = max(0, min(whole - narrow, spare))
+        column.width = narrow + more
+        spare -= more
+    screen.width = max(screen.width, sum(column.width + CELL_COLUMNS for column in table.columns))
+    screen.print(table)
+
+
+def _widths(columns: Iterable[Sequence[str]]) -> list[tuple[int, int]]:
+    """Of each column: the width that folds no short word, and the one that folds nothing. Where not even the first is
+    there, lines run over the end of the terminal and stay readable."""
+    return [
+        (min(max(len(word) for cell in cells for word in cell.split()), WORD_COLUMNS), max(map(len, cells)))
+        for cells in columns
+    ]
 
 
 def console() -> Any:

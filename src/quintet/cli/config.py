@@ -117,6 +117,46 @@ def example() -> str:
     return "\n".join(lines) + "\n"
 
 
+GUIDE = """\
+## A broker for others
+
+`--dev` is for loopback. A broker that other machines reach needs a certificate, and users in place of the fixed ones:
+
+```toml
+[listeners.flymq]
+host = "0.0.0.0"                              # plaintext there is refused, unless insecure = true
+tls_cert = "/etc/quintet/cert.pem"
+tls_key = "/etc/quintet/key.pem"
+
+[listeners.blipmq]                            # open by default, on loopback, for [[keys]]
+enabled = false
+
+[[users]]
+name = "ops"
+password_file = "/etc/quintet/ops.password"   # one line; chmod 600, or the start is refused
+roles = ["admin"]
+
+[[users]]
+name = "shop"
+password_file = "/etc/quintet/shop.password"
+roles = ["orders-writer"]
+
+[[roles]]                                     # or use producer: it writes every topic
+name = "orders-writer"
+write = ["orders*"]
+```
+
+```console
+$ quintet config validate --config quintet.toml
+$ quintet serve --config quintet.toml
+$ quintet pub --url 'flymqs://shop:PASSWORD@HOST:9092?ca=cert.pem' orders hello
+```
+
+A client trusts the system's authorities, or the file in `ca`. Users of the file are as the file says after every start and
+SIGHUP, whatever was changed on the wire (a disabled one stays disabled); users made with `quintet user create` are kept in
+the log and stay. `quintet acl set` narrows topics down further. `deploy/quintet.service` is a unit for systemd."""
+
+
 def reference() -> str:
     """docs/CONFIGURATION.md."""
     lines = [
@@ -127,6 +167,8 @@ def reference() -> str:
         "`QUINTET_LISTENERS__BLIPMQ__PORT=0`. Lists are given there as JSON. Sizes may be written as `'16 MiB'`. Paths are",
         "relative to the folder the broker is started in. An unknown key or a bad value stops the start with exit code 2.",
         "`quintet config init` writes a file to begin with, `quintet config explain KEY` explains one key.",
+        "",
+        *GUIDE.splitlines(),
     ]
     for table in tables():
         name = ".".join(table.path)
@@ -208,11 +250,13 @@ def explain(key: str) -> None:
     every = [option for table in tables() for option in table.options]
     found = [option for option in every if option.key == key or option.key.startswith(f"{key}.")]
     if not found:
-        raise ConfigError(f"{key}: unknown key{nearest_key(key, [option.key for option in every])}")
+        near = nearest_key(key, [option.key for option in every])
+        raise ConfigError(f"{key}: unknown key{near}", hint="" if near else "`quintet config init` shows all of them")
     for option in found:
         default = (
             "required" if option.required else "default " + ("none" if option.default is None else toml(option.default))
         )
         click.echo(f"{option.key}  ({option.kind}; {default})")
         click.echo(f"    {option.help}")
-        click.echo("    set in a list of tables" if option.listed else f"    {option.variable}")
+        table = ".".join(option.path[:-1])
+        click.echo(f"    in a table [[{table}]] of the file" if option.listed else f"    {option.variable}")

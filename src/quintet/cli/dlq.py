@@ -129,7 +129,7 @@ def show(url: str, topic: str, id: str, as_json: bool) -> None:
     )
     for name, value in rows:
         click.echo(f"{name:9} {value if isinstance(value, int) else shown(value.encode(), VALUE_CHARS_MAX)}")
-    click.echo(f"value     {len(letter.value):,} bytes")
+    click.echo(f"value     {len(letter.value):,} byte{'' if len(letter.value) == 1 else 's'}")
     text = letter.value.decode() if _is_text(letter.value) else ""
     plain_text = bool(text) and all(line.isprintable() for line in text.replace("\t", " ").split("\n"))
     click.echo(text if plain_text else shown(letter.value, VALUE_CHARS_MAX))
@@ -178,6 +178,11 @@ def replay(
     else:
         for row in failed:
             click.echo(f"quintet: {row['id']}: {row['error']}", err=True)
+        for row in outcome:
+            if row.get("skipped") == "unchanged":
+                click.echo(
+                    f"{row['id']}: not changed in the editor, so it stays (without --edit it goes as it is)", err=True
+                )
         done = sum(row["replayed"] or (dry_run and "error" not in row) for row in outcome)
         word = "would be replayed" if dry_run else "replayed"
         if dry_run:

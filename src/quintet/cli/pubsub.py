@@ -11,6 +11,7 @@ import queue
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import click
@@ -32,7 +33,9 @@ HANDLES_MAX: Final = 10_000  # of delayed messages, told by --json
 SUB_BATCH: Final = 5_000  # messages written and acknowledged at once
 
 _url = click.option(
-    "--url", envvar="QUINTET_URL", default=URL_DEFAULT, help=f"The broker (or QUINTET_URL) [{URL_DEFAULT}]."
+    "--url",
+    envvar="QUINTET_URL",
+    help=f"The broker (or QUINTET_URL) [{URL_DEFAULT}, with an option of FlyMQ {common.URL_DEFAULT}].",
 )
 _qos = click.option("--qos", type=click.IntRange(0, 1), default=1, show_default=True, help="0 at most once, 1 durable.")
 
@@ -55,7 +58,7 @@ _qos = click.option("--qos", type=click.IntRange(0, 1), default=1, show_default=
 @click.option("--timeout", type=click.FloatRange(min=0.001), default=10.0, show_default=True, help="Seconds per batch.")
 @common.json_option
 def pub(
-    url: str,
+    url: str | None,
     topic: str,
     values: tuple[str, ...],
     form: str,
@@ -80,10 +83,12 @@ def pub(
     quintet pub load x --count 100000            the same message many times
 
     \b
-    export QUINTET_URL=flymq://admin:admin@127.0.0.1:9092
     quintet pub orders '{"total": 5}' --key customer-7 --schema orders
     quintet pub reminders 'call back' --delay 3600
     """
+    url = _broker(
+        url, {"--key": key, "--partition": partition, "--delay": delay, "--schema": schema, "--cancel": cancel}
+    )
     if cancel is not None:
         if values or delay is not None:
             raise click.UsageError("--cancel takes a message back and sends none; leave values and --delay out")
@@ -94,8 +99,14 @@ def pub(
     options: dict[str, Any] = {"qos": qos, "timeout": timeout, "key": common.typed(key), "partition": partition}
     options |= {name: value for name, value in (("ttl", ttl), ("delay", delay), ("schema", schema)) if value}
     batches = _input(values, from_stdin, form, count)
-    total, handles, last = common.run(url, timeout, lambda bus: _send(bus, topic, batches, options))
+    sent = Sent(Ack(topic, 0, qos == 1))
     ending = "durable" if qos else "sent, not confirmed (QoS 0)"
+    try:
+        common.run(url, timeout, lambda bus: _send(bus, topic, batches, options, sent))
+    except KeyboardInterrupt:
+        click.echo(f"quintet: interrupted; {_messages(sent.total)} to {topic}: {ending}", err=True)
+        sys.exit(1)
+    total, handles, last = sent.total, sent.handles, sent.last
     if delay is not None:
         ending += f", appears in {delay:g} s"
         ending += f" (--cancel {handles[0]} takes it back)" if len(handles) == 1 else ""
@@ -105,7 +116,21 @@ def pub(
         found |= {"partition": last.partition, "offset": last.offset}
     if handles:
         found["handles"] = handles
-    return common.say(as_json, found, f"{total} message{'' if total == 1 else 's'} to {topic}: {ending}")
+    return common.say(as_json, found, f"{_messages(total)} to {topic}: {ending}")
+
+
+def _messages(number: int) -> str:
+    return f"{number} message{'' if number == 1 else 's'}"
+
+
+def _broker(url: str | None, of_flymq: dict[str, object]) -> str:
+    """The URL, or the one of `quintet serve --dev` whose door has the options that are given."""
+    given = [name for name, value in of_flymq.items() if value is not None]
+    if url is None:
+        return common.URL_DEFAULT if given else URL_DEFAULT
+    if given and (door := common.door_of(url)) != "flymq":
+        raise click.UsageError(f"{given[0]} is for FlyMQ, not for {door}: --url flymq://USER:PASSWORD@HOST:9092")
+    return url
 
 
 def _check(from_stdin: bool, form: str, count: int, ttl: float | None, delay: float | None, schema: str | None) -> None:
@@ -120,29 +145,33 @@ def _check(from_stdin: bool, form: str, count: int, ttl: float | None, delay: fl
         raise click.UsageError("--ttl does not go with --schema: FlyMQ has one operation for each")
 
 
-async def _send(
-    bus: Bus, topic: str, batches: AsyncIterator[list[bytes]], options: dict[str, Any]
-) -> tuple[int, list[int], Ack]:
-    """(how many, handles of delayed ones, the last acknowledgement). With a delay or a schema each is a request."""
-    total = 0
-    handles: list[int] = []
-    last = Ack(topic, 0, options["qos"] == 1)
+@dataclass(slots=True)
+class Sent:
+    """What was acknowledged so far; of delayed messages with their handles."""
+
+    last: Ack
+    total: int = 0
+    handles: list[int] = field(default_factory=list)
+
+
+async def _send(bus: Bus, topic: str, batches: AsyncIterator[list[bytes]], options: dict[str, Any], sent: Sent) -> None:
+    """Publish all of it. With a delay or a schema each message is a request."""
     progress = Progress(f"to {topic}")
     async for batch in batches:
         if "delay" not in options and "schema" not in options:
-            last = await bus.publish_batch(topic, batch, **options)
-            total += last.count
-            progress.show(total)
+            sent.last = await bus.publish_batch(topic, batch, **options)
+            sent.total += sent.last.count
+            progress.show(sent.total)
             continue
         for start in range(0, len(batch), SINGLE_BATCH):
             some = batch[start : start + SINGLE_BATCH]
             acks = await asyncio.gather(*(bus.publish(topic, value, **options) for value in some))
-            handles += [ack.handle for ack in acks if ack.handle is not None][: HANDLES_MAX - len(handles)]
-            last = acks[-1]
-            total += len(acks)
-            progress.show(total)
+            room = HANDLES_MAX - len(sent.handles)
+            sent.handles += [ack.handle for ack in acks if ack.handle is not None][:room]
+            sent.last = acks[-1]
+            sent.total += len(acks)
+            progress.show(sent.total)
     progress.end()
-    return total, handles, last
 
 
 @click.command()
@@ -168,7 +197,7 @@ async def _send(
 @click.option("--filter", "chosen", help="Only what passes, see `quintet tail --help` (FlyMQ).")
 @click.option("--no-ack", is_flag=True, help="Look without consuming: all is delivered again.")
 def sub(
-    url: str,
+    url: str | None,
     topic: str,
     count: int | None,
     timeout: float | None,
@@ -191,12 +220,12 @@ def sub(
     quintet sub blobs --format raw --count 1 > picture.png
 
     \b
-    export QUINTET_URL=flymq://admin:admin@127.0.0.1:9092
     quintet sub orders --group billing           as one of several, each message for one of them
     quintet sub orders --from earliest --filter '$.total == 5'
 
     The id of the subscription is told on stderr. With --count, too few messages before --timeout or Ctrl-C is exit code 1.
     """
+    broker = _broker(url, {"--group": group, "--from": start, "--member": member, "--filter": chosen})
     encode = FORMATS[form]
     seen = 0
 
@@ -226,7 +255,7 @@ def sub(
                 raise Timeout(f"{seen} of {count} messages came in {timeout:g} s") from None
 
     try:
-        common.run(url, 10.0, limited)
+        common.run(broker, 10.0, limited)
     except KeyboardInterrupt:
         if count is not None:
             click.echo(f"quintet: interrupted after {seen} of {count} messages", err=True)
@@ -236,8 +265,9 @@ def sub(
 def _told(subscription: Subscription, topic: str, resume: int | None, group: str | None) -> str:
     """How to go on later."""
     if group is not None:
-        numbers = ", ".join(map(str, sorted(subscription.assigned)))
-        return f"group {group} on {topic}: partitions {numbers or 'none yet'} (go on with --group {group})"
+        held = sorted(subscription.assigned)
+        numbers = f"partition{'' if len(held) == 1 else 's'} {', '.join(map(str, held)) or 'none yet'}"
+        return f"group {group} on {topic}: {numbers} (go on with --group {group})"
     if resume is not None:
         return f"subscription {resume} to {topic}, resumed; if there is none or it is another key's, nothing comes"
     try:

@@ -88,7 +88,8 @@ def list_schemas(url: str, name: str | None, as_json: bool) -> None:
         say_json(plain(found))
         return
     rows = [(each.id, each.type, each.version) for each in found]
-    say_table(("id", "type", ">version"), rows, "no schemas; `quintet schema register NAME FILE` adds one")
+    what = f"no schema {name!r}" if name else "no schemas"
+    say_table(("id", "type", ">version"), rows, f"{what}; `quintet schema register {name or 'NAME'} FILE` adds one")
 
 
 @schema.command()

@@ -14,6 +14,7 @@ from quintet.cli.common import (
     url_option,
     yes_option,
 )
+from quintet.client.errors import TopicNotFound
 from quintet.client.manage import Manage, TopicInfo
 
 PARTITIONS_MAX = 1_000
@@ -53,7 +54,7 @@ def list_topics(url: str, as_json: bool) -> None:
 @topic.command()
 @url_option
 @topic_argument
-@click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), default=1, show_default=True)
+@click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), help="How many, for good [as configured].")
 @click.option("--durability", type=click.Choice(DURABILITIES), help="What an acknowledgement promises [as configured].")
 @click.option("--retention", type=common.Duration(), help="Keep messages this long, such as 7d [as configured].")
 @click.option(
@@ -63,31 +64,33 @@ def list_topics(url: str, as_json: bool) -> None:
 def create(
     url: str,
     topic: str,
-    partitions: int,
+    partitions: int | None,
     durability: str | None,
     retention: int | None,
     retention_bytes: int | None,
     as_json: bool,
 ) -> None:
-    """Make a topic. It is no error if it is there already.
+    """Make a topic. It is no error if it is there already, with as many partitions.
 
     \b
     quintet topic create orders
     quintet topic create clicks --partitions 16 --durability interval --retention 7d --retention-bytes 10GiB
     """
-    new = manage(
-        url,
-        lambda broker: broker.create_topic(
+
+    async def make(broker: Manage) -> tuple[bool, int]:
+        new = await broker.create_topic(
             topic,
-            partitions,
+            partitions or 0,
             durability=durability or "",
             retention_ms=retention or 0,
             retention_bytes=retention_bytes or 0,
-        ),
-    )
-    count = f"{partitions} partition{'' if partitions == 1 else 's'}"
-    text = f"{topic}: created with {count}" if new else f"{topic}: was there already and is as it was"
-    say(as_json, {"topic": topic, "created": new}, text)
+        )
+        return new, len((await broker.topic(topic)).partitions)
+
+    new, count = manage(url, make)
+    what = f"{count} partition{'' if count == 1 else 's'}"
+    text = f"{topic}: created with {what}" if new else f"{topic}: was there already, with {what}, and is as it was"
+    say(as_json, {"topic": topic, "created": new, "partitions": count}, text)
 
 
 @topic.command()
@@ -115,7 +118,7 @@ def describe(url: str, topic: str, as_json: bool) -> None:
 @yes_option
 @json_option
 def delete(url: str, topic: str, yes: bool, as_json: bool) -> None:
-    """Delete a topic, all messages in it, and the positions of its readers.
+    """Delete a topic: its messages, and the positions of its readers.
 
     \b
     quintet topic delete orders
@@ -123,7 +126,9 @@ def delete(url: str, topic: str, yes: bool, as_json: bool) -> None:
     """
     common.confirm(f"Delete {topic} and everything in it?", yes)
     was = manage(url, lambda broker: broker.delete_topic(topic))
-    say(as_json, {"topic": topic, "deleted": was}, f"{topic}: deleted" if was else f"{topic}: there was no such topic")
+    if not was:
+        raise TopicNotFound(f"there is no topic {topic!r}", hint="`quintet topic list` shows them")
+    say(as_json, {"topic": topic, "deleted": True}, f"{topic}: deleted")
 
 
 def _plain(info: TopicInfo) -> dict[str, object]:

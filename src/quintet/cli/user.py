@@ -203,17 +203,27 @@ def _row(rule: Rule) -> tuple[object, ...]:
 @click.argument("topic", shell_complete=common.complete_topic)
 @click.option("--user", "users", multiple=True, help="May use it; repeat it for several.")
 @click.option("--role", "roles", multiple=True, help="Users with this role may; repeat it for several.")
-@click.option("--public", is_flag=True, help="Everybody may.")
+@click.option("--public", is_flag=True, help="Everybody may, to read and to write.")
 @json_option
 def set_rule(url: str, topic: str, users: tuple[str, ...], roles: tuple[str, ...], public: bool, as_json: bool) -> None:
-    """Say who may use a topic, a prefix (NAME*), or a group (group:NAME); replaces the rule of that name.
+    """Say who may use a topic, a prefix (NAME*), or a group (group:NAME).
 
     \b
     quintet acl set orders --user ann --role billing
     quintet acl set 'logs.*' --public
+
+    It replaces the rule of that name. A topic's rule leaves out everybody it does not list, but for administrators; those
+    it lists still need a role that may read or write. --public opens a topic to all, to read and to write.
     """
     rule = Rule(topic, public, list(users), list(roles))
-    manage(url, lambda broker: broker.set_rule(rule))
+
+    async def make(broker: Manage) -> list[str]:
+        await broker.set_rule(rule)
+        known = {each.name for each in await broker.users()} if users else set()
+        return [name for name in users if name not in known]
+
+    for name in manage(url, make):
+        click.echo(f"quintet: there is no user {name!r} yet; `quintet user list` shows them", err=True)
     who = "everybody" if public else ", ".join([*users, *(f"role {each}" for each in roles)]) or "administrators"
     say(as_json, plain(rule), f"{topic}: for {who}")
 

@@ -10,9 +10,10 @@ Subscription know only these two; frames and codes are known by the doors alone.
 """
 
 import asyncio
+import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from math import inf
 from random import uniform
@@ -263,10 +264,33 @@ async def dial(setup: "Setup", link: "StreamLink") -> None:
     except ssl.SSLError as error:
         hint = "add ?ca=FILE with the authority that signed the server's certificate, or pass tls="
         raise ConnectionLost(f"TLS with {endpoint} failed: {error}", hint=hint) from error
-    except OSError as error:
-        why = error.strerror or str(error) or type(error).__name__
+    except (socket.gaierror, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no name of a host"
+        raise ConnectionLost(f"cannot find {endpoint.host}: {why}", hint="check the host in the URL") from error
+    except ConnectionRefusedError as error:
         hint = "is the broker running? `quintet serve --dev` starts one"
-        raise ConnectionLost(f"cannot connect to {endpoint}: {why}", hint=hint) from error
+        raise ConnectionLost(f"cannot connect to {endpoint}: nobody listens there", hint=hint) from error
+    except OSError as error:
+        why = error.strerror or str(error) or "the server closed the connection"
+        raise ConnectionLost(f"cannot connect to {endpoint}: {why}", hint=_port_hint(setup)) from error
+
+
+def _port_hint(setup: "Setup") -> str:
+    """For a server that is there and speaks something else."""
+    other = "one without TLS" if setup.endpoint.tls else "one with TLS"
+    return f"is {setup.endpoint} a {setup.door.name} port of a Quintet broker, and not {other}?"
+
+
+async def shake_hands(setup: "Setup", link: "StreamLink", hands: Coroutine[Any, Any, None]) -> None:
+    """Log in on a link that was just dialled; one that ends instead is most likely not the port it was taken for."""
+    try:
+        await hands
+    except ConnectionLost as error:
+        await link.close()
+        raise ConnectionLost(str(error), hint=error.hint or _port_hint(setup)) from error
+    except BaseException:
+        await link.close()
+        raise
 
 
 def _tls(setup: "Setup") -> ssl.SSLContext:

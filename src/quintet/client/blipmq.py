@@ -21,7 +21,20 @@ from math import inf
 from typing import Final, cast
 
 from quintet import kernel
-from quintet.client.base import Limits, Link, Load, Outcome, PushLink, Setup, StreamLink, Target, Wanted, Watch, dial
+from quintet.client.base import (
+    Limits,
+    Link,
+    Load,
+    Outcome,
+    PushLink,
+    Setup,
+    StreamLink,
+    Target,
+    Wanted,
+    Watch,
+    dial,
+    shake_hands,
+)
 from quintet.client.errors import BadUrl, ServerError
 from quintet.client.message import Rows, log
 from quintet.client.push import PushSource
@@ -357,11 +370,7 @@ class BlipDoor:
             raise BadUrl(f"the API key is longer than {KEY_BYTES_MAX} bytes")
         link = BlipLink(str(endpoint), target, lost)
         await dial(setup, link)
-        try:
-            await link.handshake(key)
-        except BaseException:
-            await link.close()
-            raise
+        await shake_hands(setup, link, link.handshake(key))
         return link
 
     def source(self, setup: Setup, wanted: Wanted) -> Source:

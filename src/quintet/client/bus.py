@@ -228,8 +228,9 @@ class Bus:
             outcome = await self._publish_chunks(load, sizes, timeout, retry)
         if outcome.refused:
             first = outcome.failures[0][1]
+            many = f"{outcome.refused} of {len(data)} messages to {topic!r} were refused, the first because: {first}"
             raise DeliveryError(
-                f"{outcome.refused} of {len(data)} messages to {topic!r} were refused, the first because: {first}",
+                many if len(data) > 1 else f"the message to {topic!r} was refused: {first}",
                 topic=topic,
                 failures=outcome.failures,
                 hint=first.hint,

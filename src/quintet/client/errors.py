@@ -138,14 +138,20 @@ BY_CODE: Final = {kind.code: kind for kind in _HINTS}
 
 
 def from_server(code: str, text: str) -> QuintetError:
-    """The typed error for a code and text that a server sent; ServerError, with that code, if it is not a known one."""
+    """The typed error for a code and text that a server sent; ServerError, with that code, if it is not a known one.
+
+    A text that ends with what to do, behind its last semicolon, has its hint there. What a server says about logging in
+    is for those who write clients: ours is in place of it."""
     kind = BY_CODE.get(code)
     if kind is None:
         error: QuintetError = ServerError(text, hint="see the server's log")
         error.code = code or ServerError.code
         error.retryable = False
         return error
-    return kind(text, hint=_HINTS[kind])
+    what, found, to_do = text.rpartition("; ")
+    if not found:
+        return kind(text, hint=_HINTS[kind])
+    return kind(what, hint=_HINTS[kind] if kind is AuthError else to_do)
 
 
 ALL: Final = (

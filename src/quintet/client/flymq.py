@@ -32,6 +32,7 @@ from quintet.client.base import (
     Wanted,
     Watch,
     dial,
+    shake_hands,
 )
 from quintet.client.errors import AuthError, BadUrl, Busy, ProtocolError, ServerError, TooLarge, from_server
 from quintet.client.group import GroupSource
@@ -49,6 +50,7 @@ BY_NAME: Final = {operation.name: operation for operation in frames.OPERATIONS.v
 COMPRESSION: Final = {"none": 0} | {name: number for number, name in frames.CODECS.items()}
 _PRODUCE: Final = codec.layout(BY_NAME["PRODUCE"].asks[0])
 _CODE: Final = re.compile(r"(.*) \[(E\d{4})\]", re.DOTALL)
+_DIALECT_HINT: Final = "is this the FlyMQ port of a Quintet broker, and ?dialect= the one of its listener?"
 _FETCHES: Final = (frames.FETCH, frames.FETCH_BINARY)
 # What a field that may be left off is when one behind it is given; 0 or empty otherwise.
 _LEFT_OFF: Final = {"partition": -1}
@@ -342,7 +344,7 @@ class FlyLink(StreamLink, AskLink):
         if fatal:
             raise ProtocolError(
                 f"{self._where} sent what is not a FlyMQ answer ({FATAL.get(fatal, 'its fields do not add up')})",
-                hint="is this the FlyMQ port of a Quintet broker, and ?dialect= the one of its listener?",
+                hint=_DIALECT_HINT,
             )
         return consumed
 
@@ -390,7 +392,11 @@ class FlyLink(StreamLink, AskLink):
         head = self._head(code)
         if not isinstance(head, _Ask):
             raise ProtocolError(f"{self._where} answered PRODUCE with operation 0x{code:02x}")
-        fields = codec.answer_layout(head.operation, self._dialect).decode(memoryview(payload))
+        try:
+            fields = codec.answer_layout(head.operation, self._dialect).decode(memoryview(payload))
+        except codec.Malformed as error:
+            what = f"{self._where} answered {head.operation.name} in another layout than {self._dialect}: {error}"
+            raise ProtocolError(what, hint=_DIALECT_HINT) from None
         self._line.popleft()
         head.settle(fields)
 
@@ -490,11 +496,7 @@ class FlyDoor:
         dialect: frames.Dialect = "sdk" if endpoint.dialect == "sdk" else "document"
         link = FlyLink(str(endpoint), dialect, COMPRESSION[endpoint.compression], lost)
         await dial(setup, link)
-        try:
-            await link.handshake(endpoint.user, endpoint.secret)
-        except BaseException:
-            await link.close()
-            raise
+        await shake_hands(setup, link, link.handshake(endpoint.user, endpoint.secret))
         return link
 
     def source(self, setup: Setup, wanted: Wanted) -> Source:

@@ -44,7 +44,7 @@ OPTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "compression": (("flymq",), COMPRESSIONS),
 }
 _TLS_OPTIONS: Final = ("ca", "cert", "key")
-_EXAMPLE: Final = "a URL looks like blipmq://:dev-key@127.0.0.1:5555"
+_EXAMPLE: Final = "a URL looks like flymq://admin:admin@127.0.0.1:9092 or blipmq://:dev-key@127.0.0.1:5555"
 
 
 @dataclass(frozen=True, slots=True)
