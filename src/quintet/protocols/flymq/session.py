@@ -388,7 +388,10 @@ class FlySession:
 
     def _advance(self) -> None:
         """Act on the request that waits, if nothing before it is unanswered."""
-        if self._next is None or self._acting or self._replies.waiting:
+        if self._next is None or self._acting:
+            return
+        packed = self._next[0] == frames.PRODUCE and self._next[1] & frames.COMPRESSION_MASK
+        if self._replies.waiting and not packed:  # a compressed PRODUCE runs on with the others
             return
         left = self.closing is not None
         if not left and self._state is READY and self._epoch != self._broker.access.epoch:
