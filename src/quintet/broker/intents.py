@@ -21,6 +21,7 @@ readers need to know nothing of it, because nothing uncommitted is ever in a top
 
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -40,6 +41,7 @@ UNFINISHED_BYTES_MAX: Final = 256 << 20  # of intents that are not yet carried o
 MARK_KEEP_US: Final = 3_600_000_000  # how long a token's outcome is remembered
 MARKS_MAX: Final = 100_000
 MARKS_PER_TICK_MAX: Final = 1_000  # looked at, to forget them
+THERE: Final = -1  # instead of a floor: it was appended, and is not looked for
 
 _PRODUCER: Final = struct.Struct("<QI")  # producer_id and sequence, at 48
 _PRODUCER_AT: Final = 48
@@ -50,7 +52,7 @@ Apply = Callable[[bytes, Done], None]
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True):
-    """One unsealed batch for one partition; `floor` is what the partition showed when it was written."""
+    """One unsealed batch for one partition; `floor` is what the partition showed when it was written, or THERE."""
 
     topic: str
     topic_id: int
@@ -81,7 +83,8 @@ class _Running:
     """An intent on its way: what is still missing, and who waits. `row` is None until it is written."""
 
     __slots__ = (
-        "appends", "bytes", "complained", "effects", "error", "missing", "number", "owner", "row", "token", "waiters",
+        "appends", "bytes", "complained", "effects", "error", "missing", "noted", "number", "owner", "row", "there", "token",
+        "waiters",
     )  # fmt: skip
 
     def __init__(self, number: int, token: str, owner: str, size: int) -> None:
@@ -92,6 +95,8 @@ class _Running:
         self.appends: Sequence[tuple[Topic, int, bytearray]] = ()
         self.effects: tuple[Effect, ...] = ()
         self.row: IntentRow | None = None
+        self.there: set[int] = set()  # places of appends that are durable in their partitions
+        self.noted = 0  # how many of them the row says
         self.missing = 0
         self.error: Exception | None = None
         self.complained = False
@@ -220,7 +225,7 @@ class Intents:
         if row.token:
             self._asked.pop(row.token, None)
             self._by_token[row.token] = row
-        self._carry_out(running, row, row.appends)
+        self._carry_out(running, row, range(len(row.appends)))
 
     def _refused(self, running: _Running, error: Exception) -> None:
         self._forget(running)
@@ -230,15 +235,15 @@ class Intents:
 
     # -- carrying out ----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, running: _Running, row: IntentRow, appends: Sequence[Append]) -> None:
-        running.missing = len(appends) + len(row.effects) + 1
-        for append in appends:
-            self._append(running, append)
+    def _carry_out(self, running: _Running, row: IntentRow, places: Sequence[int]) -> None:
+        running.missing = len(places) + len(row.effects) + 1
+        for place in places:
+            self._append(running, place, row.appends[place])
         for effect in row.effects:
             self._effect(running, effect)
         self._one_less(running)
 
-    def _append(self, running: _Running, append: Append) -> None:
+    def _append(self, running: _Running, place: int, append: Append) -> None:
         topic = self._find(append)
         if topic is None:
             self._one_less(running)
@@ -248,22 +253,25 @@ class Intents:
                 bytearray(append.batch),
                 RecordBatch(append.batch).count,
                 False,
-                partial(self._appended, running, append),
+                partial(self._appended, running, place, append),
                 append.partition,
             )
         except QuintetError as error:
-            self._appended(running, append, -1, error)
+            self._appended(running, place, append, -1, error)
 
     def _find(self, append: Append) -> Topic | None:
         """Its topic, or None: deleted meanwhile, and what was in it with it."""
         topic = self._topics.get(append.topic.encode())
         return topic if topic is not None and topic.spec.id == append.topic_id else None
 
-    def _appended(self, running: _Running, append: Append, _offset: int, error: Exception | None) -> None:
+    def _appended(self, running: _Running, place: int, append: Append, _offset: int, error: Exception | None) -> None:
         if error is None:
+            topic = self._find(append)
+            if topic is not None and topic.spec.durability == "fsync":  # others may lose it, and are looked into again
+                running.there.add(place)
             self._one_less(running)
         else:
-            self._later(running, error, partial(self._append, running, append))
+            self._later(running, error, partial(self._append, running, place, append))
 
     def _effect(self, running: _Running, effect: Effect) -> None:
         kind, payload = effect
@@ -287,6 +295,7 @@ class Intents:
             running.complained = True
             self._report("intent_waits", {"intent": running.number, "error": str(error)})
         self._retry(again)
+        self._note(running)
         waiters, running.waiters = running.waiters, []
         told = NotYetVisible(
             f"committed, and not yet visible everywhere: {error}",
@@ -294,6 +303,21 @@ class Intents:
         )
         for done in waiters:
             done(told)
+
+    def _note(self, running: _Running) -> None:
+        """It may have to wait for long: what is there already is said in its row, before retention or compaction take it
+        and the next start, which would not find it, appends it once more."""
+        row = running.row
+        if row is None or len(running.there) == running.noted:
+            return
+        running.noted = len(running.there)
+        appends = (
+            msgspec.structs.replace(append, floor=THERE, batch=b"") if place in running.there else append
+            for place, append in enumerate(row.appends)
+        )
+        running.row = msgspec.structs.replace(row, appends=tuple(appends))
+        with suppress(QuintetError):  # a full disk: said with the next progress, or found by looking
+            self._table.put(_key(row.number), running.row)
 
     def _retry(self, call: Callable[[], None]) -> None:
         self._again.append((self._scheduler.now() + RETRY_EVERY_US, call))
@@ -345,16 +369,16 @@ class Intents:
             running = _Running(row.number, row.token, row.owner, sum(len(append.batch) for append in row.appends))
             self._running[row.number] = running
             self._bytes += running.bytes
-            missing = [append for place, append in enumerate(row.appends) if not self._is_there(row, place, append)]
+            missing = [place for place, append in enumerate(row.appends) if not self._is_there(row, place, append)]
             self._report("intent_resumed", {"intent": row.number, "appends": len(missing), "of": len(row.appends)})
             lowered = tuple(self._lower(append) for append in row.appends)
             running.row = msgspec.structs.replace(row, appends=lowered)
             if lowered == row.appends:
                 self._carry_out(running, row, missing)
             else:
-                self._resume(running, running.row, [self._lower(append) for append in missing])
+                self._resume(running, running.row, missing)
 
-    def _resume(self, running: _Running, row: IntentRow, missing: list[Append]) -> None:
+    def _resume(self, running: _Running, row: IntentRow, missing: list[int]) -> None:
         """Carry it out once the lowered floors are durable."""
 
         def written(error: Exception | None) -> None:
@@ -377,7 +401,7 @@ class Intents:
 
     def _is_there(self, row: IntentRow, place: int, append: Append) -> bool:
         topic = self._find(append)
-        if topic is None:
+        if topic is None or append.floor == THERE:
             return True
         partition = topic.partitions[append.partition]
         offset = max(append.floor, partition.start)
