@@ -327,9 +327,8 @@ def reset(
         before = (await broker.group(group, on)).offsets
         info = await broker.topic(on)
         chosen = list(partitions) or [each.id for each in info.partitions]
-        if dry_run:
-            after = await _plan(broker, info, mode, value, chosen)
-        else:
+        after = await _plan(broker, info, mode, value, chosen)  # wrong for one partition: none is moved
+        if not dry_run:
             after = await broker.reset(on, group, mode, value, chosen)
         return [
             {"topic": on, "partition": partition, "from": before.get(partition, 0), "to": offset}
@@ -353,6 +352,9 @@ async def _plan(broker: Manage, info: TopicInfo, mode: str, value: int, partitio
         if partition not in known:
             raise click.UsageError(f"{info.name} has the partitions 0 to {len(known) - 1}, not {partition}")
         here = known[partition]
+        if mode == "offset" and value > here.newest:
+            where = f"partition {partition} of {info.name} ends at {here.newest}, {value} is behind it"
+            raise click.UsageError(f"{where}. Choose another, or other partitions with --partition; nothing was moved.")
         if mode == "timestamp":
             rows, _ = await broker.peek(info.name, partition, here.oldest, max=1, since_ms=value)
             found[partition] = rows[0].offset if rows else here.newest
