@@ -143,16 +143,16 @@ def development_lines(addresses: Mapping[str, str]) -> str:
     lines = ["", "  Quintet for development: loopback only, fixed credentials. Copy a line:", ""]
     if "blipmq" in addresses:
         url = f"blipmq://:{config.DEV_BLIPMQ_KEY}@{addresses['blipmq']}"
-        lines.append(f"  BlipMQ   {command} sub --url {url} demo        (API key {config.DEV_BLIPMQ_KEY})")
+        lines.append(f"  BlipMQ   {command} sub --url {url} demo        # API key {config.DEV_BLIPMQ_KEY}")
         lines.append(f"           {command} pub --url {url} demo hello")
     if "flymq" in addresses:
         url = f"flymq://{config.DEV_USER}:{config.DEV_PASSWORD}@{addresses['flymq']}"
-        lines.append(f"  FlyMQ    {command} tail --url {url} demo --follow")
-        lines.append(f"           {command} pub --url {url} demo hello --key k")
+        lines.append(f"  FlyMQ    {command} pub --url {url} demo hello --key k")
+        lines.append(f"           {command} tail --url {url} demo --follow")
     if "flymq-sdk" in addresses:
         host, _, port = addresses["flymq-sdk"].rpartition(":")
         login = f"username={config.DEV_USER!r}, password={config.DEV_PASSWORD!r}"
         lines.append(f"           published clients: host {host}, port {port}, {login}")
     if "admin" in addresses:
-        lines.append(f"  admin    curl http://{addresses['admin']}/readyz?verbose")
+        lines.append(f"  admin    curl 'http://{addresses['admin']}/readyz?verbose'")
     return "\n".join([*lines, ""])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -14,6 +15,8 @@ from typing import Any
 import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from quintet.figures import development_lines
 
 QUINTET = (sys.executable, "-m", "quintet")
 FREE_PORTS = {f"QUINTET_LISTENERS__{door}__PORT": "0" for door in ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "ADMIN")}
@@ -198,3 +201,13 @@ def test_log_wants_a_data_folder(tmp_path: Path) -> None:
         done = run("log", command, str(tmp_path))
         assert (done.returncode, done.stdout) == (1, "")
         assert "is not a data folder of Quintet" in done.stderr
+
+
+def test_the_lines_to_copy_can_be_copied() -> None:
+    text = development_lines({"blipmq": "127.0.0.1:1", "flymq": "127.0.0.1:2", "admin": "127.0.0.1:3"})
+    commands = [
+        shlex.split(line[11:], comments=True) for line in text.splitlines() if line[11:].strip() and "://" in line
+    ]
+    assert len(commands) == 5
+    assert not {character for words in commands for word in words for character in word} & set("()#'")
+    assert text.index(" pub --url flymq://") < text.index(" tail --url flymq://"), "tail needs a topic that is there"
