@@ -291,10 +291,14 @@ class Access:
             if self.on_refused is not None:
                 self.on_refused(principal, action, topic, peer)
             what = "administer" if action == "admin" else f"{action} on"
-            raise Forbidden(
-                f"{principal.name} may not {what} topic {topic!r}",
-                hint="an administrator can give it a role or an access rule that allows it",
-            )
+            raise Forbidden(f"{principal.name} may not {what} topic {topic!r}", hint=self.remedy(topic))
+
+    @staticmethod
+    def remedy(topic: str) -> str:
+        """What helps whoever is refused."""
+        if topic.startswith(INTERNAL_PREFIX):
+            return f"names that start with {INTERNAL_PREFIX!r} are the broker's own: choose another"
+        return "an administrator can give it a role that may, and must list it where an access rule names the topic"
 
     def may_administer(self, principal: Principal) -> bool:
         """Whether the whole broker is its to administer."""

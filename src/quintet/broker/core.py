@@ -180,11 +180,11 @@ class Broker:
 
     # -- publish ---------------------------------------------------------------------------------------------------
 
-    def publish_target(self, principal: Principal, name: bytes, durable: bool) -> Topic:
+    def publish_target(self, principal: Principal, name: bytes, durable: bool, peer: str = "") -> Topic:
         """The topic this principal's publishes to `name` go to; a session may remember it until access.epoch changes."""
         if self.draining:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
-        self.access.require(principal, "publish", name.decode())
+        self.access.require(principal, "publish", name.decode(), peer)
         return self.topics.ensure(name, durable)
 
     def create_topic(

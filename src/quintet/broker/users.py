@@ -588,7 +588,7 @@ class Users:
         twin = self._twin_of(clean)
         if twin is not None:
             raise UserExists(
-                f"user {clean!r} was not made: {twin!r} is there" + (" and looks the same" * (twin != clean))
+                f"user {clean!r} exists" if twin == clean else f"user {clean!r} was not made: {twin!r} looks the same"
             )
         return clean
 

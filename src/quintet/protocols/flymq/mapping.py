@@ -72,7 +72,7 @@ class Call:
         return self.broker.topics.find(ask["topic"].encode())
 
     def target(self, ask: Values) -> Topic:
-        return self.broker.publish_target(self.principal, ask["topic"].encode(), durable=True)
+        return self.broker.publish_target(self.principal, ask["topic"].encode(), durable=True, peer=self.peer)
 
     def then(self, make: Callable[[Any], Values | bytes]) -> Callable[[Any, Exception | None], None]:
         """The callback for a verb with (result, error): answers with what `make` makes of the result."""

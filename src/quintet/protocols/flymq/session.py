@@ -279,7 +279,7 @@ class FlySession:
         if len(self._targets) >= TARGETS_MAX:
             self._forget_targets()
         try:
-            topic = self._broker.publish_target(self._principal, name, durable=True)
+            topic = self._broker.publish_target(self._principal, name, durable=True, peer=self._peer)
             self._targets[name], self._counts[name] = topic, len(topic.partitions)
         except (QuintetError, UnicodeDecodeError) as error:
             known = error if isinstance(error, QuintetError) else BadRequest("a topic name is UTF-8")
@@ -542,7 +542,8 @@ class FlySession:
         if not allowed:
             self._denied(operation.name, resource)
             what = "needs an administrator" if right == "admin" else f"needs the right to {right} {resource!r}"
-            raise Forbidden(f"{principal.name} may not {operation.name}: it {what}")
+            hint = "" if right == "admin" else access.remedy(resource)
+            raise Forbidden(f"{principal.name} may not {operation.name}: it {what}", hint=hint)
 
     def _no_longer(self, operation: frames.Operation, ask: codec.Values) -> Exception | None:
         """Access changed while the request waited: what has come meanwhile is only for who may still read it."""
