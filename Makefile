@@ -24,7 +24,7 @@ run: setup ## start a development broker on loopback
 	@exec $(BIN)/quintet serve --dev
 
 test: check ## lint, types and every test
-	@$(BIN)/pytest -q --session-timeout=600
+	@$(BIN)/pytest -q --session-timeout=1500
 
 check: setup ## lint and types only
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy
