@@ -9,6 +9,7 @@ import mmap
 import re
 import struct
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -46,7 +47,7 @@ class Span(NamedTuple):
 Spans = Generator[Span, None, int]
 
 
-class Node:
+class Node(ABC):
     """One field. `read` gives the position behind it; `spans` does too, and yields what it read on the way."""
 
     name: str
@@ -57,11 +58,13 @@ class Node:
         yield Span(at, end, path, found[self.name])
         return end
 
+    @abstractmethod
     def read(self, data: memoryview, at: int, found: Values) -> int:
-        raise NotImplementedError
+        """Put its value into `found`; Malformed if it is not there."""
 
+    @abstractmethod
     def write(self, values: Mapping[str, Any], out: bytearray) -> None:
-        raise NotImplementedError
+        """Append its bytes."""
 
 
 class Scalar(Node):
