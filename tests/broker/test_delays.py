@@ -11,7 +11,7 @@ import pytest
 from quintet.broker import delays as module
 from quintet.broker.delays import Delays
 from quintet.broker.intents import pack
-from quintet.broker.topics import ANY, Topic, fnv1a
+from quintet.broker.topics import ANY, Topic
 from quintet.log.base import Durability
 from quintet.model.errors import (
     BadRequest,
@@ -22,6 +22,7 @@ from quintet.model.errors import (
     StorageFull,
     TooLarge,
 )
+from quintet.model.keys import fnv1a
 from quintet.testing.sim import START_US, SimDisk
 from tests.broker.parts import SECOND, Parts, Told
 

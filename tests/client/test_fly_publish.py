@@ -6,7 +6,7 @@ import pytest
 
 import quintet
 from quintet.client import errors
-from quintet.client.idempotent import fnv1a
+from quintet.model.keys import fnv1a
 from tests.client.server import Server
 from tests.client.test_idempotent import stored
 

@@ -13,7 +13,7 @@ import pytest
 import quintet
 from quintet.client.bus import Bus
 from quintet.client.errors import Backpressure, DeliveryError, PartitionNotFound
-from quintet.client.idempotent import fnv1a
+from quintet.model.keys import fnv1a
 from tests.client.proxy import LossyProxy
 from tests.client.server import Server, running
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from quintet.kernel import pure
+from quintet.model.keys import fnv1a
 from tests.kernel.fly_frames import (
     MAX_FRAME,
     MAX_I64,
@@ -452,3 +454,11 @@ class TestFly:
             with pytest.raises(ValueError):
                 k.fly_received(b"", start, max_frame, False)
         assert k.fly_received(b"", 0, 1 << 26, False) == ([], 0, 0)
+
+
+def test_broker_and_kernel_send_a_key_to_the_same_partition() -> None:
+    for key in (b"k", b"key", bytes(range(256)), "schlüssel".encode()):
+        frame = pure.fly_produce(b"t", [key], [b"v"], -1, 0, 0, 1)
+        items = pure.fly_split(frame, 0, 1 << 20, {b"t": 7}, b"", 0)[0]
+        groups: Any = items[0][1]
+        assert groups[0][1] == fnv1a(key) % 7

@@ -13,14 +13,16 @@ import msgspec
 
 from quintet.broker.access import Access, Action, Credential, Principal, Role
 from quintet.broker.audit import Audit
+from quintet.broker.dead import TABLE as DEAD_TABLE
 from quintet.broker.dead import DeadLetters, DeadRow
+from quintet.broker.delays import TABLE as DELAYED_TABLE
 from quintet.broker.delays import DelayedRow, Delays
 from quintet.broker.group import GroupRow
 from quintet.broker.groups import SESSION_TIMEOUT_US, Groups
 from quintet.broker.intents import IntentRow, Intents
 from quintet.broker.passwords import Entropy
 from quintet.broker.producers import ProducerRow, Producers
-from quintet.broker.schemas import SchemaRow, Schemas
+from quintet.broker.schemas import SCHEMAS_TABLE, SchemaRow, Schemas
 from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
 from quintet.broker.table import T, Table
 from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
@@ -38,10 +40,7 @@ TOPICS_TABLE = (1, "__topics")
 CREDENTIALS_TABLE = (2, "__credentials")
 SUBSCRIPTIONS_TABLE = (3, "__subscriptions")
 GROUPS_TABLE = (6, "__groups")
-SCHEMAS_TABLE = (7, "__schemas")
 INTENTS_TABLE = (8, "__intents")
-DELAYED_TABLE = (9, "__delayed")
-DEAD_TABLE = (10, "__dead")
 PRODUCERS_TABLE = (11, "__producers")
 
 

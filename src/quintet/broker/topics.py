@@ -28,6 +28,7 @@ from quintet.model.errors import (
     StorageFull,
     TopicNotFound,
 )
+from quintet.model.keys import fnv1a
 
 Low = Callable[[], Exception | None]
 
@@ -98,7 +99,7 @@ class Topic:
     )
 
     def __init__(
-        self, spec: TopicSpec, partitions: list[Partition], policy: TopicPolicy, ready: bool, low: "Low" = lambda: None
+        self, spec: TopicSpec, partitions: list[Partition], policy: TopicPolicy, ready: bool, low: Low = lambda: None
     ) -> None:
         self.name = spec.name
         self.raw = spec.name.encode()
@@ -265,9 +266,7 @@ class Topics:
             self._by_name[row.name.encode()] = Topic(spec, opened, self._policy, ready=True, low=self._low)
 
     def _low(self) -> Exception | None:
-        """Why only the broker's own tables may grow now: the word of the engine, if it has one."""
-        found: Exception | None = getattr(self._log, "low_on_space", None)
-        return found
+        return self._log.low_on_space
 
     def get(self, raw: bytes) -> Topic | None:
         return self._by_name.get(raw)
@@ -389,14 +388,6 @@ class Topics:
             self._log.delete_topic(topic.spec.id)
             topic.forget(error)
         topic.release(error)
-
-
-def fnv1a(key: bytes) -> int:
-    """FNV-1a, 32 bits."""
-    value = 0x811C9DC5
-    for byte in key:
-        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return value
 
 
 def check_name(raw: bytes) -> str:

@@ -21,6 +21,7 @@ from typing import Final
 from quintet.client.base import ANY, AskLink, Channel, Load, Outcome
 from quintet.client.errors import Closed, ConnectionLost, Forbidden, PartitionNotFound, TopicNotFound
 from quintet.model.errors import QuintetError
+from quintet.model.keys import fnv1a
 
 WINDOW_PIECES: Final = 8
 RETRY_S: Final = 0.1  # after a refusal that may pass
@@ -29,15 +30,7 @@ PRODUCER_ID_MAX: Final = (1 << 63) - 1
 _KEYS_CACHED: Final = 65_536
 
 _random: Final = SystemRandom()
-
-
-@lru_cache(maxsize=_KEYS_CACHED)
-def fnv1a(key: bytes) -> int:
-    """FNV-1a, 32 bits: how the broker chooses the partition of a key."""
-    value = 0x811C9DC5
-    for byte in key:
-        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return value
+_hash_of: Final = lru_cache(maxsize=_KEYS_CACHED)(fnv1a)  # the same keys come again and again
 
 
 def split(load: Load, partitions: Sequence[int]) -> list[Load]:
@@ -144,7 +137,7 @@ class Sequencer:
         keys = load.keys or [None] * len(load.values)
         chosen = []
         for number, key in zip(asked or [ANY] * len(keys), keys, strict=True):
-            chosen.append(number if number != ANY else fnv1a(key) % self._count if key else self._turn)
+            chosen.append(number if number != ANY else _hash_of(key) % self._count if key else self._turn)
         return split(load, chosen)
 
     def publish(self, load: Load) -> "asyncio.Future[Outcome]":

@@ -106,6 +106,10 @@ class Log(Protocol):
         """The highest topic number that any file in the log has: numbers are never used again."""
 
     @property
+    def low_on_space(self) -> Exception | None:
+        """Why only the broker's own tables may grow now, or None."""
+
+    @property
     def unsynced_bytes(self) -> int:
         """Bytes accepted and not yet durable, over all partitions: the measure for back-pressure."""
 

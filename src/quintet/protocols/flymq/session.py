@@ -78,7 +78,7 @@ Group = tuple[bytes, int, bytearray | None, bytes]
 class _Run(Slot):
     """The reply slot of a run of PRODUCE frames: what became of each group, and how many are still on their way."""
 
-    __slots__ = ("flags", "groups", "missing", "order")
+    __slots__ = ("groups", "missing", "order")
 
     def __init__(self, groups: list[Group], order: bytes) -> None:
         self.data = None
@@ -301,7 +301,7 @@ class FlySession:
                 if len(batch) > RECORD_BYTES_MAX:
                     _check_size(max(len(row[2] or b"") + len(row[3] or b"") for row in RecordBatch(batch).rows()))
                 if _PRODUCER.unpack_from(batch, _PRODUCER_AT)[0]:
-                    self._produce_once(run, number, target, None)
+                    self._produce_once(run, number, target)
                     continue
                 chosen = target.publish(batch, count, True, partial(appended, (run, number)), partition)
                 if chosen != partition:
@@ -320,7 +320,7 @@ class FlySession:
         if not run.missing:
             self._replies.fill(run, kernel.fly_produced(run.groups, run.order, frames.BINARY))
 
-    def _produce_once(self, run: _Run, number: int, topic: Topic, _error: Exception | None) -> None:
+    def _produce_once(self, run: _Run, number: int, topic: Topic) -> None:
         """A group of an idempotent producer: what the partition already holds is answered, the rest appended."""
         producers = self._broker.producers
         _, partition, batch, _ = run.groups[number]
@@ -344,7 +344,7 @@ class FlySession:
 
     def _produce_again(self, run: _Run, number: int, topic: Topic, _result: object, _error: Exception | None) -> None:
         try:
-            self._produce_once(run, number, topic, None)
+            self._produce_once(run, number, topic)
         except QuintetError as error:
             self._produced(run, number, error)
 
