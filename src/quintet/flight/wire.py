@@ -1,0 +1,343 @@
+"""What crosses the Flight door: the tickets, the descriptors, the actions and their answers. Words only, no work.
+
+Both ends use these: the door (server.py) and the link of Spark and the pipelines (quintet.spark.link). All of it is JSON,
+so that any Arrow client can use the door without this package; bytes of a message never go this way, they are columns.
+
+    get_flight_info   path [TOPIC], or command Selection      one endpoint per partition, each with a ticket
+    do_get            ticket Ticket                           the records as record batches
+    do_put            path [TOPIC]                            publishes what was sent, all or nothing
+                      command StageRequest                    stages it: visible when `stage_commit` says so
+    do_action         a name of ACTIONS, its request as body  one result, the answer
+
+An error is the Flight error of its kind whose text is "CODE: what happened", and `extra_info` is a `Problem`.
+"""
+
+from typing import Final
+
+import msgspec
+
+# The columns of a topic, in this order (docs of each in README.md). `columns` fields name some of them.
+COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "origin")
+ROWS_PER_BATCH: Final = 20_000  # what a reader asks for when it says nothing
+ROWS_PER_BATCH_MAX: Final = 1 << 20
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client sends; a field that is not known is refused, so that a typing error is not passed over."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the broker answers; a client passes over fields it does not know."""
+
+
+class Problem(Answer):
+    """An error as the client gets it: the code and words of quintet.model.errors."""
+
+    code: str
+    message: str
+    hint: str = ""
+    retryable: bool = False
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+class Ticket(Request):
+    """Records first <= offset < last of one partition. `last` -1: up to what is there now."""
+
+    topic: str
+    partition: int
+    first: int = 0
+    last: int = -1
+    columns: tuple[str, ...] = COLUMNS
+    rows_per_batch: int = ROWS_PER_BATCH
+    fail_on_data_loss: bool = True  # false: what retention took meanwhile is passed over
+
+
+class Selection(Request):
+    """Topics by name or by a pattern (RE2 that must match the whole name). Only what the caller may read is found."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+
+
+class PartitionInfo(Answer):
+    """The offsets there are: first <= offset < end, and about how many bytes."""
+
+    first: int
+    end: int
+    bytes: int = 0
+
+
+class TopicInfo(Answer):
+    name: str
+    id: int
+    durability: str
+    partitions: tuple[PartitionInfo, ...]
+
+
+class Topics(Answer):
+    """`missing`: names that were asked for and do not exist (or may not be known to exist)."""
+
+    topics: tuple[TopicInfo, ...]
+    missing: tuple[str, ...] = ()
+
+
+class TimeRequest(Request):
+    topic: str
+    at_us: int  # microseconds since 1970
+
+
+class Offsets(Answer):
+    """Of each partition the first offset whose record is not older; its end, if there is none."""
+
+    offsets: tuple[int, ...]
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True):
+    partition: int
+    first: int
+    last: int
+
+
+class LocateRequest(Request):
+    topic: str
+    ranges: tuple[Range, ...]
+
+
+class SegmentFile(Answer):
+    """One segment of a range. `position` is where to begin to look: a batch at or before the range begins there."""
+
+    path: str
+    seed: int
+    position: int
+    base: int
+    next_offset: int
+
+
+class Machine(Answer):
+    """Which machine and which data directory the paths are of: the files are the broker's only if all of it agrees."""
+
+    boot_id: str
+    lock_path: str
+    lock_device: int
+    lock_inode: int
+
+
+class Located(Answer):
+    """The files of each range asked for; none for a topic in memory. `machine` None: mapping is switched off."""
+
+    topic_id: int
+    machine: Machine | None
+    files: tuple[tuple[SegmentFile, ...], ...]
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+class StageRequest(Request):
+    """Stage the rows of this do_put for batch `epoch` of `writer`. `topic` "": a column names the topic of each row."""
+
+    writer: str
+    epoch: int
+    topic: str = ""
+
+
+class Staged(Answer):
+    """Sent as the metadata of a do_put: the stage and what it holds. `offsets` only when it was published at once."""
+
+    stage: str
+    rows: int
+    bytes: int
+
+
+class StageCommit(Request):
+    """Publish these stages as batch `epoch` of `writer`: all of it, once. `rows` is what the caller counted.
+    `accept_other`: this epoch was committed before with another number of rows; pass over that."""
+
+    writer: str
+    epoch: int
+    stages: tuple[str, ...]
+    rows: int
+    accept_other: bool = False
+
+
+class StageCommitted(Answer):
+    """`fresh` false: this epoch had been committed before, and these stages were thrown away."""
+
+    fresh: bool
+    rows: int
+
+
+class StageAbort(Request):
+    stages: tuple[str, ...]
+
+
+class FenceRequest(Request):
+    writer: str
+
+
+class FenceAnswer(Answer):
+    """The highest epoch that was committed, -1 if none was."""
+
+    epoch: int
+
+
+# -- groups, schemas, dead letters ------------------------------------------------------------------------------------
+
+
+class GroupCommit(Request):
+    """Show how far a reader is: offsets by topic and partition, under the name of a group."""
+
+    group: str
+    offsets: dict[str, dict[int, int]]
+
+
+class GroupsRequest(Request):
+    """Positions of all groups the caller may see; `topic` and `group` narrow it."""
+
+    topic: str = ""
+    group: str = ""
+
+
+class GroupPosition(Answer):
+    """One committed offset. `lag_us` is the age of the oldest record that was not committed, 0 if there is none."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    end: int
+    lag: int
+    lag_us: int
+
+
+class GroupPositions(Answer):
+    positions: tuple[GroupPosition, ...]
+    now_us: int
+
+
+class SchemaRequest(Request):
+    """`version` 0: the latest."""
+
+    subject: str
+    version: int = 0
+
+
+class SchemaAnswer(Answer):
+    subject: str
+    id: str
+    version: int
+    type: str  # json, avro, protobuf
+    definition: str
+
+
+class Reject(msgspec.Struct, frozen=True, array_like=True):
+    partition: int
+    offset: int
+    error: str
+
+
+class RejectRequest(Request):
+    """Copy these records of a topic to its dead letters, each once however often it is asked."""
+
+    topic: str
+    rejects: tuple[Reject, ...]
+
+
+class Rejected(Answer):
+    """How many are there now that were not there before."""
+
+    fresh: int
+
+
+class RedriveRequest(Request):
+    """Send dead letters of a topic again: their ids, "partition-offset" of the dead-letter topic."""
+
+    topic: str
+    ids: tuple[str, ...]
+
+
+class Redriven(Answer):
+    sent: int
+    missing: tuple[str, ...]
+
+
+class DeadRequest(Request):
+    """Which dead letters of a topic are still open."""
+
+    topic: str
+
+
+class DeadOpen(Answer):
+    """The dead-letter topic, and of each partition the ranges [first, last) that are open."""
+
+    topic: str
+    open: tuple[tuple[tuple[int, int], ...], ...]
+
+
+# -- pipelines --------------------------------------------------------------------------------------------------------
+
+
+class PipelineReport(Request):
+    """How a running pipeline is: kept by the broker until a while after the last one, shown by `status` and /metrics."""
+
+    name: str
+    kind: str
+    state: str  # starting, running, restarting, failed, stopped, finished
+    detail: str = ""  # what failed, for people
+    started_us: int = 0
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_per_second: float = 0.0
+    batch_ms: float = 0.0
+    lag: int = 0  # records not yet read
+    state_rows: int = 0
+    state_bytes: int = 0
+    restarts: int = 0
+
+
+class PipelineOrder(Answer):
+    """The answer to a report: `stop` when somebody asked for that."""
+
+    stop: bool
+
+
+class PipelineName(Request):
+    name: str
+
+
+class PipelineStatus(Answer):
+    report: PipelineReport
+    owner: str
+    seen_us: int  # when it reported last
+
+
+class Pipelines(Answer):
+    pipelines: tuple[PipelineStatus, ...]
+    now_us: int
+
+
+class Nothing(Request):
+    """A request or an answer without fields."""
+
+
+# action -> (request, answer)
+ACTIONS: Final[dict[str, tuple[type, type]]] = {
+    "topics": (Selection, Topics),
+    "offsets_for_time": (TimeRequest, Offsets),
+    "locate": (LocateRequest, Located),
+    "stage_commit": (StageCommit, StageCommitted),
+    "stage_abort": (StageAbort, Nothing),
+    "fence": (FenceRequest, FenceAnswer),
+    "group_commit": (GroupCommit, Nothing),
+    "groups": (GroupsRequest, GroupPositions),
+    "schema": (SchemaRequest, SchemaAnswer),
+    "reject": (RejectRequest, Rejected),
+    "redrive": (RedriveRequest, Redriven),
+    "dead": (DeadRequest, DeadOpen),
+    "pipeline_report": (PipelineReport, PipelineOrder),
+    "pipelines": (Nothing, Pipelines),
+    "pipeline_stop": (PipelineName, Nothing),
+}
