@@ -56,7 +56,7 @@ class Parts:
             table.load()
         self.topics = Topics(self.log, topics, policy)
         self.topics.load()
-        self.intents = Intents(self.intent_rows, self.topics, self.scheduler, self.report)
+        self.intents = Intents(self.intent_rows, self.topics, self.scheduler, self.report, self.log.stages)
         if register is not None:
             register(self)
         self.dead = DeadLetters(self.dead_rows, self.topics, self.intents, self.scheduler, suffix=SUFFIX)

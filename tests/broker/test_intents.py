@@ -176,11 +176,11 @@ def test_power_lost_again_while_recovering() -> None:
             assert check(parts, numbers, story) == [], f"cut at call {at}, again at {again}"
 
 
-@pytest.mark.parametrize("sabotage", ["_is_there", "recover"])
+@pytest.mark.parametrize("sabotage", ["_present", "recover"])
 def test_a_recovery_that_does_not_look_is_caught(sabotage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positive control: carrying out twice, and not carrying out."""
     total = total_calls()
-    monkeypatch.setattr(Intents, sabotage, lambda *_: False)
+    monkeypatch.setattr(Intents, sabotage, lambda *_: set())
     caught = 0
     for at in range(1, total + 1, 2):
         disk, story = run_cut(at)

@@ -23,6 +23,8 @@ from quintet.broker.intents import IntentRow, Intents
 from quintet.broker.passwords import Entropy
 from quintet.broker.producers import ProducerRow, Producers
 from quintet.broker.schemas import SCHEMAS_TABLE, SchemaRow, Schemas
+from quintet.broker.stages import TABLE as FENCES_TABLE
+from quintet.broker.stages import FenceRow, Stages
 from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
 from quintet.broker.table import T, Table
 from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
@@ -100,7 +102,7 @@ class Broker:
         self.topics.load()
         self.keeps_rejected = options.keep_rejected
         self.intents = Intents(
-            _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)), self.topics, scheduler, report
+            _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)), self.topics, scheduler, report, log.stages
         )
         self.dead = DeadLetters(
             _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True)),
@@ -143,6 +145,15 @@ class Broker:
         self.producers = Producers(_loaded(Table(log, *PRODUCERS_TABLE, ProducerRow, packed=True)), self.topics)
         self.producers.load()
         self.transactions = Transactions(self.intents, scheduler, options.entropy, options.transactions)
+        self.stages = Stages(
+            _loaded(Table(log, *FENCES_TABLE, FenceRow, packed=True)),
+            log.stages,
+            self.topics,
+            self.intents,
+            scheduler,
+            options.entropy,
+        )
+        self.stages.load()
         self.intents.recover()
 
     # -- who -------------------------------------------------------------------------------------------------------
@@ -269,6 +280,7 @@ class Broker:
         self.delays.tick(now)
         self.transactions.tick(now)
         self.intents.tick(now)
+        self.stages.tick(now)
         self.producers.tick(now)
         self.audit.tick(now)
         self.log.maintain(now)

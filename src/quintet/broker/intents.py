@@ -11,6 +11,9 @@ carried out, and when everything is durable the row goes away (or is kept as a m
 
 A topic that was just made must be durable before an intent names it: a restart would take it for deleted.
 
+An append's batch is in the row itself, or in a stage (stages.py) that the row names: then the row is small however much is
+published, and the batches are carried over in their order, a bounded amount at a time (carry.py).
+
 Carrying out twice does no harm. A batch of an intent has the producer id INTENT_PRODUCER + its number and its place in
 the intent as sequence, so `recover` sees whether a partition already holds it: it looks only at what lies at or above
 `floor`, which was durable before the intent was written (a topic that promises less may have lost it: then the floor is
@@ -20,16 +23,19 @@ readers need to know nothing of it, because nothing uncommitted is ever in a top
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from quintet.broker.carry import Carry, Part
 from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
+from quintet.log.base import Partition, Stages
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import CorruptData, LimitExceeded, QuintetError, StorageError, TooLarge
 from quintet.model.scheduler import Scheduler
@@ -41,6 +47,8 @@ UNFINISHED_BYTES_MAX: Final = 256 << 20  # of intents that are not yet carried o
 MARK_KEEP_US: Final = 3_600_000_000  # how long a token's outcome is remembered
 MARKS_MAX: Final = 100_000
 MARKS_PER_TICK_MAX: Final = 1_000  # looked at, to forget them
+STAGED_ROW_BYTES: Final = 64  # counted for an append whose batch is in a stage
+NOTE_EVERY_APPENDS: Final = 256  # of a long carry-over: its row says how far it is
 THERE: Final = -1  # instead of a floor: it was appended, and is not looked for
 
 _PRODUCER: Final = struct.Struct("<QI")  # producer_id and sequence, at 48
@@ -52,13 +60,27 @@ Apply = Callable[[bytes, Done], None]
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True):
-    """One unsealed batch for one partition; `floor` is what the partition showed when it was written, or THERE."""
+    """One unsealed batch for one partition; `floor` is what the partition showed when it was written, or THERE. Without
+    `batch` it is `length` bytes at `position` of `stage`."""
 
     topic: str
     topic_id: int
     partition: int
     floor: int
     batch: bytes
+    stage: str = ""
+    position: int = 0
+    length: int = 0
+
+
+class Staged(NamedTuple):
+    """A batch to append that lies in a stage."""
+
+    topic: Topic
+    partition: int
+    stage: str
+    position: int
+    length: int
 
 
 class IntentRow(msgspec.Struct, frozen=True, array_like=True):
@@ -83,8 +105,8 @@ class _Running:
     """An intent on its way: what is still missing, and who waits. `row` is None until it is written."""
 
     __slots__ = (
-        "appends", "bytes", "complained", "effects", "error", "missing", "noted", "number", "owner", "row", "there", "token",
-        "waiters",
+        "appends", "bytes", "carry", "complained", "effects", "error", "missing", "noted", "number", "owner", "row", "there", "token",
+        "staged", "stages", "waiters",
     )  # fmt: skip
 
     def __init__(self, number: int, token: str, owner: str, size: int) -> None:
@@ -93,6 +115,9 @@ class _Running:
         self.owner = owner
         self.bytes = size
         self.appends: Sequence[tuple[Topic, int, bytearray]] = ()
+        self.staged: Sequence[Staged] = ()
+        self.stages: tuple[str, ...] = ()
+        self.carry: Carry | None = None
         self.effects: tuple[Effect, ...] = ()
         self.row: IntentRow | None = None
         self.there: set[int] = set()  # places of appends that are durable in their partitions
@@ -106,8 +131,17 @@ class _Running:
 class Intents:
     """All intents that are not yet carried out, and the outcomes still remembered."""
 
-    def __init__(self, table: Table[IntentRow], topics: Topics, scheduler: Scheduler, report: Report) -> None:
+    def __init__(
+        self,
+        table: Table[IntentRow],
+        topics: Topics,
+        scheduler: Scheduler,
+        report: Report,
+        stages: Stages,
+    ) -> None:
         self._table = table
+        self._stages = stages
+        self._staged: Counter[str] = Counter()  # how many unfinished intents need a stage
         self._topics = topics
         self._scheduler = scheduler
         self._report = report
@@ -133,6 +167,10 @@ class Intents:
         """Was there a commit with this token, written or on its way?"""
         return token in self._by_token or token in self._asked
 
+    def needs(self, stage: str) -> bool:
+        """Is an unfinished intent still to be carried out from this stage?"""
+        return self._staged[stage] > 0
+
     # -- committing ------------------------------------------------------------------------------------------------
 
     def commit(
@@ -142,31 +180,33 @@ class Intents:
         done: Done,
         token: str = "",
         owner: str = "",
+        staged: Sequence[Staged] = (),
     ) -> None:
         """Do all of this or none. Raises a QuintetError if it cannot be taken now. `done(None)`: all of it is durable
         and visible. `done(NotYetVisible)`: committed, the rest follows by itself and without another call. `done` with
         any other error: it was not committed (if a sync failed, only the next start can tell). A token that was used
-        before waits for that intent, and nothing is done twice."""
+        before waits for that intent, and nothing is done twice. A stage that is named must be there until the end."""
         if token and self._join(token, done):
             return
         size = sum(len(batch) for _, _, batch in appends) + sum(len(payload) for _, payload in effects)
+        size += STAGED_ROW_BYTES * len(staged)
         if size > INTENT_BYTES_MAX:
             raise TooLarge(f"{size} bytes in one transaction, the limit is {INTENT_BYTES_MAX}", hint="make it smaller")
         if self._bytes + size > UNFINISHED_BYTES_MAX:
             raise LimitExceeded(
                 f"more than {UNFINISHED_BYTES_MAX >> 20} MiB of transactions wait for the disk", hint="try again soon"
             )
-        for topic, number, _ in appends:
+        places = {(topic, number) for topic, number, _ in appends} | {(part.topic, part.partition) for part in staged}
+        for topic, number in places:
             topic.check_writable(number)
         self._last += 1
         running = _Running(self._last, token, owner, size)
-        running.appends, running.effects = appends, tuple(effects)
-        unready = {topic.name: topic for topic, _, _ in appends if topic.waiting}
+        running.appends, running.effects, running.staged = appends, tuple(effects), staged
+        unready = {topic.name: topic for topic, _ in places if topic.waiting}
         running.missing = len(unready)
         if not unready:
             self._write(running)
-        self._running[running.number] = running
-        self._bytes += size
+        self._begin(running, {part.stage for part in staged})
         if token:
             self._asked[token] = running
         running.waiters.append(done)
@@ -211,7 +251,11 @@ class Intents:
             _PRODUCER.pack_into(batch, _PRODUCER_AT, INTENT_PRODUCER + running.number, place)
             floor = topic.partitions[number].visible
             parts.append(Append(topic.name, topic.spec.id, number, floor, bytes(batch)))
-        running.appends = ()
+        for part in running.staged:
+            floor = part.topic.partitions[part.partition].visible
+            where = (part.topic.name, part.topic.spec.id, part.partition, floor, b"")
+            parts.append(Append(*where, part.stage, part.position, part.length))
+        running.appends = running.staged = ()
         row = IntentRow(
             running.number, running.token, running.owner, self._scheduler.now(), False, tuple(parts), running.effects
         )
@@ -237,27 +281,48 @@ class Intents:
 
     def _carry_out(self, running: _Running, row: IntentRow, places: Sequence[int]) -> None:
         running.missing = len(places) + len(row.effects) + 1
+        staged = [place for place in places if row.appends[place].stage]
+        if staged:
+            running.carry = Carry(
+                self._stages,
+                [_part(place, row.appends[place]) for place in staged],
+                partial(self._append_staged, running, row),
+                partial(self._lost, running),
+                partial(self._later, running),
+            )
+            running.carry.go()
         for place in places:
-            self._append(running, place, row.appends[place])
+            append = row.appends[place]
+            if not append.stage:
+                self._append(running, place, append, bytearray(append.batch))
         for effect in row.effects:
             self._effect(running, effect)
         self._one_less(running)
 
-    def _append(self, running: _Running, place: int, append: Append) -> None:
+    def _append_staged(self, running: _Running, row: IntentRow, place: int, batch: bytearray) -> None:
+        _PRODUCER.pack_into(batch, _PRODUCER_AT, INTENT_PRODUCER + running.number, place)
+        self._append(running, place, row.appends[place], batch)
+
+    def _lost(self, running: _Running, place: int, why: Exception) -> None:
+        """The disk lost a part of a stage after it was committed: said loudly, and the rest is still published."""
+        self._report("stage_lost", {"intent": running.number, "place": place, "error": str(why)})
+        self._one_less(running)
+
+    def _append(self, running: _Running, place: int, append: Append, batch: bytearray) -> None:
         topic = self._find(append)
         if topic is None:
-            self._one_less(running)
+            self._landed(running, append)
             return
         try:
-            topic.publish(
-                bytearray(append.batch),
-                RecordBatch(append.batch).count,
-                False,
-                partial(self._appended, running, place, append),
-                append.partition,
-            )
+            done = partial(self._appended, running, place, append)
+            topic.publish(batch, RecordBatch(batch).count, False, done, append.partition)
         except QuintetError as error:
             self._appended(running, place, append, -1, error)
+
+    def _landed(self, running: _Running, append: Append) -> None:
+        if append.stage and running.carry is not None:
+            running.carry.landed(append.length)
+        self._one_less(running)
 
     def _find(self, append: Append) -> Topic | None:
         """Its topic, or None: deleted meanwhile, and what was in it with it."""
@@ -269,9 +334,13 @@ class Intents:
             topic = self._find(append)
             if topic is not None and topic.spec.durability == "fsync":  # others may lose it, and are looked into again
                 running.there.add(place)
-            self._one_less(running)
+                if append.stage and len(running.there) - running.noted >= NOTE_EVERY_APPENDS:
+                    self._note(running)
+            self._landed(running, append)
+        elif append.stage and running.carry is not None:
+            running.carry.refused(_part(place, append), error)
         else:
-            self._later(running, error, partial(self._append, running, place, append))
+            self._later(running, error, partial(self._append, running, place, append, bytearray(append.batch)))
 
     def _effect(self, running: _Running, effect: Effect) -> None:
         kind, payload = effect
@@ -312,7 +381,7 @@ class Intents:
             return
         running.noted = len(running.there)
         appends = (
-            msgspec.structs.replace(append, floor=THERE, batch=b"") if place in running.there else append
+            msgspec.structs.replace(append, floor=THERE, batch=b"", stage="") if place in running.there else append
             for place, append in enumerate(row.appends)
         )
         running.row = msgspec.structs.replace(row, appends=tuple(appends))
@@ -351,8 +420,16 @@ class Intents:
         if error is not None:
             self._retry(partial(self._close, row))
 
+    def _begin(self, running: _Running, stages: Iterable[str]) -> None:
+        self._running[running.number] = running
+        self._bytes += running.bytes
+        running.stages = tuple(stages)
+        self._staged.update(running.stages)
+
     def _forget(self, running: _Running) -> None:
         self._bytes -= running.bytes
+        self._staged.subtract(running.stages)
+        self._staged += Counter()  # drops those nobody needs any more
         del self._running[running.number]
 
     # -- starting and time -----------------------------------------------------------------------------------------
@@ -367,9 +444,8 @@ class Intents:
             if row.done:
                 continue
             running = _Running(row.number, row.token, row.owner, sum(len(append.batch) for append in row.appends))
-            self._running[row.number] = running
-            self._bytes += running.bytes
-            missing = [place for place, append in enumerate(row.appends) if not self._is_there(row, place, append)]
+            self._begin(running, {append.stage for append in row.appends if append.stage})
+            missing = self._missing(row)
             self._report("intent_resumed", {"intent": row.number, "appends": len(missing), "of": len(row.appends)})
             lowered = tuple(self._lower(append) for append in row.appends)
             running.row = msgspec.structs.replace(row, appends=lowered)
@@ -399,21 +475,39 @@ class Intents:
         visible = topic.partitions[append.partition].visible
         return append if append.floor <= visible else msgspec.structs.replace(append, floor=visible)
 
-    def _is_there(self, row: IntentRow, place: int, append: Append) -> bool:
-        topic = self._find(append)
-        if topic is None or append.floor == THERE:
-            return True
-        partition = topic.partitions[append.partition]
-        offset = max(append.floor, partition.start)
+    def _missing(self, row: IntentRow) -> list[int]:
+        """The places of what is not in its partition yet: each partition is looked through once."""
+        floors: dict[tuple[str, int, int], int] = {}
+        for append in row.appends:
+            if append.floor != THERE and self._find(append) is not None:
+                where = (append.topic, append.topic_id, append.partition)
+                floors[where] = min(append.floor, floors.get(where, append.floor))
+        there: set[int] = set()
+        for (topic, _, number), floor in floors.items():
+            there |= self._present(self._topics.find(topic.encode()).partitions[number], floor, row.number)
+        return [
+            place
+            for place, append in enumerate(row.appends)
+            if place not in there
+            and (append.topic, append.topic_id, append.partition) in floors
+            and append.floor != THERE
+        ]
+
+    @staticmethod
+    def _present(partition: Partition, floor: int, number: int) -> set[int]:
+        """The places of intent `number` that this partition holds at or above `floor`."""
+        found: set[int] = set()
+        offset = max(floor, partition.start)
         while offset < partition.visible:
             batches = partition.read_now(offset)
             if not batches:
-                return False
+                break
             for batch in batches:
-                if _PRODUCER.unpack_from(batch.buffer, _PRODUCER_AT) == (INTENT_PRODUCER + row.number, place):
-                    return True
+                producer, place = _PRODUCER.unpack_from(batch.buffer, _PRODUCER_AT)
+                if producer == INTENT_PRODUCER + number:
+                    found.add(place)
             offset = batches[-1].next_offset
-        return False
+        return found
 
     def tick(self, now: int) -> None:
         """Try again what was refused, forget outcomes nobody will ask for. Called about every 50 ms."""
@@ -444,6 +538,10 @@ class Intents:
 
 def _key(number: int) -> bytes:
     return str(number).encode()
+
+
+def _part(place: int, append: Append) -> Part:
+    return Part(place, append.stage, append.position, append.length)
 
 
 def pack(value: Any) -> bytes:

@@ -4,9 +4,9 @@ The broker sees only this. An engine lives in its own folder; which one runs is 
 on the loop thread; slow work goes through the Scheduler's `offload`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -88,8 +88,61 @@ class Partition(Protocol):
         """Stop calling."""
 
 
+class StagePart(NamedTuple):
+    """One batch of a stage: where it will go, and where it lies in the stage."""
+
+    topic_id: int
+    partition: int
+    position: int
+    length: int
+    rows: int
+
+
+class Stage(Protocol):
+    """Batches handed in and not yet published. `append`, `finish` and `discard` block, and are called from one thread at a
+    time, which need not be the loop's; everything else is the loop's."""
+
+    id: str
+    owner: str
+    writer: str
+    epoch: int
+    created: int
+    rows: int
+    bytes: int
+    parts: list[StagePart]
+
+    def append(self, topic_id: int, partition: int, batch: bytearray, rows: int) -> None:
+        """Keep an unsealed batch for a partition."""
+
+    def finish(self) -> None:
+        """Make all of it durable: from here on it is there after a crash, too."""
+
+    def discard(self) -> None:
+        """Forget it and remove what was written."""
+
+
+class Stages(Protocol):
+    """The stages of an engine."""
+
+    def open(self, id: str, owner: str, writer: str, epoch: int) -> Stage:
+        """A new one, in nobody's sight yet."""
+
+    def load(self) -> Sequence[Stage]:
+        """Those that were finished before the last stop, once, at start; the others are removed."""
+
+    def read(self, id: str, position: int, length: int, done: Callable[[bytes | BaseException], None]) -> None:
+        """Consecutive parts of a finished stage, from the first one's position to the last one's end, checked."""
+
+    def remove(self, ids: list[str]) -> None:
+        """Remove these, now or soon; one that is not there is fine."""
+
+
 class Log(Protocol):
     """An engine. `recover` is called once before anything else."""
+
+    @property
+    def stages(self) -> Stages:
+        """What was handed in and is not yet in a topic."""
 
     def open_topic(self, spec: TopicSpec) -> list[Partition]:
         """Open or create the partitions of a topic."""

@@ -98,6 +98,12 @@ class OutOfSequence(QuintetError):
     code = "E1331"
 
 
+class EpochDiffers(QuintetError):
+    """A batch that was committed before came again with other contents: what is new in it would be lost."""
+
+    code = "E1332"
+
+
 class BadRequest(QuintetError, ValueError):
     """A request that is well-formed and makes no sense: the text says why."""
 

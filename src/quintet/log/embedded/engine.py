@@ -21,6 +21,7 @@ from quintet.log.embedded.partition import FilePartition
 from quintet.log.embedded.recovery import Opened, open_partition
 from quintet.log.embedded.segment import Damage
 from quintet.log.embedded.shared import Report, Shared
+from quintet.log.embedded.stages import FileStages
 from quintet.model import limits
 from quintet.model.errors import DataDirError, StorageError, StorageFull
 from quintet.model.scheduler import Scheduler
@@ -67,6 +68,7 @@ class EmbeddedLog:
         self._sync_all_partitions = sync_all_partitions
         self._floor_bytes = disk_floor_bytes
         self._shared.quarantine = self._quarantine
+        self.stages = FileStages(self._shared, self._directory)
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
         self._checkpoint = checkpoint.Checkpoint()
         self._entries: dict[tuple[int, int], bytes] = {}
