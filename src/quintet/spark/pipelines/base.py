@@ -1,0 +1,112 @@
+"""What every pipeline is made of: its options, how it is started, what it gives back. Each pipeline is one short module.
+
+A module of this folder that is a pipeline has
+
+    SUMMARY     one line for `quintet pipeline list`
+    Options     a subclass of Common; each field typed, with a description: the command's --help is made of them
+    start       (spark, options) -> the streaming queries it runs on         for a pipeline that goes on
+    run         (spark, options) -> Result                                   for one that ends by itself
+
+and is a row in PIPELINES (__init__.py). Nothing here starts a session, restarts what failed or draws progress: that is
+runner.py. A pipeline must be callable from a notebook as it is: `archive.start(spark, archive.Options(...))`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+DEFAULT_URL: Final = "flight://127.0.0.1:8815"
+NOW: Final = "now"
+
+
+class Common(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What all pipelines have."""
+
+    url: Annotated[str, msgspec.Meta(description="The broker's Flight door: flight://USER:PASSWORD@HOST:PORT.")] = (
+        DEFAULT_URL
+    )
+    user: Annotated[str, msgspec.Meta(description="User, if the URL names none.")] = ""
+    password: Annotated[str, msgspec.Meta(description="Password, if the URL has none.")] = ""
+    token: Annotated[str, msgspec.Meta(description="API key instead of user and password.")] = ""
+
+    def access(self) -> dict[str, str]:
+        """The options of format("quintet") that say where the broker is and who asks."""
+        found = {"url": self.url, "user": self.user, "password": self.password, "token": self.token}
+        return {name: value for name, value in found.items() if value}
+
+
+class Streaming(Common, kw_only=True):
+    """What pipelines that go on have."""
+
+    name: Annotated[str, msgspec.Meta(description="Name of this run, shown by status; its checkpoint bears it.")]
+    checkpoint: Annotated[str, msgspec.Meta(description="Directory that remembers how far it is.")]
+    trigger: Annotated[
+        str, msgspec.Meta(description="now: all there is, then stop; or every so often: 500ms, 10s, 5m.")
+    ] = "10s"
+    starting: Annotated[
+        str, msgspec.Meta(description="Where a new run begins: earliest, latest, or offsets as JSON.")
+    ] = "earliest"
+    max_per_trigger: Annotated[int, msgspec.Meta(description="Records of one batch at most.", ge=1)] = 1_000_000
+
+    def trigger_options(self) -> dict[str, Any]:
+        """The arguments of DataStreamWriter.trigger."""
+        return {"availableNow": True} if self.trigger == NOW else {"processingTime": spoken(self.trigger)}
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pipeline that ends gives back: a table, a verdict, and the sentences to say."""
+
+    title: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[Any, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+    ok: bool = True  # false: exit code 1
+    pictures: tuple[str, ...] = ()  # paths of files that were drawn
+
+
+_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def spoken(duration: str) -> str:
+    """10s -> "10 seconds", as Spark's intervals want it; ValueError with the spelling if it is none."""
+    for unit in sorted(_UNITS, key=len, reverse=True):
+        number = duration.removesuffix(unit)
+        if number != duration and number.isdecimal():
+            return f"{number} {_UNITS[unit]}"
+    raise ValueError(f"{duration!r} is no duration: write a number and ms, s, m, h or d, for instance 10s")
+
+
+def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: str) -> "DataFrame":
+    """The records of these topics (a,b,c) as a stream."""
+    settings: Mapping[str, str] = {
+        **options.access(),
+        "subscribe": topics,
+        "startingOffsets": options.starting,
+        "maxOffsetsPerTrigger": str(options.max_per_trigger),
+        **more,
+    }
+    return spark.readStream.format("quintet").options(**settings).load()
+
+
+def to_topic(
+    frame: "DataFrame", options: Streaming, topic: str, mode: Literal["append", "update"]
+) -> "DataStreamWriter":
+    """Write a stream to a topic, exactly once: columns key, value and headers as the sink takes them."""
+    return (
+        frame.writeStream.format("quintet")
+        .options(**options.access(), topic=topic)
+        .option("checkpointLocation", options.checkpoint)
+        .queryName(options.name)
+        .outputMode(mode)
+        .trigger(**options.trigger_options())
+    )
+
+
+def topic_list(topics: str) -> Sequence[str]:
+    """a,b , c -> ["a", "b", "c"]."""
+    return [name.strip() for name in topics.split(",") if name.strip()]
