@@ -1,0 +1,92 @@
+"""One Spark session and one broker with the Flight door for all tests of this folder; a topic of its own for each.
+
+A session costs seconds and every later query of it little, so tests share it. The archive of classes that makes its start
+quick lives in the virtual environment, and goes with it.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.client.server import Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The first compiler and the plain collector: a machine that lives for a minute never earns back the better ones.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CACHE = Path(sys.prefix) / "cache"
+
+
+class FlightServer(Server):
+    """A broker that also opens the Flight door."""
+
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        super().__init__(folder, settings)
+        self.ports["flight"] = 0
+
+    @property
+    def flight(self) -> str:
+        """For option("url", ...): everything is allowed to this user."""
+        return f"flight://admin:admin@127.0.0.1:{self.ports['flight']}"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+
+@contextmanager
+def flying(**settings: str) -> Iterator[FlightServer]:
+    """A broker of one's own with the Flight door, gone at the end. Settings are environment variables."""
+    with tempfile.TemporaryDirectory(prefix="quintet-spark-") as folder:
+        server = FlightServer(Path(folder), settings)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """The shared session: two cores, tasks tried four times, few partitions."""
+    import quintet.spark
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(CACHE))
+        session = quintet.spark.session(
+            "local[2,4]",
+            name="tests",
+            conf={
+                "spark.driver.extraJavaOptions": QUICK,
+                "spark.driver.memory": "1g",
+                "spark.sql.shuffle.partitions": "2",
+            },
+        )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[FlightServer]:
+    """The shared broker: `broker.flight` is its url for Spark, `broker.fly` and `broker.url` those of other doors."""
+    with flying() as server:
+        yield server
+
+
+@pytest.fixture
+def own_broker() -> Iterator[FlightServer]:
+    """For tests that kill it."""
+    with flying() as server:
+        yield server
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic name that no other test uses."""
+    return "".join(sign if sign.isalnum() else "-" for sign in str(request.node.name)).strip("-")
