@@ -13,6 +13,7 @@ pub const MAX_OFFSET: u64 = i64::MAX as u64;
 const MAGIC: [u8; 4] = *b"QRB1";
 
 pub const AT_MOST_ONCE: u16 = 1;
+pub const CONTROL: u16 = 2;
 pub const KNOWN_FLAGS: u16 = 7;
 pub const VALUE_NULLS: u16 = 1;
 pub const KEYS: u16 = 2;
@@ -327,6 +328,19 @@ impl<'a> Batch<'a> {
         if self.at.deltas == 0 { i as u64 } else { u64::from(u32_at(self.d, self.at.deltas + 4 * i)) }
     }
 
+    /// How many records of a sound batch are below base_offset + delta.
+    pub fn rows_below(&self, delta: u64) -> usize {
+        if self.at.deltas == 0 {
+            return delta.min(self.head.count as u64) as usize;
+        }
+        let (mut low, mut high) = (0, self.head.count);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.delta(middle) < delta { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+
     pub fn timestamp(&self, i: usize) -> i64 {
         if self.at.timestamps == 0 { self.head.timestamp } else { i64_at(self.d, self.at.timestamps + 8 * i) }
     }
@@ -414,30 +428,41 @@ impl<'a> Batch<'a> {
 
 // -- looking through a segment ----------------------------------------------------------------------------------------
 
-/// Length of the sound batch at start of data[..stop], or the reason why there is none. start <= stop <= data.len().
-pub fn check(data: &[u8], start: usize, stop: usize, seed: u32, verify: bool) -> i64 {
+/// The header of the batch at start of data[..stop], all of which is there, or the reason why there is none.
+/// start <= stop <= data.len().
+pub fn head_at(data: &[u8], start: usize, stop: usize) -> Result<Head, i64> {
     let d = &data[start..stop];
     if d.len() < 4 {
-        return CUT_SHORT;
+        return Err(CUT_SHORT);
     }
     if d[..4] != MAGIC {
-        return if d[..4] == [0; 4] { ZEROS } else { BAD_HEADER };
+        return Err(if d[..4] == [0; 4] { ZEROS } else { BAD_HEADER });
     }
     if d.len() < HEADER_BYTES {
-        return CUT_SHORT;
+        return Err(CUT_SHORT);
     }
-    let Some(head) = Head::read(d) else { return BAD_HEADER };
-    let Some(d) = d.get(..head.length) else { return CUT_SHORT };
-    if !verify {
-        return head.length as i64;
-    }
-    if crc32c(&d[8..], seed) != u32_at(d, 4) {
-        return BAD_CHECKSUM;
+    let head = Head::read(d).ok_or(BAD_HEADER)?;
+    if d.len() < head.length { Err(CUT_SHORT) } else { Ok(head) }
+}
+
+/// The batch with this header at start of data, every entry checked, or the reason why it is not sound. Without a seed
+/// it is one from memory, which has no checksum.
+pub fn sound_at(data: &[u8], start: usize, head: Head, seed: Option<u32>) -> Result<Batch<'_>, i64> {
+    let d = &data[start..start + head.length];
+    if seed.is_some_and(|seed| crc32c(&d[8..], seed) != u32_at(d, 4)) {
+        return Err(BAD_CHECKSUM);
     }
     match Batch::with(d, head) {
-        Ok(batch) if batch.sound() => head.length as i64,
-        _ => BAD_COLUMNS,
+        Ok(batch) if batch.sound() => Ok(batch),
+        _ => Err(BAD_COLUMNS),
     }
+}
+
+/// Length of the sound batch at start of data[..stop], or the reason why there is none. start <= stop <= data.len().
+pub fn check(data: &[u8], start: usize, stop: usize, seed: u32, verify: bool) -> i64 {
+    let found = head_at(data, start, stop)
+        .and_then(|head| if verify { sound_at(data, start, head, Some(seed)).map(|_| head) } else { Ok(head) });
+    found.map_or_else(|reason| reason, |head| head.length as i64)
 }
 
 pub type Step = (usize, usize, u64, u32, i64);

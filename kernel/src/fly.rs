@@ -79,7 +79,7 @@ pub fn next_frame(d: &[u8], pos: usize, max_frame: usize) -> Next {
 }
 
 /// FNV-1a, 32 bit.
-fn fnv1a(key: &[u8]) -> u32 {
+pub fn fnv1a(key: &[u8]) -> u32 {
     key.iter().fold(0x811C_9DC5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 

@@ -1,15 +1,19 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
-//! Only the talking to Python lives here (and in `fly_py.rs` for FlyMQ): arguments in, objects out, refusals as
-//! ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fly.rs` and `fly_reply.rs`. The interpreter lock is held
-//! throughout, except while a large FlyMQ fetch is written; no I/O, no clock, no state.
+//! Only the talking to Python lives here (in `fly_py.rs` for FlyMQ, in `arrow_py.rs` for Arrow): arguments in, objects
+//! out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs` and
+//! `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
+//! columns are made or taken; no I/O, no clock, no state.
 
+mod arrow;
+mod arrow_py;
 mod batch;
 mod blip;
 mod fly;
 mod fly_py;
 mod fly_reply;
 mod make;
+mod scatter;
 
 use batch::{Batch, Head, Layout, Refusal, Sizes};
 use make::VarWriter;
@@ -39,7 +43,8 @@ impl Held {
             return &[];
         }
         // SAFETY: the buffer is contiguous (checked in new), of len_bytes() bytes, and stays exported, so neither moved
-        // nor freed, while self lives; the interpreter lock is held, so no Python code writes to it while we read.
+        // nor freed, while self lives; no Python code writes to it while we read: the interpreter lock is held, or the
+        // caller promised it (fly_fetch, gather, scatter).
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast::<u8>(), self.0.len_bytes()) }
     }
 }
@@ -649,6 +654,8 @@ fn blip_received<'py>(py: Python<'py>, data: &Bound<'py, PyAny>, start: i64, max
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::arrow_py::{gather, scatter};
     #[pymodule_export]
     use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split};
     #[pymodule_export]

@@ -74,6 +74,61 @@ def select(batch: Buffer, keep: Sequence[int]) -> bytearray | None:
 def reseal(batch: bytearray, seed: int) -> None:
     """Write the checksum of a batch whose offsets and times stay as they are: it moves to another segment."""
 
+# -- Arrow ------------------------------------------------------------------------------------------------------------
+
+def gather(
+    data: Buffer,
+    start: int,
+    stop: int,
+    seed: int,
+    first: int,
+    last: int,
+    rows_max: int,
+    bytes_max: int,
+    columns: int,
+    now: int,
+) -> tuple[int, tuple[bytes | None, ...], int, int, int]:
+    """(count, buffers, position, next_offset, reason): the records first <= offset < last of the batches in
+    data[start:stop] as Arrow buffers. Left out are CONTROL batches, and records whose expiry is not 0 and not after `now`
+    (0: none is left out for that).
+
+    Batches wholly below `first` are hopped over by their headers, unchecked. Every other one is checked: the checksum with
+    `seed` (-1: it comes from memory and has none) and all columns. Ends behind the batch with which there are rows_max
+    rows (1 to 2**24) or bytes_max bytes (1 to 2**30) in the columns of bytes that were asked for, at a batch that begins at
+    or after `last`, at `stop`, at zeros, or before an unsound batch. reason is as from walk: 0, or why it is unsound.
+    position is where the next call goes on: behind the last batch of which all was looked at. next_offset is the first
+    offset not looked at; `last` when there is nothing more below it. Nothing says whether offsets between batches are
+    missing. Before the origins come to over 64 MiB it ends, too, even within a batch.
+
+    columns: bit 0 offset, 1 timestamp, 2 value, 3 key, 4 headers, 5 origin. buffers, each None if it was not asked for, the
+    bitmaps also if nothing is null: 0 offset i64, 1 timestamp i64 (microseconds), 2 value bitmap, 3 value offsets i32
+    (count + 1, from 0), 4 value bytes, 5 key bitmap, 6 key offsets, 7 key bytes, 8 header list offsets, 9 header name
+    offsets, 10 header name bytes, 11 header value offsets, 12 header value bytes, 13 origin offsets, 14 origin bytes. Names
+    and origins are made valid UTF-8: U+FFFD for what is not. Runs without the interpreter lock: data must not change."""
+
+def scatter(
+    count: int,
+    value: tuple[Buffer | None, Buffer, Buffer],
+    key: tuple[Buffer | None, Buffer, Buffer] | None,
+    headers: tuple[Buffer, Buffer, Buffer, Buffer, Buffer] | None,
+    timestamps: Buffer | None,
+    chosen: Buffer | None,
+    partitions: int,
+    turn: int,
+    origin: bytes,
+    flags: int,
+    batch_bytes_max: int,
+) -> list[tuple[int, bytearray, int]]:
+    """[(partition, unsealed batch, its number of rows), ...]: `count` rows of Arrow columns as batches like those of build,
+    partitions rising, rows in their order within a partition.
+
+    value and key: (bitmap or None, i32 offsets, bytes); headers: (list offsets, name offsets, name bytes, value offsets,
+    value bytes). Offsets need not begin at 0, and buffers may be longer than needed. What a null entry spans does not
+    count. timestamps: i64, microseconds. chosen: i32, the partition of each row; -1, or chosen None: FNV-1a of the key
+    modulo partitions (1 to 65536), and without a key or with an empty one `turn` modulo partitions. A partition out of
+    range is a ValueError that names its row. A batch ends before it could pass batch_bytes_max (at most 64 MiB; one row
+    always fits) or has 2**20 rows. Runs without the interpreter lock: the columns must not change."""
+
 # -- BlipMQ -----------------------------------------------------------------------------------------------------------
 
 def blip_split(

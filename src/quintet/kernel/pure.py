@@ -4,6 +4,7 @@ The native twin and this one give equal bytes and refuse the same input; tests/k
 here but the list.
 """
 
+from quintet.kernel.pure_arrow import gather, scatter
 from quintet.kernel.pure_batch import build, check, find, layout, merge, place, reseal, rows, seal, select, walk
 from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, blip_split
 from quintet.kernel.pure_crc import crc32c
@@ -23,11 +24,13 @@ __all__ = [
     "fly_produced",
     "fly_received",
     "fly_split",
+    "gather",
     "layout",
     "merge",
     "place",
     "reseal",
     "rows",
+    "scatter",
     "seal",
     "select",
     "walk",

@@ -259,10 +259,11 @@ def check(data: Buffer, start: int, seed: int) -> int:
     view = view_of(data)
     if not 0 <= start <= len(view):
         raise ValueError("start is outside the buffer")
-    return _check(view, start, len(view), seed, True)
+    return check_at(view, start, len(view), seed, True)
 
 
-def _check(view: memoryview, start: int, stop: int, seed: int, verify: bool) -> int:
+def check_at(view: memoryview, start: int, stop: int, seed: int, verify: bool) -> int:
+    """As check, for a batch that must end at or before stop. Without verify only its header is looked at."""
     left = stop - start
     if left < 4:
         return CUT_SHORT
@@ -296,7 +297,7 @@ def walk(
     found: list[tuple[int, int, int, int, int]] = []
     next_offset = 0
     while start < stop:
-        length = _check(view, start, stop, seed, verify)
+        length = check_at(view, start, stop, seed, verify)
         if length <= 0:
             return found, start, length
         head = Head._make(HEADER.unpack_from(view, start))
@@ -316,7 +317,7 @@ def find(data: Buffer, start: int, stop: int, seed: int) -> int:
         chunk = bytes(view[base : min(base + FIND_STEP_BYTES + 3, stop)])
         at = chunk.find(MAGIC)
         while at >= 0:
-            if at % 8 == 0 and at < FIND_STEP_BYTES and _check(view, base + at, stop, seed, True) > 0:
+            if at % 8 == 0 and at < FIND_STEP_BYTES and check_at(view, base + at, stop, seed, True) > 0:
                 return base + at
             at = chunk.find(MAGIC, at + 1)
     return -1

@@ -86,7 +86,7 @@ def _small(name: str, number: int, low: int, high: int) -> None:
         raise OverflowError(f"{name} must be {low} to {high}")
 
 
-def _fnv1a(key: bytes) -> int:
+def fnv1a(key: bytes) -> int:
     """FNV-1a, 32 bit."""
     value = FNV_START
     for byte in key:
@@ -184,7 +184,7 @@ class Collector:
             return AUTO, 0
         if got.partition != AUTO or not got.key:
             return got.partition, got.producer_id
-        return _fnv1a(got.key) % count, got.producer_id
+        return fnv1a(got.key) % count, got.producer_id
 
     def add(self, got: Produce, partition: int, producer_id: int) -> bool:
         """False if there is no room for another group."""
