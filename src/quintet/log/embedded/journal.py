@@ -1,7 +1,7 @@
 """The journal: where the small writes of many partitions become durable together, with one write and one sync.
 
 Bytes, the calls a disk thread makes, and replay. When to use it is decided in commit.py. Layout in docs/LOG_FORMAT.md
-section 8. What is journaled was written to its segment before, without a sync; so the journal is only ever read at a
+section 7. What is journaled was written to its segment before, without a sync; so the journal is only ever read at a
 start, and replaying it means putting bytes back to the very place in the very file they were written to. That can be done
 any number of times.
 

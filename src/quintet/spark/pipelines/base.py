@@ -18,7 +18,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.streaming.query import StreamingQuery
 
 DEFAULT_URL: Final = "flight://127.0.0.1:8815"
 NOW: Final = "now"
@@ -93,17 +93,42 @@ def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: 
     return spark.readStream.format("quintet").options(**settings).load()
 
 
-def to_topic(
-    frame: "DataFrame", options: Streaming, topic: str, mode: Literal["append", "update"]
-) -> "DataStreamWriter":
-    """Write a stream to a topic, exactly once: columns key, value and headers as the sink takes them."""
+class Into(Streaming, kw_only=True):
+    """What pipelines have whose rows go to a topic or to a table."""
+
+    to_topic: Annotated[
+        str, msgspec.Meta(description="Publish the result to this topic: rows as JSON, exactly once.")
+    ] = ""
+    to_table: Annotated[str, msgspec.Meta(description="Or append it to the table in this directory.")] = ""
+    table_format: Annotated[
+        Literal["parquet", "delta", "iceberg"], msgspec.Meta(description="What kind of table that is.")
+    ] = "parquet"
+
+    def __post_init__(self) -> None:
+        if bool(self.to_topic) == bool(self.to_table):
+            raise ValueError("say where the result goes: to_topic or to_table, one of them")
+
+
+def write(
+    frame: "DataFrame", options: Into, key: str = "key", mode: Literal["append", "update"] = "append"
+) -> "StreamingQuery":
+    """Start writing a stream to the topic or table its options name. To a topic the column `key` is the key of a message and
+    all others are its value, as JSON; a frame that has a binary `value` already goes as it is."""
+    from pyspark.sql import functions as F
+
+    if options.to_topic:
+        if dict(frame.dtypes).get("value") != "binary":
+            rest = [name for name in frame.columns if name != key]
+            frame = frame.select(F.col(key).cast("string").alias("key"), F.to_json(F.struct(*rest)).alias("value"))
+        writer = frame.writeStream.format("quintet").options(**options.access(), topic=options.to_topic)
+    else:
+        writer = frame.writeStream.format("quintet_lake").options(path=options.to_table, format=options.table_format)
     return (
-        frame.writeStream.format("quintet")
-        .options(**options.access(), topic=topic)
-        .option("checkpointLocation", options.checkpoint)
+        writer.option("checkpointLocation", options.checkpoint)
         .queryName(options.name)
         .outputMode(mode)
         .trigger(**options.trigger_options())
+        .start()
     )
 
 

@@ -1,0 +1,133 @@
+"""aggregate: counts, sums, extremes and percentiles per window and group, declared in a small file, to a topic or a table.
+
+    topic = "orders"                     # quintet pipeline run aggregate --config orders.toml
+    to_topic = "orders-per-minute"
+    window = "1m"                        # slide = "10s" for windows that overlap
+    watermark = "5m"                     # how late a message may come and still be counted
+    by = ["region"]
+    where = "total > 0"
+
+    [fields]                             # the fields of a JSON value; left out when schema = "registry"
+    region = "string"
+    total = "double"
+
+    [measures]
+    orders = "count"
+    revenue = "sum(total)"
+    slowest = "percentile(total, 0.99)"
+
+emit = "final" publishes a window once, when the watermark has passed its end; "updates" publishes it whenever it changes.
+"""
+
+import re
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import msgspec
+
+from quintet.spark.pipelines.base import Into, read_stream, spoken, write
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+SUMMARY = "counts, sums and percentiles per time window, declared in a TOML file"
+PERCENTILE_ACCURACY: Final = 10_000  # the error of a percentile is at most 1 / this, of its rank
+_MEASURE: Final = re.compile(r"(?P<name>[a-z_]+)(?:\(\s*(?P<column>[^,()]+?)\s*(?:,\s*(?P<number>[0-9.]+)\s*)?\))?")
+
+
+class Options(Into, kw_only=True):
+    topic: Annotated[str, msgspec.Meta(description="The topic to read.", min_length=1)]
+    measures: Annotated[
+        dict[str, str],
+        msgspec.Meta(
+            description="name = measure: count, count(c), sum(c), avg(c), min(c), max(c), distinct(c), percentile(c, 0.95).",
+            min_length=1,
+        ),
+    ]
+    window: Annotated[str, msgspec.Meta(description="How long a window is: 10s, 1m, 1h.")] = "1m"
+    slide: Annotated[str, msgspec.Meta(description="How far apart windows begin, if they overlap.")] = ""
+    watermark: Annotated[str, msgspec.Meta(description="How late a message may come and still be counted.")] = "1m"
+    time: Annotated[str, msgspec.Meta(description="The column that tells the time of a message.")] = "timestamp"
+    by: Annotated[tuple[str, ...], msgspec.Meta(description="Columns to group by, beside the window.")] = ()
+    where: Annotated[str, msgspec.Meta(description="SQL condition a message must meet.")] = ""
+    fields: Annotated[
+        dict[str, str], msgspec.Meta(description="name = Spark type: the fields of a JSON value to make columns of.")
+    ] = msgspec.field(default_factory=dict)
+    schema: Annotated[
+        Literal["raw", "registry"], msgspec.Meta(description="registry: the columns of the registered schema.")
+    ] = "raw"
+    emit: Annotated[
+        Literal["final", "updates"],
+        msgspec.Meta(description="final: a window once, when it is over; updates: each change."),
+    ] = "final"
+
+
+def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
+    """One query: fields to columns, window, measures, out."""
+    from pyspark.sql import functions as F
+
+    if options.emit == "updates" and options.to_table:
+        raise ValueError("emit=updates needs to_topic: a table only grows")
+    frame = _columns(read_stream(spark, options, options.topic, schema=options.schema), options)
+    for name in (options.time, *options.by):
+        _known(frame, name)
+    if options.where:
+        frame = frame.where(options.where)
+    span = F.window(options.time, spoken(options.window), spoken(options.slide) if options.slide else None)
+    measured = [_measure(frame, name, text) for name, text in options.measures.items()]
+    result = (
+        frame.withWatermark(options.time, spoken(options.watermark))
+        .groupBy(span, *[F.col(_quoted(name)) for name in options.by])
+        .agg(*measured)
+        .withColumn("window_start", F.col("window.start"))
+        .withColumn("window_end", F.col("window.end"))
+        .drop("window")
+    )
+    names = ["window_start", "window_end", *options.by, *options.measures]
+    key = F.concat_ws("/", F.col("window_start").cast("string"), *[F.col(_quoted(name)) for name in options.by])
+    keyed = result.select(key.alias("key"), *[F.col(_quoted(name)) for name in names])
+    return [write(keyed, options, mode="update" if options.emit == "updates" else "append")]
+
+
+def _columns(frame: "DataFrame", options: Options) -> "DataFrame":
+    """The declared fields of a JSON value as columns; a value that is no JSON has none of them."""
+    from pyspark.sql import functions as F
+
+    if not options.fields:
+        return frame
+    layout = ", ".join(f"{_quoted(name)} {kind}" for name, kind in options.fields.items())
+    parsed = F.from_json(F.col("value").cast("string"), layout, {"mode": "PERMISSIVE"})
+    return frame.withColumn("_parsed", parsed).select(
+        "*", *[F.col("_parsed")[name].alias(name) for name in options.fields]
+    )
+
+
+def _measure(frame: "DataFrame", name: str, text: str) -> "Column":
+    from pyspark.sql import functions as F
+
+    found = _MEASURE.fullmatch(text.strip())
+    function, column, number = (found["name"], found["column"], found["number"]) if found else ("", None, None)
+    if function == "count" and column is None:
+        return F.count(F.lit(1)).alias(name)
+    if column is not None:
+        _known(frame, column)
+        over = F.col(_quoted(column))
+        plain = {
+            "count": F.count, "sum": F.sum, "avg": F.avg, "min": F.min, "max": F.max, "distinct": F.approx_count_distinct,
+        }  # fmt: skip
+        if function in plain and number is None:
+            return plain[function](over).alias(name)
+        if function == "percentile" and number is not None and 0 <= float(number) <= 1:
+            return F.percentile_approx(over, float(number), PERCENTILE_ACCURACY).alias(name)
+    raise ValueError(
+        f"measures.{name} = {text!r}: write count, count(c), sum(c), avg(c), min(c), max(c), distinct(c) or percentile(c, 0.95)"
+    )
+
+
+def _known(frame: "DataFrame", name: str) -> None:
+    if name not in frame.columns:
+        raise ValueError(f"no column {name!r}: there are {', '.join(frame.columns)}; declare it under [fields]")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

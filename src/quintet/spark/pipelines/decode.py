@@ -1,0 +1,29 @@
+"""decode: a raw topic becomes a typed topic or table, by the schema that is registered for it.
+
+The source itself decodes (a third of the cost of doing it in Spark) and sends what does not decode to the topic's dead
+letters with its cause, each row once; so the job lives whatever is in the topic.
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from quintet.spark.pipelines.base import Into, read_stream, write
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+SUMMARY = "a raw topic to a typed topic or table by its registered schema; what does not fit goes to the dead letters"
+
+
+class Options(Into, kw_only=True):
+    topic: Annotated[str, msgspec.Meta(description="The topic to decode.", min_length=1)]
+    subject: Annotated[str, msgspec.Meta(description="Its subject in the registry, if that is not its name.")] = ""
+
+
+def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
+    """The typed columns, and where each row came from."""
+    subject = {"subject": options.subject} if options.subject else {}
+    frame = read_stream(spark, options, options.topic, schema="registry", **subject)
+    return [write(frame.drop("headers", "origin"), options)]
