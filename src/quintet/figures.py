@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Final, Literal
 from quintet import __version__, config, kernel
 from quintet.admin.health import Check
 from quintet.admin.metrics import Family
+from quintet.broker.pipelines import ENDED, Report
 from quintet.net.listener import Listener
 
 if TYPE_CHECKING:
+    from quintet.flight.server import Door
     from quintet.server import Server
 
 _LOG_GAUGES = ("cache_bytes", "partitions", "unsynced_bytes")  # of the log's figures; the others only rise
@@ -67,6 +69,33 @@ _BROKER_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], 
 )
 
 
+# Counters of the Flight door: (attribute of its figures, metric, help)
+_FLIGHT_COUNTERS: Final = (
+    ("calls", "quintet_flight_calls_total", "Flight calls, the refused ones among them."),
+    ("refused", "quintet_flight_refused_total", "Flight calls refused because too many were under way."),
+    ("reads", "quintet_flight_reads_total", "Flight streams of records begun."),
+    ("rows_out", "quintet_flight_read_rows_total", "Records handed to Flight clients."),
+    ("bytes_out", "quintet_flight_read_bytes_total", "Bytes of columns handed to Flight clients."),
+    ("puts", "quintet_flight_puts_total", "Flight streams of rows taken."),
+    ("rows_in", "quintet_flight_put_rows_total", "Rows taken from Flight clients, published or not."),
+    ("bytes_in", "quintet_flight_put_bytes_total", "Bytes of columns taken from Flight clients."),
+)
+
+# Figures of each pipeline, as it last reported: (metric, kind, help, value)
+_PIPELINE_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, Callable[[Report], float]], ...]] = (
+    ("quintet_pipeline_up", "gauge", "1 while a pipeline runs, by its last report.", lambda r: r.state not in ENDED),
+    ("quintet_pipeline_rows_per_second", "gauge", "Records read per second.", lambda r: r.rows_per_second),
+    ("quintet_pipeline_rows_total", "counter", "Records read since it began.", lambda r: r.rows_in),
+    ("quintet_pipeline_written_rows_total", "counter", "Rows written since it began.", lambda r: r.rows_out),
+    ("quintet_pipeline_batches_total", "counter", "Batches finished since it began.", lambda r: r.batches),
+    ("quintet_pipeline_batch_seconds", "gauge", "Duration of its last batch.", lambda r: r.batch_ms / 1000),
+    ("quintet_pipeline_lag", "gauge", "Records it has not read yet.", lambda r: r.lag),
+    ("quintet_pipeline_state_rows", "gauge", "Rows of state it keeps.", lambda r: r.state_rows),
+    ("quintet_pipeline_state_bytes", "gauge", "Bytes of state it keeps.", lambda r: r.state_bytes),
+    ("quintet_pipeline_restarts_total", "counter", "Times it was started again after a failure.", lambda r: r.restarts),
+)
+
+
 class View:
     """Health and metrics of one server, for admin/."""
 
@@ -80,6 +109,8 @@ class View:
             Check(f"listener:{name}", not server.draining, listener.address)
             for name, listener in server.listeners.items()
         ]
+        if server.flight is not None:
+            found.append(Check("listener:flight", not server.draining, server.flight.address))
         found.append(Check("log", failure is None, str(failure or "takes writes")))
         low = server.log.low_on_space
         found.append(Check("disk", low is None, str(low or "above its floor")))
@@ -115,6 +146,8 @@ class View:
         for path, kind, name, text in _BROKER_FIGURES:
             value = attrgetter(path)(server.broker)
             found.append(Family(name, kind, text, [({}, value() if callable(value) else value)]))
+        if server.flight is not None:
+            found += _flight_families(server.flight, server.broker.scheduler.now())
         return found + _log_families(server.log.stats())
 
 
@@ -122,6 +155,20 @@ def _per_door(
     doors: Sequence[tuple[str, Listener]], value: Callable[[Listener], int]
 ) -> list[tuple[dict[str, str], int]]:
     return [({"door": name}, value(listener)) for name, listener in doors]
+
+
+def _flight_families(door: "Door", now: int) -> list[Family]:
+    found = [Family("quintet_flight_streams", "gauge", "Flight streams under way.", [({}, door.streams)])]
+    for attribute, name, text in _FLIGHT_COUNTERS:
+        found.append(Family(name, "counter", text, [({}, getattr(door.figures, attribute))]))
+    pipelines = door.pipelines.seen("", True, now)
+    found.append(Family("quintet_pipelines", "gauge", "Pipelines that reported within a day.", [({}, len(pipelines))]))
+    for name, kind, text, value in _PIPELINE_FIGURES:
+        samples = [
+            ({"owner": s.owner, "name": s.report.name, "kind": s.report.kind}, value(s.report)) for s in pipelines
+        ]
+        found.append(Family(name, kind, text, samples))
+    return found
 
 
 def _log_families(stats: Mapping[str, int]) -> list[Family]:
@@ -153,6 +200,9 @@ def development_lines(addresses: Mapping[str, str]) -> str:
         host, _, port = addresses["flymq-sdk"].rpartition(":")
         login = f"username={config.DEV_USER!r}, password={config.DEV_PASSWORD!r}"
         lines.append(f"           published clients: host {host}, port {port}, {login}")
+    if "flight" in addresses:
+        url = f"flight://{config.DEV_USER}:{config.DEV_PASSWORD}@{addresses['flight']}"
+        lines.append(f"  Flight   {url}   # Arrow: Spark, DuckDB, Polars, pandas")
     if "admin" in addresses:
         lines.append(f"  admin    curl 'http://{addresses['admin']}/readyz?verbose'")
     return "\n".join([*lines, ""])

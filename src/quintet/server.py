@@ -15,6 +15,8 @@ import ssl
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -26,7 +28,7 @@ from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.broker.users import ConfiguredUser
 from quintet.config import Settings
-from quintet.config.doors import FlymqListener, TcpListener
+from quintet.config.doors import FlightListener, FlymqListener, TcpListener
 from quintet.delivery.subscription import Policy
 from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
@@ -38,6 +40,10 @@ from quintet.net.tls import load_into, server_context
 from quintet.protocols.base import Session
 from quintet.protocols.blipmq.session import BlipSession
 from quintet.protocols.flymq.session import FlyOptions, FlySession
+
+if TYPE_CHECKING:
+    from quintet.flight.bridge import Bridge
+    from quintet.flight.server import Door
 
 TICK_S = 0.05
 GOODBYE_S = 0.5  # for peers to take what was still being sent to them
@@ -55,13 +61,25 @@ def serve(settings: Settings, *, print_ready: bool, reload: Callable[[], Setting
     _raise_open_files()
     try:
         with _runner() as runner:
-            return runner.run(Server(settings, reload).run(print_ready))
+            server = Server(settings, reload)
+            code = runner.run(server.run(print_ready))
+            if server.flight is not None and not server.flight.closed:
+                _leave_at_once(code)
+            return code
     except QuintetError as error:
         print(f"quintet: {error}{' (' + error.hint + ')' if error.hint else ''}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"quintet: {error.strerror or error}", file=sys.stderr)
         return 1
+
+
+def _leave_at_once(code: int) -> None:
+    """A Flight client that takes nothing of its stream holds a thread of gRPC, and the interpreter would wait for it for
+    ever. All that was acknowledged is on disk and the directory is closed: there is nothing to wait for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _raise_open_files() -> None:
@@ -90,6 +108,8 @@ class Server:
         self.listeners: dict[str, Listener] = {}
         self.contexts: dict[str, ssl.SSLContext] = {}
         self.admin: AdminServer | None = None
+        self.flight: Door | None = None
+        self._bridge: Bridge | None = None
         self.draining = False
         self.log: EmbeddedLog
         self.broker: Broker
@@ -154,6 +174,8 @@ class Server:
             flymq = getattr(settings.listeners, _key_of(name))
             if flymq.enabled:
                 await self._open(name, flymq, partial(self._fly_session, name=name, door=flymq))
+        if settings.listeners.flight.enabled:
+            self._open_flight(settings.listeners.flight)
         if settings.listeners.admin.enabled:
             view = figures.View(self)
             app = create_app(view, view)
@@ -186,8 +208,36 @@ class Server:
             raise _cannot_listen(name, door.host, door.port, error) from error
         self.listeners[name] = listener
 
+    def _open_flight(self, door: FlightListener) -> None:
+        """The door that needs pyarrow, which not everybody has."""
+        try:
+            from quintet.flight.bridge import Bridge
+            from quintet.flight.server import Door, DoorOptions
+        except ImportError as error:
+            _log.warning("flight_door_shut", missing=error.name, hint="install quintet[flight] to open it")
+            return
+        if door.tls_cert is not None and door.tls_key is not None:
+            server_context(door.tls_cert, door.tls_key, door.tls_client_ca)  # raises, and says what is wrong with them
+        options = DoorOptions(
+            door.host,
+            door.port,
+            door.max_calls,
+            self.settings.data if door.map_files else None,
+            0 if self.settings.dev else self.settings.limits.auth_failures_per_minute,
+            certificate=_content(door.tls_cert),
+            key=_content(door.tls_key),
+            client_ca=_content(door.tls_client_ca),
+        )
+        self._bridge = Bridge(asyncio.get_running_loop())
+        try:
+            self.flight = Door(self.broker, self._bridge, options, os.urandom)
+        except OSError as error:
+            raise _cannot_listen("flight", door.host, door.port, error) from error
+
     def addresses(self) -> dict[str, str]:
         found = {name: listener.address for name, listener in self.listeners.items()}
+        if self.flight is not None:
+            found["flight"] = self.flight.address
         if self.admin is not None:
             found["admin"] = self.admin.address
         return found
@@ -255,6 +305,8 @@ class Server:
         self.draining = self.broker.draining = True
         for listener in self.listeners.values():
             listener.stop_accepting()
+        if self.flight is not None:
+            self.flight.close()
         deadline = asyncio.get_running_loop().time() + self.settings.drain_timeout_s
         while self.log.unsynced_bytes and asyncio.get_running_loop().time() < deadline - 2 * GOODBYE_S:
             await asyncio.sleep(0.005)
@@ -266,6 +318,12 @@ class Server:
             if asyncio.get_running_loop().time() > until:
                 break
             await asyncio.sleep(0.01)
+        while self.flight is not None and not self.flight.closed:
+            if asyncio.get_running_loop().time() > until:
+                break
+            await asyncio.sleep(0.01)
+        if self._bridge is not None:
+            self._bridge.closed = True
         if self._ticker is not None:
             self._ticker.cancel()
         self.broker.save()
@@ -279,6 +337,10 @@ class Server:
         closed = asyncio.Event()
         self.log.close(closed.set)
         await asyncio.wait_for(closed.wait(), self.settings.drain_timeout_s)
+
+
+def _content(file: Path | None) -> bytes:
+    return b"" if file is None else file.read_bytes()
 
 
 def _quiet_the_collector() -> None:

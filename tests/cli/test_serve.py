@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from quintet.figures import development_lines
 
 QUINTET = (sys.executable, "-m", "quintet")
-FREE_PORTS = {f"QUINTET_LISTENERS__{door}__PORT": "0" for door in ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "ADMIN")}
+FREE_PORTS = {f"QUINTET_LISTENERS__{door}__PORT": "0" for door in ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FLIGHT", "ADMIN")}
 STOP_S = 10  # the promise of SIGTERM
 
 
@@ -153,7 +153,7 @@ def test_a_data_folder_in_use_is_one_clear_line(start: Start, tmp_path: Path) ->
     assert "Traceback" not in second.stderr
 
 
-@pytest.mark.parametrize("door", ["BLIPMQ", "FLYMQ", "FLYMQ_SDK", "ADMIN"])
+@pytest.mark.parametrize("door", ["BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FLIGHT", "ADMIN"])
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path, door: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -21,7 +21,7 @@ class Server:
         self.folder = folder
         self.settings = settings
         self.port = 0
-        self.ports = {"blipmq": 0, "flymq": 0, "flymq-sdk": 0}
+        self.ports = {"blipmq": 0, "flymq": 0, "flymq-sdk": 0, "flight": 0}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -35,6 +35,10 @@ class Server:
     @property
     def fly_sdk(self) -> str:
         return f"flymq://admin:admin@127.0.0.1:{self.ports['flymq-sdk']}?dialect=sdk"
+
+    @property
+    def flight(self) -> str:
+        return f"flight://admin:admin@127.0.0.1:{self.ports['flight']}"
 
     def start(self) -> None:
         """Start, on the port it had before if it ran before, and wait until it accepts."""
@@ -66,7 +70,7 @@ class Server:
             self._process.wait(STOP_S)
             raise AssertionError(f"the broker did not start:\n{(self.folder / 'server.log').read_text()[-4000:]}")
         listeners = json.loads(line)["listeners"]
-        self.ports = {name: int(listeners[name].rpartition(":")[2]) for name in self.ports}
+        self.ports = {name: int(listeners.get(name, ":0").rpartition(":")[2]) for name in self.ports}
         self.port = self.ports["blipmq"]
 
     def kill(self) -> None:

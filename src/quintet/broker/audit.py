@@ -159,6 +159,11 @@ class Audit:
                         self._report("audit_unreadable", {"id": id, "error": str(error)})
                 offset = batch.next_offset
 
+    @property
+    def partition(self) -> Partition:
+        """The topic, to be read."""
+        return self._partition
+
     # -- record ----------------------------------------------------------------------------------------------------
 
     def record(

@@ -241,6 +241,22 @@ class DeadLetters:
         at = bisect_right(marks.resolved, offset, key=_first) - 1  # ranges do not touch: at most one holds it
         return max(offset, marks.resolved[at][1]) if at >= 0 else offset
 
+    def open_ranges(self, source: bytes) -> tuple[tuple[Range, ...], ...]:
+        """Of each partition of this topic's dead-letter topic the ranges that are open; none if there is no such topic."""
+        topic = self._topics.get(self.name_for(source))
+        if topic is None:
+            return ()
+        return tuple(self._open_ranges(topic, number) for number in range(len(topic.partitions)))
+
+    def _open_ranges(self, topic: Topic, number: int) -> tuple[Range, ...]:
+        marks, end = self._marks(topic.spec.id, number), topic.partitions[number].visible
+        found, low = list[Range](), max(marks.purged_below, topic.partitions[number].start)
+        for first, last in marks.resolved:
+            if low < first:
+                found.append((low, min(first, end)))
+            low = max(low, last)
+        return (*found, (low, end)) if low < end else tuple(found)
+
     def _open_count(self, topic: Topic, number: int) -> int:
         marks, partition = self._marks(topic.spec.id, number), topic.partitions[number]
         low = max(marks.purged_below, partition.start)

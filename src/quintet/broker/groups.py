@@ -48,6 +48,7 @@ from quintet.broker.group import (
 from quintet.broker.seek import EVER, Seek
 from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
+from quintet.log.base import Partition
 from quintet.model.errors import BadName, BadRequest, Fenced, Forbidden, LimitExceeded, QuintetError, StorageError
 from quintet.model.scheduler import Scheduler
 
@@ -96,6 +97,11 @@ class Groups:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def partition(self) -> Partition:
+        """The topic `__groups`, to be read."""
+        return self._table.partition
 
     # -- starting --------------------------------------------------------------------------------------------------
 

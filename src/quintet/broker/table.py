@@ -33,6 +33,11 @@ class Table(Generic[T]):
         self._encode: Callable[[T], bytes] = (msgspec.msgpack if packed else msgspec.json).Encoder().encode
         self._rows: dict[bytes, T] = {}
 
+    @property
+    def partition(self) -> Partition:
+        """The topic, to be read."""
+        return self._partition
+
     def load(self) -> None:
         """Fold the whole topic. Blocks: only used at start."""
         offset = self._partition.start

@@ -119,6 +119,11 @@ class Topic:
     def in_memory(self) -> bool:
         return self.spec.durability == "memory"
 
+    @property
+    def deleted(self) -> bool:
+        """It is not there any more, or never came to be: another of its name may be."""
+        return self._gone is not None
+
     def publish(
         self, batch: bytearray, count: int, must_keep: bool, done: Appended | None, partition: int = ANY
     ) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from quintet.client import url as urls
 from quintet.client.base import ANY, AskLink, Channel, Door, Load, Outcome, Setup, Silent, Wanted, deadline
-from quintet.client.errors import BadName, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
+from quintet.client.errors import BadName, BadUrl, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
 from quintet.client.message import Ack, Message, MessageBatch, key_bytes, to_bytes
 from quintet.client.producer import Producer
 from quintet.client.reading import Moment, batch_of, replay
@@ -45,6 +45,11 @@ def connect(
     tls        the context to use in place of the system's authorities (or `?ca=FILE` in the URL)
     """
     endpoint = urls.parse(url)
+    if endpoint.door not in DOORS:
+        raise BadUrl(
+            f"{endpoint.door}:// is the door of Spark and the pipelines, not of messages",
+            hint="use flymq:// or blipmq://",
+        )
     door = cast(Door, import_module(DOORS[endpoint.door]).DOOR)
     return Bus(Setup(endpoint, door, name or "", timeout, reconnect, tls))
 

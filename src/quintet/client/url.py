@@ -4,6 +4,7 @@
     blipmqs://:API_KEY@HOST:PORT?ca=FILE   TLS; ca names the authority to trust in place of the system's
     flymq://USER:PASSWORD@HOST:PORT?dialect=sdk&compression=zstd
     flymqs://USER:PASSWORD@HOST:PORT?ca=FILE&cert=FILE&key=FILE   cert and key show who we are (mutual TLS)
+    flight://USER:PASSWORD@HOST:PORT        Arrow Flight, for Spark and the pipelines; flights:// with TLS
 
 A new door is a row in SCHEMES and, in bus.py, the module that speaks it. Nothing is resolved or opened here.
 """
@@ -31,15 +32,17 @@ SCHEMES: Final = {
     "fly": Scheme("flymq", False, 9092),
     "flymqs": Scheme("flymq", True, 9092),
     "flys": Scheme("flymq", True, 9092),
+    "flight": Scheme("flight", False, 8815),
+    "flights": Scheme("flight", True, 8815),
 }
 
 DIALECTS: Final = ("document", "sdk")
 COMPRESSIONS: Final = ("none", "gzip", "lz4", "zstd", "snappy")
 # option -> the doors that have it, and what it may be; none: anything
 OPTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "ca": (("blipmq", "flymq"), ()),
-    "cert": (("blipmq", "flymq"), ()),
-    "key": (("blipmq", "flymq"), ()),
+    "ca": (("blipmq", "flymq", "flight"), ()),
+    "cert": (("blipmq", "flymq", "flight"), ()),
+    "key": (("blipmq", "flymq", "flight"), ()),
     "dialect": (("flymq",), DIALECTS),
     "compression": (("flymq",), COMPRESSIONS),
 }

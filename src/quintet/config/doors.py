@@ -29,8 +29,8 @@ class Listener(Section):
         return self
 
 
-class TcpListener(Listener):
-    """What the doors over TCP share."""
+class TlsListener(Listener):
+    """What the doors with TLS share."""
 
     tls_cert: Path | None = Field(
         default=None, description="PEM file with the certificate chain; read again on SIGHUP."
@@ -40,7 +40,6 @@ class TcpListener(Listener):
         default=None,
         description="PEM file with the authorities of client certificates: then every client must show one of theirs.",
     )
-    max_connections: Count = Field(default=10_000, description="Connections open at once on this listener.")
 
     @property
     def encrypted(self) -> bool:
@@ -53,6 +52,12 @@ class TcpListener(Listener):
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls_client_ca needs tls_cert and tls_key: client certificates are shown within TLS")
         return self
+
+
+class TcpListener(TlsListener):
+    """What the doors over TCP share."""
+
+    max_connections: Count = Field(default=10_000, description="Connections open at once on this listener.")
 
 
 class BlipmqListener(TcpListener):
@@ -88,6 +93,28 @@ class FlymqSdkListener(FlymqListener):
     dialect: Literal["document", "sdk"] = Field(default="sdk", description="As listeners.flymq.dialect.")
 
 
+class FlightListener(TlsListener):
+    """The Arrow Flight door."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Whether this listener is opened; it needs the packages of the extra `flight`, and stays shut without.",
+    )
+    port: Port = Field(default=8815, description="TCP port; 0 picks a free one, which --print-ready reports.")
+    tls_cert: Path | None = Field(
+        default=None,
+        description="PEM file with the certificate chain; read at start, a reload does not reach this door.",
+    )
+    tls_key: Path | None = Field(
+        default=None, description="PEM file with the private key; read at start, a reload does not reach this door."
+    )
+    max_calls: Count = Field(default=256, description="Calls and streams under way at once; more are refused.")
+    map_files: bool = Field(
+        default=True,
+        description="Whether readers on this machine are told where the segment files are, to read them in place.",
+    )
+
+
 class AdminListener(Listener):
     """Health and metrics over HTTP."""
 
@@ -101,5 +128,8 @@ class Listeners(Section):
     flymq: FlymqListener = Field(default=FlymqListener(), description="The FlyMQ door.")
     flymq_sdk: FlymqSdkListener = Field(
         default=FlymqSdkListener(), description="The FlyMQ door again, in the dialect of the published clients."
+    )
+    flight: FlightListener = Field(
+        default=FlightListener(), description="The Arrow Flight door: columns for Spark, DuckDB, Polars, pandas."
     )
     admin: AdminListener = Field(default=AdminListener(), description="Health and metrics over HTTP.")

@@ -30,7 +30,7 @@ class Answer(msgspec.Struct, frozen=True):
     """What the broker answers; a client passes over fields it does not know."""
 
 
-class Problem(Answer):
+class Problem(Answer, frozen=True):
     """An error as the client gets it: the code and words of quintet.model.errors."""
 
     code: str
@@ -42,7 +42,7 @@ class Problem(Answer):
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-class Ticket(Request):
+class Ticket(Request, frozen=True):
     """Records first <= offset < last of one partition. `last` -1: up to what is there now."""
 
     topic: str
@@ -54,14 +54,14 @@ class Ticket(Request):
     fail_on_data_loss: bool = True  # false: what retention took meanwhile is passed over
 
 
-class Selection(Request):
+class Selection(Request, frozen=True):
     """Topics by name or by a pattern (RE2 that must match the whole name). Only what the caller may read is found."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
 
 
-class PartitionInfo(Answer):
+class PartitionInfo(Answer, frozen=True):
     """The offsets there are: first <= offset < end, and about how many bytes."""
 
     first: int
@@ -69,26 +69,26 @@ class PartitionInfo(Answer):
     bytes: int = 0
 
 
-class TopicInfo(Answer):
+class TopicInfo(Answer, frozen=True):
     name: str
     id: int
     durability: str
     partitions: tuple[PartitionInfo, ...]
 
 
-class Topics(Answer):
+class Topics(Answer, frozen=True):
     """`missing`: names that were asked for and do not exist (or may not be known to exist)."""
 
     topics: tuple[TopicInfo, ...]
     missing: tuple[str, ...] = ()
 
 
-class TimeRequest(Request):
+class TimeRequest(Request, frozen=True):
     topic: str
     at_us: int  # microseconds since 1970
 
 
-class Offsets(Answer):
+class Offsets(Answer, frozen=True):
     """Of each partition the first offset whose record is not older; its end, if there is none."""
 
     offsets: tuple[int, ...]
@@ -100,12 +100,12 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
     last: int
 
 
-class LocateRequest(Request):
+class LocateRequest(Request, frozen=True):
     topic: str
     ranges: tuple[Range, ...]
 
 
-class SegmentFile(Answer):
+class SegmentFile(Answer, frozen=True):
     """One segment of a range. `position` is where to begin to look: a batch at or before the range begins there."""
 
     path: str
@@ -115,7 +115,7 @@ class SegmentFile(Answer):
     next_offset: int
 
 
-class Machine(Answer):
+class Machine(Answer, frozen=True):
     """Which machine and which data directory the paths are of: the files are the broker's only if all of it agrees."""
 
     boot_id: str
@@ -124,7 +124,7 @@ class Machine(Answer):
     lock_inode: int
 
 
-class Located(Answer):
+class Located(Answer, frozen=True):
     """The files of each range asked for; none for a topic in memory. `machine` None: mapping is switched off."""
 
     topic_id: int
@@ -135,7 +135,7 @@ class Located(Answer):
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-class StageRequest(Request):
+class StageRequest(Request, frozen=True):
     """Stage the rows of this do_put for batch `epoch` of `writer`. `topic` "": a column names the topic of each row."""
 
     writer: str
@@ -143,7 +143,7 @@ class StageRequest(Request):
     topic: str = ""
 
 
-class Staged(Answer):
+class Staged(Answer, frozen=True):
     """Sent as the metadata of a do_put: the stage and what it holds. `offsets` only when it was published at once."""
 
     stage: str
@@ -151,7 +151,7 @@ class Staged(Answer):
     bytes: int
 
 
-class StageCommit(Request):
+class StageCommit(Request, frozen=True):
     """Publish these stages as batch `epoch` of `writer`: all of it, once. `rows` is what the caller counted.
     `accept_other`: this epoch was committed before with another number of rows; pass over that."""
 
@@ -162,22 +162,22 @@ class StageCommit(Request):
     accept_other: bool = False
 
 
-class StageCommitted(Answer):
+class StageCommitted(Answer, frozen=True):
     """`fresh` false: this epoch had been committed before, and these stages were thrown away."""
 
     fresh: bool
     rows: int
 
 
-class StageAbort(Request):
+class StageAbort(Request, frozen=True):
     stages: tuple[str, ...]
 
 
-class FenceRequest(Request):
+class FenceRequest(Request, frozen=True):
     writer: str
 
 
-class FenceAnswer(Answer):
+class FenceAnswer(Answer, frozen=True):
     """The highest epoch that was committed, -1 if none was."""
 
     epoch: int
@@ -186,21 +186,21 @@ class FenceAnswer(Answer):
 # -- groups, schemas, dead letters ------------------------------------------------------------------------------------
 
 
-class GroupCommit(Request):
+class GroupCommit(Request, frozen=True):
     """Show how far a reader is: offsets by topic and partition, under the name of a group."""
 
     group: str
     offsets: dict[str, dict[int, int]]
 
 
-class GroupsRequest(Request):
+class GroupsRequest(Request, frozen=True):
     """Positions of all groups the caller may see; `topic` and `group` narrow it."""
 
     topic: str = ""
     group: str = ""
 
 
-class GroupPosition(Answer):
+class GroupPosition(Answer, frozen=True):
     """One committed offset. `lag_us` is the age of the oldest record that was not committed, 0 if there is none."""
 
     group: str
@@ -212,19 +212,19 @@ class GroupPosition(Answer):
     lag_us: int
 
 
-class GroupPositions(Answer):
+class GroupPositions(Answer, frozen=True):
     positions: tuple[GroupPosition, ...]
     now_us: int
 
 
-class SchemaRequest(Request):
+class SchemaRequest(Request, frozen=True):
     """`version` 0: the latest."""
 
     subject: str
     version: int = 0
 
 
-class SchemaAnswer(Answer):
+class SchemaAnswer(Answer, frozen=True):
     subject: str
     id: str
     version: int
@@ -238,38 +238,38 @@ class Reject(msgspec.Struct, frozen=True, array_like=True):
     error: str
 
 
-class RejectRequest(Request):
+class RejectRequest(Request, frozen=True):
     """Copy these records of a topic to its dead letters, each once however often it is asked."""
 
     topic: str
     rejects: tuple[Reject, ...]
 
 
-class Rejected(Answer):
+class Rejected(Answer, frozen=True):
     """How many are there now that were not there before."""
 
     fresh: int
 
 
-class RedriveRequest(Request):
+class RedriveRequest(Request, frozen=True):
     """Send dead letters of a topic again: their ids, "partition-offset" of the dead-letter topic."""
 
     topic: str
     ids: tuple[str, ...]
 
 
-class Redriven(Answer):
+class Redriven(Answer, frozen=True):
     sent: int
     missing: tuple[str, ...]
 
 
-class DeadRequest(Request):
+class DeadRequest(Request, frozen=True):
     """Which dead letters of a topic are still open."""
 
     topic: str
 
 
-class DeadOpen(Answer):
+class DeadOpen(Answer, frozen=True):
     """The dead-letter topic, and of each partition the ranges [first, last) that are open."""
 
     topic: str
@@ -279,7 +279,7 @@ class DeadOpen(Answer):
 # -- pipelines --------------------------------------------------------------------------------------------------------
 
 
-class PipelineReport(Request):
+class PipelineReport(Request, frozen=True):
     """How a running pipeline is: kept by the broker until a while after the last one, shown by `status` and /metrics."""
 
     name: str
@@ -298,28 +298,28 @@ class PipelineReport(Request):
     restarts: int = 0
 
 
-class PipelineOrder(Answer):
+class PipelineOrder(Answer, frozen=True):
     """The answer to a report: `stop` when somebody asked for that."""
 
     stop: bool
 
 
-class PipelineName(Request):
+class PipelineName(Request, frozen=True):
     name: str
 
 
-class PipelineStatus(Answer):
+class PipelineStatus(Answer, frozen=True):
     report: PipelineReport
     owner: str
     seen_us: int  # when it reported last
 
 
-class Pipelines(Answer):
+class Pipelines(Answer, frozen=True):
     pipelines: tuple[PipelineStatus, ...]
     now_us: int
 
 
-class Nothing(Request):
+class Nothing(Request, frozen=True):
     """A request or an answer without fields."""
 
 

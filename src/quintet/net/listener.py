@@ -31,6 +31,26 @@ class ListenerOptions:
     auth_failures_per_minute: int = 0  # from one address; 0: no limit
 
 
+class Failures:
+    """Failed authentications of this minute, per address. `per_minute` 0: no limit."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute = per_minute
+        self._counts: Counter[str] = Counter()
+        self._minute = 0
+
+    def add(self, address: str, now: int) -> None:
+        self.blocked(address, now)  # a new minute begins with none
+        self._counts[address] += 1
+
+    def blocked(self, address: str, now: int) -> bool:
+        minute = now // MINUTE_US
+        if minute != self._minute:
+            self._minute = minute
+            self._counts.clear()
+        return 0 < self._per_minute <= self._counts[address]
+
+
 class Listener:
     """Owns the connections of a door."""
 
@@ -52,8 +72,7 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._watched: set[Connection] = set()
         self._addresses: Counter[str] = Counter()
-        self._failures: Counter[str] = Counter()  # of authentication in this minute, per address
-        self._minute = 0
+        self._failures = Failures(options.auth_failures_per_minute)
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -90,7 +109,7 @@ class Listener:
             reason = f"more than {self.options.connections_max} connections"
         elif self._addresses[address] > self.options.connections_per_address_max:
             reason = f"more than {self.options.connections_per_address_max} connections from {address}"
-        elif self._is_blocked(address):
+        elif self._failures.blocked(address, self.now()):
             reason = f"too many failed authentications from {address}, try again in a minute"
         elif (
             len(self._watched) > self.options.unauthenticated_max and self._waiting() > self.options.unauthenticated_max
@@ -103,17 +122,10 @@ class Listener:
     def auth_failed(self, connection: Connection) -> None:
         """Count it against the address; past the limit, its connections end and new ones are refused for the minute."""
         address = connection.peer.rpartition(":")[0]
-        self._failures[address] += 1
+        self._failures.add(address, self.now())
         self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
-        if self._is_blocked(address):
+        if self._failures.blocked(address, self.now()):
             connection.evict("too many failed authentications")
-
-    def _is_blocked(self, address: str) -> bool:
-        minute = self.now() // MINUTE_US
-        if minute != self._minute:
-            self._minute = minute
-            self._failures.clear()
-        return 0 < self.options.auth_failures_per_minute <= self._failures[address]
 
     def _waiting(self) -> int:
         return sum(1 for connection in self._watched if connection.who is None)

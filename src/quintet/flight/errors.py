@@ -1,0 +1,44 @@
+"""From a named failure of the broker to the Flight error of its kind, and nothing of the inside to the outside.
+
+    AuthError                      UNAUTHENTICATED   log in (again)
+    Forbidden                      UNAUTHORIZED
+    retryable errors, draining     UNAVAILABLE       the same call may succeed later
+    every other named failure      FAILED            the code says which
+    what has no name               INTERNAL          a fault of ours: it is in the broker's log, the client learns no more
+
+The text is "CODE: what happened (what helps)" and `extra_info` a `wire.Problem`.
+"""
+
+import msgspec
+import structlog
+from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
+
+from quintet.flight.wire import Problem
+from quintet.model.errors import AuthError, Forbidden, QuintetError
+
+INTERNAL_CODE = "E1000"
+
+_log = structlog.get_logger()
+
+
+def to_flight(error: BaseException) -> flight.FlightError:
+    """The error to raise in a handler."""
+    if isinstance(error, flight.FlightError):
+        return error
+    if not isinstance(error, QuintetError):
+        _log.error("flight_failed", error=repr(error), exc_info=error)
+        problem = Problem(INTERNAL_CODE, "the broker failed to answer", "its log says why", retryable=False)
+        return flight.FlightInternalError(_text(problem), msgspec.json.encode(problem))
+    problem = Problem(error.code, str(error), error.hint, error.retryable)
+    kind = flight.FlightServerError
+    if isinstance(error, AuthError):
+        kind = flight.FlightUnauthenticatedError
+    elif isinstance(error, Forbidden):
+        kind = flight.FlightUnauthorizedError
+    elif error.retryable:
+        kind = flight.FlightUnavailableError
+    return kind(_text(problem), msgspec.json.encode(problem))
+
+
+def _text(problem: Problem) -> str:
+    return f"{problem.code}: {problem.message}" + (f" ({problem.hint})" if problem.hint else "")

@@ -1,0 +1,223 @@
+"""Who is calling: from the `authorization` header of a call to an identity that the broker knows.
+
+    Basic USER:PASSWORD   a user; with the handshake the answer is a token, with any other call it counts for that call
+    Bearer TOKEN          a token of the handshake
+    Bearer KEY            an API key of the configuration
+
+A token stands for an identity and not for rights: the rights are asked for in every call, so whoever is deleted, disabled
+or has another password is out at once. All state belongs to the loop thread. Passwords that were right are remembered for
+a short time by a keyed hash, so that the slow hash is not paid for in every call; passwords themselves are kept nowhere.
+
+gRPC does not say in the handshake who is at the other end: there, failures are counted per user name, elsewhere per address.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
+
+from quintet.broker.core import Broker
+from quintet.flight.bridge import Bridge, Done
+from quintet.flight.errors import to_flight
+from quintet.model.errors import AuthError, Busy
+from quintet.net.listener import Failures
+
+HEADER: Final = "authorization"
+MIDDLEWARE: Final = "login"
+HEADER_BYTES_MAX: Final = 8 << 10
+TOKEN_PREFIX: Final = "flight-"  # so that an old token is not taken for an API key
+TOKEN_BYTES: Final = 32
+TOKENS_MAX: Final = 10_000  # the one not used for longest goes first
+TOKEN_IDLE_US: Final = 12 * 3600 * 1_000_000
+PROVEN_MAX: Final = 1_000  # passwords that were right
+PROVEN_US: Final = 60_000_000
+
+_LOG_IN: Final = "send Basic credentials, a token of the handshake, or `Bearer` and an API key"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asked, and from where. `identity` is what `access.current` wants."""
+
+    identity: str
+    name: str
+    peer: str
+
+
+class Login:
+    """All methods with an underscore run on the loop thread, the others in a thread of gRPC."""
+
+    def __init__(
+        self, broker: Broker, bridge: Bridge, entropy: Callable[[int], bytes], failures_per_minute: int
+    ) -> None:
+        self._broker = broker
+        self._bridge = bridge
+        self._entropy = entropy
+        self._secret = entropy(32)
+        self._failures = Failures(failures_per_minute)
+        self._tokens: OrderedDict[str, tuple[str, int]] = OrderedDict()  # digest of the token: identity, used last
+        self._proven: OrderedDict[bytes, tuple[str, int]] = OrderedDict()  # keyed hash: identity, when
+        self.failed = 0
+
+    def handshake(self, header: str) -> str:
+        """The token for these credentials."""
+        caller = self._bridge.wait_for(partial(self._who, header, ""))
+        return str(self._bridge.ask(partial(self._issue, caller)))
+
+    def who(self, header: str, peer: str) -> Caller:
+        found = self._bridge.wait_for(partial(self._who, header, peer))
+        assert isinstance(found, Caller)
+        return found
+
+    # -- on the loop -----------------------------------------------------------------------------------------------
+
+    def _who(self, header: str, peer: str, done: Done) -> None:
+        kind, _, rest = header.partition(" ")
+        if not header or len(header) > HEADER_BYTES_MAX:
+            raise AuthError("no credentials were sent" if not header else "the credentials are too long", hint=_LOG_IN)
+        if kind.lower() == "basic":
+            name, password = _basic(rest.strip())
+            self._password(name, password, peer, done)
+        elif kind.lower() == "bearer":
+            done(self._bearer(rest.strip(), peer), None)
+        else:
+            raise AuthError("the authorization header is neither Basic nor Bearer", hint=_LOG_IN)
+
+    def _bearer(self, token: str, peer: str) -> Caller:
+        if token.startswith(TOKEN_PREFIX):
+            return self._known_token(token, peer)
+        address = _address(peer, "")
+        self._check_rate(address)
+        try:
+            identity, principal = self._broker.authenticate(token.encode(), peer)
+        except AuthError:
+            self._fail(address)
+            raise
+        return Caller(identity, principal.name, peer)
+
+    def _known_token(self, token: str, peer: str) -> Caller:
+        now, digest = self._broker.scheduler.now(), _digest(token)
+        identity, used = self._tokens.get(digest, ("", 0))
+        principal = self._broker.access.current(identity) if identity and now - used < TOKEN_IDLE_US else None
+        if principal is None:
+            self._tokens.pop(digest, None)
+            raise AuthError("the token is no longer valid", hint="log in again: authenticate_basic_token()")
+        self._tokens[digest] = (identity, now)
+        self._tokens.move_to_end(digest)
+        return Caller(identity, principal.name, peer)
+
+    def _issue(self, caller: Caller) -> str:
+        token = TOKEN_PREFIX + self._entropy(TOKEN_BYTES).hex()
+        self._tokens[_digest(token)] = (caller.identity, self._broker.scheduler.now())
+        if len(self._tokens) > TOKENS_MAX:
+            self._tokens.popitem(last=False)
+        return token
+
+    def _password(self, name: str, password: bytes, peer: str, done: Done) -> None:
+        address = _address(peer, name)
+        self._check_rate(address)
+        proof = hmac.digest(self._secret, name.encode() + b"\0" + password, "sha256")
+        identity, since = self._proven.get(proof, ("", 0))
+        if identity and self._broker.scheduler.now() - since < PROVEN_US:
+            principal = self._broker.access.current(identity)
+            if principal is not None:
+                done(Caller(identity, principal.name, peer), None)
+                return
+        self._proven.pop(proof, None)
+        told = partial(self._verified, proof, address, peer, done)
+        self._broker.users.authenticate_password(name, password, told, peer=peer)
+
+    def _verified(
+        self, proof: bytes, address: str, peer: str, done: Done, result: Any, error: Exception | None
+    ) -> None:
+        if error is not None:
+            if isinstance(error, AuthError):
+                self._fail(address)
+            done(None, error)
+            return
+        identity, principal = result
+        self._proven[proof] = (identity, self._broker.scheduler.now())
+        if len(self._proven) > PROVEN_MAX:
+            self._proven.popitem(last=False)
+        done(Caller(identity, principal.name, peer), None)
+
+    def _check_rate(self, address: str) -> None:
+        if self._failures.blocked(address, self._broker.scheduler.now()):
+            raise Busy(f"too many failed authentications of {address}", hint="try again in a minute")
+
+    def _fail(self, address: str) -> None:
+        self.failed += 1
+        self._failures.add(address, self._broker.scheduler.now())
+
+
+class Headers(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow ships no types
+    """Of one call: the credentials that came, or (handshake) the token that goes."""
+
+    def __init__(self, header: str, token: str) -> None:
+        super().__init__()
+        self.header = header
+        self._token = token
+
+    def sending_headers(self) -> dict[str, str]:
+        return {HEADER: f"Bearer {self._token}"} if self._token else {}
+
+
+class LoginFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow ships no types
+    """Sees every call before its handler does."""
+
+    def __init__(self, login: Login) -> None:
+        super().__init__()
+        self._login = login
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> Headers:
+        found = next((values for name, values in headers.items() if name.lower() == HEADER), [])
+        header = found[0] if found and isinstance(found[0], str) else ""
+        token = ""
+        if info.method == flight.FlightMethod.HANDSHAKE:
+            try:
+                token = self._login.handshake(header)
+            except Exception as error:
+                raise to_flight(error) from None
+        return Headers(header, token)
+
+
+class NoHandshakePayload(flight.ServerAuthHandler):  # type: ignore[misc]  # pyarrow ships no types
+    """Flight answers a handshake only if there is such a handler; who somebody is was found out before, by the header."""
+
+    def authenticate(self, outgoing: object, incoming: object) -> None:
+        """The header has said everything."""
+
+    def is_valid(self, token: bytes) -> bytes:
+        return b""
+
+
+def _basic(text: str) -> tuple[str, bytes]:
+    try:
+        name, colon, password = base64.b64decode(text, validate=True).partition(b":")
+        if colon:
+            return name.decode(), password
+    except (binascii.Error, ValueError):
+        pass
+    raise AuthError("the Basic credentials are not base64 of USER:PASSWORD", hint=_LOG_IN)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _address(peer: str, name: str) -> str:
+    """What failures are counted against."""
+    return peer.rpartition(":")[0] or f"user {name!r}"
+
+
+def peer_of(text: str) -> str:
+    """gRPC's word for the other end ("ipv4:127.0.0.1:5000", "ipv6:%5B::1%5D:5000") as HOST:PORT."""
+    _, _, place = text.partition(":")
+    return place.replace("%5B", "[").replace("%5D", "]")

@@ -1,0 +1,104 @@
+"""From a ticket to record batches: in the thread of the call, which is never the loop's.
+
+A durable topic is read out of its segment files, as a reader in another process would read them; a topic in memory is asked
+for piece by piece. Rights are asked for at the start. A stream sees what was visible when it began: it ends by itself.
+
+    records that are asked for and not there        fail_on_data_loss     otherwise
+    below the first that is kept                    OffsetNotFound        passed over
+    behind the end                                  OffsetNotFound        passed over
+    taken by retention while the stream runs        OffsetNotFound        passed over
+    taken by compaction, or expired                 passed over           passed over
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from quintet import kernel
+from quintet.broker import reads
+from quintet.flight import columns, wire
+from quintet.flight.bridge import Bridge, Done
+from quintet.flight.verbs import Call, Source
+from quintet.log.base import Partition
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import BadRequest, OffsetNotFound, TopicNotFound
+
+PIECE_BYTES: Final = 4 << 20  # of a memory topic, asked of the loop at a time
+OFFSET_MAX: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one stream reads: first <= offset < last of a partition that was there at its start."""
+
+    source: Source
+    partition: Partition
+    first: int
+    last: int
+    now: int
+
+
+def check(ask: wire.Ticket) -> None:
+    """The fields of a ticket by themselves."""
+    if not 1 <= ask.rows_per_batch <= wire.ROWS_PER_BATCH_MAX:
+        raise BadRequest(f"rows_per_batch is 1 to {wire.ROWS_PER_BATCH_MAX}, not {ask.rows_per_batch}")
+    if not 0 <= ask.first <= OFFSET_MAX or not -1 <= ask.last <= OFFSET_MAX:
+        raise BadRequest(f"first is an offset from 0 on and last too, or -1; not {ask.first} and {ask.last}")
+    strange = [name for name in ask.columns if name not in wire.COLUMNS]
+    if strange or not ask.columns or len(set(ask.columns)) < len(ask.columns):
+        raise BadRequest(f"columns are some of {', '.join(wire.COLUMNS)}, each at most once")
+
+
+def plan(call: Call, ask: wire.Ticket) -> Plan:
+    """On the loop thread: may it be read, and what is there?"""
+    source = call.source(ask.topic)
+    partition = source.partition(ask.partition)
+    start, end = partition.start, partition.visible
+    last = end if ask.last < 0 else ask.last
+    if ask.fail_on_data_loss and ask.first < min(start, last):
+        raise _gone(source.name, ask.partition, ask.first, f"the first that is kept is {start}")
+    if ask.fail_on_data_loss and max(last, ask.first) > end:
+        raise _gone(source.name, ask.partition, max(last, ask.first), f"the topic ends at {end}")
+    return Plan(source, partition, max(ask.first, start), min(last, end), call.broker.scheduler.now())
+
+
+def _gone(topic: str, partition: int, offset: int, why: str) -> OffsetNotFound:
+    return OffsetNotFound(
+        f"offset {offset} of partition {partition} of topic {topic!r} is not there: {why}",
+        hint="begin at what is there, or say fail_on_data_loss false to pass over what is missing",
+    )
+
+
+def read(bridge: Bridge, planned: Plan, ask: wire.Ticket) -> Iterator[Any]:
+    """The record batches."""
+    return _read_memory(bridge, planned, ask)
+
+
+def _read_memory(bridge: Bridge, planned: Plan, ask: wire.Ticket) -> Iterator[Any]:
+    wanted = columns.bits(ask.columns)
+    offset = planned.first
+    while offset < planned.last:
+        batches: list[RecordBatch] = bridge.wait_for(partial(_piece, planned, offset, ask.fail_on_data_loss))
+        if not batches:
+            return
+        data = b"".join(batch.buffer for batch in batches)
+        position = 0
+        while position < len(data) and offset < planned.last:
+            count, buffers, position, offset, reason = kernel.gather(
+                data, position, len(data), -1, offset, planned.last, ask.rows_per_batch, columns.BYTES_PER_BATCH, wanted,
+                planned.now,
+            )  # fmt: skip
+            assert reason == 0, f"a batch in memory is unsound: {reason}"
+            if count:
+                yield columns.to_batch(count, buffers, ask.columns, planned.source.name, ask.partition)
+
+
+def _piece(planned: Plan, offset: int, fail_on_data_loss: bool, done: Done) -> None:
+    """On the loop thread: the batches that hold this offset and what follows."""
+    topic = planned.source.topic
+    if topic is not None and topic.deleted:
+        raise TopicNotFound(f"topic {topic.name!r} was deleted while it was read")
+    if fail_on_data_loss and offset < planned.partition.start:
+        raise _gone(planned.source.name, planned.partition.number, offset, "retention took it while it was read")
+    reads.read(planned.partition, offset, PIECE_BYTES, done)

@@ -1,0 +1,381 @@
+"""The Arrow Flight door: from a call of gRPC to the broker and back. Words of the wire are in wire.py.
+
+gRPC runs each call in a thread of its own. Here a call is counted, its caller found out (login.py) and its request decoded
+and checked; what concerns the broker's state goes over the bridge to the loop thread (verbs.py), what moves many bytes stays
+in the thread of the call (reading.py, writing.py). Every error leaves as errors.py says. Nothing here touches the broker.
+
+    state \\ event   a call                       drain                 close
+    OPEN             counted, answered            -> DRAINING
+    DRAINING         refused: come back later                           streams end with the next batch, then CLOSED
+"""
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+from pyarrow import flight
+
+from quintet.broker.core import Broker
+from quintet.broker.pipelines import Pipelines
+from quintet.flight import columns, reading, verbs, wire, writing
+from quintet.flight.bridge import Bridge, Done
+from quintet.flight.errors import to_flight
+from quintet.flight.login import MIDDLEWARE, Caller, Login, LoginFactory, NoHandshakePayload, peer_of
+from quintet.model.errors import BadRequest, Busy, LimitExceeded, ShuttingDown, StorageError, TooLarge
+
+STREAMS_OF_PRINCIPAL_MAX: Final = 64  # do_get and do_put at once
+REQUEST_BYTES_MAX: Final = 4 << 20  # of a ticket, a descriptor or the body of an action
+FLIGHTS_LISTED_MAX: Final = 10_000
+
+T = TypeVar("T")
+Verb = Callable[[verbs.Call, Any, Done], None]
+
+# What each action does, for list_actions; the names are those of wire.ACTIONS.
+ABOUT: Final = {
+    "topics": "the topics one may read, with their offsets",
+    "offsets_for_time": "the first offsets at or after a time",
+    "locate": "where ranges of a topic lie in files of this machine",
+    "stage_commit": "publish staged rows, all of them and once",
+    "stage_abort": "forget staged rows",
+    "fence": "the last batch a writer committed",
+    "group_commit": "store how far a group of readers is",
+    "groups": "positions and lag of groups",
+    "schema": "one version of a schema",
+    "reject": "put records among the dead letters of their topic",
+    "redrive": "publish dead letters again",
+    "dead": "which dead letters are open",
+    "pipeline_report": "how a pipeline is",
+    "pipelines": "the pipelines that reported",
+    "pipeline_stop": "let a pipeline stop",
+}
+assert set(ABOUT) == set(wire.ACTIONS), "every action says what it does"
+
+
+@dataclass(frozen=True, slots=True)
+class DoorOptions:
+    """The door's branch of the configuration. `data` is the directory whose files readers of this machine may map, None if
+    they shall not be told. Certificates are PEM."""
+
+    host: str
+    port: int
+    calls_max: int = 256
+    data: Path | None = None
+    failures_per_minute: int = 0
+    certificate: bytes = b""
+    key: bytes = b""
+    client_ca: bytes = b""
+
+
+class Figures:
+    """What the door counts. Changed by the threads of calls under the door's lock, read by anybody."""
+
+    def __init__(self) -> None:
+        self.calls = self.refused = self.reads = self.rows_out = self.bytes_out = 0
+        self.puts = self.rows_in = self.bytes_in = 0
+
+
+class _Slot:
+    """The place of one call among those under way; given back once, however the call ends."""
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._finalizer = weakref.finalize(self, release)
+        self._finalizer.atexit = False
+
+    def release(self) -> None:
+        self._finalizer()
+
+
+class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
+    """Serves as soon as it is made. Made and closed on the loop thread; the handlers run elsewhere."""
+
+    def __init__(self, broker: Broker, bridge: Bridge, options: DoorOptions, entropy: Callable[[int], bytes]) -> None:
+        self.figures = Figures()
+        self.pipelines = Pipelines()
+        self.login = Login(broker, bridge, entropy, options.failures_per_minute)
+        self.draining = False
+        self._broker = broker
+        self._bridge = bridge
+        self._options = options
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._streams: Counter[str] = Counter()
+        self._closer: threading.Thread | None = None
+        self._verbs: dict[str, Verb] = {
+            "topics": verbs.topics, "offsets_for_time": verbs.offsets_for_time,
+            "locate": partial(verbs.locate, _machine(options.data)),
+            "stage_commit": verbs.stage_commit, "stage_abort": verbs.stage_abort, "fence": verbs.fence,
+            "group_commit": verbs.group_commit, "groups": verbs.groups, "schema": verbs.schema,
+            "reject": verbs.reject, "redrive": verbs.redrive, "dead": verbs.dead,
+            "pipeline_report": partial(verbs.pipeline_report, self.pipelines),
+            "pipelines": partial(verbs.pipelines_seen, self.pipelines),
+            "pipeline_stop": partial(verbs.pipeline_stop, self.pipelines),
+        }  # fmt: skip
+        assert set(self._verbs) == set(wire.ACTIONS), "every action has one verb"
+        secure = bool(options.certificate)
+        place = flight.Location.for_grpc_tls if secure else flight.Location.for_grpc_tcp
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        try:
+            super().__init__(
+                place(host, options.port),
+                auth_handler=NoHandshakePayload(),
+                tls_certificates=[(options.certificate, options.key)] if secure else None,
+                verify_client=bool(options.client_ca),
+                root_certificates=options.client_ca or None,
+                middleware={MIDDLEWARE: LoginFactory(self.login)},
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise StorageError(str(error)) from error
+
+    @property
+    def address(self) -> str:
+        host = self._options.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    @property
+    def streams(self) -> int:
+        """do_get and do_put that are under way."""
+        return sum(self._streams.values())
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Refuse what comes, end the streams with their next batch, and go when all calls are answered: see `closed`."""
+        self.draining = True
+        self._closer = threading.Thread(target=self.shutdown, name="quintet-flight-close", daemon=True)
+        self._closer.start()
+
+    @property
+    def closed(self) -> bool:
+        """False for as long as a call is under way, for ever if a reader takes nothing of its stream."""
+        return self._closer is not None and not self._closer.is_alive()
+
+    # -- every call ------------------------------------------------------------------------------------------------
+
+    def _enter(self, context: flight.ServerCallContext, stream: bool = False) -> tuple[Caller, _Slot]:
+        """Who it is, and its place among the calls under way."""
+        with self._lock:
+            self.figures.calls += 1
+            if self.draining:
+                raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+            if self._under_way >= self._options.calls_max:
+                self.figures.refused += 1
+                raise Busy(f"{self._under_way} calls are under way, which is the limit (listeners.flight.max_calls)")
+            self._under_way += 1
+        streaming: list[str] = []
+        slot = _Slot(partial(self._leave, streaming))
+        try:
+            headers = context.get_middleware(MIDDLEWARE)
+            caller = self.login.who(headers.header, peer_of(context.peer()))
+            if stream:
+                self._begin_stream(caller.name)
+                streaming.append(caller.name)
+        except BaseException:
+            slot.release()
+            raise
+        return caller, slot
+
+    def _begin_stream(self, name: str) -> None:
+        with self._lock:
+            if self._streams[name] >= STREAMS_OF_PRINCIPAL_MAX:
+                self.figures.refused += 1
+                raise LimitExceeded(f"{name} has {STREAMS_OF_PRINCIPAL_MAX} streams open, which is the limit")
+            self._streams[name] += 1
+
+    def _leave(self, streaming: list[str]) -> None:
+        with self._lock:
+            self._under_way -= 1
+            for name in streaming:
+                self._streams[name] -= 1
+                if not self._streams[name]:
+                    del self._streams[name]
+
+    def _ask(self, caller: Caller, call: Callable[[verbs.Call], T]) -> T:
+        return self._bridge.ask(lambda: call(verbs.Call(self._broker, caller)))
+
+    def _select(self, context: flight.ServerCallContext, ask: wire.Selection) -> list[wire.TopicInfo]:
+        caller, slot = self._enter(context)
+        try:
+            found: wire.Topics = self._bridge.wait_for(
+                lambda done: verbs.topics(verbs.Call(self._broker, caller), ask, done)
+            )
+            if found.missing:
+                self._ask(caller, lambda call: call.source(found.missing[0]))  # raises, and says why
+            return list(found.topics)
+        finally:
+            slot.release()
+
+    # -- finding the way -------------------------------------------------------------------------------------------
+
+    def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
+        try:
+            pattern = _text(criteria)
+            topics = self._select(context, wire.Selection(pattern=pattern))[:FLIGHTS_LISTED_MAX]
+            return iter([_flight_info(flight.FlightDescriptor.for_path(topic.name), [topic]) for topic in topics])
+        except Exception as error:
+            raise to_flight(error) from None
+
+    def get_flight_info(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
+        try:
+            return _flight_info(descriptor, self._select(context, _selection(descriptor)))
+        except Exception as error:
+            raise to_flight(error) from None
+
+    def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
+        try:
+            self._select(context, _selection(descriptor))
+            return flight.SchemaResult(columns.schema())
+        except Exception as error:
+            raise to_flight(error) from None
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        try:
+            self._enter(context)[1].release()
+        except Exception as error:
+            raise to_flight(error) from None
+        return list(ABOUT.items())
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[flight.Result]:
+        try:
+            caller, slot = self._enter(context)
+            try:
+                return [flight.Result(pa.py_buffer(self._act(caller, action)))]
+            finally:
+                slot.release()
+        except Exception as error:
+            raise to_flight(error) from None
+
+    def _act(self, caller: Caller, action: flight.Action) -> bytes:
+        verb = self._verbs.get(action.type)
+        if verb is None:
+            raise BadRequest(f"unknown action {action.type[:100]!r}", hint=f"one of {', '.join(wire.ACTIONS)}")
+        ask: object = _decode(wire.ACTIONS[action.type][0], _bytes(action.body), action.type)
+        answer = self._bridge.wait_for(lambda done: verb(verbs.Call(self._broker, caller), ask, done))
+        return msgspec.json.encode(answer)
+
+    # -- streams ---------------------------------------------------------------------------------------------------
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        try:
+            caller, slot = self._enter(context, stream=True)
+            try:
+                ask = _decode(wire.Ticket, ticket.ticket, "ticket")
+                reading.check(ask)
+                plan = self._ask(caller, lambda call: reading.plan(call, ask))
+                with self._lock:
+                    self.figures.reads += 1
+                batches = self._counted(reading.read(self._bridge, plan, ask), slot)
+                return flight.GeneratorStream(columns.schema(ask.columns), batches)
+            except BaseException:
+                slot.release()
+                raise
+        except Exception as error:
+            raise to_flight(error) from None
+
+    def _counted(self, batches: Iterator[Any], slot: _Slot) -> Iterator[Any]:
+        """Each batch on its way out. The slot goes with this generator, also if it is never begun."""
+        figures = self.figures
+        try:
+            for batch in batches:
+                if self.draining:
+                    raise ShuttingDown("the broker is shutting down", hint="connect again, and go on at this offset")
+                with self._lock:
+                    figures.rows_out += batch.num_rows
+                    figures.bytes_out += batch.nbytes
+                yield batch
+        except Exception as error:
+            raise to_flight(error) from None
+        finally:
+            slot.release()
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        try:
+            caller, slot = self._enter(context, stream=True)
+            try:
+                put = writing.Put(self._broker, self._bridge, caller)
+                batches = self._taken(reader)
+                if descriptor.descriptor_type == flight.DescriptorType.PATH:
+                    staged = put.publish(_path(descriptor), batches)
+                else:
+                    staged = put.stage(_decode(wire.StageRequest, descriptor.command, "command"), batches)
+                writer.write(pa.py_buffer(msgspec.json.encode(staged)))
+            finally:
+                slot.release()
+        except Exception as error:
+            raise to_flight(error) from None
+
+    def _taken(self, reader: Iterable[flight.FlightStreamChunk]) -> Iterator[Any]:
+        with self._lock:
+            self.figures.puts += 1
+        for chunk in reader:
+            if self.draining:
+                raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+            if chunk.data is not None and chunk.data.num_rows:
+                with self._lock:
+                    self.figures.rows_in += chunk.data.num_rows
+                    self.figures.bytes_in += chunk.data.nbytes
+                yield chunk.data
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def _decode(kind: type[T], data: bytes, what: str) -> T:
+    if len(data) > REQUEST_BYTES_MAX:
+        raise TooLarge(f"a {what} of {len(data)} bytes, the limit is {REQUEST_BYTES_MAX}")
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"{what}: {error}", hint="it is JSON with the fields that quintet.flight.wire names") from None
+
+
+def _bytes(body: Any) -> bytes:
+    return b"" if body is None else bytes(body)
+
+
+def _text(data: bytes) -> str:
+    if len(data) > REQUEST_BYTES_MAX:
+        raise TooLarge(f"criteria of {len(data)} bytes, the limit is {REQUEST_BYTES_MAX}")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise BadRequest("the criteria are no text", hint="a pattern of topic names, or nothing for all") from None
+
+
+def _path(descriptor: flight.FlightDescriptor) -> str:
+    parts = descriptor.path
+    if len(parts) != 1 or not parts[0]:
+        raise BadRequest(f"a path of {len(parts)} parts", hint="the path is one part: the topic's name")
+    return _text(parts[0])
+
+
+def _selection(descriptor: flight.FlightDescriptor) -> wire.Selection:
+    if descriptor.descriptor_type == flight.DescriptorType.PATH:
+        return wire.Selection(topics=(_path(descriptor),))
+    return _decode(wire.Selection, descriptor.command, "command")
+
+
+def _flight_info(descriptor: flight.FlightDescriptor, topics: list[wire.TopicInfo]) -> flight.FlightInfo:
+    """One endpoint for each partition, without a location: they are all here."""
+    endpoints = [
+        flight.FlightEndpoint(msgspec.json.encode(wire.Ticket(topic.name, number, part.first, part.end)), [])
+        for topic in topics
+        for number, part in enumerate(topic.partitions)
+    ]
+    parts = [part for topic in topics for part in topic.partitions]
+    rows, size = sum(part.end - part.first for part in parts), sum(part.bytes for part in parts)
+    return flight.FlightInfo(columns.schema(), descriptor, endpoints, rows, size)

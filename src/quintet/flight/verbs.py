@@ -1,0 +1,402 @@
+"""What the Flight door asks of the broker, on the loop thread: one function for each action, and those of the streams.
+
+Every function takes the Call first: who asks and from where. Rights are those of the FlyMQ door, by the same table
+(broker/access.py), and are asked for before anything is looked up: a refusal does not tell whether a thing exists.
+
+    topics, offsets_for_time, locate, do_get, group_commit, reject     to read the topic
+    do_put                                                             to write it
+    redrive                                                            to write it, and no rule that bars its dead letters
+    dead                                                               to read it, the same
+    schema                                                             to read or write the topic of that name
+    groups                                                             one's own, those a rule lists, all as administrator
+    stage_commit, stage_abort, fence                                   one's own
+    pipeline_report, pipelines, pipeline_stop                          one's own, all as administrator
+
+Of the broker's own topics `__groups` and `__audit` are there for administrators, to be read. Nothing here blocks.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import re2  # type: ignore[import-untyped]  # google-re2 ships no types
+
+from quintet.broker import reads
+from quintet.broker.access import Action, Principal
+from quintet.broker.core import Broker
+from quintet.broker.group import GroupInfo, Lag
+from quintet.broker.intents import NotYetVisible
+from quintet.broker.pipelines import Pipelines, Report
+from quintet.broker.topics import Topic
+from quintet.flight import wire
+from quintet.flight.bridge import Done
+from quintet.flight.login import Caller
+from quintet.log.base import Partition, Stage
+from quintet.model.errors import (
+    AuthError,
+    BadRequest,
+    LimitExceeded,
+    PartitionNotFound,
+    ShuttingDown,
+    TooLarge,
+    TopicNotFound,
+)
+
+SELECTION_MAX: Final = 10_000  # names in one request
+PATTERN_BYTES_MAX: Final = 1_000
+PATTERN_MEMORY_BYTES: Final = 1 << 20  # for RE2, of one pattern
+PARTITIONS_SHOWN_MAX: Final = 100_000  # in one answer
+COMMITS_MAX: Final = 10_000  # offsets in one group_commit
+POSITIONS_MAX: Final = 10_000  # in one answer of `groups`
+POSITIONS_AT_ONCE: Final = 16  # looked up side by side: each may read from disk
+REJECTS_MAX: Final = 1_000  # in one request
+ERROR_BYTES_MAX: Final = 4_000  # of one reject
+RANGES_MAX: Final = 10_000  # of one locate
+STAGES_OF_COMMIT_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A topic to be read: its name, number and partitions. `topic` is None for one of the broker's own."""
+
+    name: str
+    id: int
+    durability: str
+    partitions: tuple[Partition, ...]
+    topic: Topic | None
+
+    @property
+    def in_memory(self) -> bool:
+        return self.topic is not None and self.topic.in_memory
+
+    def partition(self, number: int) -> Partition:
+        if not 0 <= number < len(self.partitions):
+            raise PartitionNotFound(
+                f"partition {number} out of range: topic {self.name!r} has {len(self.partitions)}",
+                hint=f"use 0 to {len(self.partitions) - 1}",
+            )
+        return self.partitions[number]
+
+
+class Call:
+    """One call: who, with the rights of this moment."""
+
+    __slots__ = ("broker", "peer", "principal")
+
+    def __init__(self, broker: Broker, caller: Caller) -> None:
+        principal = broker.access.current(caller.identity)
+        if principal is None:
+            raise AuthError("this user may no longer use the broker", hint="log in again")
+        self.broker = broker
+        self.principal: Principal = principal
+        self.peer = caller.peer
+
+    @property
+    def owner(self) -> str:
+        return self.principal.name
+
+    @property
+    def administers(self) -> bool:
+        return self.broker.access.may_administer(self.principal)
+
+    def require(self, action: Action, topic: str) -> None:
+        self.broker.access.require(self.principal, action, topic, self.peer)
+
+    def require_sight(self, name: str) -> None:
+        if not self.broker.access.allowed(self.principal, "publish", name):
+            self.require("subscribe", name)
+
+    def may_read(self, name: str) -> bool:
+        if name in OWN_TOPICS:
+            return self.administers
+        return self.broker.access.allowed(self.principal, "subscribe", name)
+
+    def group_rights(self, group: str) -> tuple[str, bool]:
+        return self.owner, self.administers or self.broker.access.listed(self.principal, f"group:{group}")
+
+    def topic(self, name: str, action: Action = "subscribe") -> Topic:
+        """A topic that exists and may be used so."""
+        self.require(action, name)
+        return self.broker.topics.find(_raw(name))
+
+    def source(self, name: str) -> Source:
+        """A topic to be read, one of the broker's own among them."""
+        if name in OWN_TOPICS and self.administers:
+            return _own(self.broker, name)
+        self.require("subscribe", name)
+        return _source(self.broker.topics.find(_raw(name)))
+
+
+OWN_TOPICS: Final = frozenset({"__groups", "__audit"})
+
+
+def _own(broker: Broker, name: str) -> Source:
+    partition = broker.audit.partition if name == "__audit" else broker.groups.partition
+    return Source(name, partition.topic_id, "fsync", (partition,), None)
+
+
+def _source(topic: Topic) -> Source:
+    return Source(topic.name, topic.spec.id, topic.spec.durability, tuple(topic.partitions), topic)
+
+
+def _raw(name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise TopicNotFound("topic not found: its name is no proper text") from None
+
+
+def _info(source: Source) -> wire.TopicInfo:
+    rows = tuple(wire.PartitionInfo(p.start, p.visible, p.bytes_from(p.start)) for p in source.partitions)
+    return wire.TopicInfo(source.name, source.id, source.durability, rows)
+
+
+# -- finding ----------------------------------------------------------------------------------------------------------
+
+
+def select(call: Call, ask: wire.Selection) -> tuple[list[Source], list[str]]:
+    """The topics, in the order of their names, and the names that are not to be had."""
+    if len(ask.topics) > SELECTION_MAX:
+        raise LimitExceeded(f"{len(ask.topics)} names in one request, the limit is {SELECTION_MAX}")
+    found: dict[str, Source] = {}
+    missing: list[str] = []
+    for name in ask.topics:
+        topic = call.broker.topics.get(name.encode(errors="replace")) if call.may_read(name) else None
+        if topic is not None:
+            found[name] = _source(topic)
+        elif name in OWN_TOPICS and call.administers:
+            found[name] = _own(call.broker, name)
+        else:
+            missing.append(name)
+    if ask.pattern or not ask.topics:
+        matches = _matcher(ask.pattern)
+        for topic in call.broker.topics.all():
+            if matches(topic.name) and call.may_read(topic.name):
+                found[topic.name] = _source(topic)
+    if sum(len(source.partitions) for source in found.values()) > PARTITIONS_SHOWN_MAX:
+        raise LimitExceeded(f"more than {PARTITIONS_SHOWN_MAX} partitions", hint="ask for fewer topics at a time")
+    return [found[name] for name in sorted(found)], missing
+
+
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    if not pattern:
+        return lambda _: True
+    if len(pattern.encode(errors="replace")) > PATTERN_BYTES_MAX:
+        raise TooLarge(f"a pattern has at most {PATTERN_BYTES_MAX} bytes")
+    options = re2.Options()
+    options.max_mem = PATTERN_MEMORY_BYTES
+    options.log_errors = False
+    try:
+        compiled = re2.compile(pattern, options)
+    except (re2.error, UnicodeEncodeError) as error:
+        raise BadRequest(f"the pattern is no regular expression of RE2: {error}") from None
+    return lambda name: compiled.fullmatch(name) is not None
+
+
+def topics(call: Call, ask: wire.Selection, done: Done) -> None:
+    found, missing = select(call, ask)
+    done(wire.Topics(tuple(_info(source) for source in found), tuple(missing)), None)
+
+
+def offsets_for_time(call: Call, ask: wire.TimeRequest, done: Done) -> None:
+    source = call.source(ask.topic)
+    _all(
+        [partial(reads.offset_for_time, partition, ask.at_us) for partition in source.partitions],
+        lambda offsets, error: done(None if error else wire.Offsets(tuple(offsets)), error),
+    )
+
+
+def _all(calls: list[Callable[[Done], None]], done: Done, at_once: int = POSITIONS_AT_ONCE) -> None:
+    """Make these calls, a few at a time: done(their results in order, None), or done(None, the first error)."""
+    results: list[Any] = [None] * len(calls)
+    left, following = len(calls), 0
+    failed: list[Exception] = []
+
+    def begin() -> None:
+        nonlocal following
+        number, following = following, following + 1
+        try:
+            calls[number](partial(one, number))
+        except Exception as error:  # every call is answered, also one that refuses at once
+            one(number, None, error)
+
+    def one(number: int, result: Any, error: Exception | None) -> None:
+        nonlocal left
+        left -= 1
+        results[number] = result
+        if error is not None:
+            failed.append(error)
+        if following < len(calls):
+            begin()
+        elif left == 0:
+            done(None, failed[0]) if failed else done(results, None)
+
+    if not calls:
+        done([], None)
+    for _ in range(min(at_once, len(calls))):
+        if following < len(calls):
+            begin()
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def group_commit(call: Call, ask: wire.GroupCommit, done: Done) -> None:
+    if sum(len(places) for places in ask.offsets.values()) > COMMITS_MAX:
+        raise LimitExceeded(f"more than {COMMITS_MAX} offsets in one commit")
+    owner, privileged = call.group_rights(ask.group)
+    found = {name: call.topic(name) for name in ask.offsets}
+    commits: list[Callable[[Done], None]] = [
+        partial(call.broker.groups.commit, owner, privileged, found[name], ask.group, partition, offset, None, call)
+        for name, places in ask.offsets.items()
+        for partition, offset in places.items()
+    ]
+    _all(commits, lambda _, error: done(wire.Nothing(), error))
+
+
+def groups(call: Call, ask: wire.GroupsRequest, done: Done) -> None:
+    access = call.broker.access
+    infos = call.broker.groups.list(
+        call.owner, call.administers, lambda name: access.listed(call.principal, f"group:{name}")
+    )
+    wanted = [
+        (info, partition, offset)
+        for info in infos
+        if ask.topic in ("", info.topic) and ask.group in ("", info.group)
+        for partition, offset in info.offsets
+        if call.broker.topics.get(info.topic.encode()) is not None
+    ]
+    if len(wanted) > POSITIONS_MAX:
+        raise LimitExceeded(f"{len(wanted)} positions, the limit is {POSITIONS_MAX}", hint="name a topic or a group")
+
+    def made(found: list[wire.GroupPosition | None] | None, error: Exception | None) -> None:
+        if found is None:
+            done(None, error)
+            return
+        positions = tuple(position for position in found if position is not None)
+        done(wire.GroupPositions(positions, call.broker.scheduler.now()), None)
+
+    _all([partial(_position, call, *place) for place in wanted], made)
+
+
+def _position(call: Call, info: GroupInfo, partition: int, offset: int, done: Done) -> None:
+    """None if the group or its topic went away meanwhile."""
+    topic = call.broker.topics.get(info.topic.encode())
+    if topic is None or partition >= len(topic.partitions):
+        done(None, None)
+        return
+
+    def made(lag: Lag | None, error: Exception | None) -> None:
+        if lag is None:
+            done(None, error)
+            return
+        behind, age_us = lag.lag_messages, lag.lag_ms * 1000
+        done(wire.GroupPosition(info.group, info.topic, partition, offset, lag.latest, behind, age_us), None)
+
+    call.broker.groups.lag(call.owner, True, topic, info.group, partition, made)
+
+
+# -- schemas, dead letters --------------------------------------------------------------------------------------------
+
+
+def schema(call: Call, ask: wire.SchemaRequest, done: Done) -> None:
+    call.require_sight(ask.subject)
+    found = call.broker.schemas.get(ask.subject, ask.version)
+    definition = found.definition.decode(errors="replace")
+    done(wire.SchemaAnswer(found.name, found.id, found.version, found.type, definition), None)
+
+
+def reject(call: Call, ask: wire.RejectRequest, done: Done) -> None:
+    if len(ask.rejects) > REJECTS_MAX:
+        raise LimitExceeded(f"{len(ask.rejects)} records in one reject, the limit is {REJECTS_MAX}")
+    topic = call.topic(ask.topic)
+    _all(
+        [
+            partial(call.broker.dead.reject, topic, item.partition, item.offset, item.error[:ERROR_BYTES_MAX])
+            for item in ask.rejects
+        ],
+        lambda fresh, error: done(None if error else wire.Rejected(sum(map(bool, fresh))), error),
+    )
+
+
+def redrive(call: Call, ask: wire.RedriveRequest, done: Done) -> None:
+    call.require("publish", ask.topic)
+    source = call.broker.dead_letters_of(call.principal, ask.topic, call.peer)
+
+    def sent(count: int, missing: list[str], error: Exception | None) -> None:
+        done(None if error else wire.Redriven(count, tuple(missing)), error)
+
+    call.broker.dead.replay_many(source, ask.ids, sent)
+
+
+def dead(call: Call, ask: wire.DeadRequest, done: Done) -> None:
+    call.require("subscribe", ask.topic)
+    source = call.broker.dead_letters_of(call.principal, ask.topic, call.peer)
+    found = call.broker.dead.open_ranges(source)
+    done(wire.DeadOpen(call.broker.dead.name_for(source).decode(), found), None)
+
+
+# -- pipelines --------------------------------------------------------------------------------------------------------
+
+
+def pipeline_report(pipelines: Pipelines, call: Call, ask: wire.PipelineReport, done: Done) -> None:
+    report = Report(**msgspec.structs.asdict(ask))
+    done(wire.PipelineOrder(pipelines.report(call.owner, report, call.broker.scheduler.now())), None)
+
+
+def pipelines_seen(pipelines: Pipelines, call: Call, _ask: wire.Nothing, done: Done) -> None:
+    now = call.broker.scheduler.now()
+    found = (
+        wire.PipelineStatus(wire.PipelineReport(**asdict(status.report)), status.owner, status.seen_us)
+        for status in pipelines.seen(call.owner, call.administers, now)
+    )
+    done(wire.Pipelines(tuple(found), now), None)
+
+
+def pipeline_stop(pipelines: Pipelines, call: Call, ask: wire.PipelineName, done: Done) -> None:
+    pipelines.stop(call.owner, call.administers, ask.name, call.broker.scheduler.now())
+    done(wire.Nothing(), None)
+
+
+# -- staged writes ----------------------------------------------------------------------------------------------------
+
+
+def stage_commit(call: Call, ask: wire.StageCommit, done: Done) -> None:
+    if len(ask.stages) > STAGES_OF_COMMIT_MAX:
+        raise LimitExceeded(f"{len(ask.stages)} stages in one commit, the limit is {STAGES_OF_COMMIT_MAX}")
+    if call.broker.draining:
+        raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+
+    def committed(fresh: bool, error: Exception | None) -> None:
+        if isinstance(error, NotYetVisible):  # it is committed, and the rest follows by itself
+            fresh, error = True, None
+        done(None if error else wire.StageCommitted(fresh, ask.rows), error)
+
+    call.broker.stages.commit(
+        call.owner, ask.writer, ask.epoch, ask.stages, ask.rows, ask.accept_other, partial(call.require, "publish"),
+        committed,
+    )  # fmt: skip
+
+
+def stage_abort(call: Call, ask: wire.StageAbort, done: Done) -> None:
+    call.broker.stages.abort(call.owner, ask.stages)
+    done(wire.Nothing(), None)
+
+
+def fence(call: Call, ask: wire.FenceRequest, done: Done) -> None:
+    done(wire.FenceAnswer(call.broker.stages.fence(call.owner, ask.writer)), None)
+
+
+def stage_open(call: Call, writer: str, epoch: int) -> Stage:
+    if call.broker.draining:
+        raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+    return call.broker.stages.open(call.owner, writer, epoch)
+
+
+def target(call: Call, name: str, done: Done) -> None:
+    """done((number, partitions, whose turn it is), None) of the topic to publish to, when it is there for good."""
+    topic = call.broker.publish_target(call.principal, _raw(name), durable=True, peer=call.peer)
+    turn = topic.choose(None)
+    topic.after(lambda error: done((topic.spec.id, len(topic.partitions), turn), error))

@@ -1,0 +1,124 @@
+"""From the record batches of a do_put to a stage: in the thread of the call, the broker is asked for topics only.
+
+    do_put --> columns.from_batch --> kernel.scatter --> stage.append ... stage.finish --> sealed [--> committed at once]
+
+Nothing is visible before the commit. When anything fails, and when the client goes away, the stage is discarded.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from quintet import kernel
+from quintet.broker.core import Broker
+from quintet.broker.stages import ONCE
+from quintet.flight import columns, verbs, wire
+from quintet.flight.bridge import Bridge
+from quintet.flight.login import Caller
+from quintet.log.base import Stage
+from quintet.model import limits
+from quintet.model.errors import BadRequest, LimitExceeded, ShuttingDown, TooLarge
+
+BATCH_BYTES: Final = 1 << 20  # of a log batch that is made here
+PUT_BATCH_BYTES_MAX: Final = 256 << 20  # of one record batch that a client sends
+RECORD_BYTES_MAX: Final = (32 << 20) - (64 << 10)  # of one value: any door can hand out what this one takes
+TOPICS_OF_PUT_MAX: Final = 1_000
+PUT_WRITER: Final = "do_put"  # of what is published at once
+
+assert BATCH_BYTES <= limits.BATCH_BYTES_MAX
+
+
+class Put:
+    """One do_put under way."""
+
+    def __init__(self, broker: Broker, bridge: Bridge, caller: Caller) -> None:
+        self._broker = broker
+        self._bridge = bridge
+        self._caller = caller
+        self._origin = b"flight:" + caller.name.encode()[:200]
+        self._targets: dict[str, tuple[int, int, int]] = {}  # number, partitions, whose turn it is
+
+    def publish(self, topic: str, batches: Iterable[Any]) -> wire.Staged:
+        """All of it or nothing."""
+        staged = self.stage(wire.StageRequest(PUT_WRITER, ONCE, topic), batches)
+        ask = wire.StageCommit(PUT_WRITER, ONCE, (staged.stage,), staged.rows)
+        if staged.rows:
+            self._bridge.wait_for(lambda done: verbs.stage_commit(self._call(), ask, done))
+        else:
+            self._bridge.wait_for(lambda done: verbs.stage_abort(self._call(), wire.StageAbort(ask.stages), done))
+        return staged
+
+    def stage(self, ask: wire.StageRequest, batches: Iterable[Any]) -> wire.Staged:
+        """Keep all of it until it is committed or aborted."""
+        if ask.topic:
+            self._target(ask.topic)  # before anything is sent: what is refused is refused at once
+        stage = self._bridge.ask(lambda: verbs.stage_open(self._call(), ask.writer, ask.epoch))
+        try:
+            for batch in batches:
+                self._take(stage, ask.topic, batch)
+            stage.finish()
+            self._bridge.ask(partial(self._broker.stages.sealed, stage))
+        except BaseException:
+            stage.discard()
+            if not self._bridge.closed:
+                self._bridge.ask(partial(self._broker.stages.abort, self._caller.name, [stage.id]))
+            raise
+        return wire.Staged(stage.id, stage.rows, stage.bytes)
+
+    def _call(self) -> verbs.Call:
+        return verbs.Call(self._broker, self._caller)
+
+    def _take(self, stage: Stage, topic: str, batch: Any) -> None:
+        if self._bridge.closed:
+            raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+        _check_size(batch)
+        for name, rows in _by_topic(topic, batch):
+            number, partitions, turn = self._target(name)
+            self._targets[name] = (number, partitions, turn + 1)
+            taken = columns.from_batch(rows)
+            try:
+                made = kernel.scatter(*taken, partitions, turn, self._origin, 0, BATCH_BYTES)
+            except ValueError as error:
+                raise BadRequest(f"topic {name!r}: {error}", hint=f"it has {partitions} partitions") from None
+            for partition, data, count in made:
+                stage.append(number, partition, data, count)
+
+    def _target(self, name: str) -> tuple[int, int, int]:
+        found = self._targets.get(name)
+        if found is None:
+            if len(self._targets) >= TOPICS_OF_PUT_MAX:
+                raise LimitExceeded(f"more than {TOPICS_OF_PUT_MAX} topics in one do_put")
+            found = self._targets[name] = self._bridge.wait_for(lambda done: verbs.target(self._call(), name, done))
+        return found
+
+
+def _by_topic(topic: str, batch: Any) -> Iterator[tuple[str, Any]]:
+    """The rows of each topic, in their order: of the one that was named, or of those that the column names."""
+    if topic:
+        yield topic, batch
+        return
+    if "topic" not in batch.schema.names:
+        raise BadRequest("the rows have no column `topic`, and the request names no topic", hint="give one of the two")
+    names = batch.column("topic")
+    if not (pa.types.is_string(names.type) or pa.types.is_large_string(names.type)):
+        raise BadRequest(f"the column `topic` is {names.type}, it must be string")
+    if names.null_count:
+        raise BadRequest("the column `topic` is null in some rows", hint="every row needs the topic it goes to")
+    for name in pc.unique(names).to_pylist():
+        yield name, batch.filter(pc.equal(names, name))
+
+
+def _check_size(batch: Any) -> None:
+    if batch.nbytes > PUT_BATCH_BYTES_MAX:
+        raise TooLarge(
+            f"a record batch of {batch.nbytes} bytes, the limit is {PUT_BATCH_BYTES_MAX}", hint="send smaller ones"
+        )
+    if batch.nbytes > RECORD_BYTES_MAX:
+        for name in ("key", "value"):
+            if name in batch.schema.names:
+                longest = pc.max(pc.binary_length(batch.column(name))).as_py() or 0
+                if longest > RECORD_BYTES_MAX:
+                    raise TooLarge(f"a {name} of {longest} bytes, the limit is {RECORD_BYTES_MAX}")
