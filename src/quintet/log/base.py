@@ -38,6 +38,17 @@ class TopicSpec:
     extra: dict[str, str] = field(default_factory=dict)
 
 
+class SegmentFile(NamedTuple):
+    """One segment file: it has the offsets from `base` to `next_offset` - 1, or what was kept of them. A batch that begins at
+    or before what was asked for is at `position`, as long as the file has this `seed`."""
+
+    path: str
+    seed: int
+    position: int
+    base: int
+    next_offset: int
+
+
 class Partition(Protocol):
     """One ordered sequence of batches. Offsets are dense from 0 and never used twice."""
 
@@ -77,6 +88,9 @@ class Partition(Protocol):
 
     def offset_at(self, timestamp: int) -> int:
         """Lowest offset whose record may have this time or a later one; `visible` if there is none."""
+
+    def files(self, first: int, last: int) -> list[SegmentFile]:
+        """Where the visible offsets first to last - 1 are on disk, in order, for log.mapped; [] for a partition in memory."""
 
     def bytes_from(self, offset: int) -> int:
         """About how many bytes are between `offset` and the end: cheap, for back-pressure only."""

@@ -67,6 +67,18 @@ class OffsetNotFound(QuintetError, LookupError):
     code = "E1304"
 
 
+class DataLost(QuintetError, LookupError):
+    """Some offsets of a range that was asked for are gone: retention took them, or a file is missing. They are those from
+    `first` to the one before `last`."""
+
+    code = "E1305"
+
+    def __init__(self, message: str, *, first: int, last: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.first = first
+        self.last = last
+
+
 class GroupNotFound(QuintetError, LookupError):
     """No such consumer group on this topic."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from quintet import kernel
-from quintet.log.base import Appended, Fetched, TopicSpec
+from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
 from quintet.log.embedded.partition import FilePartition, Pending, merge_groups, place_waiters
 from quintet.log.embedded.shared import Shared
 from quintet.model.batch import RecordBatch
@@ -181,6 +181,9 @@ class MemoryPartition:
         if self.successor is not None:
             return self.successor.read_now(offset)
         return self.read(offset, self._bytes + 1) or []
+
+    def files(self, first: int, last: int) -> list[SegmentFile]:
+        return [] if self.successor is None else self.successor.files(first, last)
 
     def bytes_from(self, offset: int) -> int:
         if self.successor is not None:

@@ -7,6 +7,7 @@ touches only the files. Reading is in reader.py, recovery in recovery.py.
     append -> pending --(end of turn: merge, seal)--> staged chunks --(writer)--> visible, cached, waiters told
 """
 
+import os
 import struct
 from bisect import bisect_right
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from quintet import kernel
-from quintet.log.base import Appended, Fetched, TopicSpec
+from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
 from quintet.log.embedded import reader
 from quintet.log.embedded.recovery import Mark, Opened
 from quintet.log.embedded.segment import HEADER_BYTES, Header, Index, Segment, new_seed
@@ -144,6 +145,19 @@ class FilePartition:
         found: list[RecordBatch] = []
         result = reader.read(self._shared.disk, self._shared.read_buffers, views, offset, READ_NOW_BYTES)
         self._fetched(lambda batches, _: found.extend(batches), result)
+        return found
+
+    def files(self, first: int, last: int) -> list[SegmentFile]:
+        found = []
+        last = min(last, self._visible)
+        for segment in self.segments[max(bisect_right(self.segments, first, key=_base_of) - 1, 0) :]:
+            if segment.base >= last or first >= last:
+                break
+            if segment.next_offset > first:
+                place = segment.index.place(first) if segment.index is not None else None
+                position = place[1] if place is not None else HEADER_BYTES
+                path = os.path.abspath(segment.path)
+                found.append(SegmentFile(path, segment.seed, position, segment.base, segment.next_offset))
         return found
 
     def bytes_from(self, offset: int) -> int:

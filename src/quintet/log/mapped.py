@@ -1,0 +1,272 @@
+"""Reading a range of a partition straight out of its segment files, in any process: mapped, checked, as Arrow buffers.
+
+A Spark executor, the Flight door and audits read this way: read-only, and without asking the broker for anything but
+the list of files (`Partition.files`), which may be out of date by the time it is used. What the broker may have done
+meanwhile is looked for here: a segment that compaction wrote anew has another seed, one that was merged into an earlier
+one is found under that one's name, one that retention took is lost. What is damaged is decided as in the broker's own
+reader: only a compacted (SPARSE) batch may begin later than the one before it ended. Nothing is written, nothing is
+repaired.
+
+A disk that fails to give back a mapped page ends the process (SIGBUS), as with every mapped file.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from quintet import kernel
+from quintet.log.embedded.segment import (
+    BATCH_MAGIC,
+    HEADER_BYTES,
+    REASONS,
+    Header,
+    index_name,
+    parse_header,
+    parse_index,
+    segment_name,
+)
+from quintet.model import limits
+from quintet.model.batch import SPARSE
+from quintet.model.errors import CorruptData, DataDirError, DataLost
+
+READ_BYTES_DEFAULT: Final = 8 * limits.MIB  # of the columns of bytes, per result
+OFFSETS_MISSING: Final = -6  # see REASONS
+
+_BATCH: Final = struct.Struct("<4s4xI2xHQ")  # magic, length, columns, base_offset
+
+
+class File(Protocol):
+    """As log.base.SegmentFile and its like on the wire."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def base(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Some rows in order: their number and their buffers, as from kernel.gather."""
+
+    count: int
+    buffers: tuple[bytes | None, ...]
+
+
+class Wish(NamedTuple):
+    """What is read of every file. `lenient`: what is lost or damaged is passed over."""
+
+    topic_id: int
+    partition: int
+    last: int
+    columns: int
+    rows_max: int
+    bytes_max: int
+    now: int
+    lenient: bool
+
+
+def read(
+    files: Sequence[File],
+    topic_id: int,
+    partition: int,
+    first: int,
+    last: int,
+    *,
+    columns: int,
+    rows_max: int,
+    bytes_max: int = READ_BYTES_DEFAULT,
+    now: int = 0,
+    fail_on_loss: bool = True,
+) -> Iterator[Gathered]:
+    """The records first <= offset < last. DataLost if some of these offsets are in no file, CorruptData if a batch is not
+    sound; with fail_on_loss False both are passed over. What was yielded before is good in any case."""
+    wish = Wish(topic_id, partition, last, columns, rows_max, bytes_max, now, not fail_on_loss)
+    offset = first
+    for file in files:
+        if file.base >= last:
+            break
+        if file.next_offset <= offset:
+            continue
+        if file.base > offset:
+            offset = _lost(wish, offset, file.base)
+        offset = yield from _read_file(file, offset, wish)
+    if offset < last:
+        _lost(wish, offset, last)
+
+
+def _lost(wish: Wish, first: int, last: int) -> int:
+    """Where to go on behind offsets that are gone, or DataLost."""
+    if wish.lenient:
+        return last
+    raise DataLost(
+        f"partition {wish.partition} of topic number {wish.topic_id}: offsets {first} to {last - 1} are no longer there",
+        first=first,
+        last=last,
+        hint="retention took them or a file is missing; begin later, or say that data loss is accepted",
+    )
+
+
+def _read_file(file: File, offset: int, wish: Wish) -> Generator[Gathered, None, int]:
+    """Yields what the file has of the range, and returns the offset behind it."""
+    end = min(file.next_offset, wish.last)
+    try:
+        with _mapped(file.path) as data:
+            return (yield from _Segment(file.path, data, file, wish).read(offset, end))
+    except FileNotFoundError:
+        path = _heir(file.path, offset)
+    if path is not None:
+        try:
+            with _mapped(path) as data:
+                offset = yield from _Segment(path, data, None, wish).read(offset, end)
+        except FileNotFoundError:
+            return _lost(wish, offset, end)
+    return offset if offset >= end else _lost(wish, offset, end)
+
+
+def _heir(path: str, offset: int) -> str | None:
+    """The file that this one was merged into by compaction: in its directory, the last one that begins at or before
+    offset."""
+    directory = os.path.dirname(path)
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return None
+    found = [name for name in names if name[:-4].isdecimal() and name.endswith(".seg") and name <= segment_name(offset)]
+    return os.path.join(directory, max(found)) if found else None
+
+
+@contextmanager
+def _mapped(path: str) -> Iterator[mmap.mmap | bytes]:
+    """The bytes of a file. An empty one cannot be mapped and has none."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = mmap.mmap(handle, 0, access=mmap.ACCESS_READ) if os.fstat(handle).st_size else b""
+    finally:
+        os.close(handle)
+    try:
+        yield data
+    finally:
+        if isinstance(data, mmap.mmap):
+            data.close()
+
+
+class _Segment:
+    """One mapped file. `file` is what was known of it; None for one that took the place of another."""
+
+    def __init__(self, path: str, data: mmap.mmap | bytes, file: File | None, wish: Wish) -> None:
+        self._path = path
+        self._data = data
+        self._wish = wish
+        self._file = file
+        self._size = len(data)
+
+    def read(self, offset: int, end: int) -> Generator[Gathered, None, int]:
+        """Yields the records offset to end - 1, and returns the offset behind what the file has of them: `end`, unless the
+        file took the place of another and has less."""
+        wish, data = self._wish, self._data
+        header = self._header()
+        seed = self._seed(header)
+        if seed == 0:
+            return self._damaged(0, -7, offset, end)
+        position = self._begin(header, seed, offset)
+        while offset < end:
+            begin = position
+            count, buffers, position, following, reason = kernel.gather(
+                data, begin, self._size, seed, offset, end, wish.rows_max, wish.bytes_max, wish.columns, wish.now
+            )
+            if count != following - offset and not wish.lenient:
+                self._check_continuous(begin, position, offset, following)
+            if count:
+                yield Gathered(count, buffers)
+            stands = position == begin and following == offset
+            offset = following
+            if reason < 0 or (stands and self._file is not None):
+                offset, position = self._beyond(seed, position, reason, offset, end)
+            elif stands:
+                break
+        return offset
+
+    def _header(self) -> Header | None:
+        try:
+            header = parse_header(self._data[:HEADER_BYTES])
+        except ValueError as error:
+            raise DataDirError(f"{self._path}: {error}: written by a newer broker; use its version") from None
+        wish = self._wish
+        if header is not None and (header.topic_id, header.partition) != (wish.topic_id, wish.partition):
+            raise CorruptData(
+                f"{self._path}: is of topic number {header.topic_id}, partition {header.partition}, and not of"
+                f" {wish.topic_id}, {wish.partition}"
+            )
+        return header
+
+    def _seed(self, header: Header | None) -> int:
+        """What the batches are sealed with. The broker may know it although the header is damaged; 0: nobody does."""
+        if header is not None:
+            return header.seed
+        return self._file.seed if self._file is not None else 0
+
+    def _begin(self, header: Header | None, seed: int, offset: int) -> int:
+        """Where to look from: as we were told, or as the index file says, or from the start."""
+        position = HEADER_BYTES
+        if self._file is not None and self._file.seed == seed:
+            position = self._file.position
+        if position == HEADER_BYTES and header is not None and offset > header.base:
+            position = self._indexed(header, offset)
+        return position if self._leads(position, offset) else min(HEADER_BYTES, self._size)
+
+    def _indexed(self, header: Header, offset: int) -> int:
+        try:
+            with open(os.path.join(os.path.dirname(self._path), index_name(header.base)), "rb") as file:
+                found = parse_index(file.read(), header.seed)
+        except OSError:
+            return HEADER_BYTES
+        place = found[0].place(offset) if found is not None else None
+        return place[1] if place is not None else HEADER_BYTES
+
+    def _batch(self, position: int) -> tuple[int, int, int] | None:
+        """(length, columns, base_offset) of what may be a batch."""
+        if position < HEADER_BYTES or position + limits.BATCH_HEADER_BYTES > self._size:
+            return None
+        magic, length, columns, base = _BATCH.unpack_from(self._data, position)
+        return (length, columns, base) if magic == BATCH_MAGIC else None
+
+    def _leads(self, position: int, offset: int) -> bool:
+        batch = self._batch(position)
+        return batch is not None and batch[2] <= offset
+
+    def _check_continuous(self, begin: int, position: int, offset: int, following: int) -> None:
+        """Fewer rows came than offsets. Expired records, control batches and compaction are fine; a batch that begins later
+        than the one before it ended, and is not compacted, is not."""
+        batch = self._batch(position)
+        stop = min(position + batch[0], self._size) if batch is not None else position
+        expected = offset
+        for at, _, base, span, _ in kernel.walk(self._data, begin, stop, 0, False)[0]:
+            if expected >= following:
+                return
+            if base > expected and not _BATCH.unpack_from(self._data, at)[2] & SPARSE:
+                self._damaged(at, OFFSETS_MISSING, expected, base)
+            expected = max(expected, base + span)
+
+    def _beyond(self, seed: int, position: int, reason: int, offset: int, end: int) -> tuple[int, int]:
+        """(offset, position) to go on from behind a damage, or CorruptData."""
+        self._damaged(position, reason or OFFSETS_MISSING, offset, end)
+        found = kernel.find(self._data, min(position + 8, self._size), self._size, seed)
+        return (offset, found) if found >= 0 else (end, position)
+
+    def _damaged(self, position: int, reason: int, offset: int, end: int) -> int:
+        if self._wish.lenient:
+            return end
+        raise CorruptData(
+            f"{self._path}: {REASONS.get(reason, str(reason))} at position {position}, offset {offset}",
+            hint="the broker serves what is sound around it and lists it (quintet log verify); or accept data loss",
+        )
