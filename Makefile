@@ -23,10 +23,10 @@ setup: $(KERNEL_STAMP) ## create .venv with locked packages and the kernel
 run: setup ## start a development broker on loopback
 	@exec $(BIN)/quintet serve --dev
 
-test: check ## lint, types and every test
+test: check ## lint, types and every test, those of Spark too
 	@$(BIN)/pytest -q --session-timeout=1500
 
-check: setup ## lint and types only
+check: setup .venv/.stamp-spark ## lint and types only
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy
 
 format: setup ## let ruff put the code in shape
@@ -36,9 +36,12 @@ docs: setup ## write docs/CONFIGURATION.md and the table of operations in FlyMQ'
 	@$(BIN)/quintet config reference > docs/CONFIGURATION.md
 	@$(BIN)/quintet protocol flymq --into src/quintet/protocols/flymq/README.md
 
+# The largest set is chosen first and binds the others: what setup installed, the step for Spark must not replace.
 lock: setup ## choose new versions for requirements/*.txt
-	@$(LOCK) --extra server -o requirements/server.txt
-	@$(LOCK) --extra server --extra bench --group dev -o requirements/dev.txt
+	@$(LOCK) --extra server --extra bench --extra flight --extra spark --extra java --extra lake --extra notebook \
+		--group dev -o requirements/spark.txt
+	@$(LOCK) --extra server --extra bench --group dev -c requirements/spark.txt -o requirements/dev.txt
+	@$(LOCK) --extra server -c requirements/spark.txt -o requirements/server.txt
 
 bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto (installs them; about 10 minutes)
 	@$(BIN)/python bench/side_by_side.py --install
@@ -73,6 +76,12 @@ clean: ## remove what the other targets made
 .venv/.stamp-locked: requirements/dev.txt .venv/.stamp-venv
 	@echo "setup: installing up to $$(grep -c == $<) locked packages"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+# Spark is large (pyspark is a source package of 450 MB), so only what tests it installs it. uv takes half of pip's time.
+.venv/.stamp-spark: requirements/spark.txt .venv/.stamp-locked
+	@echo "setup: installing Spark and what its tests need (half a minute to two minutes, once; about 1 GB)"
+	@$(BIN)/uv pip install -q --no-cache --python $(BIN)/python --no-build-isolation --require-hashes -r $<
 	@touch $@
 
 # The build may fail without failing the install (optional = true): then the pure twin does the same work, slower.

@@ -33,7 +33,16 @@ def test_every_dependency_has_its_reason() -> None:
     assert documented() == declared()
 
 
-@pytest.mark.parametrize("name", ["server.txt", "dev.txt"])
+def locked(name: str) -> dict[str, str]:
+    """Package -> what stands after ==, of one lock file. A package may stand there once per Python version."""
+    text = (ROOT / "requirements" / name).read_text()
+    pins: dict[str, str] = {}
+    for package, version in re.findall(r"^([a-z0-9][\w.-]*)==(.*?) *\\$", text, re.MULTILINE):
+        pins[package] = f"{pins[package]} {version}" if package in pins else version
+    return pins
+
+
+@pytest.mark.parametrize("name", ["server.txt", "dev.txt", "spark.txt"])
 def test_locks_are_hashed_and_go_to_any_index(name: str) -> None:
     lines = (ROOT / "requirements" / name).read_text().splitlines()
     pinned = [number for number, line in enumerate(lines) if re.match(r"[a-z0-9][\w.-]*==", line)]
@@ -44,8 +53,15 @@ def test_locks_are_hashed_and_go_to_any_index(name: str) -> None:
 
 def test_locks_hold_what_is_declared() -> None:
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    locked = set(re.findall(r"^([a-z0-9][\w.-]*)==", (ROOT / "requirements" / "dev.txt").read_text(), re.MULTILINE))
     crates = set(tomllib.loads((ROOT / "kernel" / "Cargo.toml").read_text())["dependencies"])
-    assert declared() - crates - locked == set()
-    assert "setuptools-rust" in (ROOT / "requirements" / "server.txt").read_text()
+    assert declared() - crates - set(locked("spark.txt")) == set()
+    assert "setuptools-rust" in locked("server.txt")
     assert tree["build-system"]["requires"] == tree["dependency-groups"]["build"], "the build uses what is locked"
+
+
+def test_the_larger_lock_replaces_nothing_of_the_smaller() -> None:
+    """`make test` installs spark.txt over dev.txt: a version that differs would be installed twice at every change."""
+    whole = locked("spark.txt")
+    for name in ("server.txt", "dev.txt"):
+        versions = {package: version.partition(" ")[0] for package, version in locked(name).items()}
+        assert {package for package, version in versions.items() if version not in whole[package]} == set()

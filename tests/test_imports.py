@@ -19,6 +19,7 @@ PLANTED = {
     "doors": ("protocols/planted/__init__.py", "import quintet.protocols.blipmq.codec\n"),
     "sans-io": ("broker/planted.py", "import time\n"),
     "commands": ("cli/planted.py", "import quintet.delivery\n"),
+    "spark": ("spark/planted.py", "import quintet.flight.server\n"),
     "client": ("client/planted.py", "import quintet.protocols.blipmq.session\n"),
 }
 
