@@ -1,0 +1,390 @@
+"""The options of format("quintet"), read and checked all at once, before anything is asked of the broker.
+
+Spark hands over text with lower-case names. What comes out is a frozen `ReadOptions` or `WriteOptions`. An option that is not
+known is refused with its nearest neighbour, a spelling of Spark's Kafka source that we do not have is refused with ours.
+Every complaint is one `OptionError`: one sentence that names the option and never shows a secret.
+
+`plainly` belongs here, too: Spark's Python processes send a stack trace in front of every error. They leave it out when
+SPARK_HIDE_TRACEBACK is set at the moment of the error, and each of them ends after it, so setting it changes nothing else.
+"""
+
+import datetime
+import difflib
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NoReturn, ParamSpec, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from quintet.flight.wire import COLUMNS
+from quintet.model.errors import QuintetError
+
+PORT: Final = 8815
+RETRY_SECONDS: Final = 30.0
+RETRY_SECONDS_MAX: Final = 3600.0
+ROWS_PER_TRIGGER: Final = 1_000_000
+TASKS_MAX: Final = 10_000  # the most that minPartitions may ask for
+GROUP_PREFIX: Final = "spark-quintet"
+EARLIEST: Final = -2  # in offsets JSON, as Kafka's source has it
+LATEST: Final = -1
+US_PER_MS: Final = 1000
+# Spark sets one of these for each of its Python workers, whichever way they talk.
+WORKER_MARKS: Final = ("PYTHON_UNIX_DOMAIN_ENABLED", "PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_SOCK_PATH")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Place = Literal["earliest", "latest"]
+# What startingOffsets and endingOffsets can say: one place for all, or an offset (or EARLIEST, LATEST) per partition.
+Start = Place | dict[str, dict[int, int]]
+
+LINK_OPTIONS: Final = ("url", "user", "password", "token", "retrySeconds")
+READ_OPTIONS: Final = (
+    *LINK_OPTIONS,
+    "subscribe", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
+    "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "groupIdPrefix", "columns", "schema", "subject", "typedPrefix",
+    "access",
+)  # fmt: skip
+WRITE_OPTIONS: Final = (*LINK_OPTIONS, "topic", "failOnDataLoss", "txnAppId", "txnVersion")
+# What Spark itself puts beside the options of a user.
+SPARKS_OWN: Final = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"})
+BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
+# Spellings of Spark's Kafka source that we do not have -> what to write instead
+KAFKA: Final = {
+    "assign": "write subscribe, and filter on the columns topic and partition",
+    "startingoffsetsbytimestamp": "write startingTimestamp, it holds for every partition",
+    "endingoffsetsbytimestamp": "write endingTimestamp, it holds for every partition",
+    "startingoffsetsbytimestampstrategy": "leave it out: a partition without newer records begins at its end",
+    "includeheaders": "leave it out: there is always a column headers, and the option columns can leave it away",
+    "minoffsetspertrigger": "leave it out and choose a longer processingTime trigger",
+    "maxtriggerdelay": "leave it out and choose a processingTime trigger",
+    "maxbytespertrigger": "write maxOffsetsPerTrigger",
+    "maxrecordsperpartition": "write minPartitions",
+    "fetchoffset.numretries": "write retrySeconds",
+    "fetchoffset.retryintervalms": "write retrySeconds",
+    "kafka.bootstrap.servers": "write url, as flight://USER:PASSWORD@HOST:8815",
+    "kafka.group.id": "write groupIdPrefix",
+}
+
+
+class OptionError(ValueError):
+    """An option that is wrong, missing or one too many."""
+
+    def __init__(self, option: str, what: str) -> None:
+        super().__init__(f"option {option}: {what}")
+        self.option = option
+
+    def __reduce__(self) -> tuple[Callable[[str, str], "OptionError"], tuple[str, str]]:
+        return OptionError, (self.option, str(self).removeprefix(f"option {self.option}: "))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the broker's Flight door is, and as whom to knock. The secrets are in no repr."""
+
+    host: str
+    port: int
+    tls: bool = False
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    retry_seconds: float = RETRY_SECONDS
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    target: Target
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    starting: Start | None = None  # None: earliest for a batch, latest for a stream
+    ending: Start = "latest"
+    starting_us: int | None = None
+    ending_us: int | None = None
+    rows_per_trigger: int = ROWS_PER_TRIGGER
+    tasks_min: int = 0  # 0: as many as fit
+    fail_on_data_loss: bool = True
+    group_prefix: str = GROUP_PREFIX
+    columns: tuple[str, ...] = ()  # as the user wrote them; (): all
+    typed: bool = False
+    subject: str = ""
+    typed_prefix: str = ""
+    access: str = "auto"  # or files, or flight
+    given: frozenset[str] = frozenset()  # the options that were set, in our spelling
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    target: Target
+    topic: str = ""  # "": a column names the topic of each row
+    fail_on_data_loss: bool = True
+    writer: str = ""  # with `epoch`: the identity of a batch write that may be repeated
+    epoch: int = 0
+
+
+# -- errors without a stack trace in front ----------------------------------------------------------------------------
+
+
+def in_worker() -> bool:
+    """Whether this process is one of Spark's Python workers, which ends after an error."""
+    return any(name in os.environ for name in WORKER_MARKS)
+
+
+def complain(error: QuintetError | OptionError) -> NoReturn:
+    """Raise the error so that its sentence is the first thing that a user reads."""
+    if in_worker():
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+    raise error.with_traceback(None) from None
+
+
+def plainly(function: Callable[P, R]) -> Callable[P, R]:
+    """For what Spark calls: errors that we can name are shown by their sentence alone."""
+
+    @functools.wraps(function)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (QuintetError, OptionError) as error:
+            complain(error)
+
+    return inner
+
+
+def plainly_each(function: Callable[P, Iterator[R]]) -> Callable[P, Iterator[R]]:
+    """The same for a function that yields."""
+
+    @functools.wraps(function)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        try:
+            yield from function(*args, **kwargs)
+        except (QuintetError, OptionError) as error:
+            complain(error)
+
+    return inner
+
+
+# -- the options ------------------------------------------------------------------------------------------------------
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """What a reader was told. OptionError is about the first thing that is wrong."""
+    given = _known(options, READ_OPTIONS)
+    topics, pattern = _selection(given)
+    for place, moment in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
+        if place in given and moment in given:
+            raise OptionError(moment, f"{place} is set, too; set one of the two")
+    typed = _choice(given, "schema", ("raw", "registry")) == "registry"
+    for name in ("subject", "typedPrefix"):
+        if name in given and not typed:
+            raise OptionError(name, "it only has a meaning together with schema=registry")
+    starting = given.get("startingOffsets")
+    return ReadOptions(
+        target=target(given),
+        topics=topics,
+        pattern=pattern,
+        starting=None if starting is None else _offsets("startingOffsets", starting),
+        ending=_offsets("endingOffsets", given.get("endingOffsets", "latest")),
+        starting_us=_moment(given, "startingTimestamp"),
+        ending_us=_moment(given, "endingTimestamp"),
+        rows_per_trigger=_number(given, "maxOffsetsPerTrigger", ROWS_PER_TRIGGER, least=1),
+        tasks_min=_number(given, "minPartitions", 0, least=1, most=TASKS_MAX),
+        fail_on_data_loss=_flag(given, "failOnDataLoss"),
+        group_prefix=given.get("groupIdPrefix", GROUP_PREFIX),
+        columns=_columns(given, typed),
+        typed=typed,
+        subject=given.get("subject", ""),
+        typed_prefix=given.get("typedPrefix", ""),
+        access=_choice(given, "access", ("auto", "files", "flight")),
+        given=frozenset(given),
+    )
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """What a writer was told."""
+    given = _known(options, WRITE_OPTIONS)
+    if ("txnAppId" in given) != ("txnVersion" in given):
+        raise OptionError("txnAppId", "it needs txnVersion, and txnVersion needs it; set both or none of them")
+    if "topic" in given and not given["topic"]:
+        raise OptionError("topic", "it is empty; name a topic, or leave it out and have a column topic")
+    return WriteOptions(
+        target=target(given),
+        topic=given.get("topic", ""),
+        fail_on_data_loss=_flag(given, "failOnDataLoss"),
+        writer=given.get("txnAppId", ""),
+        epoch=_number(given, "txnVersion", 0, least=0),
+    )
+
+
+def refuse_in_stream(options: ReadOptions) -> None:
+    """A stream has no end."""
+    for name in BATCH_ONLY:
+        if name in options.given:
+            raise OptionError(name, "a streaming query has no end; take it away, or use spark.read")
+
+
+def target(given: Mapping[str, str]) -> Target:
+    """Where `url` points to; user, password and token of their own win over those in the URL."""
+    url = given.get("url", "")
+    example = "write flight://USER:PASSWORD@HOST:8815, or flights:// for TLS"
+    if not url:
+        raise OptionError("url", f"it is missing; {example}")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise OptionError("url", f"its port is not a number from 0 to 65535; {example}") from None
+    if parts.scheme not in ("flight", "flights") or not parts.hostname:
+        raise OptionError("url", f"it names no Flight door; {example}")
+    if parts.path not in ("", "/"):
+        raise OptionError("url", f"it has a path, which the door does not use; {example}")
+    extra = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in extra:
+        if name not in ("ca", "cert", "key"):
+            raise OptionError("url", f"it has ?{name}=, which is not known; ca, cert and key are")
+        if parts.scheme != "flights":
+            raise OptionError("url", f"?{name}= needs TLS; write flights://")
+    if ("cert" in extra) != ("key" in extra):
+        raise OptionError("url", "?cert= and ?key= need each other")
+    return Target(
+        host=parts.hostname,
+        port=PORT if port is None else port,
+        tls=parts.scheme == "flights",
+        user=given.get("user", unquote(parts.username or "")),
+        password=given.get("password", unquote(parts.password or "")),
+        token=given.get("token", ""),
+        retry_seconds=_seconds(given, "retrySeconds"),
+        **extra,
+    )
+
+
+def _known(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    """The options in our spelling. Their names come in any case, most often in lower case."""
+    spelling = {name.lower(): name for name in names}
+    given = {}
+    for name, value in options.items():
+        low = name.lower()
+        if low in spelling:
+            given[spelling[low]] = value.strip()
+        elif low in KAFKA or low.startswith("kafka."):
+            raise OptionError(name, f"the quintet source does not have it; {KAFKA.get(low, 'write url')}")
+        elif low not in SPARKS_OWN:
+            near = difflib.get_close_matches(low, spelling, n=1)
+            guess = f"did you mean {spelling[near[0]]}?" if near else f"known are {', '.join(names)}"
+            raise OptionError(name, f"it is not known here; {guess}")
+    return given
+
+
+def _selection(given: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    names = [name for name in ("subscribe", "topic", "subscribePattern") if name in given]
+    if not names:
+        raise OptionError("subscribe", "it is missing; name topics as a,b,c, or set subscribePattern")
+    if len(names) > 1:
+        raise OptionError(names[1], f"{names[0]} is set, too; set one of the two")
+    if names[0] == "subscribePattern":
+        pattern = given["subscribePattern"]
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise OptionError("subscribePattern", f"it is not a pattern: {error}") from None
+        if not pattern:
+            raise OptionError("subscribePattern", "it is empty; .* is every topic")
+        return (), pattern
+    topics = [topic.strip() for topic in given[names[0]].split(",")]
+    if not all(topics):
+        raise OptionError(names[0], "a name in it is empty; name topics as a,b,c")
+    if len(set(topics)) < len(topics):
+        raise OptionError(names[0], "a topic is named twice")
+    return tuple(sorted(topics)), ""
+
+
+def _offsets(name: str, text: str) -> Start:
+    word = text.lower()
+    if word == "earliest":
+        return "earliest"
+    if word == "latest":
+        return "latest"
+    form = 'write earliest, latest, or JSON such as {"orders":{"0":12,"1":-2}} (-2: earliest, -1: latest)'
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise OptionError(name, f"it is neither a word that is known nor JSON ({error}); {form}") from None
+    if not isinstance(found, dict) or not found:
+        raise OptionError(name, f"it is not an object of topics; {form}")
+    result: dict[str, dict[int, int]] = {}
+    for topic, partitions in found.items():
+        if not isinstance(partitions, dict) or not partitions:
+            raise OptionError(name, f"topic {topic} has no object of partitions; {form}")
+        for partition, offset in partitions.items():
+            if not re.fullmatch("[0-9]{1,9}", partition):
+                raise OptionError(name, f"{partition!r} of topic {topic} is not a partition; {form}")
+            if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST:
+                raise OptionError(name, f"{offset!r} of {topic}/{partition} is not an offset; {form}")
+            result.setdefault(topic, {})[int(partition)] = offset
+    return result
+
+
+def _moment(given: Mapping[str, str], name: str) -> int | None:
+    """Microseconds since 1970 of milliseconds, or of ISO 8601 (without a zone: UTC)."""
+    text = given.get(name)
+    if text is None:
+        return None
+    if re.fullmatch("[0-9]{1,15}", text):
+        return int(text) * US_PER_MS
+    try:
+        when = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(
+            name, "it is not a time; write milliseconds since 1970, or ISO 8601 such as 2026-01-31T12:00:00Z"
+        ) from None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=datetime.UTC)
+    return (when - datetime.datetime.fromtimestamp(0, datetime.UTC)) // datetime.timedelta(microseconds=1)
+
+
+def _number(given: Mapping[str, str], name: str, default: int, *, least: int, most: int = (1 << 63) - 1) -> int:
+    text = given.get(name)
+    if text is None:
+        return default
+    if not re.fullmatch("-?[0-9]{1,19}", text):
+        raise OptionError(name, f"{text!r} is not a whole number")
+    if not least <= int(text) <= most:
+        raise OptionError(name, f"{text} is out of range; it is a number from {least} to {most}")
+    return int(text)
+
+
+def _seconds(given: Mapping[str, str], name: str) -> float:
+    text = given.get(name)
+    if text is None:
+        return RETRY_SECONDS
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or float(text) > RETRY_SECONDS_MAX:
+        raise OptionError(name, f"{text!r} is not a number of seconds from 0 to {RETRY_SECONDS_MAX:.0f}")
+    return float(text)
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    return _choice(given, name, ("true", "false")) == "true"
+
+
+def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    text = given.get(name, choices[0]).lower()
+    if text not in choices:
+        raise OptionError(name, f"{text!r} is not one of {', '.join(choices)}")
+    return text
+
+
+def _columns(given: Mapping[str, str], typed: bool) -> tuple[str, ...]:
+    """Which columns were named. With schema=registry the names of the schema's fields are checked when it is known."""
+    if "columns" not in given:
+        return ()
+    names = tuple(name.strip() for name in given["columns"].split(","))
+    for name in names:
+        if not name or (not typed and name not in COLUMNS):
+            raise OptionError("columns", f"{name!r} is not a column; there are {', '.join(COLUMNS)}")
+    return names
