@@ -1,0 +1,60 @@
+"""The session of a pipeline, and a new one when its virtual machine died or its context was stopped.
+
+pyspark keeps one gateway and one context for the whole process and offers no way to let go of a machine that is gone: that
+is what `forget` does, and the only place that touches pyspark's own attributes.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import quintet.spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Spark's log of errors repeats in many lines what is said in one sentence; --verbose shows it.
+QUIET: Final = {"spark.log.level": "OFF"}
+CONTEXT_LOGGER: Final = "SQLQueryContextLogger"  # pyspark's own, which prints errors that it raises as well
+
+
+def renewed(before: "SparkSession | None", master: str | None, name: str, verbose: bool) -> "SparkSession":
+    """The session before if it can still be used, else a new one."""
+    if before is not None:
+        if usable(before):
+            return before
+        forget(before)
+    logging.getLogger(CONTEXT_LOGGER).disabled = not verbose
+    return quintet.spark.session(master, name=name, conf={} if verbose else QUIET)
+
+
+def usable(spark: "SparkSession") -> bool:
+    """Whether the virtual machine answers and its context was not stopped."""
+    try:
+        context: Any = spark.sparkContext._jsc
+        return context is not None and not context.sc().isStopped()
+    except Exception:  # py4j raises errors of its own, of sockets and of values, for a machine that is gone
+        return False
+
+
+def forget(spark: "SparkSession") -> None:
+    """Let go of a session: of its machine, too, if that does not answer any more."""
+    from pyspark.core.context import SparkContext
+    from pyspark.sql import SparkSession
+
+    try:
+        alive = SparkContext._jvm is not None and SparkContext._jvm.java.lang.System.nanoTime() is not None
+    except Exception:  # as above
+        alive = False
+    if alive:
+        spark.stop()
+        return
+    gateway: Any = SparkContext._gateway
+    SparkContext._active_spark_context = None
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkSession._instantiatedSession = None
+    if gateway is not None:
+        try:
+            gateway.shutdown()
+        except Exception:  # as above; what is left of it goes with this process
+            return
