@@ -84,16 +84,17 @@ class Server:
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def stop(self) -> None:
-        self._end(signal.SIGTERM)
+    def stop(self) -> int | None:
+        """The exit code; that of a kill if it did not end by itself."""
+        return self._end(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None, "the broker was started"
         self._process.send_signal(number)
 
-    def _end(self, number: signal.Signals) -> None:
+    def _end(self, number: signal.Signals) -> int | None:
         if self._process is None:
-            return
+            return None
         process, self._process = self._process, None
         assert process.stdout is not None
         process.send_signal(number)
@@ -103,6 +104,7 @@ class Server:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        return process.returncode
 
 
 @contextmanager

@@ -4,9 +4,10 @@ A durable topic is read out of its segment files, as a reader in another process
 for piece by piece. Rights are asked for at the start. A stream sees what was visible when it began: it ends by itself.
 
     records that are asked for and not there        fail_on_data_loss     otherwise
-    below the first that is kept                    OffsetNotFound        passed over
-    behind the end                                  OffsetNotFound        passed over
-    taken by retention while the stream runs        OffsetNotFound        passed over
+    below the first that is kept                    DataLost              passed over
+    behind the end                                  DataLost              passed over
+    taken by retention while the stream runs        DataLost              passed over
+    damaged on disk                                 CorruptData           passed over
     taken by compaction, or expired                 passed over           passed over
 """
 
@@ -20,12 +21,15 @@ from quintet.broker import reads
 from quintet.flight import columns, wire
 from quintet.flight.bridge import Bridge, Done
 from quintet.flight.verbs import Call, Source
-from quintet.log.base import Partition
+from quintet.log import mapped
+from quintet.log.base import Partition, SegmentFile
+from quintet.log.mapped import Gathered
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import BadRequest, OffsetNotFound, TopicNotFound
+from quintet.model.errors import BadRequest, DataLost, TopicNotFound
 
 PIECE_BYTES: Final = 4 << 20  # of a memory topic, asked of the loop at a time
 OFFSET_MAX: Final = (1 << 63) - 1
+IN_MEMORY: Final = -1  # the seed of batches that have no checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Plan:
     first: int
     last: int
     now: int
+    files: list[SegmentFile] | None  # None: it is in memory
 
 
 def check(ask: wire.Ticket) -> None:
@@ -57,25 +62,46 @@ def plan(call: Call, ask: wire.Ticket) -> Plan:
     start, end = partition.start, partition.visible
     last = end if ask.last < 0 else ask.last
     if ask.fail_on_data_loss and ask.first < min(start, last):
-        raise _gone(source.name, ask.partition, ask.first, f"the first that is kept is {start}")
+        raise _lost(source.name, ask.partition, ask.first, start, f"the first that is kept is {start}")
     if ask.fail_on_data_loss and max(last, ask.first) > end:
-        raise _gone(source.name, ask.partition, max(last, ask.first), f"the topic ends at {end}")
-    return Plan(source, partition, max(ask.first, start), min(last, end), call.broker.scheduler.now())
+        raise _lost(source.name, ask.partition, end, max(last, ask.first), f"the topic ends at {end}")
+    first, last = max(ask.first, start), min(last, end)
+    files = None if source.in_memory else partition.files(first, last)
+    return Plan(source, partition, first, last, call.broker.scheduler.now(), files)
 
 
-def _gone(topic: str, partition: int, offset: int, why: str) -> OffsetNotFound:
-    return OffsetNotFound(
-        f"offset {offset} of partition {partition} of topic {topic!r} is not there: {why}",
+def _lost(topic: str, partition: int, first: int, last: int, why: str) -> DataLost:
+    return DataLost(
+        f"partition {partition} of topic {topic!r}: offsets {first} to {last - 1} are not there: {why}",
+        first=first,
+        last=last,
         hint="begin at what is there, or say fail_on_data_loss false to pass over what is missing",
     )
 
 
 def read(bridge: Bridge, planned: Plan, ask: wire.Ticket) -> Iterator[Any]:
     """The record batches."""
-    return _read_memory(bridge, planned, ask)
+    found = _from_memory(bridge, planned, ask) if planned.files is None else _from_files(planned.files, planned, ask)
+    for gathered in found:
+        yield columns.to_batch(gathered, planned.source.name, ask.partition, ask.columns)
 
 
-def _read_memory(bridge: Bridge, planned: Plan, ask: wire.Ticket) -> Iterator[Any]:
+def _from_files(files: list[SegmentFile], planned: Plan, ask: wire.Ticket) -> Iterator[Gathered]:
+    return mapped.read(
+        files,
+        planned.source.id,
+        ask.partition,
+        planned.first,
+        planned.last,
+        columns=columns.bits(ask.columns),
+        rows_max=ask.rows_per_batch,
+        bytes_max=columns.BYTES_PER_BATCH,
+        now=planned.now,
+        fail_on_loss=ask.fail_on_data_loss,
+    )
+
+
+def _from_memory(bridge: Bridge, planned: Plan, ask: wire.Ticket) -> Iterator[Gathered]:
     wanted = columns.bits(ask.columns)
     offset = planned.first
     while offset < planned.last:
@@ -86,12 +112,12 @@ def _read_memory(bridge: Bridge, planned: Plan, ask: wire.Ticket) -> Iterator[An
         position = 0
         while position < len(data) and offset < planned.last:
             count, buffers, position, offset, reason = kernel.gather(
-                data, position, len(data), -1, offset, planned.last, ask.rows_per_batch, columns.BYTES_PER_BATCH, wanted,
-                planned.now,
+                data, position, len(data), IN_MEMORY, offset, planned.last, ask.rows_per_batch,
+                columns.BYTES_PER_BATCH, wanted, planned.now,
             )  # fmt: skip
             assert reason == 0, f"a batch in memory is unsound: {reason}"
             if count:
-                yield columns.to_batch(count, buffers, ask.columns, planned.source.name, ask.partition)
+                yield Gathered(count, buffers)
 
 
 def _piece(planned: Plan, offset: int, fail_on_data_loss: bool, done: Done) -> None:
@@ -100,5 +126,6 @@ def _piece(planned: Plan, offset: int, fail_on_data_loss: bool, done: Done) -> N
     if topic is not None and topic.deleted:
         raise TopicNotFound(f"topic {topic.name!r} was deleted while it was read")
     if fail_on_data_loss and offset < planned.partition.start:
-        raise _gone(planned.source.name, planned.partition.number, offset, "retention took it while it was read")
+        start = planned.partition.start
+        raise _lost(planned.source.name, planned.partition.number, offset, start, "they went while it was read")
     reads.read(planned.partition, offset, PIECE_BYTES, done)

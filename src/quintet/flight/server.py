@@ -32,6 +32,7 @@ from quintet.model.errors import BadRequest, Busy, LimitExceeded, ShuttingDown, 
 
 STREAMS_OF_PRINCIPAL_MAX: Final = 64  # do_get and do_put at once
 REQUEST_BYTES_MAX: Final = 4 << 20  # of a ticket, a descriptor or the body of an action
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 FLIGHTS_LISTED_MAX: Final = 10_000
 
 T = TypeVar("T")
@@ -232,7 +233,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
     def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
         try:
             self._select(context, _selection(descriptor))
-            return flight.SchemaResult(columns.schema())
+            return flight.SchemaResult(columns.SCHEMA)
         except Exception as error:
             raise to_flight(error) from None
 
@@ -273,7 +274,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 with self._lock:
                     self.figures.reads += 1
                 batches = self._counted(reading.read(self._bridge, plan, ask), slot)
-                return flight.GeneratorStream(columns.schema(ask.columns), batches)
+                return flight.GeneratorStream(columns.schema_of(ask.columns), batches)
             except BaseException:
                 slot.release()
                 raise
@@ -331,6 +332,18 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 yield chunk.data
 
 
+def _machine(data: Path | None) -> wire.Machine | None:
+    """What says that another process sees the same files: the same boot of the same machine, and the broker's own lock."""
+    if data is None:
+        return None
+    try:
+        lock = (data / "lock").resolve()
+        facts = lock.stat()
+        return wire.Machine(BOOT_ID.read_text().strip(), str(lock), facts.st_dev, facts.st_ino)
+    except OSError:  # not Linux: everything goes through this door
+        return None
+
+
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -378,4 +391,4 @@ def _flight_info(descriptor: flight.FlightDescriptor, topics: list[wire.TopicInf
     ]
     parts = [part for topic in topics for part in topic.partitions]
     rows, size = sum(part.end - part.first for part in parts), sum(part.bytes for part in parts)
-    return flight.FlightInfo(columns.schema(), descriptor, endpoints, rows, size)
+    return flight.FlightInfo(columns.SCHEMA, descriptor, endpoints, rows, size)

@@ -208,6 +208,21 @@ def offsets_for_time(call: Call, ask: wire.TimeRequest, done: Done) -> None:
     )
 
 
+def locate(machine: wire.Machine | None, call: Call, ask: wire.LocateRequest, done: Done) -> None:
+    if len(ask.ranges) > RANGES_MAX:
+        raise LimitExceeded(f"{len(ask.ranges)} ranges in one request, the limit is {RANGES_MAX}")
+    source = call.source(ask.topic)
+    partitions = [source.partition(wanted.partition) for wanted in ask.ranges]
+    if machine is None or source.in_memory:
+        done(wire.Located(source.id, machine, tuple(() for _ in ask.ranges)), None)
+        return
+    files = tuple(
+        tuple(wire.SegmentFile(*file) for file in partition.files(wanted.first, wanted.last))
+        for partition, wanted in zip(partitions, ask.ranges, strict=True)
+    )
+    done(wire.Located(source.id, machine, files), None)
+
+
 def _all(calls: list[Callable[[Done], None]], done: Done, at_once: int = POSITIONS_AT_ONCE) -> None:
     """Make these calls, a few at a time: done(their results in order, None), or done(None, the first error)."""
     results: list[Any] = [None] * len(calls)
