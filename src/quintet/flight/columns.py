@@ -157,7 +157,7 @@ def from_batch(batch: Any) -> Columns:
     for name in names:
         _known(name)
     if len(set(names)) < len(names):
-        raise BadRequest(f"a column is there twice: {', '.join(names)}")
+        raise BadRequest(f"a column is there twice: {', '.join(names)}", hint="leave one of the two out")
     if "value" not in names:
         raise BadRequest("there is no column `value`", hint="every row needs one; null is a tombstone")
 
@@ -166,10 +166,10 @@ def from_batch(batch: Any) -> Columns:
         column = batch.column(name) if name in names else None
         return None if column is None or pa.types.is_null(column.type) else column
 
-    value, key, headers = given("value"), given("key"), given("headers")
+    key, headers = given("key"), given("headers")
     return Columns(
         batch.num_rows,
-        _var(_binary("value", value if value is not None else pa.nulls(batch.num_rows, pa.binary()))),
+        _var(_binary("value", batch.column("value"))),
         None if key is None else _var(_binary("key", key)),
         None if headers is None else _lists(headers),
         _timestamps(given("timestamp")),
@@ -198,7 +198,14 @@ def _binary(name: str, column: Any) -> Any:
     kind = column.type
     if types.is_binary(kind):
         return column
-    fits = (types.is_large_binary, types.is_string, types.is_large_string, types.is_binary_view, types.is_string_view)
+    fits = (
+        types.is_null,
+        types.is_large_binary,
+        types.is_string,
+        types.is_large_string,
+        types.is_binary_view,
+        types.is_string_view,
+    )
     if not any(fit(kind) for fit in (*fits, types.is_fixed_size_binary)):
         raise _wrong(name, kind, "binary or string")
     return _cast(name, column, pa.binary())
@@ -226,12 +233,14 @@ def _valid(bitmap: Any, at: int, n: int) -> memoryview | bytes:
     return (bits_there & ((1 << n) - 1)).to_bytes((n + 7) // 8, "little")
 
 
-def _lists(column: Any) -> Lists:
+def _lists(column: Any) -> Lists | None:
     types, kind = pa.types, column.type
     wanted = "list<struct<key: string, value: binary>>"
     if not types.is_list(kind) and not types.is_large_list(kind):
         raise _wrong("headers", kind, wanted)
     entry = kind.value_type
+    if types.is_null(entry) and len(column.flatten()) == 0:
+        return None  # lists that were empty wherever anybody looked
     if not types.is_struct(entry) or sorted(field.name for field in entry) != ["key", "value"]:
         raise _wrong("headers", kind, wanted)
     lengths = pc.fill_null(pc.list_value_length(column), 0)
@@ -244,8 +253,7 @@ def _lists(column: Any) -> Lists:
     names = _binary("headers.key", fields["key"])
     if names.null_count:
         raise BadRequest("the column `headers` has a header without a name", hint="leave it out of the list")
-    values = fields["value"]
-    values = pa.nulls(len(values), pa.binary()) if types.is_null(values.type) else _binary("headers.value", values)
+    values = _binary("headers.value", fields["value"])
     if values.null_count:
         values = pc.fill_null(values, b"")
     return (_view(offsets.buffers()[1]), *_var(names)[1:], *_var(values)[1:])
