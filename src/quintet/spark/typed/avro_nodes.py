@@ -1,0 +1,521 @@
+"""What an Avro schema is made of: each node reads all lanes of a batch at once, or one row with words for what is wrong.
+
+    read(lanes)    an Arrow array with one element per lane (lanes.py); unsound lanes are marked, their element is anything
+    one(cursor)    a Python value of one row, or Refused; the node's `shape` makes arrays of such values
+
+Both read the same language, and the tests hold them against each other. A node does not know its field's name: a record
+puts the names in front of a reason.
+"""
+
+import struct
+from collections.abc import Sequence
+from decimal import Decimal
+from operator import itemgetter
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+
+from quintet.spark.typed.columns import INT64, Converted, List, Map, Member, Shape, Struct, places
+from quintet.spark.typed.lanes import Flags, Ints, Lanes
+
+LANES_FEW = 32  # lanes: a step of fewer costs more than as many rows one by one
+INT32 = range(-(1 << 31), 1 << 31)
+
+
+class Refused(ValueError):
+    """Bytes that are not what the schema says; the notes are the names that lead there, innermost first."""
+
+
+class Cursor:
+    """One row's bytes and how far they are read."""
+
+    __slots__ = ("data", "pos")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.pos = 0
+
+    def take(self, size: int, what: str) -> bytes:
+        taken = self.data[self.pos : self.pos + size]
+        if len(taken) < size:
+            raise Refused(f"{what} needs {size} bytes, {len(taken)} are left")
+        self.pos += size
+        return taken
+
+    def varint(self, what: str, within: range = INT64) -> int:
+        value = shift = 0
+        while True:
+            if self.pos >= len(self.data):
+                raise Refused(f"the value ends inside {what}")
+            byte = self.data[self.pos]
+            self.pos += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 63:
+                raise Refused(f"{what} has more than 64 bits")
+        number = (value >> 1) ^ -(value & 1)
+        if number not in within:
+            raise Refused(f"{what} is {number}, which has too many bits")
+        return number
+
+    def block(self, what: str) -> bytes:
+        length = self.varint(f"the length of {what}")
+        if length < 0:
+            raise Refused(f"the length of {what} is {length}")
+        return self.take(length, what)
+
+
+class Node:
+    """One type of the schema. `least` is the fewest bytes a value has."""
+
+    least = 1
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        raise NotImplementedError
+
+    def one(self, cursor: Cursor) -> Any:
+        raise NotImplementedError
+
+    def default(self, value: Any) -> Any:
+        """A default as the definition writes it, as `one` would give it."""
+        return value
+
+
+class Null(Node):
+    """No bytes; a column of nulls."""
+
+    least = 0
+
+    def __init__(self) -> None:
+        super().__init__(Shape(pa.string()))
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        return pa.nulls(len(lanes), pa.string())
+
+    def one(self, cursor: Cursor) -> Any:
+        return None
+
+
+class Boolean(Node):
+    """One byte, 0 or 1."""
+
+    def __init__(self) -> None:
+        super().__init__(Shape(pa.bool_()))
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        byte = lanes.shared.data[lanes.take(1)]
+        lanes.refuse(byte > 1)
+        return pa.array(byte == 1)
+
+    def one(self, cursor: Cursor) -> Any:
+        byte = cursor.take(1, "a boolean")[0]
+        if byte > 1:
+            raise Refused(f"a boolean is 0 or 1, found {byte}")
+        return byte == 1
+
+
+class Integer(Node):
+    """int and long, and the logical types on them: the number times `up`, or divided by `down`."""
+
+    def __init__(self, type: pa.DataType, *, int32: bool = False, up: int = 1, down: int = 1) -> None:
+        super().__init__(Shape(type))
+        self._within = INT32 if int32 else range(-(INT64.stop // up), INT64.stop // up) if up > 1 else INT64
+        self._what = "an int" if int32 else "a long"
+        self._bits = pa.int32() if int32 else pa.int64()
+        self._up = up
+        self._down = down
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        value = lanes.varint()
+        if self._within is not INT64:
+            outside = (value < self._within.start) | (value >= self._within.stop)
+            if outside.any():
+                lanes.refuse(outside)
+                value[outside] = 0
+        if self._up > 1:
+            value = value * self._up
+        if self._down > 1:
+            value = value // self._down
+        if self._bits == pa.int32():
+            return pa.array(value.astype(np.int32)).cast(self.shape.type)
+        return pa.array(value).cast(self.shape.type)
+
+    def one(self, cursor: Cursor) -> Any:
+        return cursor.varint(self._what, self._within) * self._up // self._down
+
+    def default(self, value: Any) -> Any:
+        return int(value) * self._up // self._down
+
+
+class Floating(Node):
+    """float and double: 4 or 8 bytes, the lowest first."""
+
+    def __init__(self, type: pa.DataType, dtype: str, what: str) -> None:
+        super().__init__(Shape(type))
+        self._dtype = dtype
+        self._what = what
+        self._unpack = struct.Struct(f"<{'f' if dtype == '<f4' else 'd'}")
+        self.least = self._unpack.size
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        return pa.array(lanes.fixed(self._dtype))
+
+    def one(self, cursor: Cursor) -> Any:
+        return self._unpack.unpack(cursor.take(self.least, self._what))[0]
+
+
+class Text(Node):
+    """A string: a length and UTF-8."""
+
+    def __init__(self) -> None:
+        super().__init__(Shape(pa.string()))
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        return lanes.text(*lanes.block())
+
+    def one(self, cursor: Cursor) -> Any:
+        block = cursor.block("a string")
+        try:
+            return block.decode()
+        except UnicodeDecodeError as error:
+            raise Refused(f"a string is not UTF-8 at its byte {error.start}") from error
+
+
+class Binary(Node):
+    """bytes (`size` None: a length in front) and fixed."""
+
+    def __init__(self, size: int | None = None, shape: Shape | None = None) -> None:
+        super().__init__(shape or Shape(pa.binary()))
+        self._size = size
+        self.least = 1 if size is None else size
+
+    def edges(self, lanes: Lanes) -> tuple[Ints, Ints]:
+        if self._size is None:
+            return lanes.block()
+        before = lanes.pos
+        lanes.take(self._size)
+        # A lane that is too short stands at its end now: what is between is less than a fixed, and inside the row.
+        return before, lanes.pos
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        return lanes.bytes(*self.edges(lanes))
+
+    def one(self, cursor: Cursor) -> Any:
+        return cursor.block("bytes") if self._size is None else cursor.take(self._size, "a fixed")
+
+    def default(self, value: Any) -> Any:
+        return str(value).encode("latin-1")
+
+
+class Number(Binary):
+    """A decimal: its unscaled value as bytes, the highest first."""
+
+    def __init__(self, size: int | None, precision: int, scale: int) -> None:
+        super().__init__(size, Converted(pa.decimal128(precision, scale), self._decimal))
+        self._scale = scale
+        self._limit: int = 10**precision
+
+    def _decimal(self, data: bytes) -> Decimal:
+        unscaled = int.from_bytes(data, "big", signed=True)
+        return Decimal((int(unscaled < 0), tuple(map(int, str(abs(unscaled)))), -self._scale))
+
+    def _fits(self, data: bytes) -> bool:
+        return abs(int.from_bytes(data, "big", signed=True)) < self._limit
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        values = super().read(lanes).to_pylist()
+        for number, value in enumerate(values):
+            if not self._fits(value):
+                lanes.ok[number] = False
+                values[number] = b""
+        return self.shape.build(values)
+
+    def one(self, cursor: Cursor) -> Any:
+        data = super().one(cursor)
+        if not self._fits(data):
+            raise Refused(f"a decimal has more than {len(str(self._limit)) - 1} digits")
+        return data
+
+
+class FixedUuid(Binary):
+    """A uuid in 16 bytes, as the text everybody knows."""
+
+    def __init__(self) -> None:
+        super().__init__(16, Converted(pa.string(), _uuid))
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        values = [value if len(value) == 16 else bytes(16) for value in super().read(lanes).to_pylist()]
+        return self.shape.build(values)
+
+
+def _uuid(data: bytes) -> str:
+    return str(UUID(bytes=data))
+
+
+class Enum(Node):
+    """A number that stands for a symbol."""
+
+    def __init__(self, symbols: list[str]) -> None:
+        super().__init__(Shape(pa.string()))
+        self._symbols = symbols
+        self._array = pa.array(symbols, pa.string())
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        index = lanes.varint()
+        unknown = (index < 0) | (index >= len(self._symbols))
+        lanes.refuse(unknown)
+        index[unknown] = 0
+        return self._array.take(pa.array(index))
+
+    def one(self, cursor: Cursor) -> Any:
+        index = cursor.varint("a symbol of an enum")
+        if not 0 <= index < len(self._symbols):
+            raise Refused(f"symbol {index} of an enum with {len(self._symbols)} symbols")
+        return self._symbols[index]
+
+
+class Record(Node):
+    """Fields one behind the other."""
+
+    shape: Struct
+
+    def __init__(self, fields: Sequence[tuple[str, Node]], defaults: dict[str, Any]) -> None:
+        members = [Member(name, node.shape, _picker(number)) for number, (name, node) in enumerate(fields)]
+        super().__init__(Struct(members))
+        self.fields = fields
+        self.least = sum(node.least for _, node in fields)
+        self._defaults = defaults
+
+    def columns(self, lanes: Lanes) -> list[pa.Array]:
+        return [node.read(lanes) for _, node in self.fields]
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        return pa.StructArray.from_arrays(self.columns(lanes), fields=list(self.shape.type))
+
+    def one(self, cursor: Cursor) -> Any:
+        values = []
+        for name, node in self.fields:
+            try:
+                values.append(node.one(cursor))
+            except Refused as refused:
+                refused.add_note(f".{name}")
+                raise
+        return tuple(values)
+
+    def default(self, value: Any) -> Any:
+        members = {**self._defaults, **value}
+        return tuple(node.default(members[name]) for name, node in self.fields)
+
+
+def _picker(number: int) -> Any:
+    get = itemgetter(number)
+    return lambda values: list(map(get, values))
+
+
+class Items(Node):
+    """array, and map (`key` is there): blocks of items, ended by a block of none.
+
+    | count | item ... |  or  | -count | bytes of the block | item ... |     ...     | 0 |
+    """
+
+    def __init__(self, item: Node, *, keyed: bool) -> None:
+        self._key = Text() if keyed else None
+        super().__init__(Map(Shape(pa.string()), item.shape) if keyed else List(item.shape))
+        self._item = item
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        count = len(lanes)
+        left = np.zeros(count, np.int64)
+        length = np.zeros(count, np.int64)
+        reading = lanes.ok.copy()
+        rows: list[Ints] = []
+        keys: list[pa.Array] = []
+        items: list[pa.Array] = []
+        while True:
+            self._headers(lanes, left, reading)
+            going = np.flatnonzero(reading)
+            if not going.size:
+                break
+            if going.size < LANES_FEW:
+                lanes.shared.steps -= 1
+                if lanes.shared.steps < 0:
+                    lanes.leave(going)
+                    break
+            part = lanes.part(going)
+            if self._key is not None:
+                keys.append(self._key.read(part))
+            items.append(self._item.read(part))
+            lanes.back(going, part)
+            rows.append(going)
+            left[going] -= 1
+            length[going] += 1
+            reading &= lanes.ok
+        return self._array(lanes, length, rows, keys, items)
+
+    @staticmethod
+    def _headers(lanes: Lanes, left: Ints, reading: Flags) -> None:
+        """The next block of each lane whose block is read; a lane at the end of its list stops reading."""
+        ended = np.flatnonzero(reading & (left == 0))
+        if not ended.size:
+            return
+        part = lanes.part(ended)
+        counts = part.varint()
+        sized = np.flatnonzero(counts < 0)
+        if sized.size:
+            few = part.part(sized)
+            few.refuse(few.varint() < 0)
+            part.back(sized, few)
+            counts[sized] = -counts[sized]
+        part.refuse((counts < 0) | (counts > part.end - part.pos))  # every item has a byte
+        lanes.back(ended, part)
+        left[ended] = counts
+        reading[ended] = part.ok & (counts > 0)
+
+    def _array(
+        self, lanes: Lanes, length: Ints, rows: list[Ints], keys: list[pa.Array], items: list[pa.Array]
+    ) -> pa.Array:
+        offsets = pa.array(np.concatenate([[0], np.cumsum(length)]), pa.int32())
+        if not rows:
+            return self.shape.build([() if self._key is None else {}] * len(length))
+        order = pa.array(np.argsort(np.concatenate(rows), kind="stable"))
+        values = pa.concat_arrays(items).take(order)
+        if self._key is None:
+            return pa.ListArray.from_arrays(offsets, values, type=self.shape.type)
+        names = pa.concat_arrays(keys).take(order)
+        codes = names.dictionary_encode()
+        owner = np.repeat(np.arange(len(length)), length)
+        pairs, first = np.unique(owner * (len(codes.dictionary) + 1) + codes.indices.to_numpy(), return_index=True)
+        if len(pairs) < len(owner):  # a key is there twice: the reader of single rows keeps the last
+            lanes.leave(np.delete(owner, first))
+        return pa.MapArray.from_arrays(offsets, names, values, type=self.shape.type)
+
+    def one(self, cursor: Cursor) -> Any:
+        values: list[Any] = []
+        names: list[str] = []
+        try:
+            while count := cursor.varint("the number of items of a block"):
+                if count < 0:
+                    count = -count
+                    if cursor.varint("the number of bytes of a block") < 0:
+                        raise Refused("a block says that it has less than no bytes")
+                if count > len(cursor.data) - cursor.pos:
+                    raise Refused(f"a block of {count} items, {len(cursor.data) - cursor.pos} bytes are left")
+                for _ in range(count):
+                    if self._key is not None:
+                        names.append(self._key.one(cursor))
+                    values.append(self._item.one(cursor))
+        except Refused as refused:
+            refused.add_note(f"[{len(values)}]")
+            raise
+        return values if self._key is None else dict(zip(names, values, strict=True))
+
+    def default(self, value: Any) -> Any:
+        if self._key is None:
+            return [self._item.default(item) for item in value]
+        return {name: self._item.default(item) for name, item in value.items()}
+
+
+class Optional(Node):
+    """A union of null and one type."""
+
+    def __init__(self, node: Node, null: int) -> None:
+        super().__init__(node.shape)
+        self._node = node
+        self._null = null
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        branch = lanes.varint()
+        lanes.refuse((branch < 0) | (branch > 1))
+        there = branch == 1 - self._null
+        which = np.flatnonzero(there)
+        if which.size == len(lanes):
+            return self._node.read(lanes)
+        part = lanes.part(which)
+        array = self._node.read(part)
+        lanes.back(which, part)
+        return array.take(places(there))
+
+    def one(self, cursor: Cursor) -> Any:
+        branch = cursor.varint("the branch of a union")
+        if not 0 <= branch <= 1:
+            raise Refused(f"branch {branch} of a union with 2 branches")
+        return None if branch == self._null else self._node.one(cursor)
+
+    def default(self, value: Any) -> Any:
+        return None if value is None else self._node.default(value)
+
+
+class Union(Node):
+    """Any other union: the value as JSON text, bytes in base64."""
+
+    def __init__(self, branches: Sequence[Node]) -> None:
+        super().__init__(Shape(pa.string()))
+        self._branches = branches
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        branch = lanes.varint()
+        lanes.refuse((branch < 0) | (branch >= len(self._branches)))
+        found: list[str | None] = [None] * len(lanes)
+        for number, node in enumerate(self._branches):
+            which = np.flatnonzero(branch == number)
+            if which.size:
+                part = lanes.part(which)
+                texts = _texts(node.read(part), part.ok)
+                lanes.back(which, part)
+                for row, text in zip(which.tolist(), texts, strict=True):
+                    found[row] = text
+        return pa.array(found, pa.string())
+
+    def one(self, cursor: Cursor) -> Any:
+        branch = cursor.varint("the branch of a union")
+        if not 0 <= branch < len(self._branches):
+            raise Refused(f"branch {branch} of a union with {len(self._branches)} branches")
+        node = self._branches[branch]
+        return self._text(node, node.one(cursor))
+
+    @staticmethod
+    def _text(node: Node, value: Any) -> str | None:
+        sound = np.ones(1, np.bool_)
+        text = _texts(node.shape.build([value]), sound)[0]
+        if not sound[0]:
+            raise Refused("an instant or a date outside the years 1 to 9999")
+        return text
+
+    def default(self, value: Any) -> Any:
+        return self._text(self._branches[0], self._branches[0].default(value))
+
+
+def _texts(array: pa.Array, sound: Flags) -> list[str | None]:
+    """JSON text of each sound element, instants and dates as ISO 8601; one that has none is no longer sound."""
+    texts: list[str | None] = []
+    for number, value in enumerate(array):
+        text = None
+        if sound[number]:
+            try:
+                plain = _plain(value.as_py(), array.type)
+                text = None if plain is None else msgspec.json.encode(plain).decode()
+            except (ValueError, OverflowError):  # Python's calendar is shorter than Arrow's
+                sound[number] = False
+        texts.append(text)
+    return texts
+
+
+def _plain(value: Any, type: pa.DataType) -> Any:
+    """A value of Arrow with maps as objects."""
+    if value is None:
+        return None
+    if pa.types.is_map(type):
+        return {name: _plain(item, type.item_type) for name, item in value}
+    if pa.types.is_list(type):
+        return [_plain(item, type.value_type) for item in value]
+    if pa.types.is_struct(type):
+        return {field.name: _plain(value[field.name], field.type) for field in type}
+    return value
