@@ -1,10 +1,14 @@
-"""How fast the kernel's twins are: M frames/s of the BlipMQ and FlyMQ functions, GB/s of CRC-32C, microseconds of a merge.
+"""How fast the kernel's twins are: M frames/s of the BlipMQ and FlyMQ functions, M rows/s to and from Arrow, GB/s of CRC-32C,
+microseconds of a merge.
 
 Run `python bench/kernel.py`. Prints only; it judges nothing and writes nothing.
 """
 
+import os
+import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 from quintet.kernel import pure
@@ -16,6 +20,15 @@ INTERLEAVED_TOPICS = 8
 FLY_TOPICS = 10
 FLY_PARTITIONS = 8
 MERGED_BATCHES = 64
+ARROW_ROWS = {"native": 200_000, "pure": 2_000}
+ARROW_VALUE_BYTES = 100
+ARROW_BATCH_ROWS = (8_000, 500, 10, 1)  # of the log batches that are gathered
+ARROW_COLUMNS = (("all columns", 63), ("offset only", 1))
+GATHER_ROWS = 20_000  # of one result, as the Spark reader asks for
+GATHER_BYTES = 8 * 1024 * 1024
+SCATTER_VALUE_BYTES = 128
+SCATTER_PARTITIONS = 4
+SCATTER_BATCH_BYTES = 1024 * 1024
 CRC_BYTES = 16 * 1024 * 1024
 ROUND_SECONDS = 0.1
 ROUNDS = 3
@@ -85,6 +98,42 @@ def fly_cases(twin: ModuleType, size: int, n: int) -> list[tuple[str, Callable[[
     ]
 
 
+def gather_all(twin: ModuleType, data: bytes, rows: int, columns: int) -> None:
+    position = offset = reason = 0
+    while offset < rows and reason == 0:
+        _, _, position, offset, reason = twin.gather(
+            data, position, len(data), 7, offset, rows, GATHER_ROWS, GATHER_BYTES, columns, 0
+        )
+
+
+def bench_arrow(name: str, twin: ModuleType) -> None:
+    """Log batches with keys and times to Arrow, and Arrow to log batches by key."""
+    rows = ARROW_ROWS[name]
+    for size in ARROW_BATCH_ROWS:
+        size = min(size, rows)
+        values, keys = [os.urandom(ARROW_VALUE_BYTES) for _ in range(size)], [b"key%05d" % i for i in range(size)]
+        data = bytearray()
+        for offset in range(0, rows, size):
+            batch = twin.build(values, keys, None, list(range(size)), origin=ORIGIN)
+            twin.seal(batch, offset, 0, 7)
+            data += batch
+        for label, columns in ARROW_COLUMNS:
+            spent = per_call(partial(gather_all, twin, bytes(data), rows, columns))
+            print(f"{name:6} gather, {label}, {size:5} rows a batch {rows / spent / 1e6:9.2f} M rows/s")
+    ends = range(0, SCATTER_VALUE_BYTES * (rows + 1), SCATTER_VALUE_BYTES)
+    value = (None, struct.pack(f"<{rows + 1}i", *ends), os.urandom(SCATTER_VALUE_BYTES * rows))
+    key = (
+        None,
+        struct.pack(f"<{rows + 1}i", *range(0, 8 * (rows + 1), 8)),
+        b"".join(b"key%05d" % (i % 1000) for i in range(rows)),
+    )
+    for label, count, by in (("4 partitions by key", SCATTER_PARTITIONS, key), ("1 partition", 1, None)):
+        spent = per_call(
+            partial(twin.scatter, rows, value, by, None, None, None, count, 0, ORIGIN, 0, SCATTER_BATCH_BYTES)
+        )
+        print(f"{name:6} scatter, {label:24} {rows / spent / 1e6:9.2f} M rows/s")
+
+
 def bench(name: str, twin: ModuleType) -> None:
     for size in VALUE_SIZES_BYTES:
         n = READ_BYTES // (size + 16 + len(TOPIC))
@@ -100,6 +149,7 @@ def bench(name: str, twin: ModuleType) -> None:
     sealed = twin.build([bytes(1024)] * 1000, origin=ORIGIN)
     for label, call in (("seal", lambda: twin.seal(sealed, 0, 0, 7)), ("check", lambda: twin.check(sealed, 0, 7))):
         print(f"{name:6} {label:5} of a 1 MB batch            {len(sealed) / per_call(call) / 1e9:9.2f} GB/s")
+    bench_arrow(name, twin)
 
 
 def main() -> None:
