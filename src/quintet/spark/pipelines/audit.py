@@ -1,0 +1,181 @@
+"""audit: every record of the topics is read once and checked; an archive is compared with the topics it was made of.
+
+    checksum of every batch     broken: named with its offsets and, where files are read, the file and the position in it
+    offsets                     lost: they are in no file. `absent` are offsets whose records expired or were compacted away,
+                                and marks of the broker: no loss, and a note says how many there are
+    timestamps                  a note, when one is older than the record before it by more than `tolerance`
+    digest                      of keys, values, headers, offsets and times in their order (digest.py): two audits of the same
+                                offsets have the same one
+    archive                     each of its rows against the topic's (reconcile.py)
+
+Rows never leave the process that reads them: Spark's tasks get ranges of offsets and give back what they found (examine.py),
+so the work is linear in the rows, divides by the cores, and a broken batch does not hide what is behind it.
+
+Not looked at are the hash chains and signed envelopes of the peerbus door. Both bind a record to the one before it, and are
+in its headers: `examine` sees these columns of a range in order and can keep the last link in its `Slice`; `united` joins
+neighbours, and would ask there whether the first link of one follows from the last of the other.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import msgspec
+
+from quintet.flight import wire
+from quintet.spark.pipelines.base import Common, Result, spoken
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+    from pyspark.sql import SparkSession
+
+    from quintet.spark.link import Link
+    from quintet.spark.options import ReadOptions
+    from quintet.spark.pipelines.examine import Damage, Slice
+    from quintet.spark.reader import Part
+
+SUMMARY = "checks every record of topics, and an archive against the topics it was made of"
+TASKS_PER_CORE: Final = 4
+NOTES_MAX: Final = 20  # of one kind
+COLUMNS: Final = ("topic", "partition", "records", "first", "last", "absent", "broken", "digest")
+_MICROSECONDS: Final = {
+    "milliseconds": 10**3, "seconds": 10**6, "minutes": 60 * 10**6, "hours": 3600 * 10**6, "days": 86400 * 10**6,
+}  # fmt: skip
+
+
+class Options(Common, kw_only=True):
+    topic: Annotated[str, msgspec.Meta(description="Topics to check: a,b,c. All there are, if left out.")] = ""
+    starting: Annotated[str, msgspec.Meta(description="Where to begin: earliest, or offsets as JSON.")] = "earliest"
+    ending: Annotated[str, msgspec.Meta(description="Where to end: latest, or offsets as JSON.")] = "latest"
+    via: Annotated[
+        Literal["auto", "files", "flight"],
+        msgspec.Meta(
+            description="files: check the broker's files here; flight: ask the broker; auto: what is possible."
+        ),
+    ] = "auto"
+    tolerance: Annotated[str, msgspec.Meta(description="How far back a timestamp may go unnoticed: 500ms, 1s.")] = "1s"
+    archive: Annotated[str, msgspec.Meta(description="Directory of an archive to compare with the topics.")] = ""
+    format: Annotated[
+        Literal["parquet", "delta", "iceberg"], msgspec.Meta(description="What kind of table the archive is.")
+    ] = "parquet"
+
+
+def run(spark: "SparkSession", options: Options) -> Result:
+    """Read all, then compare; what is wrong is in the notes, the first one first."""
+    from quintet.spark.link import Link
+    from quintet.spark.options import read_options
+
+    chosen = {"subscribe": options.topic} if options.topic else {"subscribePattern": ".*"}
+    bounds = {"startingOffsets": options.starting, "endingOffsets": options.ending, "access": options.via}
+    asked = read_options({**options.access(), **chosen, **bounds})
+    slices = _slices(spark, asked, Link.of(asked.target), _microseconds(options.tolerance))
+    notes, ok = _findings(slices, options.tolerance)
+    if options.archive:
+        from quintet.spark.pipelines.reconcile import reconcile
+
+        damaged = {part.topic for part in slices if part.damages}
+        sound = sorted({part.topic for part in slices} - damaged)
+        notes += [f"topic {topic} cannot be compared with the archive before it can be read" for topic in sorted(damaged)]
+        said, same = reconcile(spark, options, options.archive, options.format, sound) if sound else ([], ok)
+        notes, ok = [*notes, *said], ok and same
+    return Result(
+        title=f"audit of {sum(part.rows for part in slices)} records in {len(slices)} partitions",
+        columns=COLUMNS,
+        rows=tuple(_row(part) for part in slices),
+        notes=tuple(notes),
+        ok=ok,
+    )
+
+
+def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: int) -> "list[Slice]":
+    """One for each partition. A partition is divided as often as there are cores to read it."""
+    from quintet.spark import reader
+    from quintet.spark.pipelines.examine import Slice, united
+
+    spans = reader.bounds(asked, link, reader.select(asked, link))
+    full = [span for span in spans if span.rows > 0]
+    pieces = reader.split(full, TASKS_PER_CORE * spark.sparkContext.defaultParallelism) if full else []
+    tasks = [reader.locate(asked, link, group) for group in reader.pack(pieces)]
+    found = [Slice(span.topic, span.partition, span.first, span.last) for span in spans if span.rows <= 0]
+    found += _examined(spark, asked, tasks, back_us)
+    found.sort(key=lambda part: (part.topic, part.partition, part.first))
+    whole = [united(list(group), back_us) for _, group in groupby(found, lambda part: (part.topic, part.partition))]
+    kept = link.topics(wire.Selection(tuple({part.topic for part in whole}))).topics if whole else ()
+    firsts = {(info.name, number): part.first for info in kept for number, part in enumerate(info.partitions)}
+    return [_pardoned(part, firsts.get((part.topic, part.partition), part.last)) for part in whole]
+
+
+def _examined(
+    spark: "SparkSession", asked: "ReadOptions", tasks: "Sequence[list[Part]]", back_us: int
+) -> "Iterator[Slice]":
+    """Each of these is a Spark task, and its parts are examined where it runs."""
+    from quintet.spark.pipelines.examine import Slice
+
+    if tasks:
+        found = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(_worker(asked, tasks, back_us), "slice binary")
+        for row in found.toArrow().column("slice"):
+            yield msgspec.msgpack.decode(row.as_py(), type=Slice)
+
+
+def _worker(
+    asked: "ReadOptions", tasks: "Sequence[list[Part]]", back_us: int
+) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
+    def work(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        import pyarrow as pa
+
+        from quintet.spark.pipelines.examine import examine
+
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                made = [msgspec.msgpack.encode(examine(asked, part, back_us)) for part in tasks[number]]
+                yield pa.RecordBatch.from_arrays([pa.array(made, pa.binary())], names=["slice"])
+
+    return work
+
+
+def _pardoned(part: "Slice", first: int) -> "Slice":
+    """Without what retention took while it was being read: the partition begins at `first` now."""
+    from quintet.spark.pipelines.examine import Damage
+
+    left = [Damage(max(each.first, first), each.last, each.why) for each in part.damages if each.last > first]
+    return msgspec.structs.replace(part, damages=tuple(left))
+
+
+def _findings(slices: "Sequence[Slice]", tolerance: str) -> tuple[list[str], bool]:
+    """The sentences to say, and whether all is well."""
+    broken = [_broken(part, each) for part in slices for each in part.damages]
+    backwards = [
+        f"{part.topic}/{part.partition}: {part.back} timestamps are older than the one before by more than {tolerance}, "
+        f"the first at offset {part.back_at}"
+        for part in slices
+        if part.back
+    ]
+    absent = [
+        f"{part.topic}/{part.partition}: {part.absent} offsets have no record: expired, compacted away, or marks of the broker"
+        for part in slices
+        if part.absent
+    ]
+    return [*_some(broken), *_some(backwards), *_some(absent)], not broken
+
+
+def _broken(part: "Slice", damage: "Damage") -> str:
+    many = (
+        f"offsets {damage.first} to {damage.last - 1}" if damage.last - damage.first > 1 else f"offset {damage.first}"
+    )
+    return f"broken: topic {part.topic}, partition {part.partition}, {many}: {damage.why}"
+
+
+def _some(notes: list[str]) -> list[str]:
+    return notes if len(notes) <= NOTES_MAX else [*notes[:NOTES_MAX], f"and {len(notes) - NOTES_MAX} more of this kind"]
+
+
+def _row(part: "Slice") -> tuple[object, ...]:
+    from quintet.spark.pipelines import digest
+
+    word = digest.shown(part.rows, part.chains)
+    return part.topic, part.partition, part.rows, part.first, part.last - 1, part.absent, part.broken, word
+
+
+def _microseconds(duration: str) -> int:
+    number, _, unit = spoken(duration).partition(" ")
+    return int(number) * _MICROSECONDS[unit]

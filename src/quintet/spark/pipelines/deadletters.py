@@ -1,0 +1,226 @@
+"""deadletters: what died, grouped by topic, cause and field; and those that are chosen, sent again.
+
+A dead letter is a record of the topic's dead-letter topic whose headers tell its story (quintet-dead-*). Spark makes columns
+of them, leaves out those that were resolved, and groups the rest. The field is the one the error names, as checks of schemas
+and decoders do: "items[3].price: is not a number" is about items[].price.
+
+redrive=true sends the chosen ones again, oldest first, in slices. The broker publishes a slice and resolves it in one step,
+so a run that was interrupted can be repeated: nothing is sent twice.
+"""
+
+import datetime
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+
+from quintet.client.errors import QuintetError
+from quintet.flight import wire
+from quintet.spark.pipelines.base import Common, Result, topic_list
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from quintet.spark.link import Link
+
+SUMMARY = "dead letters by cause, topic and field, and sent again if you say so"
+PREFIX: Final = "quintet-dead-"
+SLICE_IDS: Final = 1_000  # of one redrive, the broker's limit
+SLICE_BYTES: Final = 16 << 20  # the same, of keys and values
+COLUMNS: Final = ("topic", "cause", "field", "letters", "first", "last", "samples")
+SAMPLE_LETTERS: Final = 200  # of an error that is shown
+# "PATH: what is wrong", where PATH has no spaces; an exception's name is no path.
+_PATH: Final = r"^(?![A-Za-z_.]*(?:Error|Exception|Warning)\b)([^\s:]+): "
+_REQUIRED: Final = r'"([^"]+)" is a required property'
+_SCHEMA_REJECTED: Final = "schema rejected"  # its error begins with the id of the schema
+
+
+class Options(Common, kw_only=True):
+    topic: Annotated[str, msgspec.Meta(description="Topics whose dead letters to look at: a,b,c. Left out: all.")] = ""
+    cause: Annotated[str, msgspec.Meta(description="Only letters with this cause.")] = ""
+    field: Annotated[str, msgspec.Meta(description="Only letters whose error names this field.")] = ""
+    since: Annotated[str, msgspec.Meta(description="Only what died at or after this moment, ISO 8601.")] = ""
+    until: Annotated[str, msgspec.Meta(description="Only what died before this moment, ISO 8601.")] = ""
+    sample: Annotated[int, msgspec.Meta(description="How many letters of each group to show.", ge=0, le=100)] = 3
+    redrive: Annotated[bool, msgspec.Meta(description="Send the chosen letters again.")] = False
+    limit: Annotated[int, msgspec.Meta(description="How many to send at most.", ge=1, le=10_000_000)] = 100_000
+    suffix: Annotated[str, msgspec.Meta(description="How names of dead-letter topics end.", min_length=1)] = "-dlq"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The dead-letter topic of a topic, and what is open in its partitions."""
+
+    source: str
+    topic: str
+    open: tuple[tuple[tuple[int, int], ...], ...]
+
+
+def run(spark: "SparkSession", options: Options) -> Result:
+    """Group, show, and send."""
+    from quintet.spark.link import Link
+    from quintet.spark.options import target
+
+    link = Link.of(target(options.access()))
+    places = [place for place in _places(link, options) if any(place.open)]
+    if not places:
+        return Result(title="no dead letters", columns=COLUMNS)
+    chosen = _chosen(_letters(spark, options, places), options).cache()
+    try:
+        groups = _groups(chosen, options.sample)
+        notes, ok = _redrive(link, chosen, options.limit) if options.redrive else ([], True)
+    finally:
+        chosen.unpersist()
+    return Result(
+        title=f"{sum(row[3] for row in groups)} open dead letters", columns=COLUMNS, rows=tuple(groups), notes=tuple(notes), ok=ok
+    )  # fmt: skip
+
+
+def _places(link: "Link", options: Options) -> Iterator[Place]:
+    """Where dead letters are. A topic that was named is asked for whatever its dead-letter topic is called."""
+    names = topic_list(options.topic)
+    if not names:
+        found = link.topics(wire.Selection()).topics
+        names = [info.name.removesuffix(options.suffix) for info in found if info.name.endswith(options.suffix)]
+    for name in names:
+        answer = link.dead(name)
+        yield Place(name, answer.topic, answer.open)
+
+
+def _letters(spark: "SparkSession", options: Options, places: Sequence[Place]) -> "DataFrame":
+    """The open letters, their story in columns."""
+    from pyspark.sql import functions as F
+
+    bounds: list[dict[str, dict[str, int]]] = [
+        {
+            place.topic: {
+                str(number): (ranges[0][0], ranges[-1][1])[side] if ranges else 0
+                for number, ranges in enumerate(place.open)
+            }
+            for place in places
+        }
+        for side in (0, 1)
+    ]
+    open_ranges = [
+        (place.source, place.topic, number, first, last)
+        for place in places
+        for number, ranges in enumerate(place.open)
+        for first, last in ranges
+    ]
+    wanted = spark.createDataFrame(open_ranges, "source string, topic string, partition int, first long, last long")
+    rows = (
+        spark.read.format("quintet")
+        .options(**options.access(), subscribe=",".join(place.topic for place in places))
+        .options(columns="key,value,headers,topic,partition,offset,timestamp", failOnDataLoss="false")
+        .options(startingOffsets=json.dumps(bounds[0]), endingOffsets=json.dumps(bounds[1]))
+        .load()
+    )
+    died = F.timestamp_micros(F.coalesce(_story("last-us").try_cast("long"), F.unix_micros("timestamp")))
+    return (
+        rows.join(F.broadcast(wanted), ["topic", "partition"])
+        .where("offset >= first and offset < last")
+        .select(
+            "source",
+            "partition",
+            "offset",
+            died.alias("died"),
+            F.coalesce(_story("cause"), F.lit("")).alias("cause"),
+            F.coalesce(_story("error"), F.lit("")).alias("error"),
+            F.expr("coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)").alias("size"),
+        )
+        .withColumn("field", _field())
+    )
+
+
+def _story(name: str) -> "Column":
+    from pyspark.sql import functions as F
+
+    named = F.filter("headers", lambda header: header["key"] == PREFIX + name)
+    return F.get(named, 0)["value"].cast("string")
+
+
+def _field() -> "Column":
+    """The field that the error names, "" if it names none. Places in lists are left out: items[3] is items[]."""
+    from pyspark.sql import functions as F
+
+    error = F.when(F.col("cause") == _SCHEMA_REJECTED, F.regexp_replace("error", r"^\S+: ", "")).otherwise(
+        F.col("error")
+    )
+    required, path = F.regexp_extract(error, _REQUIRED, 1), F.regexp_extract(error, _PATH, 1)
+    named = F.when((required != "") & (path != ""), F.concat_ws(".", path, required)).when(required != "", required)
+    return F.regexp_replace(named.otherwise(path), r"\[\d+\]", "[]")
+
+
+def _chosen(letters: "DataFrame", options: Options) -> "DataFrame":
+    from pyspark.sql import functions as F
+
+    for name, value in (("cause", options.cause), ("field", options.field)):
+        letters = letters.where(F.col(name) == value) if value else letters
+    if options.since:
+        letters = letters.where(F.col("died") >= _moment("since", options.since))
+    if options.until:
+        letters = letters.where(F.col("died") < _moment("until", options.until))
+    return letters
+
+
+def _moment(name: str, text: str) -> datetime.datetime:
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{name}={text}: write a moment as in 2026-01-31T12:00:00Z") from None
+    return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+
+
+def _groups(letters: "DataFrame", sample: int) -> list[tuple[Any, ...]]:
+    """One row for each topic, cause and field, the most frequent first; of its letters the oldest as samples."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    keys = ("source", "cause", "field")
+    order = Window.partitionBy(*keys).orderBy("died", "partition", "offset")
+    told = F.concat_ws(" ", F.concat_ws("-", "partition", "offset"), F.substring("error", 1, SAMPLE_LETTERS))
+    found = (
+        letters.withColumn("place", F.row_number().over(order))
+        .groupBy(*keys)
+        .agg(
+            F.count(F.lit(1)).alias("letters"),
+            F.min("died").alias("first"),
+            F.max("died").alias("last"),
+            F.array_sort(F.collect_list(F.when(F.col("place") <= sample, F.struct("place", told.alias("told"))))).alias("some"),
+        )
+        .orderBy(F.desc("letters"), *keys)
+        .collect()
+    )  # fmt: skip
+    return [
+        (row["source"], row["cause"], row["field"], row["letters"], row["first"], row["last"],
+         tuple(each["told"] for each in row["some"]))
+        for row in found
+    ]  # fmt: skip
+
+
+def _redrive(link: "Link", letters: "DataFrame", limit: int) -> tuple[list[str], bool]:
+    """Send them, and say how many went. What was resolved meanwhile is no error: it went another way."""
+    ordered = letters.orderBy("source", "died", "partition", "offset").limit(limit)
+    sent = gone = 0
+    try:
+        for source, ids in slices(ordered.select("source", "partition", "offset", "size").toLocalIterator()):
+            answer = link.redrive(wire.RedriveRequest(source, ids))
+            sent += answer.sent
+            gone += len(answer.missing)
+    except QuintetError as error:
+        return [f"{sent} sent again, then the broker refused: {error}", "run it again to go on: what was sent is not sent again"], False  # fmt: skip
+    notes = [f"{sent} sent again"]
+    return [*notes, f"{gone} were resolved by others meanwhile"] if gone else notes, True
+
+
+def slices(rows: "Iterator[Any]") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(topic, ids) as one redrive takes them: of one topic, so many, so large."""
+    source, ids, size = "", list[str](), 0
+    for row in rows:
+        if ids and (row["source"] != source or len(ids) == SLICE_IDS or size + row["size"] > SLICE_BYTES):
+            yield source, tuple(ids)
+            ids, size = [], 0
+        source, size = row["source"], size + row["size"]
+        ids.append(f"{row['partition']}-{row['offset']}")
+    if ids:
+        yield source, tuple(ids)
