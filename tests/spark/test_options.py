@@ -52,6 +52,7 @@ def test_every_option_of_a_reader() -> None:
             "subject": "s",
             "typedprefix": "d_",
             "access": "files",
+            "pushfilters": "true",
             "checkpointlocation": "somewhere",
             "path": "p",
         }
@@ -61,7 +62,7 @@ def test_every_option_of_a_reader() -> None:
     assert (found.starting, found.ending) == ({"orders": {0: 12, 1: -2}}, "latest")
     assert (found.rows_per_trigger, found.tasks_min, found.fail_on_data_loss) == (7, 3, False)
     assert (found.group_prefix, found.columns, found.typed) == ("g", ("offset", "id"), True)
-    assert (found.subject, found.typed_prefix, found.access) == ("s", "d_", "files")
+    assert (found.subject, found.typed_prefix, found.access, found.push_filters) == ("s", "d_", "files", True)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,7 @@ def wrong() -> Iterator[tuple[dict[str, str], str, str]]:
     yield {"retrySeconds": "-1"}, "retrySeconds", "seconds"
     yield {"failOnDataLoss": "maybe"}, "failOnDataLoss", "not one of"
     yield {"access": "magic"}, "access", "not one of auto, files, flight"
+    yield {"pushFilters": "perhaps"}, "pushFilters", "not one of"
     yield {"schema": "json"}, "schema", "not one of raw, registry"
     yield {"columns": "offset,colour"}, "columns", "'colour' is not a column"
     yield {"subject": "s"}, "subject", "schema=registry"

@@ -25,8 +25,14 @@ PAUSE_SECONDS: Final = 0.05  # before the first repetition; it doubles
 PAUSE_SECONDS_MAX: Final = 2.0
 CALL_SECONDS: Final = 120.0  # the longest that one action or login may take
 OFFSET: Final = "offset"
-# Flight errors that say nothing about the request: the broker is not there, or went away.
-_GONE: Final = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError)
+# Flight errors that, without a Problem of the broker's, say only that it is not there or went away. Logging in to nobody is
+# an internal error.
+_GONE: Final = (
+    flight.FlightUnavailableError,
+    flight.FlightTimedOutError,
+    flight.FlightCancelledError,
+    flight.FlightInternalError,
+)
 # What pyarrow raises for the answers of a door; some kinds of Flight errors are plain Arrow errors.
 _FAILED: Final = (flight.FlightError, pa.ArrowException, OSError)
 
@@ -269,9 +275,9 @@ def _passing(error: Exception) -> bool:
     problem = _problem(error)
     if problem is not None:
         return problem.retryable
-    if isinstance(error, OptionError):
-        return False
-    return isinstance(error, (*_GONE, ConnectionError)) or getattr(error, "retryable", False)
+    if isinstance(error, QuintetError):
+        return error.retryable
+    return isinstance(error, (*_GONE, OSError))
 
 
 def _first_line(error: Exception) -> str:

@@ -45,7 +45,7 @@ READ_OPTIONS: Final = (
     *LINK_OPTIONS,
     "subscribe", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
     "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "groupIdPrefix", "columns", "schema", "subject", "typedPrefix",
-    "access",
+    "access", "pushFilters",
 )  # fmt: skip
 WRITE_OPTIONS: Final = (*LINK_OPTIONS, "topic", "failOnDataLoss", "txnAppId", "txnVersion")
 # What Spark itself puts beside the options of a user.
@@ -117,6 +117,7 @@ class ReadOptions:
     subject: str = ""
     typed_prefix: str = ""
     access: str = "auto"  # or files, or flight
+    push_filters: bool = False
     given: frozenset[str] = frozenset()  # the options that were set, in our spelling
 
 
@@ -202,6 +203,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         subject=given.get("subject", ""),
         typed_prefix=given.get("typedPrefix", ""),
         access=_choice(given, "access", ("auto", "files", "flight")),
+        push_filters=_choice(given, "pushFilters", ("false", "true")) == "true",
         given=frozenset(given),
     )
 

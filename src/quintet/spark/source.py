@@ -2,6 +2,11 @@
 
 Everything that can be wrong with options, credentials, topics and columns is found here, where Spark shows the text of a
 Python error as its own. The work is in reader.py, stream.py and writer.py.
+
+Filters are pushed into a read only with the option pushFilters=true. Spark (4.3 and before) keeps the filters of one query with
+the DataFrame and lets the next query of the same DataFrame have its rows: after df.filter("partition = 1").count() the
+count of df itself is that of partition 1, and of two filters in one query the last one counts for both. So it is for a
+DataFrame that is loaded for one query; who does not ask for it gets what the query says.
 """
 
 import sys
@@ -10,10 +15,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from quintet.model.errors import QuintetError
 from quintet.spark.link import Link
 from quintet.spark.options import OptionError, ReadOptions, plainly, read_options, refuse_in_stream, write_options
 from quintet.spark.reader import BatchReader, PushingReader, select
-from quintet.spark.stream import StreamReader
+from quintet.spark.stream import RefusedReader, StreamReader
 from quintet.spark.table import Table, raw_table, typed_table
 from quintet.spark.writer import BatchWriter, StreamWriter
 
@@ -38,13 +44,16 @@ class QuintetSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
         table = self._checked(options, schema)
-        return (PushingReader if _filters_are_pushed() else BatchReader)(options, table)
+        return (PushingReader if options.push_filters and _filters_are_pushed() else BatchReader)(options, table)
 
-    @plainly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = read_options(self.options)
-        refuse_in_stream(options)
-        return StreamReader(options, self._checked(options, schema))
+        """Never raises: Spark would then show a failure of its own instead, that of stopping a reader it never got."""
+        try:
+            options = read_options(self.options)
+            refuse_in_stream(options)
+            return StreamReader(options, self._checked(options, schema))
+        except (QuintetError, OptionError) as error:
+            return RefusedReader(error)
 
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:

@@ -22,9 +22,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from quintet.flight import wire
+from quintet.model.errors import QuintetError
 from quintet.spark.link import Link
 from quintet.spark.offsets import Marks, Offsets, dump, load, share
-from quintet.spark.options import OptionError, ReadOptions, plainly, plainly_each
+from quintet.spark.options import OptionError, ReadOptions, complain, plainly, plainly_each
 from quintet.spark.reader import Span, at_time, cut, gone, lost, positions, read_task, select, tasks, whole
 from quintet.spark.table import Table
 
@@ -158,6 +159,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 lost(self._options, f"{name}/{number} ends at {part.end}, before {last}, which was to be read")
             spans.append(cut(whole(info, number), first or 0, last))
         return spans
+
+
+class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream that cannot be read, and says why as soon as Spark asks for anything."""
+
+    def __init__(self, error: QuintetError | OptionError) -> None:
+        self._error = error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        complain(self._error)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        complain(self._error)
+
+    def initialOffset(self) -> dict[str, Any]:
+        complain(self._error)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        complain(self._error)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        complain(self._error)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        complain(self._error)
 
 
 def _firsts(info: wire.TopicInfo) -> tuple[int, ...]:
