@@ -1,0 +1,73 @@
+"""Lake tables: Parquet, Delta and Iceberg on a file system, written by Spark exactly once and read by anything.
+
+    lake.register(spark)                                     make format("quintet_lake") known (sink.py)
+    lake.read(spark, path, format) -> DataFrame              the rows now, or in a version; no jars needed
+    lake.compact(path, format) -> Compaction                 small files to large ones
+    lake.kind(path) -> str                                   which format a directory holds
+
+schema.py has the columns, files.py the rows, journal.py the commits, table.py what the formats share. Nothing in this package
+knows topics or the broker.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from quintet.spark.lake.errors import LakeError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from quintet.spark.lake.table import Compaction
+
+__all__ = ["FORMAT", "LakeError", "compact", "kind", "read", "register"]
+
+FORMAT: Final = "quintet_lake"
+# what a directory holds -> its format, first match
+MARKS: Final = {"_delta_log": "delta", "_quintet/catalog.db": "iceberg", "_quintet/table.json": "parquet"}
+
+
+def register(spark: "SparkSession") -> None:
+    """Make format("quintet_lake") known to a session; again does no harm."""
+    from quintet.spark.lake.sink import LakeSource
+
+    spark.dataSource.register(LakeSource)
+
+
+def kind(path: str) -> str:
+    """The format of the table at a path; LakeError if there is none."""
+    from quintet.spark.lake.table import local
+
+    root = local(path)
+    for mark, format in MARKS.items():
+        if (root / mark).exists():
+            return format
+    raise LakeError(f"there is no lake table at {path}", hint=f"one has {', '.join(MARKS)}")
+
+
+def read(spark: "SparkSession", path: str, format: str = "", *, version: int | None = None) -> "DataFrame":
+    """The rows of a table by its current list of files.
+
+    Args:
+        format: parquet, delta or iceberg; "": found out by what is there.
+        version: Delta's version or Iceberg's snapshot id; a Parquet table has none.
+
+    A column that a file lacks is null in its rows. The list is made now: a compaction of a Parquet table removes files that an
+    old DataFrame still names, so read again then. Delta and Iceberg keep them.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from quintet.spark.lake.sink import table_of
+
+    table = table_of(path, format or kind(path))
+    schema, paths = table.listing(version)
+    struct = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    if not paths:
+        return spark.createDataFrame([], struct)
+    return spark.read.schema(struct).option("ignoreCorruptFiles", "false").parquet(*map(str, paths))
+
+
+def compact(path: str, format: str = "", *, target_bytes: int = 0) -> "Compaction":
+    """Merge small files. Readers of Delta and Iceberg see it as one commit, those of Parquet as parquet.py says."""
+    from quintet.spark.lake.sink import table_of
+    from quintet.spark.lake.table import MERGED_BYTES
+
+    return table_of(path, format or kind(path)).compact(target_bytes or MERGED_BYTES)

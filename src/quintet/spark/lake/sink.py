@@ -1,0 +1,215 @@
+"""format("quintet_lake"): the sink through which Spark writes lake tables, streams and batches, exactly once.
+
+    df.writeStream.format("quintet_lake").option("path", DIR).option("format", "delta").option("partitionBy", "date,topic")
+
+Tasks stage files (files.py), the driver commits them (table.py) as batch `batchId` of the writer: the query's id, which its
+checkpoint keeps, or txnAppId. A batch write is published once in itself; txnAppId and txnVersion make a repetition count once.
+Columns that are new are added to the table, a column whose type changed is refused.
+"""
+
+import importlib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.files import File, Heaps
+from quintet.spark.lake.schema import normal
+from quintet.spark.lake.table import MERGED_BYTES, ONCE, Table
+from quintet.spark.options import OptionError, plainly
+
+NAME: Final = "quintet_lake"
+QUERY: Final = "sql.streaming.queryId"
+BATCH: Final = "streaming.sql.batchId"
+EPOCH_MAX: Final = (1 << 62) - 1
+# format -> module and class; each is imported when it is used, they are large
+FORMATS: Final = {
+    "parquet": ("quintet.spark.lake.parquet", "ParquetTable"),
+    "delta": ("quintet.spark.lake.delta", "Delta"),
+    "iceberg": ("quintet.spark.lake.iceberg", "Iceberg"),
+}
+OPTIONS: Final = ("path", "format", "partitionBy", "compactEvery", "targetBytes", "txnAppId", "txnVersion")
+SPARKS_OWN: Final = ("checkpointlocation", "queryname", "outputmode", "paths")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a writer was told."""
+
+    path: str
+    format: str
+    partition_by: tuple[str, ...] | None  # None: as the table is
+    compact_every: int  # batches; 0: never
+    target_bytes: int
+    writer: str  # "": the query's id
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What one task staged, and for which batch."""
+
+    writer: str
+    epoch: int
+    files: tuple[File, ...]
+
+
+def table_of(path: str, format: str, partition_by: Sequence[str] | None = None) -> Table:
+    """The table at a path; the packages of its format must be installed."""
+    if format not in FORMATS:
+        raise LakeError(f"format {format!r} is not known", hint=f"there are {', '.join(FORMATS)}")
+    module, name = FORMATS[format]
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise LakeError(
+            f"tables of format {format} need the package {error.name}", hint="pip install 'quintet[lake]'"
+        ) from None
+    made = kind(path, partition_by)
+    assert isinstance(made, Table)
+    return made
+
+
+def settings(options: Mapping[str, str]) -> Settings:
+    """The options, checked all at once."""
+    spelling = {name.lower(): name for name in OPTIONS}
+    given = {}
+    for name, value in options.items():
+        if name.lower() in spelling:
+            given[spelling[name.lower()]] = value.strip()
+        elif name.lower() not in SPARKS_OWN:
+            raise OptionError(name, f"a lake table does not have it; known are {', '.join(OPTIONS)}")
+    if not given.get("path"):
+        raise OptionError("path", "it is missing; name the directory of the table")
+    format = given.get("format", "parquet").lower()
+    if format not in FORMATS:
+        raise OptionError("format", f"{format!r} is not one of {', '.join(FORMATS)}")
+    columns = None
+    if "partitionBy" in given:
+        columns = tuple(name.strip() for name in given["partitionBy"].split(",") if name.strip())
+    return Settings(
+        path=given["path"],
+        format=format,
+        partition_by=columns,
+        compact_every=_number(given, "compactEvery", 0, 0),
+        target_bytes=_number(given, "targetBytes", MERGED_BYTES, 1),
+        writer=given.get("txnAppId", ""),
+        epoch=_number(given, "txnVersion", 0, 0),
+    )
+
+
+def _number(given: Mapping[str, str], name: str, default: int, least: int) -> int:
+    word = given.get(name, str(default))
+    if not word.isdecimal() or not least <= int(word) <= EPOCH_MAX:
+        raise OptionError(name, f"{word!r} is not a whole number from {least} on")
+    return int(word)
+
+
+class LakeSource(DataSource):
+    """What Spark asks for writers. To read a table: quintet.spark.lake.read."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    @plainly
+    def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
+        return BatchWriter(settings(self.options), schema, overwrite)
+
+    @plainly
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
+        return StreamWriter(settings(self.options), schema, overwrite)
+
+
+class Sink:
+    """What both kinds of writers share. It is made on the driver and pickled to the tasks."""
+
+    def __init__(self, given: Settings, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise OptionError("mode", "rows are only added to a lake table; write with append, or to another path")
+        self._given = given
+        self._schema: pa.Schema = normal(to_arrow_schema(schema, timezone="UTC"))
+        table = self._table()
+        table.check(self._schema)
+        self._columns = table.columns()
+
+    def _table(self) -> Table:
+        return table_of(self._given.path, self._given.format, self._given.partition_by)
+
+    def _stage(self, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Written:
+        heaps = Heaps(self._table().path, writer, epoch, self._columns)
+        try:
+            for batch in batches:
+                heaps.add(batch)
+            return Written(writer, epoch, tuple(heaps.finish()))
+        except BaseException:
+            heaps.discard()
+            raise
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        written = [message for message in messages if isinstance(message, Written)]
+        if not written:
+            return
+        table = self._table()
+        epoch = written[0].epoch
+        table.commit(written[0].writer, epoch, [file for one in written for file in one.files], self._schema)
+        if self._given.compact_every and epoch % self._given.compact_every == self._given.compact_every - 1:
+            table.compact(self._given.target_bytes)
+
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        for message in messages:
+            if isinstance(message, Written):
+                self._table().discard(message.files)
+
+
+class BatchWriter(Sink, DataSourceArrowWriter):
+    """One `df.write`."""
+
+    def __init__(self, given: Settings, schema: StructType, overwrite: bool) -> None:
+        super().__init__(given, schema, overwrite)
+        self._writer = given.writer or f"{ONCE}{uuid.uuid4().hex}"
+
+    @plainly
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._stage(self._writer, self._given.epoch, iterator)
+
+    @plainly
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._commit(messages)
+
+    @plainly
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._abort(messages)
+
+
+class StreamWriter(Sink, DataSourceStreamArrowWriter):
+    """The sink of a streaming query."""
+
+    @plainly
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        query = context.getLocalProperty(QUERY) if context is not None else None
+        batch = context.getLocalProperty(BATCH) if context is not None else None
+        assert query is not None and batch is not None, "Spark sets both for the tasks of a stream"
+        return self._stage(self._given.writer or query, int(batch), iterator)
+
+    @plainly
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        assert all(message.epoch == batchId for message in messages if isinstance(message, Written))
+        self._commit(messages)
+
+    @plainly
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._abort(messages)

@@ -1,0 +1,243 @@
+"""What all lake tables have in common: how a batch is committed exactly once, and how small files become large ones.
+
+    state of a batch    commit called                                    cut off, then the next commit or read
+    staged              -> files in place, committed, staging swept      staged: Spark replays the batch, its files are swept
+    committed           fence: files of the replay are removed           renames are done again (parquet), nothing to do
+
+The three formats differ in where the commit is: a JSON file (parquet.py), Delta's log (delta.py), Iceberg's catalog (iceberg.py).
+A table is one directory of a file system that driver and executors share; object stores are refused by name.
+"""
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, Final
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+
+from quintet.spark.lake import files
+from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.files import File
+from quintet.spark.lake.journal import INTENT, Commit, Journal
+from quintet.spark.lake.schema import check_partitions, normal, text, union
+
+COMPACTOR: Final = "compacted"  # the writer of merged files
+ONCE: Final = "once-"  # how names of writers begin that write one batch and never come again
+MERGED_BYTES: Final = 128 << 20  # of a file that compaction leaves alone; half of it is small
+MERGE_MEMORY_BYTES: Final = 512 << 20  # rows in memory of one merged file
+GLOB_SIGNS: Final = "*?[]{}"  # Spark would look for other paths than the one that was named
+
+
+class Compaction(msgspec.Struct, frozen=True):
+    """What became of small files."""
+
+    before: int
+    after: int
+    rows: int
+
+
+class Merge(msgspec.Struct, frozen=True):
+    """A merged file, staged, and those it was made of."""
+
+    file: File
+    gone: list[Path]
+
+
+class Table(ABC):
+    """One table. Every method may be called from any process; those that change it lock it."""
+
+    format: ClassVar[str]
+
+    def __init__(self, path: str, partition_by: Sequence[str] | None = None) -> None:
+        self.path = local(path)
+        self.given = None if partition_by is None else tuple(partition_by)
+        self.journal = Journal(self.path)
+
+    # -- what a format says ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def schema(self) -> pa.Schema | None:
+        """The columns, normal; None: there is no table yet."""
+
+    @abstractmethod
+    def partition_by(self) -> tuple[str, ...]:
+        """The partition columns of the table that is there."""
+
+    @abstractmethod
+    def fence(self, writer: str) -> int:
+        """The last epoch that was committed, NONE if none was."""
+
+    @abstractmethod
+    def paths(self, version: int | None = None) -> list[Path]:
+        """The files that hold the rows now, or held them in a version."""
+
+    @abstractmethod
+    def _prepare(self, before: pa.Schema | None, schema: pa.Schema) -> None:
+        """Make the table, or add the columns that are new."""
+
+    @abstractmethod
+    def _publish(self, commit: Commit) -> None:
+        """The moment of commitment."""
+
+    @abstractmethod
+    def _recover(self, writer: str) -> None:
+        """Finish, or take back, what this writer left when it was cut off."""
+
+    @abstractmethod
+    def _replace(self, merged: Sequence[Merge]) -> None:
+        """Merged files in place of those they were made of."""
+
+    def _session(self) -> contextlib.AbstractContextManager[None]:
+        """Around all that one call does, for a format that has something to open."""
+        return contextlib.nullcontext()
+
+    # -- what all do ----------------------------------------------------------------------------------------------------
+
+    def check(self, schema: pa.Schema) -> pa.Schema:
+        """The columns that the table has after rows of this schema; LakeError if it cannot take them."""
+        rows = normal(schema)
+        before = self.schema()
+        if before is not None and self.given is not None and self.given != self.partition_by():
+            there = ", ".join(self.partition_by()) or "nothing"
+            raise LakeError(
+                f"the table {self.path} is partitioned by {there}, not by {', '.join(self.given) or 'nothing'}",
+                hint="name the same columns, or write to another path",
+            )
+        after = rows if before is None else union(before, rows)
+        check_partitions(rows, self.columns())
+        return after
+
+    def columns(self) -> tuple[str, ...]:
+        """What to partition by: as the table is, or as the writer wants it when there is none."""
+        return (self.given or ()) if self.schema() is None else self.partition_by()
+
+    def commit(self, writer: str, epoch: int, staged: Sequence[File], schema: pa.Schema) -> bool:
+        """Publish these files as a batch of a writer. False: it was committed before; they are removed."""
+        commit = Commit(writer, epoch, sum(file.rows for file in staged), tuple(staged))
+        with self.journal.locked(), self._session():
+            self._recover(writer)
+            fresh = epoch > self.fence(writer)
+            if fresh:
+                before, after = self.schema(), self.check(schema)
+                if before is None or after != before:
+                    self._prepare(before, after)
+                if staged:
+                    self._publish(commit)
+                    self.journal.prune(writer)
+            else:
+                self._same_again(commit)
+            self.journal.sweep(writer, epoch)
+            if writer.startswith(ONCE):
+                self.journal.forget(writer)
+        return fresh
+
+    def listing(self, version: int | None = None) -> tuple[pa.Schema, list[Path]]:
+        """Columns and files that belong together, whole batches only."""
+        if not self.path.is_dir() or self.schema() is None:
+            raise LakeError(f"there is no {self.format} table at {self.path}", hint="check path and format")
+        if os.access(self.path / files.OWN, os.W_OK):
+            with self.journal.locked(), self._session():
+                for writer in self.journal.writers():
+                    self._recover(writer)
+        with self.journal.locked(shared=True), self._session():
+            return self.schema(), self.paths(version)
+
+    def discard(self, staged: Sequence[File]) -> None:
+        """Files of a batch that failed."""
+        for file in staged:
+            (self.path / file.staged).unlink(missing_ok=True)
+
+    def compact(self, target_bytes: int = MERGED_BYTES) -> Compaction:
+        """Merge files smaller than half of `target_bytes`, each partition value for itself, sorted."""
+        with self.journal.locked(), self._session():
+            for writer in self.journal.writers():
+                self._recover(writer)
+            merged: list[Merge] = []
+            for place, group in self._groups(target_bytes):
+                rows = files.read_files(group)
+                values = {name: text(rows.column(name)[0].as_py()) for name in self.partition_by()}
+                merged.append(Merge(files.write_file(self.path, COMPACTOR, 0, values, rows, place), group))
+            if merged:
+                self._replace(merged)
+            self.journal.sweep(COMPACTOR, 0)
+        return Compaction(sum(len(one.gone) for one in merged), len(merged), sum(one.file.rows for one in merged))
+
+    def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[Path]]]:
+        """Small files of one directory that make one of about the target together."""
+        places: dict[str, list[Path]] = defaultdict(list)
+        for path in self.paths():
+            if path.stat().st_size < target_bytes // 2:
+                places[os.path.relpath(path.parent, self.path)].append(path)
+        for place, small in sorted(places.items()):
+            group: list[Path] = []
+            size = held = 0
+            for path in sorted(small):
+                heavy = files.weight(path)
+                if group and (size + path.stat().st_size > target_bytes or held + heavy > MERGE_MEMORY_BYTES):
+                    if len(group) > 1:
+                        yield place, group
+                    group, size, held = [], 0, 0
+                group.append(path)
+                size += path.stat().st_size
+                held += heavy
+            if len(group) > 1:
+                yield place, group
+
+    def _same_again(self, commit: Commit) -> None:
+        """A batch at or below the fence: drop it, if it is what was committed then."""
+        known = self.journal.get(commit.writer, commit.epoch)
+        self.discard(commit.files)
+        if known is not None and known.rows != commit.rows:
+            raise LakeError(
+                f"batch {commit.epoch} of {commit.writer} was written to {self.path} before with {known.rows} rows, and now "
+                f"has {commit.rows}: its checkpoint was put back or changed",
+                hint="go on with the newest checkpoint, or begin a new one with another txnAppId",
+            )
+
+    def place(self, commit: Commit) -> None:
+        """Rename staged files to where readers look. Done again, it does what was left."""
+        folders = set()
+        for file in commit.files:
+            target = self.path / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / file.staged).rename(target)
+                folders.add(target.parent)
+        for folder in folders:
+            files.fsync_directory(folder)
+
+    def recover_intent(self, writer: str) -> None:
+        """Of a format with a log of its own: it says whether the batch that a writer was at is in it."""
+        epoch = self.journal.last(writer, INTENT)
+        intent = self.journal.get(writer, epoch, INTENT)
+        if intent is None:
+            return
+        if self.fence(writer) >= epoch:
+            self.journal.settle(writer, epoch)
+        else:
+            self.take_back(intent)
+            self.journal.drop(writer, epoch, INTENT)
+
+    def take_back(self, commit: Commit) -> None:
+        """Remove the files of a batch that was not committed, wherever they are by now."""
+        self.discard(commit.files)
+        for file in commit.files:
+            (self.path / file.path).unlink(missing_ok=True)
+
+
+def local(path: str) -> Path:
+    """The directory of a table; LakeError for what is no path of a file system."""
+    bare = path.removeprefix("file://")
+    if not bare or "://" in bare:
+        raise LakeError(
+            f"path {path!r} is no directory", hint="a lake table is on a file system that all executors share"
+        )
+    if any(sign in bare for sign in GLOB_SIGNS):
+        raise LakeError(
+            f"path {path!r} has one of {GLOB_SIGNS} in it", hint="Spark takes these for patterns; use another"
+        )
+    return Path(bare).absolute()

@@ -1,0 +1,534 @@
+"""Lake tables: a batch counts once whatever is cut off when, readers see whole files only, columns come and never change.
+
+Most of it calls the committers as Spark's driver does, without Spark; one stream per format goes through the real sink.
+"""
+
+import datetime
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from quintet.spark import lake
+from quintet.spark.lake import files, journal, schema, swap
+from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.files import File, Heaps
+from quintet.spark.lake.parquet import ParquetTable
+from quintet.spark.lake.sink import FORMATS, settings, table_of
+from quintet.spark.lake.table import Table
+from quintet.spark.options import OptionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = pa.schema(
+    [
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("date", pa.date32()),
+    ]
+)
+START = datetime.datetime(2026, 11, 16, tzinfo=datetime.UTC)
+BY = ("date", "topic")
+TOPICS = ("orders", "a b", "50%", "ü/x", "12")
+CUT = RuntimeError("cut off")
+
+
+def rows(first: int, count: int, topics: tuple[str, ...] = ("orders",), step: int = 1) -> pa.Table:
+    numbers = range(first, first + count)
+    times = [START + datetime.timedelta(minutes=number) for number in numbers]
+    return pa.table(
+        {
+            "value": [b"v%d" % number for number in numbers],
+            "headers": [[{"key": "n", "value": b"\xff"}] for _ in numbers],
+            "topic": [topics[number % len(topics)] for number in numbers],
+            "partition": [0] * count,
+            "offset": list(numbers)[::step],
+            "timestamp": times,
+            "date": [time.date() for time in times],
+        },
+        schema=SCHEMA,
+    )
+
+
+def stage(table: Table, writer: str, epoch: int, *parts: pa.Table) -> list[File]:
+    """What the tasks of one batch do, one for each part."""
+    staged = []
+    for part in parts:
+        heaps = Heaps(table.path, writer, epoch, table.columns())
+        for batch in part.to_batches(max_chunksize=7):
+            heaps.add(batch)
+        staged += heaps.finish()
+    return staged
+
+
+def put(table: Table, writer: str, epoch: int, *parts: pa.Table) -> bool:
+    return table.commit(writer, epoch, stage(table, writer, epoch, *parts), parts[0].schema)
+
+
+def offsets(table: Table) -> list[int]:
+    _, paths = table.listing()
+    found = files.read_files(paths).column("offset").to_pylist() if paths else []
+    return sorted(found)
+
+
+def left(table: Table) -> list[Path]:
+    return [path for path in (table.path / files.STAGING).rglob("*") if path.is_file()]
+
+
+@pytest.fixture(params=sorted(FORMATS))
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
+    return table_of(str(tmp_path / "table"), request.param, BY)
+
+
+class TestCommit:
+    def test_batches_are_there_once_however_often_they_come(self, table: Table) -> None:
+        assert put(table, "q", 0, rows(0, 10), rows(10, 10))
+        assert not put(table, "q", 0, rows(0, 10), rows(10, 10))
+        assert put(table, "q", 1, rows(20, 5))
+        assert not put(table, "q", 0, rows(0, 20))
+        assert offsets(table) == list(range(25))
+        assert table.fence("q") == 1
+        assert left(table) == []
+
+    def test_writers_have_fences_of_their_own(self, table: Table) -> None:
+        assert put(table, "one", 3, rows(0, 5))
+        assert put(table, "other/äö", 3, rows(5, 5))
+        assert offsets(table) == list(range(10))
+
+    def test_a_replay_that_differs_is_refused(self, table: Table) -> None:
+        put(table, "q", 0, rows(0, 10))
+        with pytest.raises(LakeError, match=r"batch 0 of q was written .* with 10 rows, and now has 11"):
+            put(table, "q", 0, rows(0, 11))
+        assert offsets(table) == list(range(10))
+        assert left(table) == []
+
+    def test_files_that_nobody_committed_are_not_seen_and_go(self, table: Table) -> None:
+        put(table, "q", 0, rows(0, 3))
+        stage(table, "q", 1, rows(100, 50))  # a task that was tried twice
+        assert offsets(table) == [0, 1, 2]
+        put(table, "q", 1, rows(3, 3))
+        assert offsets(table) == list(range(6))
+        assert left(table) == []
+
+    def test_what_others_stage_stays_for_a_day(self, table: Table) -> None:
+        stage(table, "other", 7, rows(0, 1))
+        put(table, "q", 0, rows(0, 3))
+        assert len(left(table)) == 1
+        os.utime(left(table)[0].parent, (0, 0))
+        put(table, "q", 1, rows(3, 3))
+        assert left(table) == []
+
+    def test_partition_values_are_directories_with_any_name(self, table: Table) -> None:
+        long = "ü" * 127
+        put(table, "q", 0, rows(0, 30, (*TOPICS, long)))
+        schema, paths = table.listing()
+        found = files.read_files(paths)
+        assert sorted(set(found.column("topic").to_pylist())) == sorted({*TOPICS, long})
+        assert len(paths) == len(TOPICS) + 1
+        for path in paths:
+            assert len(set(files.read_files([path]).column("topic").to_pylist())) == 1
+        assert schema == SCHEMA
+
+    def test_null_is_a_partition_value(self, table: Table) -> None:
+        nulls = rows(0, 4).set_column(2, "topic", pa.nulls(4, pa.string()))
+        put(table, "q", 0, nulls)
+        put(table, "q", 1, rows(4, 2))
+        assert offsets(table) == list(range(6))
+        assert schema.NULL_DIRECTORY in str(table.listing()[1])
+
+    def test_an_empty_batch_makes_a_table_without_rows(self, table: Table) -> None:
+        assert table.commit("q", 0, [], SCHEMA)
+        assert table.listing() == (SCHEMA, [])
+        assert put(table, "q", 0, rows(0, 1))
+
+    def test_a_write_that_comes_once_leaves_no_fence(self, table: Table) -> None:
+        put(table, "once-1", 0, rows(0, 1))
+        put(table, "once-2", 0, rows(1, 1))
+        assert offsets(table) == [0, 1]
+        assert table.journal.writers() == []
+
+    def test_commits_are_kept_for_a_while_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(journal, "KEPT", 2)
+        table = ParquetTable(str(tmp_path / "t"), BY)
+        for epoch in range(5):
+            put(table, "q", epoch, rows(epoch, 1))
+        assert sorted(path.name for path in table.path.glob("_quintet/commits/q/*")) == ["3.json", "4.json"]
+        assert not put(table, "q", 1, rows(1, 1))
+
+
+class TestCutOff:
+    """The driver dies somewhere in a commit; the next one begins with what is on the disk."""
+
+    @pytest.mark.parametrize("renames", [0, 1, 2])
+    def test_between_the_manifest_and_the_renames(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+    ) -> None:
+        table = ParquetTable(str(tmp_path / "t"), BY)
+        put(table, "q", 0, rows(0, 3))
+        parts = (rows(3, 4, ("a", "b", "c")),)
+        staged = stage(table, "q", 1, *parts)
+
+        with monkeypatch.context() as patch:
+            _stop_after(patch, renames)
+            with pytest.raises(RuntimeError, match="cut off"):
+                table.commit("q", 1, staged, SCHEMA)
+        seen = [path for path in table.path.rglob("*.parquet")]
+        assert len(seen) == 1 + renames  # a reader of files sees whole files, some later than others
+
+        again = ParquetTable(str(table.path), BY)
+        assert offsets(again) == list(range(7))
+        assert not put(again, "q", 1, *parts)  # Spark replays the batch: its checkpoint does not have it
+        assert offsets(again) == list(range(7))
+        assert left(again) == []
+
+    def test_the_next_commit_finishes_it_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        table = ParquetTable(str(tmp_path / "t"), BY)
+        staged = stage(table, "q", 0, rows(0, 4, ("a", "b")))
+        with monkeypatch.context() as patch:
+            _stop_after(patch, 1)
+            with pytest.raises(RuntimeError, match="cut off"):
+                table.commit("q", 0, staged, SCHEMA)
+        assert put(table, "q", 1, rows(4, 2))
+        glob = str(table.path / "**/*.parquet")
+        assert duckdb.connect().execute(f"select count(*), count(distinct \"offset\") from '{glob}'").fetchone() == (
+            6,
+            6,
+        )
+
+    @pytest.mark.parametrize("format", ["delta", "iceberg"])
+    def test_files_in_place_that_the_log_does_not_have(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+    ) -> None:
+        table = table_of(str(tmp_path / "t"), format, BY)
+        put(table, "q", 0, rows(0, 3))
+        with monkeypatch.context() as patch:
+            _break(patch, format)
+            with pytest.raises(RuntimeError, match="cut off"):
+                put(table, "q", 1, rows(3, 4))
+        assert len(list(table.path.glob("date=*/*/*.parquet"))) == 2
+        assert offsets(table) == [0, 1, 2]
+        assert len(list(table.path.glob("date=*/*/*.parquet"))) == 1  # taken back
+        assert put(table, "q", 1, rows(3, 4))
+        assert offsets(table) == list(range(7))
+
+    @pytest.mark.parametrize("format", ["delta", "iceberg"])
+    def test_after_the_log_and_before_we_noted_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+    ) -> None:
+        table = table_of(str(tmp_path / "t"), format, BY)
+        with monkeypatch.context() as patch:
+            patch.setattr(journal.Journal, "settle", _cut)
+            with pytest.raises(RuntimeError, match="cut off"):
+                put(table, "q", 0, rows(0, 4))
+        assert not put(table, "q", 0, rows(0, 4))
+        assert offsets(table) == [0, 1, 2, 3]
+
+    def test_a_swap_of_two_renames(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(swap, "exchange", lambda one, other: False)
+        table = ParquetTable(str(tmp_path / "t"), BY)
+        for epoch in range(3):
+            put(table, "q", epoch, rows(epoch, 1))
+        with monkeypatch.context() as patch:
+            _stop_after(patch, 2)  # the merged file to the new directory, the old directory away
+            with pytest.raises(RuntimeError, match="cut off"):
+                table.compact()
+        assert list(table.path.rglob("*.parquet")) == []
+        assert offsets(table) == [0, 1, 2]
+        assert list(tmp_path.iterdir()) == [table.path]
+
+
+def _cut(*args: Any, **more: Any) -> Any:
+    raise CUT
+
+
+def _stop_after(patch: pytest.MonkeyPatch, renames: int) -> None:
+    real = Path.rename
+    done = 0
+
+    def rename(self: Path, target: Path) -> Path:
+        nonlocal done
+        if self.exists():  # a rename that was done before is tried again
+            if done == renames:
+                raise CUT
+            done += 1
+        return real(self, target)
+
+    patch.setattr(Path, "rename", rename)
+
+
+def _break(patch: pytest.MonkeyPatch, format: str) -> None:
+    if format == "delta":
+        import deltalake
+
+        patch.setattr(deltalake.DeltaTable, "create_write_transaction", _cut)
+    else:
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        patch.setattr(SqlCatalog, "commit_table", _cut)
+
+
+class TestColumns:
+    def test_a_new_column_is_added_and_null_before(self, table: Table) -> None:
+        put(table, "q", 0, rows(0, 2))
+        wider = rows(2, 2).append_column("region", pa.array(["eu", None]))
+        put(table, "q", 1, wider)
+        put(table, "q", 2, rows(4, 1))
+        columns, paths = table.listing()
+        assert columns == SCHEMA.append(pa.field("region", pa.string()))
+        found = files.read_files(paths).sort_by("offset")
+        assert found.column("region").to_pylist() == [None, None, "eu", None, None]
+
+    def test_a_changed_type_is_refused(self, table: Table) -> None:
+        put(table, "q", 0, rows(0, 2))
+        other = rows(2, 2).set_column(4, "offset", pa.array(["2", "3"]))
+        with pytest.raises(LakeError, match=r"column 'offset' is int64 in the table and string in the rows; cast it"):
+            put(table, "q", 1, other)
+        assert offsets(table) == [0, 1]
+
+    def test_other_partition_columns_are_refused(self, table: Table) -> None:
+        put(table, "q", 0, rows(0, 2))
+        with pytest.raises(LakeError, match="partitioned by date, topic, not by date;"):
+            table_of(str(table.path), table.format, ("date",)).check(SCHEMA)
+
+    @pytest.mark.parametrize(
+        ("by", "words"),
+        [(("nope",), "no column 'nope'"), (("timestamp",), "cannot be partitioned"), (("date", "date"), "twice")],
+    )
+    def test_columns_that_cannot_be_directories(self, tmp_path: Path, by: tuple[str, ...], words: str) -> None:
+        with pytest.raises(LakeError, match=words):
+            ParquetTable(str(tmp_path / "t"), by).check(SCHEMA)
+
+    def test_spellings_of_types_are_one(self) -> None:
+        spelled = pa.schema(
+            [
+                ("a", pa.large_string()),
+                ("b", pa.binary_view()),
+                ("c", pa.timestamp("ns", tz="Europe/Berlin")),
+                ("d", pa.large_list(pa.large_binary())),
+                ("e", pa.map_(pa.large_string(), pa.timestamp("ms"))),
+            ]
+        )
+        assert schema.normal(spelled) == pa.schema(
+            [
+                ("a", pa.string()),
+                ("b", pa.binary()),
+                ("c", pa.timestamp("us", tz="UTC")),
+                ("d", pa.list_(pa.field("element", pa.binary()))),
+                ("e", pa.map_(pa.string(), pa.timestamp("us"))),
+            ]
+        )
+
+
+class TestFiles:
+    def test_rows_of_a_file_are_in_order(self, tmp_path: Path) -> None:
+        table = ParquetTable(str(tmp_path / "t"), ("date",))
+        put(table, "q", 0, rows(0, 20, ("b", "a")), rows(20, 20, ("a", "b"), step=-1))
+        for path in table.paths():
+            found = files.read_files([path]).select(["topic", "partition", "offset"]).to_pylist()
+            keys = [tuple(row.values()) for row in found]
+            assert keys == sorted(keys)
+
+    def test_files_end_at_their_size(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(files, "FILE_BYTES", 1000)
+        table = ParquetTable(str(tmp_path / "t"), ())
+        staged = stage(table, "q", 0, rows(0, 100))
+        assert len(staged) > 2 and sum(file.rows for file in staged) == 100
+
+    def test_the_largest_heap_goes_when_all_are_too_much(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(files, "HEAPS_BYTES_MAX", 2000)
+        table = ParquetTable(str(tmp_path / "t"), ("topic",))
+        staged = stage(table, "q", 0, rows(0, 100, ("a", "b", "c")))
+        assert len(staged) > 3 and sum(file.rows for file in staged) == 100
+
+    def test_a_task_that_fails_takes_its_files_with_it(self, tmp_path: Path) -> None:
+        heaps = Heaps(tmp_path, "q", 0, ())
+        heaps.add(rows(0, 5).to_batches()[0])
+        assert len(heaps.finish()) == 1
+        heaps.discard()
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+    def test_compressed_with_row_groups(self, tmp_path: Path) -> None:
+        table = ParquetTable(str(tmp_path / "t"), ())
+        put(table, "q", 0, rows(0, 10))
+        meta = pq.read_metadata(table.paths()[0])
+        assert {meta.row_group(0).column(index).compression for index in range(meta.num_columns)} == {"ZSTD"}
+
+
+class TestOtherReaders:
+    def test_duckdb_reads_the_archive_with_its_types(self, tmp_path: Path) -> None:
+        table = ParquetTable(str(tmp_path / "t"), BY)
+        put(table, "q", 0, rows(0, 1440 * 2, TOPICS))
+        stage(table, "q", 1, rows(0, 100))
+        found = (
+            duckdb.connect()
+            .execute(
+                f"select topic, date, count(*) from read_parquet('{table.path}/**/*.parquet', hive_partitioning=true) "
+                "group by all order by all"
+            )
+            .fetchall()
+        )
+        day = datetime.date(2026, 11, 16)
+        days = (day, day + datetime.timedelta(days=1))
+        assert found == [(topic, date, 288) for topic in sorted(TOPICS) for date in days]
+
+    def test_delta_by_its_own_reader(self, tmp_path: Path) -> None:
+        from deltalake import DeltaTable
+
+        table = table_of(str(tmp_path / "t"), "delta", BY)
+        put(table, "q", 0, rows(0, 10, TOPICS))
+        put(table, "q", 1, rows(10, 10, TOPICS))
+        table.compact()
+        found = pa.table(DeltaTable(str(table.path)).scan(predicate='"offset" >= 15'))
+        assert sorted(found.column("offset").to_pylist()) == list(range(15, 20))
+        old = DeltaTable(str(table.path), version=1)
+        assert pa.table(old.scan()).num_rows == 10
+        assert len(table.paths(1)) == len(TOPICS)
+
+    def test_iceberg_by_its_own_reader(self, tmp_path: Path) -> None:
+        from quintet.spark.lake.iceberg import Iceberg
+
+        table = Iceberg(str(tmp_path / "t"), BY)
+        put(table, "q", 0, rows(0, 10, TOPICS))
+        put(table, "q", 1, rows(10, 10, TOPICS).append_column("more", pa.array(["x"] * 10)))
+        table.compact()
+        with table._must_open() as opened:
+            found = opened.scan(row_filter="topic = 'a b' and offset >= 10").to_arrow()
+            assert found.select(["offset", "more"]).to_pylist() == [
+                {"offset": 11, "more": "x"},
+                {"offset": 16, "more": "x"},
+            ]
+        assert len(table.paths(table.versions()[0])) == len(TOPICS)
+
+
+class TestCompaction:
+    def test_small_files_become_one_of_each_partition_value(self, table: Table) -> None:
+        for epoch in range(4):
+            put(table, "q", epoch, rows(epoch * 10, 10, ("a", "b")))
+        done = table.compact()
+        assert (done.before, done.after, done.rows) == (8, 2, 40)
+        assert offsets(table) == list(range(40))
+        assert len(table.paths()) == 2
+        assert table.compact().before == 0
+        assert put(table, "q", 4, rows(40, 10))
+        assert not put(table, "q", 3, rows(30, 10))
+        assert offsets(table) == list(range(50))
+        assert left(table) == []
+
+    def test_large_files_stay_and_groups_end_at_the_target(self, table: Table) -> None:
+        for epoch in range(6):
+            put(table, "q", epoch, rows(epoch * 10, 10))
+        size = max(path.stat().st_size for path in table.paths())
+        assert table.compact(target_bytes=size).before == 0
+        assert table.compact(target_bytes=int(2.5 * size)).after == 3
+        assert offsets(table) == list(range(60))
+
+    def test_a_reader_of_a_parquet_table_never_sees_a_row_twice_or_not(self, tmp_path: Path) -> None:
+        """Whoever lists the directory at any moment of the exchange: looked at on both sides of every system call of it."""
+        table = ParquetTable(str(tmp_path / "t"), BY)
+        for epoch in range(3):
+            put(table, "q", epoch, rows(epoch, 1))
+        (place,) = {path.parent for path in table.paths()}
+        views = []
+        real = swap.exchange
+
+        def exchange(one: Path, other: Path) -> bool:
+            views.append(sorted(path.name for path in place.iterdir()))
+            done = real(one, other)
+            views.append(sorted(path.name for path in place.iterdir()))
+            return done
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(swap, "exchange", exchange)
+            table.compact()
+        assert [len(view) for view in views] == [3, 1]
+        assert offsets(table) == [0, 1, 2]
+
+    def test_a_parquet_table_without_partitions_cannot(self, tmp_path: Path) -> None:
+        table = ParquetTable(str(tmp_path / "t"), ())
+        for epoch in range(2):
+            put(table, "q", epoch, rows(epoch, 1))
+        with pytest.raises(LakeError, match="no partition columns"):
+            table.compact()
+        assert offsets(table) == [0, 1]
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({}, "option path: it is missing"),
+            ({"path": "/x", "format": "orc"}, "option format: 'orc' is not one of parquet, delta, iceberg"),
+            ({"path": "/x", "compactEvery": "-1"}, "option compactEvery: '-1' is not"),
+            ({"path": "/x", "partition": "a"}, "option partition: a lake table does not have it"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, options: dict[str, str], words: str) -> None:
+        with pytest.raises(OptionError, match=words):
+            settings(options)
+
+    @pytest.mark.parametrize("path", ["s3://bucket/x", "/data/*", ""])
+    def test_paths_that_are_none(self, path: str) -> None:
+        with pytest.raises(LakeError, match="path"):
+            table_of(path, "parquet")
+
+    def test_no_table(self, tmp_path: Path) -> None:
+        with pytest.raises(LakeError, match="there is no lake table at"):
+            lake.kind(str(tmp_path))
+        with pytest.raises(LakeError, match="there is no parquet table at"):
+            ParquetTable(str(tmp_path / "t")).listing()
+        with pytest.raises(LakeError, match="there are parquet, delta, iceberg"):
+            table_of(str(tmp_path), "orc")
+
+
+class TestSpark:
+    @pytest.fixture(scope="class")
+    def source(self, spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        folder = tmp_path_factory.mktemp("source")
+        lake.register(spark)
+        for part in range(3):
+            pq.write_table(rows(part * 100, 100, TOPICS), folder / f"{part}.parquet")
+        yield folder
+
+    @pytest.mark.parametrize("format", sorted(FORMATS))
+    def test_a_stream_to_a_table_and_back(
+        self, spark: "SparkSession", source: Path, tmp_path: Path, format: str
+    ) -> None:
+        stream = spark.readStream.schema(spark.read.parquet(str(source)).schema)
+        query = (
+            stream.option("maxFilesPerTrigger", "1")
+            .parquet(str(source))
+            .writeStream.format(lake.FORMAT)
+            .options(format=format, path=str(tmp_path / "t"), partitionBy="date,topic", compactEvery="2")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        table = table_of(str(tmp_path / "t"), format)
+        assert table.fence(str(query.id)) == 2
+        assert len(table.paths()) == 2 * len(TOPICS)  # one compaction of two batches, and the third
+        found = lake.read(spark, str(tmp_path / "t"))
+        assert found.orderBy("offset").toArrow().cast(SCHEMA).select(SCHEMA.names) == rows(0, 300, TOPICS)
+        assert left(table) == []
+
+    def test_a_batch_write_that_may_come_twice(self, spark: "SparkSession", source: Path, tmp_path: Path) -> None:
+        frame = spark.read.parquet(str(source))
+        for _ in range(2):
+            writer = frame.write.format(lake.FORMAT).mode("append")
+            writer.options(path=str(tmp_path / "t"), txnAppId="me", txnVersion="7").save()
+        assert lake.read(spark, str(tmp_path / "t"), "parquet").count() == 300
+
+    def test_a_refusal_is_one_sentence(self, spark: "SparkSession", source: Path, tmp_path: Path) -> None:
+        frame = spark.read.parquet(str(source)).limit(1)
+        with pytest.raises(Exception, match="rows are only added to a lake table"):
+            frame.write.format(lake.FORMAT).mode("overwrite").save(str(tmp_path / "t"))
