@@ -214,6 +214,8 @@ class Server:
             from quintet.flight.bridge import Bridge
             from quintet.flight.server import Door, DoorOptions
         except ImportError as error:
+            if (error.name or "").partition(".")[0] != "pyarrow":
+                raise
             _log.warning("flight_door_shut", missing=error.name, hint="install quintet[flight] to open it")
             return
         if door.tls_cert is not None and door.tls_key is not None:

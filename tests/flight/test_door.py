@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.abuse.process import Broker as Process
 from tests.abuse.process import config
 from tests.client.server import Server, running
 from tests.flight.client import Client, basic, refused, rows
+
+STALLED_S = 1.0  # after this the broker has sent all that a reader who takes nothing has room for
 
 
 def publish(server: Server, topic: str, *values: str, key: str | None = None) -> None:
@@ -95,6 +98,30 @@ def test_offsets_for_a_time(broker: Server, client: Client, topic: str) -> None:
     assert client.act("offsets_for_time", topic=topic, at_us=0)["offsets"] == [0]
 
 
+def test_many_partitions(broker: Server, client: Client, topic: str) -> None:
+    manage(broker.fly, lambda m: m.create_topic(topic, 1000))
+    client.put(topic, rows(b"x", b"y", partition=pa.array([0, 999], pa.int32())))
+    offsets = client.act("offsets_for_time", topic=topic, at_us=1 << 62)["offsets"]
+    assert (len(offsets), offsets[0], offsets[1], offsets[999]) == (1000, 1, 0, 1)
+    client.act("group_commit", group="g", offsets={topic: {str(n): 0 for n in range(1000)}})
+    assert len(client.act("groups", topic=topic)["positions"]) == 1000
+    located = client.act("locate", topic=topic, ranges=[[n, 0, 1] for n in range(1000)])
+    assert [len(files) for files in located["files"]] == [1, *[0] * 998, 1]
+
+
+def test_the_files_of_a_range_are_where_the_door_says(broker: Server, client: Client, topic: str) -> None:
+    for _ in range(4):  # a segment has 64 KiB, or one batch
+        client.put(topic, rows(*[b"x" * 1000] * 50))
+    located = client.act("locate", topic=topic, ranges=[[0, 0, 200], [0, 199, 200]])
+    lock = Path(located["machine"]["lock_path"]).stat()
+    assert (lock.st_dev, lock.st_ino) == (located["machine"]["lock_device"], located["machine"]["lock_inode"])
+    whole, end = located["files"]
+    assert len(whole) > 1
+    assert [file["next_offset"] for file in whole[:-1]] == [file["base"] for file in whole[1:]]
+    assert end == [whole[-1] | {"position": end[0]["position"]}]
+    assert all(Path(file["path"]).is_file() for file in whole)
+
+
 def test_a_topic_in_memory(broker: Server, client: Client, topic: str) -> None:
     with quintet.sync.connect(broker.url) as bus:
         for n in range(10):
@@ -139,6 +166,20 @@ def test_what_retention_took(broker: Server, client: Client, topic: str) -> None
     offsets = client.read(topic, fail_on_data_loss=False).column("offset").to_pylist()
     assert offsets == list(range(offsets[0], 800))
     assert offsets[0] >= first
+
+
+def test_a_topic_deleted_while_it_is_read(broker: Server, client: Client, topic: str) -> None:
+    with quintet.sync.connect(broker.url) as bus:
+        for _ in range(20):  # more than gRPC keeps on its way
+            bus.publish(topic, "x" * 1_000_000, qos=0)
+        bus.ping()
+    stream = client.open(topic, rows_per_batch=1)
+    stream.read_chunk()
+    manage(broker.fly, lambda m: m.delete_topic(topic))
+    client.put(topic, rows(b"another"))
+    with refused("E1301", "deleted while"):
+        stream.read_all()
+    assert client.values(topic) == [b"another"]
 
 
 def test_many_segments_and_readers_while_publishing(broker: Server, client: Client, topic: str) -> None:
@@ -224,7 +265,16 @@ def test_a_put_that_fails_publishes_nothing(client: Client, topic: str) -> None:
     with refused("E1402", "the limit is"):
         client.put(topic, rows(b"v" * (33 << 20)))
     assert client.values(topic) == [b"there"]
-    assert client.put(topic, rows())["rows"] == 0
+    assert client.put(topic, rows()) == {"stage": "", "rows": 0, "bytes": 0}
+
+
+def test_an_empty_batch_moves_the_fence(client: Client, topic: str) -> None:
+    staged = client.put({"writer": topic, "epoch": 3, "topic": topic}, rows())
+    assert staged == {"stage": "", "rows": 0, "bytes": 0}
+    for fresh in (True, False):
+        done = client.act("stage_commit", writer=topic, epoch=3, stages=["", ""], rows=0)
+        assert done == {"fresh": fresh, "rows": 0}
+    assert client.act("fence", writer=topic) == {"epoch": 3}
 
 
 # -- who --------------------------------------------------------------------------------------------------------------
@@ -358,6 +408,10 @@ def test_bad_requests(client: Client, topic: str) -> None:
         client.put({"writer": "w"}, rows(b"x"))
     with refused("E1300"):
         client.put({"writer": "", "epoch": 0, "topic": topic}, rows(b"x"))
+    with refused("E1101", "no column `value`"):
+        client.put(topic, pa.table({"key": [b"x"]}))
+    with refused("E1101", "no column 'valeu'"):
+        client.put(topic, pa.table({"value": [b"x"], "valeu": [b"x"]}))
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "x\ny", "caf\u00e9", "\U0001f984", "%s", "'; --"])
@@ -440,19 +494,19 @@ def test_pipelines_report_and_are_stopped(broker: Server, client: Client, topic:
 def test_the_broker_stops_with_a_reader_connected(reader: str) -> None:
     """A reader that takes nothing of its stream does not hold it up; stop() would report that it had to be killed."""
     with running() as server, Client(server.ports["flight"], "admin", "admin") as client:
-        for _ in range(4):
-            client.put("t", rows(*[b"x" * 10_000] * 500))
+        client.put("t", rows(*[b"x" * 10_000] * 3000))  # more than gRPC keeps on its way
         stream = client.open("t", rows_per_batch=100)
         stream.read_chunk()
         if reader == "idle":
             stream.cancel()
+        else:
+            time.sleep(STALLED_S)
         assert server.stop() == 0
 
 
 def test_a_stream_that_the_broker_left_says_so() -> None:
     with running() as server, Client(server.ports["flight"], "admin", "admin") as client:
-        for _ in range(10):
-            client.put("t", rows(*[b"x" * 10_000] * 500))
+        client.put("t", rows(*[b"x" * 10_000] * 3000))
         stream = client.open("t", rows_per_batch=100)
         stream.read_chunk()
         server.stop()

@@ -15,7 +15,7 @@ Every function takes the Call first: who asks and from where. Rights are those o
 Of the broker's own topics `__groups` and `__audit` are there for administrators, to be read. Nothing here blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
@@ -223,36 +223,39 @@ def locate(machine: wire.Machine | None, call: Call, ask: wire.LocateRequest, do
     done(wire.Located(source.id, machine, files), None)
 
 
-def _all(calls: list[Callable[[Done], None]], done: Done, at_once: int = POSITIONS_AT_ONCE) -> None:
+def _all(calls: Sequence[Callable[[Done], None]], done: Done, at_once: int = POSITIONS_AT_ONCE) -> None:
     """Make these calls, a few at a time: done(their results in order, None), or done(None, the first error)."""
     results: list[Any] = [None] * len(calls)
-    left, following = len(calls), 0
     failed: list[Exception] = []
+    following = running = 0
+    going = False
 
-    def begin() -> None:
-        nonlocal following
-        number, following = following, following + 1
-        try:
-            calls[number](partial(one, number))
-        except Exception as error:  # every call is answered, also one that refuses at once
-            one(number, None, error)
+    def go() -> None:
+        nonlocal following, running, going
+        if going:  # an answer came at once: the loop below goes on, however many of them there are
+            return
+        going = True
+        while running < at_once and following < len(calls):
+            number, following, running = following, following + 1, running + 1
+            try:
+                calls[number](partial(one, number))
+            except Exception as error:  # every call is answered, also one that refuses at once
+                one(number, None, error)
+        going = False
+        if running == 0 and failed:
+            done(None, failed[0])
+        elif running == 0:
+            done(results, None)
 
     def one(number: int, result: Any, error: Exception | None) -> None:
-        nonlocal left
-        left -= 1
+        nonlocal running
+        running -= 1
         results[number] = result
         if error is not None:
             failed.append(error)
-        if following < len(calls):
-            begin()
-        elif left == 0:
-            done(None, failed[0]) if failed else done(results, None)
+        go()
 
-    if not calls:
-        done([], None)
-    for _ in range(min(at_once, len(calls))):
-        if following < len(calls):
-            begin()
+    go()
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -389,8 +392,9 @@ def stage_commit(call: Call, ask: wire.StageCommit, done: Done) -> None:
             fresh, error = True, None
         done(None if error else wire.StageCommitted(fresh, ask.rows), error)
 
+    stages = tuple(id for id in ask.stages if id)  # "" is the stage of a do_put without rows
     call.broker.stages.commit(
-        call.owner, ask.writer, ask.epoch, ask.stages, ask.rows, ask.accept_other, partial(call.require, "publish"),
+        call.owner, ask.writer, ask.epoch, stages, ask.rows, ask.accept_other, partial(call.require, "publish"),
         committed,
     )  # fmt: skip
 

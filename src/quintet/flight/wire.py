@@ -144,7 +144,8 @@ class StageRequest(Request, frozen=True):
 
 
 class Staged(Answer, frozen=True):
-    """Sent as the metadata of a do_put: the stage and what it holds. `offsets` only when it was published at once."""
+    """Sent as the metadata of a do_put: the stage and what it holds. `stage` "": no rows came, and there is nothing to
+    commit; a StageCommit may name it all the same."""
 
     stage: str
     rows: int

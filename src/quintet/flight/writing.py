@@ -44,34 +44,42 @@ class Put:
     def publish(self, topic: str, batches: Iterable[Any]) -> wire.Staged:
         """All of it or nothing."""
         staged = self.stage(wire.StageRequest(PUT_WRITER, ONCE, topic), batches)
-        ask = wire.StageCommit(PUT_WRITER, ONCE, (staged.stage,), staged.rows)
         if staged.rows:
+            ask = wire.StageCommit(PUT_WRITER, ONCE, (staged.stage,), staged.rows)
             self._bridge.wait_for(lambda done: verbs.stage_commit(self._call(), ask, done))
-        else:
-            self._bridge.wait_for(lambda done: verbs.stage_abort(self._call(), wire.StageAbort(ask.stages), done))
         return staged
 
     def stage(self, ask: wire.StageRequest, batches: Iterable[Any]) -> wire.Staged:
-        """Keep all of it until it is committed or aborted."""
+        """Keep all of it until it is committed or aborted. Without rows there is no stage, and none is needed."""
         if ask.topic:
             self._target(ask.topic)  # before anything is sent: what is refused is refused at once
-        stage = self._bridge.ask(lambda: verbs.stage_open(self._call(), ask.writer, ask.epoch))
+        stage: Stage | None = None
         try:
             for batch in batches:
-                self._take(stage, ask.topic, batch)
+                for number, partition, data, count in self._scatter(ask.topic, batch):
+                    if stage is None:
+                        stage = self._bridge.ask(lambda: verbs.stage_open(self._call(), ask.writer, ask.epoch))
+                    stage.append(number, partition, data, count)
+            if stage is None:
+                return wire.Staged("", 0, 0)
             stage.finish()
             self._bridge.ask(partial(self._broker.stages.sealed, stage))
         except BaseException:
-            stage.discard()
-            if not self._bridge.closed:
-                self._bridge.ask(partial(self._broker.stages.abort, self._caller.name, [stage.id]))
+            if stage is not None:
+                self._throw_away(stage)
             raise
         return wire.Staged(stage.id, stage.rows, stage.bytes)
+
+    def _throw_away(self, stage: Stage) -> None:
+        stage.discard()
+        if not self._bridge.closed:
+            self._bridge.ask(partial(self._broker.stages.abort, self._caller.name, [stage.id]))
 
     def _call(self) -> verbs.Call:
         return verbs.Call(self._broker, self._caller)
 
-    def _take(self, stage: Stage, topic: str, batch: Any) -> None:
+    def _scatter(self, topic: str, batch: Any) -> Iterator[tuple[int, int, bytearray, int]]:
+        """The log batches of a record batch: (number of the topic, partition, batch, its rows)."""
         if self._bridge.closed:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
         _check_size(batch)
@@ -84,7 +92,7 @@ class Put:
             except ValueError as error:
                 raise BadRequest(f"topic {name!r}: {error}", hint=f"it has {partitions} partitions") from None
             for partition, data, count in made:
-                stage.append(number, partition, data, count)
+                yield number, partition, data, count
 
     def _target(self, name: str) -> tuple[int, int, int]:
         found = self._targets.get(name)
