@@ -17,8 +17,17 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from pyarrow import flight
 
-from quintet.client.errors import BY_CODE, AuthError, ConnectionLost, Forbidden, QuintetError, ServerError
+from quintet.client.errors import (
+    BY_CODE,
+    AuthError,
+    ConnectionLost,
+    Forbidden,
+    OffsetNotFound,
+    QuintetError,
+    ServerError,
+)
 from quintet.flight import wire
+from quintet.model.errors import DataLost, EpochDiffers
 from quintet.spark.options import OptionError, Target
 
 PAUSE_SECONDS: Final = 0.05  # before the first repetition; it doubles
@@ -35,6 +44,12 @@ _GONE: Final = (
 )
 # What pyarrow raises for the answers of a door; some kinds of Flight errors are plain Arrow errors.
 _FAILED: Final = (flight.FlightError, pa.ArrowException, OSError)
+# Code of a Problem -> the error it means here; one about lost data comes without its numbers.
+_KINDS: Final[dict[str, type[QuintetError]]] = {
+    **BY_CODE,
+    DataLost.code: OffsetNotFound,
+    EpochDiffers.code: EpochDiffers,
+}
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -136,6 +151,7 @@ class Link:
         ticket = msgspec.structs.replace(ticket, columns=columns)
         give_up = None
         pause = PAUSE_SECONDS
+        renewed = False
         while True:
             try:
                 options = self._again(self._options)
@@ -144,10 +160,13 @@ class Link:
                     if batch.num_rows:
                         last = batch.column(OFFSET)[batch.num_rows - 1].as_py()
                         ticket = msgspec.structs.replace(ticket, first=last + 1)
-                        give_up, pause = None, PAUSE_SECONDS
+                        give_up, pause, renewed = None, PAUSE_SECONDS, False
                         yield batch.drop_columns([OFFSET]) if extra else batch
                 return
             except _FAILED as error:
+                if self._stale(error) and not renewed:
+                    renewed = True
+                    continue
                 self._forget(error)
                 now = time.monotonic()
                 give_up = give_up or now + self.target.retry_seconds
@@ -195,11 +214,10 @@ class Link:
             try:
                 return once()
             except _FAILED as error:
-                stale = isinstance(error, flight.FlightUnauthenticatedError) and bool(self._token)
-                self._forget(error)
-                if stale and not renewed and not self.target.token:
+                if self._stale(error) and not renewed:
                     renewed = True
                     continue
+                self._forget(error)
                 if not _passing(error) or time.monotonic() + pause > give_up:
                     raise self._named(error) from None
             time.sleep(pause)
@@ -226,10 +244,15 @@ class Link:
         headers = [(b"authorization", self._token)] if self._token else []
         return flight.FlightCallOptions(timeout=seconds, headers=headers)
 
+    def _stale(self, error: Exception) -> bool:
+        """Whether a token of an earlier login was refused, as after a restart of the broker. It is forgotten then."""
+        if not isinstance(error, flight.FlightUnauthenticatedError) or self.target.token or not self._token:
+            return False
+        self._token = b""
+        return True
+
     def _forget(self, error: Exception) -> None:
-        """What an error makes useless: a token that was refused, a connection that is broken."""
-        if isinstance(error, flight.FlightUnauthenticatedError) and not self.target.token:
-            self._token = b""
+        """A connection that broke is not used again."""
         if _passing(error):
             self.close()
 
@@ -251,7 +274,7 @@ class Link:
                     "and is its flight listener switched on?"
                 )
             return ServerError(f"the broker at {self.target} failed: {_first_line(error)}; see the server's log")
-        kind = BY_CODE.get(code, ServerError)
+        kind = _KINDS.get(code, ServerError)
         text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
         if kind is Forbidden:
             text = f"option user: {text}"

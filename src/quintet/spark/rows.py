@@ -5,11 +5,13 @@ and noted, and `reject` sends the notes to the broker, which copies each of thos
 once, however often a task is repeated. A row whose value is null (a tombstone) stays, with nulls in the typed columns.
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
+from quintet.client.errors import OffsetNotFound
 from quintet.flight import wire
 from quintet.spark.link import Link
 from quintet.spark.table import Table
@@ -60,5 +62,15 @@ class Shape:
         notes, self._rejects = self._rejects, []
         for begin in range(0, len(notes), REJECTS_AT_ONCE):
             some = notes[begin : begin + REJECTS_AT_ONCE]
-            rejects = tuple(wire.Reject(partition, offset, cause) for offset, cause in some)
-            link.reject(wire.RejectRequest(topic, rejects))
+            rejects = [wire.Reject(partition, offset, cause) for offset, cause in some]
+            try:
+                link.reject(wire.RejectRequest(topic, tuple(rejects)))
+            except OffsetNotFound:
+                _one_by_one(link, topic, rejects)
+
+
+def _one_by_one(link: Link, topic: str, rejects: list[wire.Reject]) -> None:
+    """A record that expired or was removed since it was read has no copy to keep, and must not keep others from theirs."""
+    for reject in rejects:
+        with contextlib.suppress(OffsetNotFound):
+            link.reject(wire.RejectRequest(topic, (reject,)))
