@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from quintet import sync
 from tests.client.server import running
 
@@ -20,3 +22,14 @@ def test_a_client_written_from_the_document_reads_what_ours_publishes() -> None:
                 bus.publish_batch("demo", ["hello", "log"])
             assert reader.stdout.read() == "hello\nlog\n"
         assert reader.returncode == 0
+
+
+def test_a_topic_is_a_table_for_arrow_clients() -> None:
+    pytest.importorskip("pyarrow.flight", reason="the Flight door needs pyarrow")
+    with running() as server:
+        command = [sys.executable, str(EXAMPLES / "flight_arrow_clients.py"), str(server.ports["flight"])]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[:2] == ["pyarrow ann 22", "pyarrow bob 20"]
+    for tool in ("duckdb", "polars"):
+        found = [line for line in said if line.startswith(tool)]
+        assert found in ([f"{tool} ann 22", f"{tool} bob 20"], [f"{tool} is not installed: pip install {tool}"])

@@ -2,6 +2,7 @@
 
 import pytest
 
+import quintet
 from quintet.client.errors import BadUrl
 from quintet.client.url import SCHEMES, parse
 
@@ -71,3 +72,12 @@ def test_wrong_options(url: str, what: str) -> None:
     with pytest.raises(BadUrl) as caught:
         parse(url)
     assert what in caught.value.hint
+
+
+def test_the_door_of_spark_is_none_for_messages() -> None:
+    endpoint = parse("flights://ann:secret@host?ca=file")
+    assert (endpoint.door, endpoint.port, endpoint.tls, endpoint.user, endpoint.secret) == (
+        "flight", 8815, True, "ann", "secret",
+    )  # fmt: skip
+    with pytest.raises(BadUrl, match="flight:// is the door of Spark"):
+        quintet.connect("flight://ann:secret@host")
