@@ -33,18 +33,20 @@ pub struct Wish {
     pub now: i64,
 }
 
-/// Records a to b - 1 of a batch.
+/// Records a to b - 1 of the batch at `start`. Small: there is one for every batch.
 struct Run {
-    batch: usize,
-    a: usize,
-    b: usize,
+    start: usize,
+    a: u32,
+    b: u32,
 }
 
 /// What was found: where it is, and how large its columns are.
 pub struct Gather<'a> {
+    data: &'a [u8],
     columns: u8,
-    batches: Vec<Batch<'a>>,
     runs: Vec<Run>,
+    /// How long each origin of the batch at hand is; only the entries it has are kept up.
+    lengths: [usize; MAX_ORIGINS],
     pub count: usize,
     values: usize,
     keys: usize,
@@ -62,9 +64,10 @@ pub struct Gather<'a> {
 impl<'a> Gather<'a> {
     pub fn new(data: &'a [u8], start: usize, stop: usize, wish: &Wish) -> Gather<'a> {
         let mut found = Gather {
+            data,
             columns: wish.columns,
-            batches: Vec::new(),
             runs: Vec::new(),
+            lengths: [0; MAX_ORIGINS],
             count: 0,
             values: 0,
             keys: 0,
@@ -78,13 +81,14 @@ impl<'a> Gather<'a> {
             next_offset: wish.first,
             reason: ZEROS,
         };
-        if let Err(reason) = found.walk(data, stop, wish) {
+        if let Err(reason) = found.walk(stop, wish) {
             found.reason = reason;
         }
         found
     }
 
-    fn walk(&mut self, data: &'a [u8], stop: usize, wish: &Wish) -> Result<(), i64> {
+    fn walk(&mut self, stop: usize, wish: &Wish) -> Result<(), i64> {
+        let data = self.data;
         let mut floor = 0;
         while self.position < stop
             && self.next_offset < wish.last
@@ -106,7 +110,7 @@ impl<'a> Gather<'a> {
             }
             let batch = sound_at(data, self.position, head, wish.seed)?;
             if head.flags & CONTROL == 0
-                && let Some(full) = self.take(batch, wish)
+                && let Some(full) = self.take(&batch, wish)
             {
                 self.next_offset = full;
                 break;
@@ -131,22 +135,20 @@ impl<'a> Gather<'a> {
     }
 
     /// Takes note of the records asked for; Some(offset) if there is no room for this one and those behind it.
-    fn take(&mut self, batch: Batch<'a>, wish: &Wish) -> Option<u64> {
+    fn take(&mut self, batch: &Batch, wish: &Wish) -> Option<u64> {
         let base = batch.head.base_offset;
         let a = batch.rows_below(wish.first.saturating_sub(base));
         let b = batch.rows_below(wish.last - base);
-        let mut lengths = [0; MAX_ORIGINS];
         let mut end = b;
         if self.wants(ORIGIN) {
-            for (i, length) in lengths.iter_mut().enumerate().take(batch.head.origins) {
-                *length = lossy_length(origin(&batch, i));
+            for (i, length) in self.lengths.iter_mut().enumerate().take(batch.head.origins) {
+                *length = lossy_length(origin(batch, i));
             }
-            end = self.room(&batch, a, b, &lengths);
+            end = self.room(batch, a, b);
         }
         let full = (end < b).then(|| base + batch.delta(end));
-        let number = self.batches.len();
         if batch.at.expiries == 0 || wish.now == 0 {
-            self.note(&batch, number, a, end, &lengths);
+            self.note(batch, a, end);
         } else {
             let gone = |i: usize| batch.expiry(i) != 0 && batch.expiry(i) <= wish.now;
             let mut i = a;
@@ -155,25 +157,24 @@ impl<'a> Gather<'a> {
                 while i < end && !gone(i) {
                     i += 1;
                 }
-                self.note(&batch, number, from, i, &lengths);
+                self.note(batch, from, i);
                 while i < end && gone(i) {
                     i += 1;
                 }
             }
         }
-        self.batches.push(batch);
         full
     }
 
     /// How far the origin column has room for records a to b - 1; at least one if nothing was taken yet.
-    fn room(&self, batch: &Batch, a: usize, b: usize, lengths: &[usize; MAX_ORIGINS]) -> usize {
-        let longest = lengths[..batch.head.origins].iter().max().map_or(0, |longest| *longest);
+    fn room(&self, batch: &Batch, a: usize, b: usize) -> usize {
+        let longest = self.lengths[..batch.head.origins].iter().max().map_or(0, |longest| *longest);
         if self.origins + longest * b.saturating_sub(a) <= ORIGIN_BYTES_MAX {
             return b;
         }
         let mut used = self.origins;
         for i in a..b {
-            used += lengths[batch.origin_number(i)];
+            used += self.lengths[batch.origin_number(i)];
             if used > ORIGIN_BYTES_MAX && (i > a || self.count > 0) {
                 return i;
             }
@@ -182,7 +183,7 @@ impl<'a> Gather<'a> {
     }
 
     /// Adds up the sizes of one run.
-    fn note(&mut self, batch: &Batch, number: usize, a: usize, b: usize, lengths: &[usize; MAX_ORIGINS]) {
+    fn note(&mut self, batch: &Batch, a: usize, b: usize) {
         if a >= b {
             return;
         }
@@ -213,12 +214,15 @@ impl<'a> Gather<'a> {
         }
         if self.wants(ORIGIN) {
             self.origins += if w.origin_index == 0 {
-                lengths[0] * (b - a)
+                self.lengths[0] * (b - a)
             } else {
-                batch.d[w.origin_index + a..w.origin_index + b].iter().map(|number| lengths[*number as usize]).sum()
+                batch.d[w.origin_index + a..w.origin_index + b]
+                    .iter()
+                    .map(|number| self.lengths[*number as usize])
+                    .sum()
             };
         }
-        self.runs.push(Run { batch: number, a, b });
+        self.runs.push(Run { start: self.position, a: a as u32, b: b as u32 });
     }
 
     /// The length of each buffer of the result in bytes; None for one that is not made.
@@ -245,7 +249,8 @@ impl<'a> Gather<'a> {
         ]
     }
 
-    /// Fills buffers of exactly `lengths`, every byte of them; one that is not made is empty.
+    /// Fills buffers of exactly `lengths`, every byte of them; one that is not made is empty. Panics if the bytes are no
+    /// longer those that were checked.
     pub fn fill(&self, out: [&mut [u8]; BUFFERS]) {
         let [offset, timestamp, value_bits, v1, v2, key_bits, k1, k2, lists, n1, n2, h1, h2, o1, o2] = out;
         value_bits.fill(0);
@@ -257,7 +262,8 @@ impl<'a> Gather<'a> {
         }
         let mut row = 0;
         for run in &self.runs {
-            let (batch, a, b) = (&self.batches[run.batch], run.a, run.b);
+            let batch = &Batch::open(self.data, run.start).expect("checked by walk");
+            let (a, b) = (run.a as usize, run.b as usize);
             let (w, n) = (&batch.at, b - a);
             if self.wants(OFFSET) {
                 put_offsets(&mut offset[8 * row..8 * (row + n)], batch, a);

@@ -86,7 +86,7 @@ impl VarHeld {
     }
 }
 
-fn fixed<'a>(held: Option<&'a Held>, bytes: usize) -> PyResult<Option<&'a [u8]>> {
+fn fixed(held: Option<&Held>, bytes: usize) -> PyResult<Option<&[u8]>> {
     match held {
         Some(held) if held.bytes().len() < bytes => Err(refuse("a column is shorter than its rows need")),
         other => Ok(other.map(Held::bytes)),

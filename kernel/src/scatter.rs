@@ -148,7 +148,7 @@ impl Rows<'_> {
         }
     }
 
-    /// At most this many bytes does row i take in a batch, and adds it to the sum if that fits `limit`.
+    /// Adds row i to the sum, unless with the most bytes it can take in a batch that would pass `limit`.
     fn add(&self, i: usize, sum: &mut Sum, limit: usize) -> bool {
         let value = self.value.get(i);
         let key = self.key.as_ref().and_then(|key| key.get(i));
@@ -159,7 +159,7 @@ impl Rows<'_> {
             hvalues = lists.values.span(headers.start, headers.end);
         }
         let (value_size, key_size) = (value.map_or(0, <[u8]>::len), key.map_or(0, <[u8]>::len));
-        // Four offsets or times of each column that may be there, and its bit in two bitmaps.
+        // An offset or a time in each column that may be there, and less than a byte for the bits in two bitmaps.
         let fixed = 5
             + if self.key.is_some() { 4 } else { 0 }
             + if self.headers.is_some() { 4 + 8 * headers.len() } else { 0 }
@@ -277,7 +277,9 @@ impl Scatter {
 }
 
 /// The rows by partition (empty if all go to one), and (partition, where its rows end) of those that have any.
-fn sort(rows: &Rows) -> Result<(Vec<u32>, Vec<(u32, usize)>), Refused> {
+type Sorted = (Vec<u32>, Vec<(u32, usize)>);
+
+fn sort(rows: &Rows) -> Result<Sorted, Refused> {
     if rows.count == 0 {
         return Ok((Vec::new(), Vec::new()));
     }
