@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # The first compiler and the plain collector: a machine that lives for a minute never earns back the better ones.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+GONE_S = 60  # until the machine has written its archive, the first time, and is gone
 CACHE = Path(sys.prefix) / "cache"
 
 
@@ -56,6 +57,7 @@ def flying(**settings: str) -> Iterator[FlightServer]:
 def spark() -> Iterator["SparkSession"]:
     """The shared session: two cores, tasks tried four times, few partitions."""
     import quintet.spark
+    from quintet.spark import start
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(CACHE))
@@ -68,8 +70,12 @@ def spark() -> Iterator["SparkSession"]:
                 "spark.sql.shuffle.partitions": "2",
             },
         )
+    machine = start.machine()
+    assert machine is not None, "a local master is launched directly"
     yield session
     session.stop()
+    machine.end()
+    machine.process.wait(GONE_S)
 
 
 @pytest.fixture(scope="session")

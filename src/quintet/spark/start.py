@@ -65,8 +65,6 @@ def session(master: str | None, name: str, conf: Mapping[str, str]) -> "SparkSes
 
 def register(made: "SparkSession") -> None:
     """Make `format("quintet")` known."""
-    if importlib.util.find_spec("quintet.spark.source") is None:
-        return
     from quintet.spark.source import QuintetSource
 
     made.dataSource.register(QuintetSource)
@@ -139,9 +137,9 @@ def _gateway(master: str, settings: Mapping[str, str]) -> Iterator[bool]:
             yield False
         return
     os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]  # read again with each function sent to a worker
-    flags = [f"-Xmx{settings['spark.driver.memory']}", *_logging()]
+    flags = [f"-Xmx{settings['spark.driver.memory']}", *logging_flags()]
     flags += settings.get("spark.driver.extraJavaOptions", "").split()
-    started = launch.launch(found, spark_home(), flags, ["--master", master], _of_machine(settings))
+    started = launch.launch(found, spark_home(), flags, ["--master", master], machine_environment(settings))
     atexit.register(started.end)
     attach = {"PYSPARK_GATEWAY_PORT": str(started.port), "PYSPARK_GATEWAY_SECRET": started.secret}
     try:
@@ -180,18 +178,19 @@ def wrapper(found: java.Java) -> Path:
     return home
 
 
-def _logging() -> list[str]:
+def logging_flags() -> list[str]:
+    """What makes Spark's log quiet from its first line on."""
     words = Path(__file__).with_name("log4j2.properties")
     return [f"-Dlog4j2.configurationFile={words.as_uri()}"] if words.exists() else []
 
 
 def _submit_options() -> dict[str, str]:
     """spark-submit gets flags of the driver's machine by its environment."""
-    flags = " ".join(_logging())
+    flags = " ".join(logging_flags())
     return {"SPARK_SUBMIT_OPTS": f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {flags}".strip()} if flags else {}
 
 
-def _of_machine(settings: Mapping[str, str]) -> dict[str, str]:
+def machine_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a local machine; its Python workers inherit it, and find this very package first."""
     paths = [str(Path(__file__).parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {
