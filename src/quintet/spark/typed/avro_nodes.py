@@ -424,17 +424,18 @@ class Items(Node):
 
 
 class Optional(Node):
-    """A union of null and one type."""
+    """A union of one type and perhaps null: the type's column. `there` is the type's branch of `branches` (1 or 2)."""
 
-    def __init__(self, node: Node, null: int) -> None:
+    def __init__(self, node: Node, there: int, branches: int) -> None:
         super().__init__(node.shape)
         self._node = node
-        self._null = null
+        self._there = there
+        self._branches = branches
 
     def read(self, lanes: Lanes) -> pa.Array:
         branch = lanes.varint()
-        lanes.refuse((branch < 0) | (branch > 1))
-        there = branch == 1 - self._null
+        lanes.refuse((branch < 0) | (branch >= self._branches))
+        there = branch == self._there
         which = np.flatnonzero(there)
         if which.size == len(lanes):
             return self._node.read(lanes)
@@ -444,13 +445,17 @@ class Optional(Node):
         return array.take(places(there))
 
     def one(self, cursor: Cursor) -> Any:
-        branch = cursor.varint("the branch of a union")
-        if not 0 <= branch <= 1:
-            raise Refused(f"branch {branch} of a union with 2 branches")
-        return None if branch == self._null else self._node.one(cursor)
+        return self._node.one(cursor) if _branch(cursor, self._branches) == self._there else None
 
     def default(self, value: Any) -> Any:
         return None if value is None else self._node.default(value)
+
+
+def _branch(cursor: Cursor, branches: int) -> int:
+    branch = cursor.varint("the branch of a union")
+    if not 0 <= branch < branches:
+        raise Refused(f"branch {branch} of a union with {branches} branches")
+    return branch
 
 
 class Union(Node):
@@ -475,10 +480,7 @@ class Union(Node):
         return pa.array(found, pa.string())
 
     def one(self, cursor: Cursor) -> Any:
-        branch = cursor.varint("the branch of a union")
-        if not 0 <= branch < len(self._branches):
-            raise Refused(f"branch {branch} of a union with {len(self._branches)} branches")
-        node = self._branches[branch]
+        node = self._branches[_branch(cursor, len(self._branches))]
         return self._text(node, node.one(cursor))
 
     @staticmethod

@@ -6,7 +6,7 @@
     int, time-millis          int32                |  enum, uuid                     string
     long, time-*, local-*     int64                |  bytes, fixed, duration         binary
     float, double             float32, float64     |  decimal (up to 38 digits)      decimal128
-    date                      date32               |  [null, X]                      the column of X
+    date                      date32               |  [null, X], [X]                 the column of X
     timestamp-millis, -micros, -nanos (cut)        |  any other union                string: the value as JSON text,
                               timestamp us UTC     |                                 bytes in base64
 
@@ -192,9 +192,11 @@ class AvroRows:
         return Record(fields, defaults)
 
     def _union(self, branches: list[Any], path: Path, within: tuple[str, ...]) -> Node:
-        nulls = [number for number, branch in enumerate(branches) if branch in ("null", {"type": "null"})]
-        if len(branches) == 2 and len(nulls) == 1:
-            return Optional(self._node(branches[1 - nulls[0]], path, within), nulls[0])
+        types = [number for number, branch in enumerate(branches) if branch not in ("null", {"type": "null"})]
+        if len(types) == 1:
+            return Optional(self._node(branches[types[0]], path, within), types[0], len(branches))
+        if not branches:
+            raise SchemaInvalid(f"{_CANNOT}: {_say(path)} is a union of nothing")
         return Union([self._node(branch, path, within) for branch in branches])
 
 

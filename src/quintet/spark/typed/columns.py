@@ -122,7 +122,7 @@ def places(there: "np.ndarray[Any, np.dtype[np.bool_]]") -> pa.Array:
 class Rows(Protocol):
     """A decoder of values that are there: `values` has no nulls.
 
-    `decode` gives one array per field of `schema`, each with a row for every value that decoded, in their order; and the
+    There is at least one. `decode` gives one array per field of `schema`, each with a row for every value that decoded, in their order; and the
     reasons of those that did not.
     """
 
@@ -154,9 +154,7 @@ class Columns:
         if values.null_count:
             there = values.is_valid().to_numpy(zero_copy_only=False)
             values = values.drop_null()
-        if not values.buffers()[2]:  # no bytes at all: some readers of buffers need one
-            values = pa.array(values.to_pylist(), values.type)
-        columns, reasons = self._newest.decode(values)
+        columns, reasons = self._newest.decode(values) if len(values) else (_nothing(self.schema), {})
         if reasons and self._older:
             columns = self._try_older(values, columns, reasons)
         if not reasons and len(values) == count:
@@ -190,6 +188,10 @@ class Columns:
             if not reasons:
                 break
         return in_order(parts, numbers)
+
+
+def _nothing(schema: pa.Schema) -> list[pa.Array]:
+    return [pa.array([], field.type) for field in schema]
 
 
 def in_order(parts: list[list[pa.Array]], numbers: "list[np.ndarray[Any, np.dtype[np.int64]]]") -> list[pa.Array]:
@@ -253,10 +255,7 @@ def align(old: Iterable[pa.Field], new: Iterable[pa.Field], evolution: Evolution
         steps.append((number, step))
 
     def columns(found: list[pa.Array], rows: int) -> list[pa.Array]:
-        return [
-            step[1](found[step[0]]) if isinstance(step, tuple) else pa.repeat(step, rows).cast(step.type)
-            for step in steps
-        ]
+        return [step[1](found[step[0]]) if isinstance(step, tuple) else pa.repeat(step, rows) for step in steps]
 
     return columns
 

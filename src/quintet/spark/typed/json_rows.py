@@ -107,7 +107,7 @@ class JsonRows:
             root = json.loads(definition)
         except (ValueError, RecursionError) as error:
             raise SchemaInvalid(f"the JSON Schema is not JSON: {error}") from error
-        typed = _Compiler(root, _SCALARS).typed(root, 0, ())
+        typed = _compiled(root, _SCALARS)
         if not isinstance(typed.shape, Struct):
             raise SchemaInvalid(
                 "the JSON Schema cannot become columns: its root is not an object with `properties`",
@@ -116,7 +116,7 @@ class JsonRows:
         self._shape = typed.shape
         self.schema = pa.schema([member.field for member in self._shape.members])
         self._decode = msgspec.json.Decoder(typed.reads).decode
-        loose = _Compiler(root, {**_SCALARS, "integer": _WHOLE}).typed(root, 0, ())
+        loose = _compiled(root, {**_SCALARS, "integer": _WHOLE})
         self._loose_shape = loose.shape
         self._decode_loose = msgspec.json.Decoder(loose.reads).decode
 
@@ -210,6 +210,15 @@ def _say(error: Exception) -> str:
     if match := _MISSING.fullmatch(what):
         what, path = "the required field is missing", f"{path}.{match['name']}".lstrip(".")
     return f"{path or 'the value'}: {what[:1].lower()}{what[1:]}".replace("`", "")
+
+
+def _compiled(root: Any, scalars: Mapping[str, Typed]) -> Typed:
+    try:
+        return _Compiler(root, scalars).typed(root, 0, ())
+    except SchemaInvalid:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
+        raise SchemaInvalid(f"the JSON Schema cannot become columns, a keyword has no sense: {error}") from error
 
 
 class _Compiler:

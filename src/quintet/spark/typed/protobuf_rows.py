@@ -116,9 +116,9 @@ class ProtobufRows:
             batch.MergeFromString(b"".join(_framed(texts)))
         except DecodeError:
             return None
-        size = batch.ByteSize()
         if not batch.IsInitialized():
             return None
+        size = batch.ByteSize()
         batch.DiscardUnknownFields()
         return list(batch.rows) if batch.ByteSize() == size else None
 
@@ -310,8 +310,7 @@ class _Known:
         for number in range(len(unknowns)):
             unknown = unknowns[number]
             field = self._fields.get(unknown.field_number)
-            # A number that a proto2 enum does not have is put aside too: that is a newer writer, not a mistake.
-            if field is not None and not (field.enum_type is not None and unknown.wire_type == 0):
+            if field is not None and not _aside(field, unknown.wire_type):
                 return f"{path}{field.name}: it has another wire type than declared"
         if depth > DEPTH_MAX:
             return None
@@ -321,6 +320,13 @@ class _Known:
                 if reason is not None:
                     return reason
         return None
+
+
+def _aside(field: FieldDescriptor, wire_type: int) -> bool:
+    """A newer writer's: a number that a proto2 enum does not have (a varint), a map's entry with a field more (bytes)."""
+    if field.message_type is not None:
+        return wire_type == 2 and field.message_type.GetOptions().map_entry
+    return wire_type == 0 and field.enum_type is not None
 
 
 def _messages(message: Any, field: FieldDescriptor, is_map: bool) -> Iterator[tuple[str, Any]]:
