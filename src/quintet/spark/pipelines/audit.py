@@ -75,7 +75,9 @@ def run(spark: "SparkSession", options: Options) -> Result:
 
         damaged = {part.topic for part in slices if part.damages}
         sound = sorted({part.topic for part in slices} - damaged)
-        notes += [f"topic {topic} cannot be compared with the archive before it can be read" for topic in sorted(damaged)]
+        notes += [
+            f"topic {topic} cannot be compared with the archive before it can be read" for topic in sorted(damaged)
+        ]
         said, same = reconcile(spark, options, options.archive, options.format, sound) if sound else ([], ok)
         notes, ok = [*notes, *said], ok and same
     return Result(
@@ -94,7 +96,9 @@ def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: 
 
     spans = reader.bounds(asked, link, reader.select(asked, link))
     full = [span for span in spans if span.rows > 0]
-    pieces = reader.split(full, TASKS_PER_CORE * spark.sparkContext.defaultParallelism) if full else []
+    worth = sum(span.rows for span in full) // reader.PACK_ROWS
+    tasks_max = TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+    pieces = reader.split(full, min(tasks_max, worth)) if worth else full
     tasks = [reader.locate(asked, link, group) for group in reader.pack(pieces)]
     found = [Slice(span.topic, span.partition, span.first, span.last) for span in spans if span.rows <= 0]
     found += _examined(spark, asked, tasks, back_us)

@@ -89,7 +89,9 @@ def united(slices: Sequence[Slice], back_us: int) -> Slice:
     def pair(one: Slice, two: Slice) -> Slice:
         if not one.rows or not two.rows:
             full = two if two.rows else one
-            return msgspec.structs.replace(full, first=one.first, last=two.last, damages=(*one.damages, *two.damages))
+            return msgspec.structs.replace(
+                full, first=one.first, last=two.last, damages=_merged(one.damages, two.damages)
+            )
         back = one.late - two.early > back_us
         return msgspec.structs.replace(
             one,
@@ -99,10 +101,17 @@ def united(slices: Sequence[Slice], back_us: int) -> Slice:
             back=one.back + back + two.back,
             back_at=one.back_at if one.back else two.low if back else two.back_at,
             chains=digest.joined(one.chains, two.chains),
-            damages=(*one.damages, *two.damages),
+            damages=_merged(one.damages, two.damages),
         )
 
     return reduce(pair, slices)
+
+
+def _merged(one: tuple[Damage, ...], two: tuple[Damage, ...]) -> tuple[Damage, ...]:
+    """A batch that is broken may lie on both sides of a cut."""
+    if one and two and one[-1].last == two[0].first:
+        return (*one[:-1], Damage(one[-1].first, two[0].last, one[-1].why), *two[1:])
+    return (*one, *two)
 
 
 def _numbers(batch: pa.RecordBatch, name: str) -> "np.typing.NDArray[np.int64]":
