@@ -4,11 +4,12 @@ Most of it calls the committers as Spark's driver does, without Spark; one strea
 """
 
 import datetime
+import importlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import deltalake
 import duckdb
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -268,8 +269,6 @@ def _stop_after(patch: pytest.MonkeyPatch, renames: int) -> None:
 
 def _break(patch: pytest.MonkeyPatch, format: str) -> None:
     if format == "delta":
-        import deltalake
-
         patch.setattr(deltalake.DeltaTable, "create_write_transaction", _cut)
     else:
         from pyiceberg.catalog.sql import SqlCatalog
@@ -462,6 +461,31 @@ class TestCompaction:
         assert offsets(table) == [0, 1]
 
 
+class TestExpiry:
+    @pytest.mark.parametrize("format", ["delta", "iceberg"])
+    def test_old_versions_and_their_files_go_with_compaction(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+    ) -> None:
+        table = table_of(str(tmp_path / "t"), format, BY)
+        for epoch in range(3):
+            put(table, "q", epoch, rows(epoch, 1))
+        table.compact()
+        assert len(list(table.path.glob("date=*/*/*.parquet"))) == 4  # for those who look back
+        monkeypatch.setattr(importlib.import_module(type(table).__module__), "KEEP_HOURS", 0)
+        if format == "delta":
+            monkeypatch.setattr(deltalake.DeltaTable, "vacuum", _any_age(deltalake.DeltaTable.vacuum))
+        put(table, "q", 3, rows(3, 1))
+        table.compact()
+        table.compact()
+        assert offsets(table) == [0, 1, 2, 3]
+        assert len(list(table.path.glob("date=*/*/*.parquet"))) == 1
+
+
+def _any_age(vacuum: Any) -> Any:
+    """Delta refuses to forget what is younger than a week, unless it is told that this is meant."""
+    return lambda table, hours, dry_run: vacuum(table, hours, dry_run=dry_run, enforce_retention_duration=False)
+
+
 class TestOptions:
     @pytest.mark.parametrize(
         ("options", "words"),
@@ -490,15 +514,16 @@ class TestOptions:
             table_of(str(tmp_path), "orc")
 
 
-class TestSpark:
-    @pytest.fixture(scope="class")
-    def source(self, spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-        folder = tmp_path_factory.mktemp("source")
-        lake.register(spark)
-        for part in range(3):
-            pq.write_table(rows(part * 100, 100, TOPICS), folder / f"{part}.parquet")
-        yield folder
+@pytest.fixture(scope="module")
+def source(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    lake.register(spark)
+    for part in range(3):
+        pq.write_table(rows(part * 100, 100, TOPICS), folder / f"{part}.parquet")
+    return folder
 
+
+class TestSpark:
     @pytest.mark.parametrize("format", sorted(FORMATS))
     def test_a_stream_to_a_table_and_back(
         self, spark: "SparkSession", source: Path, tmp_path: Path, format: str

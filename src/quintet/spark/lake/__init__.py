@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "LakeError", "compact", "kind", "read", "register"]
 
 FORMAT: Final = "quintet_lake"
-# what a directory holds -> its format, first match
-MARKS: Final = {"_delta_log": "delta", "_quintet/catalog.db": "iceberg", "_quintet/table.json": "parquet"}
 
 
 def register(spark: "SparkSession") -> None:
@@ -34,13 +32,14 @@ def register(spark: "SparkSession") -> None:
 
 def kind(path: str) -> str:
     """The format of the table at a path; LakeError if there is none."""
-    from quintet.spark.lake.table import local
+    from quintet.spark.lake import meta
 
-    root = local(path)
-    for mark, format in MARKS.items():
-        if (root / mark).exists():
-            return format
-    raise LakeError(f"there is no lake table at {path}", hint=f"one has {', '.join(MARKS)}")
+    known = meta.load(meta.local(path))
+    if known is not None:
+        return known.format
+    if (meta.local(path) / "_delta_log").is_dir():
+        return "delta"
+    raise LakeError(f"there is no lake table at {path}", hint="check the path, and that something was written to it")
 
 
 def read(spark: "SparkSession", path: str, format: str = "", *, version: int | None = None) -> "DataFrame":

@@ -17,7 +17,7 @@ from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import File
 from quintet.spark.lake.journal import INTENT, NONE, Commit
 from quintet.spark.lake.schema import normal
-from quintet.spark.lake.table import Merge, Table
+from quintet.spark.lake.table import KEEP_HOURS, Merge, Table
 
 
 class Delta(Table):
@@ -73,6 +73,9 @@ class Delta(Table):
 
     def _recover(self, writer: str) -> None:
         self.recover_intent(writer)
+
+    def _expire(self) -> None:
+        DeltaTable(str(self.path)).vacuum(KEEP_HOURS, dry_run=False)
 
     def _replace(self, merged: Sequence[Merge]) -> None:
         self.place(Commit("", 0, 0, tuple(one.file for one in merged)))

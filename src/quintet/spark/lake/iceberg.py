@@ -7,6 +7,7 @@ pyiceberg takes from the statistics of each file, where least and greatest are t
 """
 
 import contextlib
+import datetime
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
@@ -21,7 +22,7 @@ from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import OWN
 from quintet.spark.lake.journal import INTENT, NONE, Commit
 from quintet.spark.lake.schema import normal
-from quintet.spark.lake.table import Merge, Table
+from quintet.spark.lake.table import KEEP_HOURS, Merge, Table
 
 CATALOG: Final = f"{OWN}/catalog.db"
 NAMESPACE: Final = "quintet"
@@ -130,6 +131,21 @@ class Iceberg(Table):
 
     def _recover(self, writer: str) -> None:
         self.recover_intent(writer)
+
+    def _expire(self) -> None:
+        """pyiceberg forgets snapshots and leaves their files: those that no snapshot has any more are removed here."""
+        limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=KEEP_HOURS)
+        limit_ms = int(limit.timestamp() * 1000)
+        with self._must_open() as table:
+            current = table.current_snapshot()
+            old = [one.snapshot_id for one in table.snapshots() if one.timestamp_ms < limit_ms and one != current]
+            if not old:
+                return
+            table.maintenance.expire_snapshots().by_ids(old).commit()
+            needed = set(table.inspect.all_files().column("file_path").to_pylist())
+        for path in self.path.glob("**/part-*.parquet"):
+            if str(path) not in needed and path.stat().st_mtime * 1000 < limit_ms:
+                path.unlink()
 
     def _replace(self, merged: Sequence[Merge]) -> None:
         self.place(Commit("", 0, 0, tuple(one.file for one in merged)))

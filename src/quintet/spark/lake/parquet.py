@@ -8,42 +8,30 @@ of a batch run, a reader that lists files sees some files of it before others; `
 sees all or none. Compaction exchanges a whole directory at once (swap.py).
 """
 
-import base64
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
-import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
-from quintet.spark.lake import swap
+from quintet.spark.lake import meta, swap
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import OWN, STAGING, fsync_directory
-from quintet.spark.lake.journal import Commit, replace
+from quintet.spark.lake.journal import Commit
 from quintet.spark.lake.table import ONCE, Merge, Table
-
-META: Final = f"{OWN}/table.json"
-
-
-class Meta(msgspec.Struct, frozen=True):
-    """What table.json says; `columns` is for people, `schema` (Arrow's own bytes in base64) is what counts."""
-
-    partition_by: tuple[str, ...]
-    columns: dict[str, str]
-    schema: str
 
 
 class ParquetTable(Table):
     format: ClassVar[str] = "parquet"
 
     def schema(self) -> pa.Schema | None:
-        meta = self._meta()
-        return None if meta is None else pa.ipc.read_schema(pa.BufferReader(base64.b64decode(meta.schema)))
+        known = meta.load(self.path)
+        return None if known is None else known.schema
 
     def partition_by(self) -> tuple[str, ...]:
-        meta = self._meta()
-        return () if meta is None else meta.partition_by
+        known = meta.load(self.path)
+        return () if known is None else known.partition_by
 
     def fence(self, writer: str) -> int:
         return self.journal.last(writer)
@@ -54,19 +42,8 @@ class ParquetTable(Table):
         found = self.path.rglob("*.parquet")
         return sorted(path for path in found if not _hidden(path.relative_to(self.path)))
 
-    def _meta(self) -> Meta | None:
-        try:
-            return msgspec.json.decode((self.path / META).read_bytes(), type=Meta)
-        except FileNotFoundError:
-            return None
-
     def _prepare(self, before: pa.Schema | None, schema: pa.Schema) -> None:
-        meta = Meta(
-            self.columns(),
-            {field.name: str(field.type) for field in schema},
-            base64.b64encode(schema.serialize().to_pybytes()).decode(),
-        )
-        replace(self.path / META, msgspec.json.encode(meta))
+        """Nothing but the file that every format has (meta.py)."""
 
     def _publish(self, commit: Commit) -> None:
         for folder in {(self.path / file.staged).parent for file in commit.files}:
@@ -83,6 +60,9 @@ class ParquetTable(Table):
                 self.place(last)
                 if name != writer:
                     self.journal.forget(name)
+
+    def _expire(self) -> None:
+        """There are no versions: what was merged is gone already."""
 
     def _replace(self, merged: Sequence[Merge]) -> None:
         places: dict[str, list[Merge]] = defaultdict(list)

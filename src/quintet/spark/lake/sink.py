@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from quintet.spark.lake import meta
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import File, Heaps
 from quintet.spark.lake.schema import normal
@@ -141,15 +142,27 @@ class Sink:
             raise OptionError("mode", "rows are only added to a lake table; write with append, or to another path")
         self._given = given
         self._schema: pa.Schema = normal(to_arrow_schema(schema, timezone="UTC"))
-        table = self._table()
-        table.check(self._schema)
-        self._columns = table.columns()
+        self._path = meta.local(given.path)
+        known = meta.load(self._path)
+        if known is not None and known.format != given.format:
+            raise OptionError(
+                "format", f"there is a {known.format} table at {given.path}; name its format or another path"
+            )
+        if known is not None:
+            meta.fitting(self._path, known.schema, known.partition_by, given.partition_by, self._schema)
+            self._columns = known.partition_by
+        elif self._path.exists():
+            self._table().check(self._schema)  # somebody else's table, or none
+            self._columns = self._table().columns()
+        else:
+            meta.fitting(self._path, None, (), given.partition_by, self._schema)
+            self._columns = given.partition_by or ()
 
     def _table(self) -> Table:
         return table_of(self._given.path, self._given.format, self._given.partition_by)
 
     def _stage(self, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Written:
-        heaps = Heaps(self._table().path, writer, epoch, self._columns)
+        heaps = Heaps(self._path, writer, epoch, self._columns)
         try:
             for batch in batches:
                 heaps.add(batch)

@@ -19,17 +19,19 @@ from typing import ClassVar, Final
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
-from quintet.spark.lake import files
+from quintet.spark.lake import files, meta
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import File
 from quintet.spark.lake.journal import INTENT, Commit, Journal
-from quintet.spark.lake.schema import check_partitions, normal, text, union
+from quintet.spark.lake.schema import text
 
 COMPACTOR: Final = "compacted"  # the writer of merged files
 ONCE: Final = "once-"  # how names of writers begin that write one batch and never come again
 MERGED_BYTES: Final = 128 << 20  # of a file that compaction leaves alone; half of it is small
 MERGE_MEMORY_BYTES: Final = 512 << 20  # rows in memory of one merged file
-GLOB_SIGNS: Final = "*?[]{}"  # Spark would look for other paths than the one that was named
+
+
+KEEP_HOURS: Final = 7 * 24  # of old versions
 
 
 class Compaction(msgspec.Struct, frozen=True):
@@ -53,7 +55,7 @@ class Table(ABC):
     format: ClassVar[str]
 
     def __init__(self, path: str, partition_by: Sequence[str] | None = None) -> None:
-        self.path = local(path)
+        self.path = meta.local(path)
         self.given = None if partition_by is None else tuple(partition_by)
         self.journal = Journal(self.path)
 
@@ -91,6 +93,10 @@ class Table(ABC):
     def _replace(self, merged: Sequence[Merge]) -> None:
         """Merged files in place of those they were made of."""
 
+    @abstractmethod
+    def _expire(self) -> None:
+        """Let go of versions older than KEEP_HOURS, and of the files that only they have."""
+
     def _session(self) -> contextlib.AbstractContextManager[None]:
         """Around all that one call does, for a format that has something to open."""
         return contextlib.nullcontext()
@@ -99,17 +105,7 @@ class Table(ABC):
 
     def check(self, schema: pa.Schema) -> pa.Schema:
         """The columns that the table has after rows of this schema; LakeError if it cannot take them."""
-        rows = normal(schema)
-        before = self.schema()
-        if before is not None and self.given is not None and self.given != self.partition_by():
-            there = ", ".join(self.partition_by()) or "nothing"
-            raise LakeError(
-                f"the table {self.path} is partitioned by {there}, not by {', '.join(self.given) or 'nothing'}",
-                hint="name the same columns, or write to another path",
-            )
-        after = rows if before is None else union(before, rows)
-        check_partitions(rows, self.columns())
-        return after
+        return meta.fitting(self.path, self.schema(), self.partition_by(), self.given, schema)
 
     def columns(self) -> tuple[str, ...]:
         """What to partition by: as the table is, or as the writer wants it when there is none."""
@@ -124,7 +120,9 @@ class Table(ABC):
             if fresh:
                 before, after = self.schema(), self.check(schema)
                 if before is None or after != before:
+                    columns = self.columns()
                     self._prepare(before, after)
+                    meta.save(self.path, self.format, columns, after)
                 if staged:
                     self._publish(commit)
                     self.journal.prune(writer)
@@ -164,6 +162,7 @@ class Table(ABC):
             if merged:
                 self._replace(merged)
             self.journal.sweep(COMPACTOR, 0)
+            self._expire()
         return Compaction(sum(len(one.gone) for one in merged), len(merged), sum(one.file.rows for one in merged))
 
     def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[Path]]]:
@@ -203,15 +202,15 @@ class Table(ABC):
         folders = set()
         for file in commit.files:
             target = self.path / file.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
+            if (self.path / file.staged).exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
                 (self.path / file.staged).rename(target)
                 folders.add(target.parent)
         for folder in folders:
             files.fsync_directory(folder)
 
     def recover_intent(self, writer: str) -> None:
-        """Of a format with a log of its own: it says whether the batch that a writer was at is in it."""
+        """For a format with a log of its own: it says whether the batch that a writer was at is in it."""
         epoch = self.journal.last(writer, INTENT)
         intent = self.journal.get(writer, epoch, INTENT)
         if intent is None:
@@ -227,17 +226,3 @@ class Table(ABC):
         self.discard(commit.files)
         for file in commit.files:
             (self.path / file.path).unlink(missing_ok=True)
-
-
-def local(path: str) -> Path:
-    """The directory of a table; LakeError for what is no path of a file system."""
-    bare = path.removeprefix("file://")
-    if not bare or "://" in bare:
-        raise LakeError(
-            f"path {path!r} is no directory", hint="a lake table is on a file system that all executors share"
-        )
-    if any(sign in bare for sign in GLOB_SIGNS):
-        raise LakeError(
-            f"path {path!r} has one of {GLOB_SIGNS} in it", hint="Spark takes these for patterns; use another"
-        )
-    return Path(bare).absolute()
