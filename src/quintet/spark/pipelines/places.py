@@ -19,7 +19,7 @@ from quintet.model.errors import ConfigError, QuintetError
 NAME_CHARS_MAX: Final = 100
 LOCK: Final = "quintet.lock"
 # The options that say what a pipeline reads: the default name is made of them.
-TOPICS: Final = ("topics", "topic", "left", "right", "pattern", "archive", "source")
+TOPICS: Final = ("topics", "topic", "left", "right", "pattern")
 _PLAIN: Final = re.compile(r"[^\w.,+=@-]")
 
 

@@ -197,7 +197,7 @@ class Runner:
             return self._ended("stopped")
         finally:
             with contextlib.suppress(Exception):  # the virtual machine may be gone, and with it the queries
-                for query in self._spark.streams.active:
+                for query in list(self._spark.streams.active):
                     if query.id not in others:
                         query.stop()
 

@@ -8,13 +8,15 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import quintet.spark
+from quintet.spark import start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Spark's log of errors repeats in many lines what is said in one sentence; --verbose shows it.
 QUIET: Final = {"spark.log.level": "OFF"}
-CONTEXT_LOGGER: Final = "SQLQueryContextLogger"  # pyspark's own, which prints errors that it raises as well
+# Loggers of pyspark that print what is raised as well.
+LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def renewed(before: "SparkSession | None", master: str | None, name: str, verbose: bool) -> "SparkSession":
@@ -23,8 +25,25 @@ def renewed(before: "SparkSession | None", master: str | None, name: str, verbos
         if usable(before):
             return before
         forget(before)
-    logging.getLogger(CONTEXT_LOGGER).disabled = not verbose
+    if not verbose:
+        start.check_packages()
+        silence()
     return quintet.spark.session(master, name=name, conf={} if verbose else QUIET)
+
+
+def silence() -> None:
+    """Errors are said once, by who meets them."""
+    from pyspark.logger import PySparkLogger
+
+    for name in LOGGERS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    logging.getLogger().addFilter(_not_of_py4j)
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """Some of what it raises it logs under nobody's name."""
+    return "py4j" not in record.pathname
 
 
 def usable(spark: "SparkSession") -> bool:
