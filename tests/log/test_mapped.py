@@ -96,6 +96,28 @@ def test_the_first_file_is_entered_near_the_range(harness: Harness) -> None:
         read([file], 0, 5)
 
 
+def test_batches_longer_than_the_window(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(mapped, "WINDOW_BYTES_MIN", 4096)
+    partition = opened(harness, segment_bytes=1 << 22)
+    sizes = [10, 90_000, 5_000, 10, 20_000, 300_000, 1]
+    for number, size in enumerate(sizes):
+        harness.append(partition, [bytes([number]) * size])
+        harness.scheduler.settle()
+    files = partition.files(0, len(sizes))
+    for first in range(len(sizes)):
+        found = read([files[0]._replace(position=512)], first, len(sizes))
+        assert found == [(n, bytes([n]) * size) for n, size in enumerate(sizes)][first:]
+
+
+def test_a_disk_that_cannot_read_is_an_error_and_no_signal(harness: Harness) -> None:
+    partition = opened(harness)
+    written(harness, partition, 10)
+    os.truncate(partition.files(0, 10)[0].path, 100)  # beyond its end a mapped page is a SIGBUS when it is touched
+    with pytest.raises(CorruptData):
+        read(partition.files(0, 10), 0, 10)
+
+
 def test_a_wrong_position_does_not_matter(harness: Harness) -> None:
     partition = opened(harness, segment_bytes=1 << 20)
     rows = written(harness, partition, 30)

@@ -7,9 +7,12 @@ one is found under that one's name, one that retention took is lost. What is dam
 reader: only a compacted (SPARSE) batch may begin later than the one before it ended. Nothing is written, nothing is
 repaired.
 
-A disk that fails to give back a mapped page ends the process (SIGBUS), as with every mapped file.
+Touching a mapped page that the disk cannot give ends a process (SIGBUS), and the Flight door runs in the broker's. So pages
+are asked for before they are touched, in windows: the system then says that the disk failed (Linux 5.14; on older systems
+the window is read once and thrown away, which shows the same).
 """
 
+import errno
 import mmap
 import os
 import struct
@@ -34,7 +37,11 @@ from quintet.model.batch import SPARSE
 from quintet.model.errors import CorruptData, DataDirError, DataLost
 
 READ_BYTES_DEFAULT: Final = 8 * limits.MIB  # of the columns of bytes, per result
-OFFSETS_MISSING: Final = -6  # see REASONS
+WINDOW_BYTES: Final = 16 * limits.MIB  # asked of the disk at a time; a longer batch makes it longer
+WINDOW_BYTES_MIN: Final = limits.MIB
+CUT_SHORT: Final = -1  # see REASONS
+OFFSETS_MISSING: Final = -6
+POPULATE_READ: Final = 22  # madvise: as if every page were read, with an error instead of a signal
 
 _BATCH: Final = struct.Struct("<4s4xI2xHQ")  # magic, length, columns, base_offset
 
@@ -169,11 +176,39 @@ class _Segment:
         self._wish = wish
         self._file = file
         self._size = len(data)
+        self._from = self._ready = 0  # the pages between were asked for
+        self._window = WINDOW_BYTES
+
+    def _prepare(self, position: int) -> int:
+        """Ask the disk for what lies ahead; the end of what may be touched."""
+        ahead = min(self._window, self._size - position)
+        if not self._from <= position or self._ready - position < ahead:
+            fresh = position >= self._ready or position < self._from
+            end = min(position + 2 * self._window, self._size)
+            self._populate(position if fresh else self._ready, end)
+            self._from, self._ready = position if fresh else self._from, end
+        return self._ready
+
+    def _populate(self, begin: int, end: int) -> None:
+        """Have these pages read. CorruptData: the disk cannot."""
+        begin = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        if not isinstance(self._data, mmap.mmap) or begin >= end:
+            return
+        try:
+            self._data.madvise(POPULATE_READ, begin, end - begin)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise CorruptData(f"{self._path}: the disk cannot read it near position {begin}") from error
+            with open(self._path, "rb") as file:
+                os.pread(file.fileno(), end - begin, begin)
 
     def read(self, offset: int, end: int) -> Generator[Gathered, None, int]:
         """Yields the records offset to end - 1, and returns the offset behind what the file has of them: `end`, unless the
         file took the place of another and has less."""
         wish, data = self._wish, self._data
+        span = max(self._file.next_offset - self._file.base, 1) if self._file is not None else 1
+        self._window = max(WINDOW_BYTES_MIN, min(WINDOW_BYTES, 2 * self._size * (end - offset) // span))
+        self._populate(0, min(HEADER_BYTES, self._size))
         header = self._header()
         seed = self._seed(header)
         if seed == 0:
@@ -181,8 +216,9 @@ class _Segment:
         position = self._begin(header, seed, offset)
         while offset < end:
             begin = position
+            stop = self._prepare(begin)
             count, buffers, position, following, reason = kernel.gather(
-                data, begin, self._size, seed, offset, end, wish.rows_max, wish.bytes_max, wish.columns, wish.now
+                data, begin, stop, seed, offset, end, wish.rows_max, wish.bytes_max, wish.columns, wish.now
             )
             if count != following - offset and not wish.lenient:
                 self._check_continuous(begin, position, offset, following)
@@ -190,6 +226,9 @@ class _Segment:
                 yield Gathered(count, buffers)
             stands = position == begin and following == offset
             offset = following
+            if reason == CUT_SHORT and stop < self._size:  # by the window, not by the end of the file
+                self._window *= 2 if stands else 1
+                continue
             if reason < 0 or (stands and self._file is not None):
                 offset, position = self._beyond(seed, position, reason, offset, end)
             elif stands:
@@ -237,6 +276,7 @@ class _Segment:
         """(length, columns, base_offset) of what may be a batch."""
         if position < HEADER_BYTES or position + limits.BATCH_HEADER_BYTES > self._size:
             return None
+        self._prepare(position)
         magic, length, columns, base = _BATCH.unpack_from(self._data, position)
         return (length, columns, base) if magic == BATCH_MAGIC else None
 
@@ -260,6 +300,7 @@ class _Segment:
     def _beyond(self, seed: int, position: int, reason: int, offset: int, end: int) -> tuple[int, int]:
         """(offset, position) to go on from behind a damage, or CorruptData."""
         self._damaged(position, reason or OFFSETS_MISSING, offset, end)
+        self._populate(position, self._size)
         found = kernel.find(self._data, min(position + 8, self._size), self._size, seed)
         return (offset, found) if found >= 0 else (end, position)
 
