@@ -110,12 +110,22 @@ def test_batches_longer_than_the_window(harness: Harness, monkeypatch: pytest.Mo
         assert found == [(n, bytes([n]) * size) for n, size in enumerate(sizes)][first:]
 
 
-def test_a_disk_that_cannot_read_is_an_error_and_no_signal(harness: Harness) -> None:
-    partition = opened(harness)
-    written(harness, partition, 10)
-    os.truncate(partition.files(0, 10)[0].path, 100)  # beyond its end a mapped page is a SIGBUS when it is touched
-    with pytest.raises(CorruptData):
-        read(partition.files(0, 10), 0, 10)
+def test_pages_that_cannot_be_read_are_an_error_and_no_signal(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is cut while it is mapped has pages that cannot be given: touching one would be a SIGBUS."""
+    monkeypatch.setattr(mapped, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(mapped, "WINDOW_BYTES_MIN", 4096)
+    partition = opened(harness, segment_bytes=1 << 22)
+    for _ in range(20):
+        harness.append(partition, [bytes(10_000)])
+        harness.scheduler.settle()
+    files = partition.files(0, 20)
+    found = mapped.read(files, TOPIC, 0, 0, 20, columns=ALL, rows_max=1)
+    assert next(found).count == 1
+    os.truncate(files[0].path, 40_000)
+    with pytest.raises(CorruptData, match="the disk cannot read"):
+        list(found)
 
 
 def test_a_wrong_position_does_not_matter(harness: Harness) -> None:
