@@ -178,7 +178,11 @@ WORKER = "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "
         (EpochDiffers("came again"), "came again.", True),
         (ValueError("say where"), "say where.", True),
         (RuntimeError("a"), "RuntimeError: a.", False),
-        (ConnectionRefusedError(111, "refused"), "ConnectionRefusedError: [Errno 111] refused.", False),
+        (
+            ConnectionRefusedError(111, "refused"),
+            "Spark's virtual machine has died, or does not answer any more.",
+            False,
+        ),
         (
             Captured(
                 f"[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform "

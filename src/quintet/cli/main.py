@@ -42,6 +42,8 @@ COMMANDS: Final = {
     "acl": Row("quintet.cli.user:acl", "Access rules of topics and groups."),
     "role": Row("quintet.cli.user:role", "Roles and what they may."),
     "audit": Row("quintet.cli.audit:audit", "Who did what."),
+    "pipeline": Row("quintet.cli.pipeline:pipeline", "Data pipelines on Spark: run, watch, stop."),
+    "spark": Row("quintet.cli.spark:spark", "SQL over topics, and notebooks with a running query."),
     "bench": Row("quintet.cli.bench:bench", "Measure a broker, with percentiles and a picture."),
     "config": Row("quintet.cli.config:config", "Write, check and explain the configuration."),
     "protocol": Row("quintet.cli.protocol:protocol", "Wire protocols: operations, and frames taken apart."),

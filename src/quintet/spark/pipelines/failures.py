@@ -100,6 +100,7 @@ class Patience:
 
 def explain(error: BaseException) -> Failure:
     """The innermost cause of an error that Spark, a pipeline or the link raised."""
+    error = _converted(error)
     detail = _detail(error)
     if isinstance(error, QuintetError | OptionError):
         hint = f" ({error.hint})" if isinstance(error, QuintetError) and error.hint else ""
@@ -109,6 +110,8 @@ def explain(error: BaseException) -> Failure:
         named = _NAMED.search(_text(cause))
         if named:
             return Failure(_short(_cut(named[2])), _incurable(named[1]), detail)
+    if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
+        return Failure("Spark's virtual machine has died, or does not answer any more.", False, detail)
     if not _from_spark(error):
         name, said = type(error).__name__, str(error)
         if isinstance(error, ValueError):  # a pipeline's word for options that make no sense
@@ -117,6 +120,18 @@ def explain(error: BaseException) -> Failure:
     cause = next((each for each in reversed(causes) if _text(each).strip()), error)
     incurable = any(_of_the_plan(each) for each in causes)
     return Failure(_short(_plain(_text(cause))) or type(cause).__name__, incurable, detail)
+
+
+def _converted(error: BaseException) -> BaseException:
+    """py4j's bare form of a Java exception as pyspark has the others, with its causes."""
+    if not hasattr(error, "java_exception"):
+        return error
+    from pyspark.errors.exceptions.captured import convert_exception
+
+    try:
+        return convert_exception(error.java_exception)
+    except Exception:  # it asks the virtual machine, and py4j has many words for one that is gone
+        return error
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -149,8 +164,8 @@ def _of_the_plan(cause: BaseException) -> bool:
 def _text(error: BaseException) -> str:
     """What an exception says. Those of pyspark ask the virtual machine when they are printed, which may be gone."""
     text = getattr(error, "_desc", None)
-    if text is None and hasattr(error, "java_exception"):
-        text = str(error.args[0]) if error.args else type(error).__name__
+    if text is None and hasattr(error, "java_exception"):  # as above: not to be asked
+        text = type(error).__name__
     return str(error) if text is None else str(text)
 
 

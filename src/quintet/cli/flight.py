@@ -1,0 +1,81 @@
+"""What `quintet pipeline` and `quintet spark` share: where the Flight door is, and a link to it. Knows no command."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote
+
+import click
+from click.shell_completion import CompletionItem
+
+from quintet.cli.common import COMPLETION_S, wrong_usage
+from quintet.client import url as urls
+from quintet.client.errors import BadUrl
+from quintet.model.errors import QuintetError
+
+if TYPE_CHECKING:
+    from quintet.spark.link import Link
+
+T = TypeVar("T")
+
+URL_DEFAULT: Final = "flight://admin:admin@127.0.0.1:8815"  # `quintet serve --dev`
+VARIABLE: Final = "QUINTET_FLIGHT_URL"
+RETRY_SECONDS: Final = "2"  # a command that only asks gives up soon
+
+flight_url_option: Final = click.option(
+    "--url",
+    help=f"The broker's Flight door (or {VARIABLE}, or the host of QUINTET_URL) [{URL_DEFAULT}].",
+)
+
+
+class LinkMissing(QuintetError, ImportError):
+    """pyarrow is not installed."""
+
+    code = "E2104"
+    hint = 'pip install "quintet[spark]"'
+
+
+def access(url: str | None) -> dict[str, str]:
+    """The options of a link: url, and token where another door's URL brings one. --url, QUINTET_FLIGHT_URL, QUINTET_URL."""
+    found = url or os.environ.get(VARIABLE)
+    if found:
+        return {"url": found}
+    other = os.environ.get("QUINTET_URL")
+    if not other:
+        return {"url": URL_DEFAULT}
+    try:
+        end = urls.parse(other)
+    except BadUrl as error:
+        raise wrong_usage(error) from error
+    if end.door == "flight":
+        return {"url": other}
+    host = f"[{end.host}]" if ":" in end.host else end.host
+    files = [f"{name}={quote(value)}" for name in ("ca", "cert", "key") if (value := getattr(end, name))]
+    query = f"?{'&'.join(files)}" if files else ""
+    who = "" if end.door == "blipmq" else f"{quote(end.user, safe='')}:{quote(end.secret, safe='')}@"
+    made = {"url": f"flight{'s' if end.tls else ''}://{who}{host}:{urls.SCHEMES['flight'].port}{query}"}
+    return made | ({"token": end.secret} if end.door == "blipmq" and end.secret else {})
+
+
+def ask(url: str | None, use: "Callable[[Link], T]", seconds: str = RETRY_SECONDS) -> T:
+    """What the broker answers over its Flight door. Needs pyarrow, and no Spark."""
+    try:
+        from quintet.spark.link import Link
+    except ImportError as error:
+        raise LinkMissing("the Flight door needs pyarrow, which is not installed") from error
+    from quintet.spark.options import OptionError, target
+
+    try:
+        with Link(target({**access(url), "retrySeconds": seconds})) as link:
+            return use(link)
+    except OptionError as error:
+        raise click.UsageError(f"{error}.") from error
+
+
+def complete(ctx: click.Context, use: "Callable[[Link], list[str]]", incomplete: str) -> Any:
+    """Names from the broker, if one answers at once; a shell is no place for errors."""
+    try:
+        names = ask(ctx.params.get("url"), use, str(COMPLETION_S))
+    except (QuintetError, OSError, click.UsageError):
+        return []
+    return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(incomplete)]

@@ -1,0 +1,228 @@
+"""`quintet spark`: SQL over topics, and a notebook with a running query.
+
+Every topic the user may read is a table by its name. Results go to stdout: a table, with --json one object a line, with --csv
+comma-separated values. Bytes are shown as text where they are text; else as hex in a table, and as base64 elsewhere.
+"""
+
+import base64
+import csv
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from quintet.cli import common, flight
+from quintet.cli.common import say_table, text_or_base64
+from quintet.cli.flight import flight_url_option
+from quintet.model.errors import ConfigError, QuintetError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from quintet.spark.link import Link
+
+LIMIT_ROWS: Final = 1_000  # of a table; --json and --csv have no limit unless --limit sets one
+
+
+class NotebookMissing(QuintetError, ImportError):
+    """Nothing is installed that opens a notebook."""
+
+    code = "E2106"
+
+
+def _complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
+    return flight.complete(ctx, lambda link: sorted(_topics(link)), incomplete)
+
+
+def _topics(link: "Link") -> frozenset[str]:
+    from quintet.flight.wire import Selection
+
+    return frozenset(topic.name for topic in link.topics(Selection(pattern=".*")).topics)
+
+
+@click.group()
+def spark() -> None:
+    """SQL over topics, and notebooks with a running query.
+
+    \b
+    quintet spark sql "select count(*) from orders"
+    quintet spark sql --typed "select region, sum(total) from orders group by region"
+    quintet spark notebook orders
+    """
+
+
+# -- sql --------------------------------------------------------------------------------------------------------------
+
+
+@spark.command()
+@click.argument("statement")
+@flight_url_option
+@click.option("--master", help="Where Spark runs: local[2], spark://HOST:7077, k8s://..., yarn [local[*]].")
+@click.option("--typed", is_flag=True, help="Values as the columns of their registered schema.")
+@click.option("--limit", type=click.IntRange(1), help=f"Rows at most [{LIMIT_ROWS} of a table, else all].")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
+@click.option("--verbose", "-v", is_flag=True, help="Show Spark's own log.")
+def sql(
+    statement: str,
+    url: str | None,
+    master: str | None,
+    typed: bool,
+    limit: int | None,
+    as_json: bool,
+    as_csv: bool,
+    verbose: bool,
+) -> None:
+    """Run SQL over topics. Each is a table by its name: key, value, headers, topic, partition, offset, timestamp, origin.
+
+    \b
+    quintet spark sql "select partition, count(*), max(timestamp) from orders group by partition"
+    quintet spark sql "select cast(value as string) from \\`orders.eu\\` where offset < 10"
+    quintet spark sql --typed --csv "select * from orders" > orders.csv
+    quintet spark sql - < report.sql
+
+    STATEMENT - is read from stdin. Several are separated by semicolons; odd names stand in backticks.
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude each other.")
+    from quintet.spark import start
+
+    start.check_packages()
+    from quintet.spark import views
+    from quintet.spark.pipelines import sessions
+
+    text = sys.stdin.read(common.FILE_BYTES_MAX) if statement == "-" else statement
+    wanted = list(views.statements(text))
+    if not wanted:
+        raise ConfigError("there is no statement", hint='try "select count(*) from TOPIC"')
+    topics = flight.ask(url, _topics)  # before Spark is started: a wrong password is known at once
+    session = sessions.renewed(None, master, "quintet spark sql", verbose)
+    tables = views.Views(session, flight.access(url), topics, typed)
+    for each in wanted:
+        try:
+            _say(tables.sql(each), limit, as_json, as_csv)
+        except (QuintetError, BrokenPipeError):
+            raise
+        except Exception as error:  # of Java, of py4j: one sentence is all that a user can use
+            raise tables.failed(error) from error
+
+
+def _say(frame: "DataFrame", limit: int | None, as_json: bool, as_csv: bool) -> None:
+    names = frame.columns
+    if not names:  # a command, such as CREATE VIEW
+        return
+    if not as_json and not as_csv:
+        most = limit or LIMIT_ROWS
+        rows = frame.limit(most + 1).collect()
+        numbers = [kind in ("bigint", "int", "smallint", "tinyint", "double", "float") for _, kind in frame.dtypes]
+        columns = [f">{name}" if number else name for name, number in zip(names, numbers, strict=True)]
+        say_table(columns, [[_cell(value) for value in row] for row in rows[:most]], "no rows")
+        if len(rows) > most:
+            click.echo(f"the first {most:,} rows; --limit N shows more, --json and --csv all", err=True)
+        return
+    found: Iterable[Sequence[Any]] = (frame.limit(limit) if limit else frame).toLocalIterator()
+    if as_json:
+        for row in found:
+            click.echo(json.dumps(_plain_fields(names, row), ensure_ascii=False))
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    for row in found:
+        writer.writerow([_text(value) for value in row])
+    sys.stdout.flush()
+
+
+def _cell(value: Any) -> object:
+    """For a table."""
+    if isinstance(value, bytes | bytearray):
+        return common.shown(bytes(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return "" if value is None else _text(value)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    found = _plain(value)
+    return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it. Within lists and structures bytes are text, or base64 behind `base64:`."""
+    if isinstance(value, bytes | bytearray):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return f"base64:{base64.b64encode(value).decode()}"
+    if hasattr(value, "asDict"):
+        return {name: _plain(each) for name, each in value.asDict().items()}
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+def _plain_fields(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in zip(names, row, strict=True):
+        if isinstance(value, bytes | bytearray):
+            found |= text_or_base64(name, bytes(value))
+        else:
+            found[name] = _plain(value)
+    return found
+
+
+# -- notebook ---------------------------------------------------------------------------------------------------------
+
+
+@spark.command()
+@click.argument("topic", shell_complete=_complete_topic)
+@flight_url_option
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="The file to write [TOPIC.py or TOPIC.ipynb].")
+@click.option("--jupyter", is_flag=True, help="A Jupyter notebook instead of a marimo one.")
+@click.option("--print", "only_write", is_flag=True, help="Only write the file and print its name.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+def notebook(topic: str, url: str | None, output: Path | None, jupyter: bool, only_write: bool, force: bool) -> None:
+    """A notebook with a running query over a topic: its messages per time, drawn anew as they come.
+
+    \b
+    quintet spark notebook orders                     writes orders.py and opens it with marimo
+    quintet spark notebook orders --jupyter           orders.ipynb
+    quintet spark notebook orders --print             only writes it
+
+    No password is written to the file: it reads QUINTET_FLIGHT_URL.
+    """
+    from quintet.spark import notebook as pages
+
+    suffix = ".ipynb" if jupyter else ".py"
+    file = output or Path((re.sub(r"[^\w.-]", "_", topic).strip(".") or "topic") + suffix)
+    if file.exists() and not force:
+        raise ConfigError(f"{file} is there already", hint="--force writes over it, --output names another one")
+    try:
+        file.write_text(pages.jupyter(topic) if jupyter else pages.marimo(topic))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
+    if only_write:
+        click.echo(str(file))
+        return
+    program = "jupyter" if jupyter else "marimo"
+    command = [sys.executable, "-m", program, *(("lab",) if jupyter else ("edit",)), str(file)]
+    if importlib.util.find_spec("jupyterlab" if jupyter else "marimo") is None:
+        package = "jupyterlab" if jupyter else "marimo"
+        raise NotebookMissing(f"{file} is written, and {package} is not installed", hint=f"pip install {package}")
+    environment = {**os.environ, flight.VARIABLE: flight.access(url)["url"]}
+    sys.exit(subprocess.run(command, env=environment, check=False).returncode)
