@@ -13,7 +13,6 @@ gRPC does not say in the handshake who is at the other end: there, failures are 
 
 import base64
 import binascii
-import hashlib
 import hmac
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
 
+from quintet.broker.access import hash_secret
 from quintet.broker.core import Broker
 from quintet.flight.bridge import Bridge, Done
 from quintet.flight.errors import to_flight
@@ -32,7 +32,7 @@ from quintet.net.listener import Failures
 HEADER: Final = "authorization"
 MIDDLEWARE: Final = "login"
 HEADER_BYTES_MAX: Final = 8 << 10
-TOKEN_PREFIX: Final = "flight-"  # so that an old token is not taken for an API key
+TOKEN_PREFIX: Final = "flight-"  # so that an old token is not taken for a wrong API key
 TOKEN_BYTES: Final = 32
 TOKENS_MAX: Final = 10_000  # the one not used for longest goes first
 TOKEN_IDLE_US: Final = 12 * 3600 * 1_000_000
@@ -91,7 +91,8 @@ class Login:
             raise AuthError("the authorization header is neither Basic nor Bearer", hint=_LOG_IN)
 
     def _bearer(self, token: str, peer: str) -> Caller:
-        if token.startswith(TOKEN_PREFIX):
+        is_key = self._broker.access.current(f"key:{hash_secret(token.encode())}") is not None
+        if token.startswith(TOKEN_PREFIX) and not is_key:
             return self._known_token(token, peer)
         address = _address(peer, "")
         self._check_rate(address)
@@ -103,7 +104,7 @@ class Login:
         return Caller(identity, principal.name, peer)
 
     def _known_token(self, token: str, peer: str) -> Caller:
-        now, digest = self._broker.scheduler.now(), _digest(token)
+        now, digest = self._broker.scheduler.now(), hash_secret(token.encode())
         identity, used = self._tokens.get(digest, ("", 0))
         principal = self._broker.access.current(identity) if identity and now - used < TOKEN_IDLE_US else None
         if principal is None:
@@ -115,7 +116,7 @@ class Login:
 
     def _issue(self, caller: Caller) -> str:
         token = TOKEN_PREFIX + self._entropy(TOKEN_BYTES).hex()
-        self._tokens[_digest(token)] = (caller.identity, self._broker.scheduler.now())
+        self._tokens[hash_secret(token.encode())] = (caller.identity, self._broker.scheduler.now())
         if len(self._tokens) > TOKENS_MAX:
             self._tokens.popitem(last=False)
         return token
@@ -206,10 +207,6 @@ def _basic(text: str) -> tuple[str, bytes]:
     except (binascii.Error, ValueError):
         pass
     raise AuthError("the Basic credentials are not base64 of USER:PASSWORD", hint=_LOG_IN)
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _address(peer: str, name: str) -> str:
