@@ -36,6 +36,16 @@ def create(broker: FlightServer, topic: str, partitions: int = 1, **options: Any
     manage(broker, lambda admin: admin.create_topic(topic, partitions, **options))
 
 
+def publish(broker: FlightServer, topic: str, value: bytes) -> None:
+    """One message over the FlyMQ door."""
+
+    async def main() -> None:
+        async with quintet.connect(broker.fly) as bus:
+            await bus.publish(topic, value)
+
+    asyncio.run(main())
+
+
 def put(broker: FlightServer, topic: str, columns: dict[str, Sequence[object]]) -> None:
     """Publish rows of these columns, all at once."""
     kinds = {

@@ -35,7 +35,7 @@ from quintet.spark.options import OptionError, Target
 from quintet.spark.reader import Span
 from quintet.spark.source import QuintetSource
 from tests.spark.conftest import FlightServer, flying
-from tests.spark.data import SECOND_US, START_US, create, fill, filled, link_to, manage, put
+from tests.spark.data import SECOND_US, START_US, create, fill, filled, link_to, manage, publish, put
 
 
 def source(broker: FlightServer, **options: str) -> QuintetSource:
@@ -232,6 +232,8 @@ def test_only_a_lower_bound_on_time_says_where_to_begin(pushed: Filter, since: i
 def test_a_topic_that_is_not_there_and_columns_of_ones_own(broker: FlightServer, topic: str) -> None:
     with pytest.raises(OptionError, match=r"option subscribe: there is no topic 'nowhere' .* create it first"):
         source(broker, subscribe="nowhere").schema()
+    with pytest.raises(OptionError, match="option subscribePattern: the pattern is no regular expression"):
+        source(broker, subscribePattern="(").schema()
     filled(broker, topic, 1, 1)
     other = source(broker, subscribe=topic, columns="offset").schema()
     with pytest.raises(OptionError, match="option columns: the source has columns of its own"):
@@ -320,6 +322,15 @@ def test_files_that_are_not_there_are_asked_of_the_broker(broker: FlightServer, 
             list(forced.read(task))
 
 
+def test_a_topic_in_memory_is_read_over_flight(topic: str) -> None:
+    with flying(QUINTET_TOPICS__DURABILITY="memory") as broker:
+        create(broker, topic)
+        publish(broker, topic, b"there")
+        assert values(broker, subscribe=topic) == ["there"]
+        with pytest.raises(OptionError, match="option access: the broker names no files"):
+            tasks_of(broker, subscribe=topic, access="files")
+
+
 # -- typed ------------------------------------------------------------------------------------------------------------
 
 SCHEMA = json.dumps(
@@ -372,6 +383,8 @@ def test_typed_names_schemas_and_empty_topics(broker: FlightServer, topic: str) 
     prefixed = table(broker, subscribe=topic, schema="registry", typedPrefix="data_")
     assert prefixed.column_names[-1] == "data_offset"
     assert prefixed.num_rows == 0
+    named = table(broker, subscribe=topic, schema="registry", typedPrefix="data_", columns="offset,data_offset")
+    assert named.column_names == ["offset", "data_offset"]
     with pytest.raises(OptionError, match="option columns: 'colour' is neither a column nor a field"):
         source(broker, subscribe=topic, schema="registry", columns="colour", typedPrefix="d").schema()
     create(broker, f"{topic}-b")
@@ -401,6 +414,7 @@ def test_spark_reads_a_topic(spark: SparkSession, broker: FlightServer, topic: s
     assert frame.selectExpr("sum(offset)", "count(distinct cast(value as string))", "min(timestamp)").collect() == [
         (90, 20, datetime.datetime.fromtimestamp(START_US // 1_000_000, datetime.UTC).replace(tzinfo=None))
     ]
+    assert "admin:admin" not in frame._jdf.queryExecution().toString(), "no plan shows the url"
     assert frame.filter("partition = 1").count() == 10
     assert frame.count() == 20, "the filter of one query is not in the next"
     create(broker, f"{topic}-empty")

@@ -205,14 +205,17 @@ def load(spark: SparkSession, broker: FlightServer, **options: str) -> DataFrame
     return spark.readStream.format("quintet").options(**({"url": broker.flight} | options)).load()
 
 
-def test_available_now_reads_all_and_shows_as_a_group(
+def test_available_now_reads_all_and_shows_as_groups(
     spark: SparkSession, broker: FlightServer, topic: str, tmp_path: Path
 ) -> None:
     listener = progress.attach(spark)
     assert progress.attach(spark) is listener
+    other = f"{topic}-other"
     filled(broker, topic, 2, 10)
-    frame = load(
-        spark, broker, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="12", groupIdPrefix="shown"
+    filled(broker, other, 1, 3)
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "12"}
+    frame = load(spark, broker, subscribe=topic, groupIdPrefix="shown", **options).union(
+        load(spark, broker, subscribePattern=other, **options)
     )
 
     def run() -> Any:
@@ -228,22 +231,23 @@ def test_available_now_reads_all_and_shows_as_a_group(
         query.awaitTermination()
         return query
 
-    def position() -> dict[int, int]:
-        found = link_to(broker).groups(group="shown-copy").positions
-        return {place.partition: place.offset for place in found}
+    def position(group: str) -> list[tuple[str, int, int]]:
+        found = link_to(broker).groups(group=group).positions
+        return sorted((place.topic, place.partition, place.offset) for place in found)
 
     query = run()
     told = [json.loads(one.json) for one in query.recentProgress]
-    assert [one["numInputRows"] for one in told] == [12, 8]
+    assert [one["numInputRows"] for one in told] == [15, 8]
     assert ends(told[0]["sources"][0]["latestOffset"]) == {topic: [10, 10]}, "lag is in the progress"
     assert ends(told[0]["sources"][0]["endOffset"]) == {topic: [6, 6]}
-    until(lambda: position() == {0: 10, 1: 10})
+    until(lambda: position("shown-copy") == [(topic, 0, 10), (topic, 1, 10)])
+    until(lambda: position("spark-quintet-copy") == [(other, 0, 3)])
     fill(broker, topic, 1, 5, begin=10)
     run()
-    until(lambda: position() == {0: 15, 1: 10})
+    until(lambda: position("shown-copy") == [(topic, 0, 15), (topic, 1, 10)])
     read = spark.read.parquet(str(tmp_path / "out")).collect()
-    assert len(read) == 25
-    assert len(set(read)) == 25
+    assert len(read) == 28
+    assert len(set(read)) == 28
 
 
 def test_a_topic_created_while_a_query_runs(

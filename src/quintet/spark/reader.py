@@ -24,7 +24,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from quintet.client.errors import OffsetNotFound
+from quintet.client.errors import BadRequest, OffsetNotFound
 from quintet.flight import columns as arrow_columns
 from quintet.flight import wire
 from quintet.log import mapped
@@ -87,7 +87,10 @@ def lost(options: ReadOptions, what: str) -> None:
 
 def select(options: ReadOptions, link: Link) -> dict[str, wire.TopicInfo]:
     """The topics to read, by name. One that was named must exist; a pattern may match nothing yet."""
-    found = link.topics(wire.Selection(options.topics, options.pattern))
+    try:
+        found = link.topics(wire.Selection(options.topics, options.pattern))
+    except BadRequest as error:
+        raise OptionError("subscribePattern" if options.pattern else "subscribe", str(error)) from None
     if found.missing:
         raise OptionError(
             "subscribe",
@@ -215,7 +218,13 @@ def locate(options: ReadOptions, link: Link, spans: Sequence[Span]) -> list[Part
             ranges = tuple(wire.Range(spans[n].partition, spans[n].first, spans[n].last) for n in some)
             found = link.locate(wire.LocateRequest(topic, ranges))
             for number, files in zip(some, found.files, strict=True):
-                same = found.machine is not None and found.topic_id == spans[number].id
+                same = found.machine is not None and found.topic_id == spans[number].id and bool(files)
+                if not same and options.access == "files":
+                    raise OptionError(
+                        "access",
+                        f"the broker names no files for {topic}: it is in memory, or the broker's map_files is off; "
+                        "access=auto reads it over Flight",
+                    )
                 parts[number] = Part(spans[number], found.machine if same else None, files if same else ())
     return [parts[number] for number in range(len(spans))]
 

@@ -4,7 +4,7 @@
     registry   the same without value, then one column for each field of the schema
 
 With schema=registry, `columns` chooses as before among ours, and value comes only if it is named there. As soon as it names a
-field of the schema, only the fields it names come. A field whose name is that of a column of ours that comes, too, is refused
+field of the schema (with its prefix, if there is one), only the fields it names come. A field whose name is that of a column of ours that comes, too, is refused
 until typedPrefix tells them apart: renaming it silently would make queries break when a schema gains a field.
 
 All topics of one read have one set of columns. Their schemas must therefore be the same, or `subject` names the one to use.
@@ -93,15 +93,15 @@ def typed_table(options: ReadOptions, link: Link, topics: Sequence[str]) -> Tabl
         for version in range(answer.version - 1, max(0, answer.version - 1 - OLDER_MAX), -1)
     )
     made = decoder(answer.type, answer.definition, older)
-    fields = tuple(made.schema.names)
-    unknown = [name for name in options.columns if name not in COLUMNS and name not in fields]
+    given = {options.typed_prefix + field: field for field in made.schema.names}
+    unknown = [name for name in options.columns if name not in COLUMNS and name not in given]
     if unknown:
-        known = ", ".join(dict.fromkeys((*COLUMNS, *fields)))
+        known = ", ".join(dict.fromkeys((*COLUMNS, *given)))
         raise OptionError("columns", f"{unknown[0]!r} is neither a column nor a field of the schema; there are {known}")
-    named = [name for name in options.columns if name in fields and name not in COLUMNS]
-    chosen = tuple(name for name in fields if not named or name in named)
+    named = [name for name in options.columns if name in given and name not in COLUMNS]
+    names = tuple(name for name in given if not named or name in named)
+    chosen = tuple(given[name] for name in names)
     ours = tuple(name for name in COLUMNS if (name in options.columns if options.columns else name != "value"))
-    names = tuple(options.typed_prefix + name for name in chosen)
     taken = {name.lower() for name in ours}
     for name in names:
         if name.lower() in taken:
