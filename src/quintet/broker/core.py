@@ -134,25 +134,13 @@ class Broker:
         self.groups.load()
         self.intents.on_effect("offset", self.groups.apply_commit)
         self.schemas = Schemas(_loaded(Table(log, *SCHEMAS_TABLE, SchemaRow, packed=True)))
-        self.delays = Delays(
-            _loaded(Table(log, *DELAYED_TABLE, DelayedRow, packed=True)),
-            self.topics,
-            self.intents,
-            self.dead,
-            scheduler,
-            report,
-        )
+        delayed = _loaded(Table(log, *DELAYED_TABLE, DelayedRow, packed=True))
+        self.delays = Delays(delayed, self.topics, self.intents, self.dead, scheduler, report)
         self.producers = Producers(_loaded(Table(log, *PRODUCERS_TABLE, ProducerRow, packed=True)), self.topics)
         self.producers.load()
         self.transactions = Transactions(self.intents, scheduler, options.entropy, options.transactions)
-        self.stages = Stages(
-            _loaded(Table(log, *FENCES_TABLE, FenceRow, packed=True)),
-            log.stages,
-            self.topics,
-            self.intents,
-            scheduler,
-            options.entropy,
-        )
+        fences = _loaded(Table(log, *FENCES_TABLE, FenceRow, packed=True))
+        self.stages = Stages(fences, log.stages, self.topics, self.intents, scheduler, options.entropy)
         self.stages.load()
         self.intents.recover()
 
