@@ -5,11 +5,15 @@
     lake.compact(path, format) -> Compaction                 small files to large ones
     lake.kind(path) -> str                                   which format a directory holds
 
+Sessions find format("quintet_lake") by themselves (pyspark_quintet_lake); `register` is for one that cannot.
+
 schema.py has the columns, files.py the rows, journal.py the commits, table.py what the formats share. Nothing in this package
 knows topics or the broker.
 """
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from quintet.spark.lake.errors import LakeError
 
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
 
     from quintet.spark.lake.table import Compaction
 
-__all__ = ["FORMAT", "LakeError", "compact", "kind", "read", "register"]
+__all__ = ["FORMAT", "LakeError", "compact", "directory", "kind", "read", "register"]
 
 FORMAT: Final = "quintet_lake"
 
@@ -42,22 +46,41 @@ def kind(path: str) -> str:
     raise LakeError(f"there is no lake table at {path}", hint="check the path, and that something was written to it")
 
 
-def read(spark: "SparkSession", path: str, format: str = "", *, version: int | None = None) -> "DataFrame":
+def directory(path: str) -> Path:
+    """Where a table is; LakeError for a path that can be none."""
+    from quintet.spark.lake import meta
+
+    return meta.local(path)
+
+
+def read(
+    spark: "SparkSession",
+    path: str,
+    format: str = "",
+    *,
+    version: int | None = None,
+    between: Mapping[str, tuple[Any, Any]] | None = None,
+) -> "DataFrame":
     """The rows of a table by its current list of files.
 
     Args:
         format: parquet, delta or iceberg; "": found out by what is there.
         version: Delta's version or Iceberg's snapshot id; a Parquet table has none.
+        between: column -> least and greatest value of interest: files that have none of it are left out. What is read is
+            more than that, so filter it, too.
 
     A column that a file lacks is null in its rows. The list is made now: a compaction of a Parquet table removes files that an
     old DataFrame still names, so read again then. Delta and Iceberg keep them.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
+    from quintet.spark.lake.files import may_have
     from quintet.spark.lake.sink import table_of
 
     table = table_of(path, format or kind(path))
     schema, paths = table.listing(version)
+    if between:
+        paths = [path for path in paths if may_have(path, between)]
     struct = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     if not paths:
         return spark.createDataFrame([], struct)

@@ -10,10 +10,11 @@ anybody. Files are staged under _quintet/staging/WRITER/EPOCH with a name that n
 Partition columns stay in the files, too: they compress to nothing, Iceberg wants them, and no reader has to guess their type.
 """
 
+import functools
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -34,6 +35,7 @@ ROW_GROUP_ROWS: Final = 1 << 17
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 1
 STAGED_SUFFIX: Final = ".part"
+FOOTERS_KEPT: Final = 10_000  # files whose statistics are remembered
 WRITER_LETTERS: Final = 40  # of a writer's name that its file names begin with; the directory has all of it
 
 
@@ -201,6 +203,28 @@ def read_files(paths: Iterable[Path]) -> pa.Table:
             rows = file.read()
         tables.append(rows.cast(columns.normal(rows.schema)))
     return pa.concat_tables(tables, promote_options="default")
+
+
+def may_have(path: Path, between: Mapping[str, tuple[Any, Any]]) -> bool:
+    """Whether a file can have rows between these values, by its statistics. Files never change, so they are read once."""
+    known = extremes(str(path))
+    return all(
+        name not in known or (known[name][0] <= high and low <= known[name][1]) for name, (low, high) in between.items()
+    )
+
+
+@functools.lru_cache(maxsize=FOOTERS_KEPT)
+def extremes(path: str) -> dict[str, tuple[Any, Any]]:
+    """Column -> least and greatest value, of those that the file tells of."""
+    with pq.ParquetFile(path) as file:
+        meta = file.metadata
+        found: dict[str, tuple[Any, Any]] = {}
+        for index in range(meta.num_columns):
+            stats = [meta.row_group(group).column(index).statistics for group in range(meta.num_row_groups)]
+            if stats and all(one is not None and one.has_min_max for one in stats):
+                name = meta.row_group(0).column(index).path_in_schema
+                found[name] = (min(one.min for one in stats), max(one.max for one in stats))
+    return found
 
 
 def weight(path: Path) -> int:

@@ -1,0 +1,75 @@
+"""archive: topics into a table of Parquet, Delta or Iceberg files, exactly once, for as long as disks are cheap.
+
+Every record becomes a row: key, value, headers, topic, partition, offset, timestamp, origin, and the UTC day of its timestamp
+in `date`, by which the table is partitioned. With schema=registry the fields of the topic's schema are columns, too. What
+makes it exactly once is the lake's (quintet.spark.lake): the table takes batch N of this query once. The query is known by
+its checkpoint: with a new checkpoint the archive is begun again, and goes to another path. The way back is restore.py.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import msgspec
+
+from quintet.spark import lake
+from quintet.spark.pipelines.base import Streaming, read_stream, topic_list
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+SUMMARY = "topics into a Parquet, Delta or Iceberg table, exactly once"
+DATE: Final = "date"
+COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "origin")
+# The UTC day, whatever time zone the session shows times in.
+DAY: Final = "date_from_unix_date(cast(floor(unix_micros(timestamp) / 86400000000) as int))"
+
+
+class Options(Streaming, kw_only=True):
+    topics: Annotated[str, msgspec.Meta(description="The topics to archive: a,b,c.", min_length=1)]
+    path: Annotated[str, msgspec.Meta(description="Directory of the table; all executors must see it.", min_length=1)]
+    format: Annotated[Literal["parquet", "delta", "iceberg"], msgspec.Meta(description="What kind of table it is.")] = (
+        "parquet"
+    )
+    partition_by: Annotated[
+        str, msgspec.Meta(description="Columns whose values are directories of their own: a,b; empty for none.")
+    ] = "date,topic"
+    schema: Annotated[
+        Literal["raw", "registry"],
+        msgspec.Meta(description="registry: the fields of the topic's schema as columns, too."),
+    ] = "raw"
+    typed_prefix: Annotated[
+        str, msgspec.Meta(description="What the names of those columns begin with, if they meet others.")
+    ] = ""
+    compact_every: Annotated[
+        int, msgspec.Meta(description="Merge small files after so many batches; 0: never.", ge=0)
+    ] = 100
+    target_mb: Annotated[int, msgspec.Meta(description="Size of a merged file, in MiB.", ge=1, le=4096)] = 128
+
+
+def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
+    """One query from the topics to the table."""
+    from pyspark.sql import functions as F
+
+    names = topic_list(options.topics)
+    if not names:
+        raise ValueError("topics names no topic; write topics=a,b,c")
+    more: dict[str, str] = {"schema": options.schema}
+    if options.typed_prefix:
+        more["typedPrefix"] = options.typed_prefix
+    frame = read_stream(spark, options, ",".join(names), **more)
+    if DATE in frame.columns:
+        raise ValueError(
+            "the topic's schema has a field `date`, as the archive has; write typed_prefix=, for instance v_"
+        )
+    table = {"path": options.path, "format": options.format, "partitionBy": options.partition_by}
+    table |= {"compactEvery": str(options.compact_every), "targetBytes": str(options.target_mb << 20)}
+    return [
+        frame.withColumn(DATE, F.expr(DAY))
+        .writeStream.format(lake.FORMAT)
+        .options(**table)
+        .option("checkpointLocation", options.checkpoint)
+        .queryName(options.name)
+        .outputMode("append")
+        .trigger(**options.trigger_options())
+        .start()
+    ]

@@ -1,0 +1,168 @@
+"""The plan of a replay: which rows of an archive go to the topic together, in which order and when. No Spark, no broker.
+
+    Chunk    some neighbouring offsets of one partition, with their count and times
+    Slice    chunks that are published in one transaction, and when it is due
+    Plan     all slices; written down before the first is published, so that a second run does exactly the rest
+
+Slices are numbered, and the broker remembers the number of the last one (the fence of a writer), so that each is published
+once. A partition's chunks are in the order of its offsets. Chunks of different partitions are merged by their times.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from quintet.model.errors import ConfigError
+from quintet.spark.lake.journal import replace
+
+SLICE_ROWS: Final = 100_000  # of one transaction
+CHUNKS_MAX: Final = 200_000  # of a plan, which is a file of some megabytes then
+TICK_US: Final = 1_000_000  # a paced replay publishes what belongs to about as much time at once
+US: Final = 1_000_000
+
+
+class Speed(NamedTuple):
+    """max: as fast as it goes; times: so many times the original; rows: so many rows a second."""
+
+    kind: Literal["max", "times", "rows"]
+    factor: float = 0.0
+
+
+class Chunk(NamedTuple):
+    partition: int
+    first: int
+    last: int  # the last offset, not one behind
+    rows: int
+    from_us: int  # the least timestamp
+
+
+class Slice(msgspec.Struct, frozen=True, array_like=True):
+    """`ranges`: partition -> first and last offset; `due_us`: after the beginning of the replay."""
+
+    due_us: int
+    rows: int
+    ranges: dict[int, tuple[int, int]]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    selection: dict[str, str]
+    slices: tuple[Slice, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(one.rows for one in self.slices)
+
+
+def parse_speed(text: str) -> Speed:
+    """max, 1x, 0.5x, 500/s."""
+    if text == "max":
+        return Speed("max")
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(x|/s)", text)
+    if not found or float(found[1]) <= 0:
+        raise ConfigError(f"speed={text} is none", hint="write max, 1x, 10x (of the original times) or 500/s (rows)")
+    return Speed("times" if found[2] == "x" else "rows", float(found[1]))
+
+
+def parse_offsets(text: str) -> tuple[int, int | None]:
+    """100:200 -> from 100 on, up to 199; 100: and :200 and nothing as one expects."""
+    found = re.fullmatch(r"([0-9]{0,18}):([0-9]{0,18})", text or ":")
+    if not found:
+        raise ConfigError(
+            f"offsets={text} is no range", hint="write FIRST:END, for instance 100:200 (200 is not in it)"
+        )
+    return int(found[1] or 0), int(found[2]) if found[2] else None
+
+
+def chunk_rows(speed: Speed, rows: int, partitions: int, span_us: int) -> int:
+    """How many offsets a chunk has: so few that slices keep the pace, and so many that the plan stays small."""
+    size = slice_rows(speed) // max(1, partitions)
+    if speed.kind == "times":
+        size = min(size, int(rows * TICK_US * speed.factor / max(1, span_us) / max(1, partitions)))
+    return max(1, size, -(-rows // CHUNKS_MAX))
+
+
+def slice_rows(speed: Speed) -> int:
+    return min(SLICE_ROWS, max(1, int(speed.factor))) if speed.kind == "rows" else SLICE_ROWS
+
+
+def slices(chunks: Iterable[Chunk], speed: Speed) -> tuple[Slice, ...]:
+    """Pack chunks. What a slice holds of a partition is one range, since it takes its chunks in their order."""
+    ready: list[tuple[int, Chunk]] = []
+    latest: dict[int, int] = {}
+    for chunk in sorted(chunks, key=lambda chunk: (chunk.partition, chunk.first)):
+        # Times of a partition may go back; its order may not: a chunk is never due before the one in front of it.
+        latest[chunk.partition] = max(latest.get(chunk.partition, chunk.from_us), chunk.from_us)
+        ready.append((latest[chunk.partition], chunk))
+    ready.sort(key=lambda one: (one[0], one[1].partition, one[1].first))
+    limit = slice_rows(speed)
+    begin = ready[0][0] if ready else 0
+    made: list[Slice] = []
+    group: list[Chunk] = []
+    held = before = start = 0
+    for at, chunk in ready:
+        late = speed.kind == "times" and at - start >= TICK_US * speed.factor
+        if group and (held + chunk.rows > limit or late):
+            made.append(_slice(group, _due(speed, start - begin, before)))
+            before += held
+            group, held = [], 0
+        if not group:
+            start = at
+        group.append(chunk)
+        held += chunk.rows
+    if group:
+        made.append(_slice(group, _due(speed, start - begin, before)))
+    return tuple(made)
+
+
+def _due(speed: Speed, elapsed_us: int, rows_before: int) -> int:
+    if speed.kind == "times":
+        return int(elapsed_us / speed.factor)
+    return int(rows_before * US / speed.factor) if speed.kind == "rows" else 0
+
+
+def _slice(group: list[Chunk], due_us: int) -> Slice:
+    ranges: dict[int, tuple[int, int]] = {}
+    for chunk in group:
+        first = ranges.get(chunk.partition, (chunk.first, 0))[0]
+        ranges[chunk.partition] = (first, chunk.last)
+    return Slice(due_us, sum(chunk.rows for chunk in group), ranges)
+
+
+# -- the plan on the disk ---------------------------------------------------------------------------------------------
+
+
+def digest(name: str, selection: Mapping[str, str]) -> str:
+    """What tells one replay from another: its name, or what it replays if it has none."""
+    words = [name] if name else [f"{key}={selection[key]}" for key in sorted(selection)]
+    return hashlib.blake2b("\n".join(words).encode(), digest_size=12).hexdigest()
+
+
+def recall(folder: Path, id: str, selection: Mapping[str, str]) -> Plan | None:
+    """The plan of an earlier run; ConfigError if its name was used for something else."""
+    try:
+        plan = msgspec.json.decode((folder / f"{id}.json").read_bytes(), type=Plan)
+    except FileNotFoundError:
+        return None
+    changed = [key for key in sorted({*selection, *plan.selection}) if selection.get(key) != plan.selection.get(key)]
+    if changed:
+        raise ConfigError(
+            f"a replay of this name has begun with another {', '.join(changed)}",
+            hint="run it again as it was to finish it, or choose another name",
+        )
+    return plan
+
+
+def remember(folder: Path, id: str, plan: Plan) -> None:
+    """For good when this returns."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace(folder / f"{id}.json", msgspec.json.encode(plan))
+    except OSError as error:
+        raise ConfigError(
+            f"the plan of the replay cannot be written to {folder}: {error.strerror}",
+            hint="name a directory that can be written to with state=",
+        ) from error

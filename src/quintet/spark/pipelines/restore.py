@@ -1,0 +1,246 @@
+"""restore: an archive (archive.py) back into a topic, with keys, values, headers, times and the order of each partition.
+
+The rows go in slices (replay.py): each is sorted by Spark within its partition, staged, and published in one transaction that
+the broker does once. Memory and transactions are bounded by a slice, whatever the archive's size. Run again after a crash,
+with the same options or the same name, it goes on behind the last slice. Partitions keep their numbers if the target has as
+many; otherwise the key decides, as for any message. Unless headers=exact a message says where it was: replayed-from.
+"""
+
+import datetime
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import msgspec
+
+from quintet.flight.wire import Selection
+from quintet.model.errors import ConfigError
+from quintet.spark import lake
+from quintet.spark.link import Link
+from quintet.spark.options import target
+from quintet.spark.pipelines.base import Common, Result
+from quintet.spark.pipelines.replay import (
+    US,
+    Chunk,
+    Plan,
+    Slice,
+    chunk_rows,
+    digest,
+    parse_offsets,
+    parse_speed,
+    recall,
+    remember,
+    slices,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+SUMMARY = "an archive back into a topic, in order, with its times, once"
+MARK: Final = "replayed-from"  # header: topic/partition/offset
+PLANS: Final = "_quintet/restores"  # in the archive's directory
+PAUSE_SECONDS_MAX: Final = 1.0  # so that a replay that waits for its time can be ended
+LISTED_MAX: Final = 10  # topics that an error names
+EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class Options(Common, kw_only=True):
+    path: Annotated[str, msgspec.Meta(description="Directory of the archive.", min_length=1)]
+    topic: Annotated[str, msgspec.Meta(description="The topic to write to; to write to the original one, name it.")] = (
+        ""
+    )
+    format: Annotated[
+        Literal["", "parquet", "delta", "iceberg"], msgspec.Meta(description="Kind of table; found out if empty.")
+    ] = ""
+    from_topic: Annotated[str, msgspec.Meta(description="Which topic of the archive, if it has several.")] = ""
+    since: Annotated[str, msgspec.Meta(description="Messages from this time on: 2026-01-31T12:00:00Z, or ms.")] = ""
+    until: Annotated[str, msgspec.Meta(description="Messages before this time.")] = ""
+    offsets: Annotated[str, msgspec.Meta(description="Only these offsets of each partition: FIRST:END.")] = ""
+    speed: Annotated[str, msgspec.Meta(description="max; 1x, 10x of the original times; or rows a second: 500/s.")] = (
+        "max"
+    )
+    headers: Annotated[
+        Literal["marked", "exact"],
+        msgspec.Meta(description="marked: with a header replayed-from; exact: as they were."),
+    ] = "marked"
+    name: Annotated[
+        str, msgspec.Meta(description="Name of this replay; a run of the same name goes on where it ended.")
+    ] = ""
+    state: Annotated[str, msgspec.Meta(description="Directory for its plan; the archive's, if empty.")] = ""
+
+
+def run(
+    spark: "SparkSession",
+    options: Options,
+    *,
+    now: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Result:
+    """Publish what was not published yet. `now` and `pause` are the clock of a paced replay."""
+    if not options.topic:
+        raise ConfigError(
+            "option topic is missing: where shall the messages go?",
+            hint="name a topic; to write them back into the original one, name that",
+        )
+    parse_speed(options.speed)
+    source = _source(spark, options)
+    selection = _selection(options, source)
+    id = digest(options.name, selection)
+    folder = Path(options.state or lake.directory(options.path) / PLANS)
+    plan = recall(folder, id, selection)
+    if plan is None:
+        plan = _plan(_selected(lake.read(spark, options.path, options.format), options, source), options, selection)
+        remember(folder, id, plan)
+    link = Link.of(target(options.access()))
+    writer = f"restore-{id}"
+    done = min(link.fence(writer) + 1, len(plan.slices))
+    keep = _keeps_partitions(link, options.topic, plan)
+    began = now() - (plan.slices[done].due_us / US if done < len(plan.slices) else 0.0)
+    for epoch, one in enumerate(plan.slices[done:], done):
+        while (left := began + one.due_us / US - now()) > 0:
+            pause(min(left, PAUSE_SECONDS_MAX))
+        _publish(spark, options, source, one, writer, epoch, keep)
+    return _result(options, source, plan, done, keep)
+
+
+def _source(spark: "SparkSession", options: Options) -> str:
+    """The topic to read, which must be named if the archive has several."""
+    if options.from_topic:
+        return options.from_topic
+    frame = lake.read(spark, options.path, options.format)
+    found = sorted(str(row[0]) for row in frame.select("topic").distinct().limit(LISTED_MAX + 1).collect())
+    if len(found) != 1:
+        listed = ", ".join(found[:LISTED_MAX]) or "no topic at all"
+        raise ConfigError(f"the archive {options.path} has {listed}", hint="say which with from_topic=NAME")
+    return found[0]
+
+
+def _selection(options: Options, source: str) -> dict[str, str]:
+    """What makes a replay what it is."""
+    return {
+        "path": str(lake.directory(options.path)),
+        "topic": options.topic,
+        "from_topic": source,
+        "since": options.since,
+        "until": options.until,
+        "offsets": options.offsets,
+        "speed": options.speed,
+        "headers": options.headers,
+    }
+
+
+def _selected(frame: "DataFrame", options: Options, source: str) -> "DataFrame":
+    from pyspark.sql import functions as F
+
+    frame = frame.where(F.col("topic") == source)
+    since, until = _moment("since", options.since), _moment("until", options.until)
+    first, end = parse_offsets(options.offsets)
+    if since is not None:
+        frame = frame.where(F.col("timestamp") >= F.timestamp_micros(F.lit(since)))
+    if until is not None:
+        frame = frame.where(F.col("timestamp") < F.timestamp_micros(F.lit(until)))
+    if first:
+        frame = frame.where(F.col("offset") >= first)
+    return frame if end is None else frame.where(F.col("offset") < end)
+
+
+def _moment(name: str, text: str) -> int | None:
+    """Microseconds since 1970 of ISO 8601 (without a zone: UTC), or of milliseconds."""
+    if not text:
+        return None
+    if text.isdecimal():
+        return int(text) * 1000
+    try:
+        when = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"option {name}: {text!r} is no time", hint="write 2026-01-31T12:00:00Z, or milliseconds since 1970"
+        ) from None
+    when = when if when.tzinfo else when.replace(tzinfo=datetime.UTC)
+    return (when - EPOCH) // datetime.timedelta(microseconds=1)
+
+
+def _plan(rows: "DataFrame", options: Options, selection: dict[str, str]) -> Plan:
+    """Two passes over numbers only: how much there is, then the chunks."""
+    from pyspark.sql import functions as F
+
+    speed = parse_speed(options.speed)
+    stamp = F.unix_micros("timestamp")
+    whole: Any = rows.agg(F.count("*"), F.count_distinct("partition"), F.min(stamp), F.max(stamp)).collect()[0]
+    count, partitions, low, high = (int(value or 0) for value in whole)
+    if not count:
+        raise ConfigError(f"nothing in {options.path} is what was asked for", hint="check since, until and offsets")
+    size = chunk_rows(speed, count, partitions, high - low)
+    found = (
+        rows.groupBy("partition", F.floor(F.col("offset") / F.lit(size)).alias("chunk"))
+        .agg(F.min("offset"), F.max("offset"), F.count("*"), F.min(stamp))
+        .collect()
+    )
+    return Plan(selection, slices((Chunk(row[0], row[2], row[3], row[4], row[5]) for row in found), speed))
+
+
+def _keeps_partitions(link: Link, topic: str, plan: Plan) -> bool:
+    """Whether the target has every partition that the rows are of."""
+    there = [len(found.partitions) for found in link.topics(Selection((topic,))).topics]
+    needed = 1 + max(partition for one in plan.slices for partition in one.ranges)
+    return bool(there) and there[0] >= needed
+
+
+def _publish(
+    spark: "SparkSession", options: Options, source: str, one: Slice, writer: str, epoch: int, keep: bool
+) -> None:
+    """One slice: read only files that can have it, sort each partition, stage, commit with the fence."""
+    from pyspark.sql import functions as F
+
+    firsts, lasts = zip(*one.ranges.values(), strict=True)
+    between = {"topic": (source, source), "offset": (min(firsts), max(lasts))}
+    frame = _selected(lake.read(spark, options.path, options.format, between=between), options, source)
+    wanted: Column = F.lit(False)
+    for partition, (first, last) in one.ranges.items():
+        wanted |= (F.col("partition") == partition) & F.col("offset").between(first, last)
+    columns = [F.col("key"), F.col("value"), _headers(options).alias("headers"), F.col("timestamp")]
+    if keep:
+        columns.append(F.col("partition"))
+    (
+        frame.where(wanted)
+        .repartition(min(len(one.ranges), spark.sparkContext.defaultParallelism), "partition")
+        .sortWithinPartitions("partition", "offset")
+        .select(*columns)
+        .write.format("quintet")
+        .options(**options.access(), topic=options.topic, txnAppId=writer, txnVersion=str(epoch))
+        .mode("append")
+        .save()
+    )
+
+
+def _headers(options: Options) -> "Column":
+    from pyspark.sql import functions as F
+
+    given = F.col("headers")
+    if options.headers == "exact":
+        return given
+    place = F.encode(F.concat_ws("/", "topic", "partition", "offset"), "UTF-8")
+    mark = F.array(F.struct(F.lit(MARK).alias("key"), place.alias("value")))
+    return F.concat(F.coalesce(given, F.array().cast("array<struct<key:string,value:binary>>")), mark)
+
+
+def _result(options: Options, source: str, plan: Plan, done: int, keep: bool) -> Result:
+    fresh = plan.slices[done:]
+    partitions = sorted({partition for one in plan.slices for partition in one.ranges})
+    rows = []
+    for partition in partitions:
+        ranges = [one.ranges[partition] for one in plan.slices if partition in one.ranges]
+        rows.append((partition, ranges[0][0], ranges[-1][1]))
+    count = sum(one.rows for one in fresh)
+    notes = [f"{count} messages in {len(fresh)} transactions now, {plan.rows - count} by earlier runs."]
+    if not fresh:
+        notes.append("All of it was replayed before; give this replay another name to do it again.")
+    if not keep:
+        notes.append(f"{options.topic} has fewer partitions than the archive, so keys decided where messages went.")
+    return Result(
+        title=f"{plan.rows} messages of {source} are in {options.topic}",
+        columns=("partition", "first offset", "last offset"),
+        rows=tuple(rows),
+        notes=tuple(notes),
+    )
