@@ -1,6 +1,8 @@
 """The Flight door as a plain Arrow client sees it: finding the way, reading, writing, and what is refused."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -266,6 +268,32 @@ def test_a_put_that_fails_publishes_nothing(client: Client, topic: str) -> None:
         client.put(topic, rows(b"v" * (33 << 20)))
     assert client.values(topic) == [b"there"]
     assert client.put(topic, rows()) == {"stage": "", "rows": 0, "bytes": 0}
+
+
+HALF_A_PUT = """
+import os, sys
+import pyarrow as pa
+from pyarrow import flight
+client = flight.FlightClient(sys.argv[1])
+options = flight.FlightCallOptions(headers=[client.authenticate_basic_token("admin", "admin")])
+batch = pa.record_batch([pa.array([b"x"] * 100)], names=["value"])
+writer, _ = client.do_put(flight.FlightDescriptor.for_path(sys.argv[2]), batch.schema, options)
+for _ in range(5):
+    writer.write_batch(batch)
+os._exit(1)
+"""
+
+
+def test_a_client_that_dies_half_way_publishes_nothing(broker: Server, client: Client, topic: str) -> None:
+    """For gRPC its rows end as if it had sent all of them."""
+    place = f"grpc://127.0.0.1:{broker.ports['flight']}"
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", HALF_A_PUT, place, topic], check=False)
+    client.put(topic, rows(b"whole"))
+    stages = broker.folder / "data" / "stages"
+    while any(stages.iterdir()):  # until the last of them was noticed and thrown away
+        time.sleep(0.01)
+    assert client.values(topic) == [b"whole"]
 
 
 def test_an_empty_batch_moves_the_fence(client: Client, topic: str) -> None:

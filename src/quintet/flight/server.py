@@ -307,7 +307,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         try:
             caller, slot = self._enter(context, stream=True)
             try:
-                put = writing.Put(self._broker, self._bridge, caller)
+                put = writing.Put(self._broker, self._bridge, caller, context.is_cancelled)
                 batches = self._taken(reader)
                 if descriptor.descriptor_type == flight.DescriptorType.PATH:
                     staged = put.publish(_path(descriptor), batches)

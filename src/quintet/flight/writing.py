@@ -2,10 +2,12 @@
 
     do_put --> columns.from_batch --> kernel.scatter --> stage.append ... stage.finish --> sealed [--> committed at once]
 
-Nothing is visible before the commit. When anything fails, and when the client goes away, the stage is discarded.
+Nothing is visible before the commit. When anything fails, and when the client goes away, the stage is discarded. gRPC ends the
+rows of a client that went away as it ends those of one that has sent all: which of the two it was must be asked for, and is
+asked for after the sync, which is late enough for the answer to be known.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -34,10 +36,11 @@ assert BATCH_BYTES <= limits.BATCH_BYTES_MAX
 class Put:
     """One do_put under way."""
 
-    def __init__(self, broker: Broker, bridge: Bridge, caller: Caller) -> None:
+    def __init__(self, broker: Broker, bridge: Bridge, caller: Caller, gone: Callable[[], bool]) -> None:
         self._broker = broker
         self._bridge = bridge
         self._caller = caller
+        self._gone = gone
         self._origin = b"flight:" + caller.name.encode()[:200]
         self._targets: dict[str, tuple[int, int, int]] = {}  # number, partitions, whose turn it is
 
@@ -63,6 +66,8 @@ class Put:
             if stage is None:
                 return wire.Staged("", 0, 0)
             stage.finish()
+            if self._gone():
+                raise BadRequest("the client went away before it had sent all rows", hint="send them again")
             self._bridge.ask(partial(self._broker.stages.sealed, stage))
         except BaseException:
             if stage is not None:
