@@ -10,6 +10,7 @@ import pytest
 
 from quintet.flight import wire
 from quintet.flight.columns import SCHEMA
+from quintet.spark import reader
 from quintet.spark.lake.files import Heaps
 from quintet.spark.lake.sink import table_of
 from quintet.spark.pipelines import audit, digest
@@ -79,7 +80,9 @@ def test_null_and_empty_are_not_the_same() -> None:
     assert digest.extended(digest.EMPTY, one) != digest.extended(digest.EMPTY, other)
 
 
-def test_every_way_of_reading_finds_the_same(spark: "SparkSession", broker: FlightServer, topic: str) -> None:
+def test_every_way_of_reading_finds_the_same(
+    spark: "SparkSession", broker: FlightServer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made(broker, topic, partitions=3, rows=50)
     add(broker, topic, partitions=2, rows=30, begin=50)
     found = {via: audit.run(spark, Options(url=broker.flight, topic=topic, via=via)) for via in WAYS}
@@ -91,6 +94,8 @@ def test_every_way_of_reading_finds_the_same(spark: "SparkSession", broker: Flig
     assert found["auto"] == found["files"] == found["flight"]
     assert found["files"].ok and not found["files"].notes
     assert len({row[7] for row in found["files"].rows}) == 3
+    monkeypatch.setattr(reader, "PACK_ROWS", 7)  # so that partitions are divided among tasks
+    assert audit.run(spark, Options(url=broker.flight, topic=topic)) == found["files"]
 
 
 def test_audits_of_the_same_offsets_can_be_compared(spark: "SparkSession", broker: FlightServer, topic: str) -> None:
@@ -127,7 +132,11 @@ def damage(broker: FlightServer, topic: str, partition: int, value: bytes) -> st
     return str(path)
 
 
-def test_a_flipped_byte_is_named_and_hides_nothing(spark: "SparkSession", own_broker: FlightServer, topic: str) -> None:
+@pytest.mark.parametrize("rows_per_task", [reader.PACK_ROWS, 7])
+def test_a_flipped_byte_is_named_and_hides_nothing(
+    spark: "SparkSession", own_broker: FlightServer, topic: str, monkeypatch: pytest.MonkeyPatch, rows_per_task: int
+) -> None:
+    monkeypatch.setattr(reader, "PACK_ROWS", rows_per_task)
     create(own_broker, topic, 2)
     for begin in (0, 10, 20, 30, 40):
         add(own_broker, topic, partitions=2, rows=10, begin=begin)

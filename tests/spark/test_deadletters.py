@@ -10,6 +10,7 @@ from quintet.broker import dead
 from quintet.client.errors import SchemaRejected
 from quintet.client.manage import Manage
 from quintet.flight import wire
+from quintet.model import limits
 from quintet.spark.pipelines import deadletters
 from quintet.spark.pipelines.base import Result
 from quintet.spark.pipelines.deadletters import Options, slices
@@ -134,3 +135,17 @@ def test_slices_are_what_the_broker_takes() -> None:
     found = list(slices(iter(rows)))
     assert [(source, len(ids)) for source, ids in found] == [("a", 1000), ("a", 1), ("b", 2), ("b", 1)]
     assert found[-1] == ("b", ("1-2",))
+
+
+def test_letters_of_a_very_long_name_are_not_sent_to_its_hash(
+    spark: "SparkSession", broker: FlightServer, topic: str
+) -> None:
+    long = topic.ljust(limits.TOPIC_NAME_BYTES_MAX, "x")
+    made(broker, long, rows=1)
+    reject(broker, long, (0, "bad"))
+    hashed = link_to(broker).dead(long).topic.removesuffix("-dlq")
+    by_hash = deadletters.run(spark, Options(url=broker.flight, topic=hashed, redrive=True))
+    assert by_hash.notes == ("0 sent again", "1 stay: they are of another topic, name it with topic=...")
+    by_name = deadletters.run(spark, Options(url=broker.flight, topic=long, redrive=True))
+    assert by_name.notes == ("1 sent again",)
+    assert values(broker, long) == [b"0-0", b"0-0"]

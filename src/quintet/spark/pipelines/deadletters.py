@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from quintet.client.errors import QuintetError
+from quintet.client.errors import Forbidden, QuintetError
 from quintet.flight import wire
 from quintet.spark.pipelines.base import Common, Result, topic_list
 
@@ -62,29 +62,38 @@ def run(spark: "SparkSession", options: Options) -> Result:
     from quintet.spark.options import target
 
     link = Link.of(target(options.access()))
-    places = [place for place in _places(link, options) if any(place.open)]
+    found, notes = _places(link, options)
+    places = [place for place in found if any(place.open)]
     if not places:
-        return Result(title="no dead letters", columns=COLUMNS)
+        return Result(title="no dead letters", columns=COLUMNS, notes=tuple(notes))
     chosen = _chosen(_letters(spark, options, places), options).cache()
     try:
         groups = _groups(chosen, options.sample)
-        notes, ok = _redrive(link, chosen, options.limit) if options.redrive else ([], True)
+        said, ok = _redrive(link, chosen, options.limit) if options.redrive else ([], True)
     finally:
         chosen.unpersist()
     return Result(
-        title=f"{sum(row[3] for row in groups)} open dead letters", columns=COLUMNS, rows=tuple(groups), notes=tuple(notes), ok=ok
+        title=f"{sum(row[3] for row in groups)} open dead letters", columns=COLUMNS, rows=tuple(groups), notes=(*notes, *said), ok=ok
     )  # fmt: skip
 
 
-def _places(link: "Link", options: Options) -> Iterator[Place]:
-    """Where dead letters are. A topic that was named is asked for whatever its dead-letter topic is called."""
-    names = topic_list(options.topic)
-    if not names:
+def _places(link: "Link", options: Options) -> tuple[list[Place], list[str]]:
+    """Where dead letters are. A topic that was named is asked for whatever its dead-letter topic is called, and must be
+    readable; of all topics, those are left out that are not."""
+    names, places, notes = topic_list(options.topic), list[Place](), list[str]()
+    if not options.topic:
         found = link.topics(wire.Selection()).topics
         names = [info.name.removesuffix(options.suffix) for info in found if info.name.endswith(options.suffix)]
     for name in names:
-        answer = link.dead(name)
-        yield Place(name, answer.topic, answer.open)
+        try:
+            answer = link.dead(name)
+        except Forbidden:
+            if options.topic:
+                raise
+            notes.append(f"left out: the dead letters of {name}, which this user may not read")
+            continue
+        places.append(Place(name, answer.topic, answer.open))
+    return places, notes
 
 
 def _letters(spark: "SparkSession", options: Options, places: Sequence[Place]) -> "DataFrame":
@@ -124,6 +133,7 @@ def _letters(spark: "SparkSession", options: Options, places: Sequence[Place]) -
             "partition",
             "offset",
             died.alias("died"),
+            F.coalesce(_story("topic") == F.col("source"), F.lit(True)).alias("own"),
             F.coalesce(_story("cause"), F.lit("")).alias("cause"),
             F.coalesce(_story("error"), F.lit("")).alias("error"),
             F.expr("coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)").alias("size"),
@@ -184,23 +194,29 @@ def _groups(letters: "DataFrame", sample: int) -> list[tuple[Any, ...]]:
         .groupBy(*keys)
         .agg(
             F.count(F.lit(1)).alias("letters"),
-            F.min("died").alias("first"),
-            F.max("died").alias("last"),
+            F.min(F.unix_micros("died")).alias("first"),
+            F.max(F.unix_micros("died")).alias("last"),
             F.array_sort(F.collect_list(F.when(F.col("place") <= sample, F.struct("place", told.alias("told"))))).alias("some"),
         )
         .orderBy(F.desc("letters"), *keys)
         .collect()
     )  # fmt: skip
     return [
-        (row["source"], row["cause"], row["field"], row["letters"], row["first"], row["last"],
+        (row["source"], row["cause"], row["field"], row["letters"], _said(row["first"]), _said(row["last"]),
          tuple(each["told"] for each in row["some"]))
         for row in found
     ]  # fmt: skip
 
 
+def _said(at_us: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at_us / 1e6, datetime.UTC)
+
+
 def _redrive(link: "Link", letters: "DataFrame", limit: int) -> tuple[list[str], bool]:
-    """Send them, and say how many went. What was resolved meanwhile is no error: it went another way."""
-    ordered = letters.orderBy("source", "died", "partition", "offset").limit(limit)
+    """Send them, and say how many went. What was resolved meanwhile is no error: it went another way. A letter whose story
+    names another topic stays: the dead-letter topic of a very long name is called after a hash of it."""
+    strangers = letters.where("not own").count()
+    ordered = letters.where("own").orderBy("source", "died", "partition", "offset").limit(limit)
     sent = gone = 0
     try:
         for source, ids in slices(ordered.select("source", "partition", "offset", "size").toLocalIterator()):
@@ -210,6 +226,7 @@ def _redrive(link: "Link", letters: "DataFrame", limit: int) -> tuple[list[str],
     except QuintetError as error:
         return [f"{sent} sent again, then the broker refused: {error}", "run it again to go on: what was sent is not sent again"], False  # fmt: skip
     notes = [f"{sent} sent again"]
+    notes += [f"{strangers} stay: they are of another topic, name it with topic=..."] if strangers else []
     return [*notes, f"{gone} were resolved by others meanwhile"] if gone else notes, True
 
 

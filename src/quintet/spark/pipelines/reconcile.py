@@ -17,10 +17,11 @@ from quintet.flight import wire
 from quintet.spark.pipelines.base import Common
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 BUCKET: Final = 4096  # offsets
 PLACE: Final = ("topic", "partition", "offset")
+KINDS: Final = ("missing", "extra", "different", "doubled")
 HALF: Final = 0xFFFFFFFF  # so that the sum of a bucket cannot overflow
 
 
@@ -63,17 +64,24 @@ def reconcile(
         if wrong.isEmpty():
             rows = sum(extent.high - extent.low for extent in archived)
             return [*notes, f"the archive {path} agrees with the topics in {rows} offsets"], True
-        return [*notes, *_differences(here.unionByName(there), wrong, path)], False
+        found = _differences(spark, options, here.unionByName(there), wrong, topics)
     finally:
         wrong.unpersist()
+    first = found["first"]
+    if first is None:
+        return [*notes, f"the archive {path} agrees with the topics in what retention left of them"], True
+    return [
+        *notes,
+        f"the archive {path} is wrong: {found['missing']} rows missing, {found['extra']} extra, "
+        f"{found['different']} different, {found['doubled']} more than once",
+        f"the first wrong row of the archive: topic {first['topic']}, partition {first['partition']}, "
+        f"offset {first['offset']}: {first['kind']}",
+    ], False
 
 
 def _extents(archive: "DataFrame", options: Common, topics: list[str]) -> list[Extent]:
     """The archive is asked first: so everything in it is in the topic, or was."""
     from pyspark.sql import functions as F
-
-    from quintet.spark.link import Link
-    from quintet.spark.options import target
 
     ends = {
         (row["topic"], row["partition"]): (row["first"], row["last"])
@@ -82,7 +90,7 @@ def _extents(archive: "DataFrame", options: Common, topics: list[str]) -> list[E
         .collect()
     }
     found = []
-    for info in Link.of(target(options.access())).topics(wire.Selection(tuple(topics))).topics:
+    for info in _topics(options, topics):
         for number, part in enumerate(info.partitions):
             first, last = ends.get((info.name, number), (part.end, part.end - 1))
             low, high = min(max(first, part.first), part.end), min(max(last + 1, part.first), part.end)
@@ -134,11 +142,17 @@ def _buckets(frame: "DataFrame", side: str) -> "DataFrame":
     )
 
 
-def _differences(rows: "DataFrame", wrong: "DataFrame", path: str) -> list[str]:
-    """Row by row: those that differ, counted by how, and the first one."""
+def _differences(
+    spark: "SparkSession", options: Common, rows: "DataFrame", wrong: "DataFrame", topics: list[str]
+) -> "Row":
+    """Row by row: those that differ, counted by how, and the first one. What retention took meanwhile does not count."""
     from pyspark.sql import functions as F
 
     of_topic, of_archive = F.col("side") == "topic", F.col("side") == "archive"
+    kinds = (
+        F.when(F.expr("a = 0"), "missing").when(F.expr("t = 0"), "extra")
+        .when(F.expr("said != least or said != most"), "different").when(F.expr("a > 1"), "doubled")
+    )  # fmt: skip
     each = (
         rows.withColumn("bucket", F.expr(f"offset div {BUCKET}"))
         .join(F.broadcast(wrong), ["topic", "partition", "bucket"], "left_semi")
@@ -150,23 +164,31 @@ def _differences(rows: "DataFrame", wrong: "DataFrame", path: str) -> list[str]:
             F.min(F.when(of_archive, F.col("hash"))).alias("least"),
             F.max(F.when(of_archive, F.col("hash"))).alias("most"),
         )
+        .withColumn("kind", kinds)
+        .where("kind is not null")
+        .cache()
     )
-    kinds = (
-        F.when(F.expr("a = 0"), "missing").when(F.expr("t = 0"), "extra")
-        .when(F.expr("said != least or said != most"), "different").when(F.expr("a > 1"), "doubled")
-    )  # fmt: skip
-    found = (
-        each.withColumn("kind", kinds).where("kind is not null")
-        .agg(
-            *[F.count_if(F.col("kind") == kind).alias(kind) for kind in ("missing", "extra", "different", "doubled")],
-            F.min(F.struct(*PLACE, "kind")).alias("first"),
-        )
-        .collect()[0]
-    )  # fmt: skip
-    first = found["first"]
-    return [
-        f"the archive {path} is wrong: {found['missing']} rows missing, {found['extra']} extra, {found['different']} different, "
-        f"{found['doubled']} more than once",
-        f"the first wrong row of the archive: topic {first['topic']}, partition {first['partition']}, "
-        f"offset {first['offset']}: {first['kind']}",
-    ]
+    try:
+        each.count()  # read now, and ask what is kept only then
+        kept = [
+            (info.name, number, part.first)
+            for info in _topics(options, topics)
+            for number, part in enumerate(info.partitions)
+        ]
+        firsts = spark.createDataFrame(kept, "topic string, partition int, first long")
+        found: Row = (
+            each.join(F.broadcast(firsts), ["topic", "partition"])
+            .where("offset >= first")
+            .agg(*[F.count_if(F.col("kind") == kind).alias(kind) for kind in KINDS], F.min(F.struct(*PLACE, "kind")).alias("first"))
+            .collect()[0]
+        )  # fmt: skip
+        return found
+    finally:
+        each.unpersist()
+
+
+def _topics(options: Common, topics: list[str]) -> tuple[wire.TopicInfo, ...]:
+    from quintet.spark.link import Link
+    from quintet.spark.options import target
+
+    return Link.of(target(options.access())).topics(wire.Selection(tuple(topics))).topics
