@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PARTITIONS = 3
 ROWS = 20  # of each partition
 DAY_US = 86_400_000_000
+FOREVER_MS = 100 * 365 * 86_400_000  # records of 2023 are to stay
 Row = tuple[Any, ...]
 
 
@@ -47,8 +48,8 @@ class Archived:
 @pytest.fixture(scope="module")
 def archived(spark: "SparkSession", broker: FlightServer, tmp_path_factory: pytest.TempPathFactory) -> Archived:
     folder = tmp_path_factory.mktemp("archive")
-    create(broker, "archived", PARTITIONS)
-    create(broker, "beside", 1)
+    create(broker, "archived", PARTITIONS, retention_ms=FOREVER_MS)
+    create(broker, "beside", 1, retention_ms=FOREVER_MS)
     fill(broker, "beside", 1, 4)
     fill(broker, "archived", PARTITIONS, ROWS - 3)
     last = START_US + DAY_US
@@ -124,7 +125,9 @@ class TestArchive:
         shutil.copytree(archived.options.checkpoint, checkpoint)
         shutil.rmtree(checkpoint / "commits")
         again = msgspec.structs.replace(archived.options, checkpoint=str(checkpoint))
-        _finish(archive.start(spark, again))
+        queries = archive.start(spark, again)
+        _finish(queries)
+        assert sum(progress["numInputRows"] for progress in queries[0].recentProgress) == PARTITIONS * ROWS + 4
         assert lake.read(spark, archived.options.path).count() == PARTITIONS * ROWS + 4
 
     def test_what_it_does_not_take(self, spark: "SparkSession", archived: Archived) -> None:
@@ -134,7 +137,7 @@ class TestArchive:
 
 class TestRestore:
     def test_a_topic_comes_back_as_it_was_and_once(self, spark: "SparkSession", archived: Archived) -> None:
-        create(archived.broker, "again", PARTITIONS)
+        create(archived.broker, "again", PARTITIONS, retention_ms=FOREVER_MS)
         options = archived.restore("again", headers="exact")
         result = restore.run(spark, options)
         assert contents(archived.broker, "again") == contents(archived.broker, "archived")
@@ -147,7 +150,7 @@ class TestRestore:
     def test_cut_off_between_slices_it_goes_on(
         self, spark: "SparkSession", archived: Archived, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        create(archived.broker, "cut", PARTITIONS)
+        create(archived.broker, "cut", PARTITIONS, retention_ms=FOREVER_MS)
         monkeypatch.setattr(replay, "SLICE_ROWS", 15)
         options = archived.restore("cut", name="cut", state=str(tmp_path))
         real, left = restore._publish, [2]
@@ -178,10 +181,11 @@ class TestRestore:
         clock = Clock()
         since = datetime.datetime.fromtimestamp((START_US + 2 * SECOND_US) / SECOND_US, datetime.UTC).isoformat()
         until = str((START_US + 100 * SECOND_US) // 1000)
-        options = archived.restore("fewer", since=since, until=until, offsets=":12", speed="2x")
+        options = archived.restore("fewer", since=since, until=until, offsets=":12", speed="2x", times="now")
         result = restore.run(spark, options, now=clock.now, pause=clock.pause)
         (rows,) = contents(archived.broker, "fewer")
         expected = {(partition, offset) for partition in range(PARTITIONS) for offset in range(2, 12)}
+        assert all(at.timestamp() * SECOND_US > START_US + DAY_US * 300 for _, _, _, at in rows)
         marks = [row[2][-1] for row in rows]
         assert {name for name, _ in marks} == {"replayed-from"}
         places = [tuple(value.decode().split("/")) for _, value in marks]

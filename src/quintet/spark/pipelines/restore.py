@@ -4,6 +4,7 @@ The rows go in slices (replay.py): each is sorted by Spark within its partition,
 the broker does once. Memory and transactions are bounded by a slice, whatever the archive's size. Run again after a crash,
 with the same options or the same name, it goes on behind the last slice. Partitions keep their numbers if the target has as
 many; otherwise the key decides, as for any message. Unless headers=exact a message says where it was: replayed-from.
+A topic with a retention removes what is old by its time, so old messages need a topic that keeps them, or times=now.
 """
 
 import datetime
@@ -64,6 +65,10 @@ class Options(Common, kw_only=True):
         Literal["marked", "exact"],
         msgspec.Meta(description="marked: with a header replayed-from; exact: as they were."),
     ] = "marked"
+    times: Annotated[
+        Literal["original", "now"],
+        msgspec.Meta(description="original: as they were, and the topic's retention counts by them; now: new ones."),
+    ] = "original"
     name: Annotated[
         str, msgspec.Meta(description="Name of this replay; a run of the same name goes on where it ended.")
     ] = ""
@@ -127,6 +132,7 @@ def _selection(options: Options, source: str) -> dict[str, str]:
         "offsets": options.offsets,
         "speed": options.speed,
         "headers": options.headers,
+        "times": options.times,
     }
 
 
@@ -199,7 +205,9 @@ def _publish(
     wanted: Column = F.lit(False)
     for partition, (first, last) in one.ranges.items():
         wanted |= (F.col("partition") == partition) & F.col("offset").between(first, last)
-    columns = [F.col("key"), F.col("value"), _headers(options).alias("headers"), F.col("timestamp")]
+    columns = [F.col("key"), F.col("value"), _headers(options).alias("headers")]
+    if options.times == "original":
+        columns.append(F.col("timestamp"))
     if keep:
         columns.append(F.col("partition"))
     (
