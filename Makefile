@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Processes of tests at once (tests/conftest.py says who shares one); 0: all in one, in the order of the files.
+PROCESSES ?= 2
 # The Rust kernel is built again when its sources change, and when Rust appears or disappears.
 CARGO := $(shell command -v cargo 2>/dev/null)
 KERNEL_STAMP := .venv/.stamp-kernel-$(if $(CARGO),rust,pure)
@@ -24,7 +26,7 @@ run: setup ## start a development broker on loopback
 	@exec $(BIN)/quintet serve --dev
 
 test: check ## lint, types and every test, those of Spark too
-	@$(BIN)/pytest -q --session-timeout=1500
+	@$(BIN)/pytest -q -n $(PROCESSES) --dist loadgroup --session-timeout=1500
 
 check: setup .venv/.stamp-spark ## lint and types only
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy

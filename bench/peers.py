@@ -272,7 +272,7 @@ def quintet(
 ) -> Iterator[Server]:
     """Our own server, as a user starts it; ready_s is from exec to the ready line. The address is that of `door`."""
     directory.mkdir(parents=True, exist_ok=True)
-    ports = {f"QUINTET_LISTENERS__{name}__PORT": "0" for name in ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "ADMIN")}
+    ports = {f"QUINTET_LISTENERS__{name}__PORT": "0" for name in ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FLIGHT", "ADMIN")}
     environment = os.environ | ports
     command = [sys.executable, "-m", "quintet", "serve", "--dev", "--data", str(directory / "data"), "--print-ready"]
     log = directory / "server.log"

@@ -25,16 +25,7 @@ CACHE = Path(sys.prefix) / "cache"
 
 
 class FlightServer(Server):
-    """A broker that also opens the Flight door."""
-
-    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
-        super().__init__(folder, settings)
-        self.ports["flight"] = 0
-
-    @property
-    def flight(self) -> str:
-        """For option("url", ...): everything is allowed to this user."""
-        return f"flight://admin:admin@127.0.0.1:{self.ports['flight']}"
+    """A broker whose files tests look at; `flight` is its url for option("url", ...), with every right."""
 
     @property
     def data(self) -> Path:
