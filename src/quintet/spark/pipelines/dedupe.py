@@ -51,7 +51,7 @@ def _identity(by: str) -> "Column":
         return F.col(by)
     if by.startswith(HEADER):
         name = F.lit(by.removeprefix(HEADER))
-        return F.element_at(F.filter("headers", lambda header: header["key"] == name), 1)["value"]
+        return F.try_element_at(F.filter("headers", lambda header: header["key"] == name), F.lit(1))["value"]
     if by.startswith(FIELD):
         path = "$." + by.removeprefix(FIELD)
         return F.encode(F.get_json_object(F.col("value").cast("string"), path), "UTF-8")
