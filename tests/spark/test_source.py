@@ -370,6 +370,26 @@ def test_typed_reads_decode_and_send_poison_to_the_dead_letters(broker: FlightSe
     assert table(broker, **options, columns="offset").column_names == ["offset", "id", "city"]
 
 
+def test_a_schema_that_changes_while_a_query_runs(broker: FlightServer, topic: str) -> None:
+    create(broker, topic)
+    register(broker, topic)
+    made = source(broker, subscribe=topic, schema="registry", columns="offset,id,city")
+    reader = made.reader(made.schema())
+    put(broker, topic, {"value": [b'{"id":1,"city":"Bern"}']})
+    assert len([batch for task in reader.partitions() for batch in reader.read(task)]) == 1
+    looser = json.loads(SCHEMA)
+    looser["required"] = []
+    looser["properties"]["street"] = {"type": "string"}
+    register(broker, topic, json.dumps(looser))
+    put(broker, topic, {"value": [b'{"city":"Basel","street":"Weg"}', b'{"id":"three"}']})
+    found = [batch for task in reader.partitions() for batch in reader.read(task)]
+    assert pa.Table.from_batches(found).to_pylist() == [
+        {"offset": 0, "id": 1, "city": "Bern"},
+        {"offset": 1, "id": None, "city": "Basel"},
+    ]
+    assert source(broker, subscribe=topic, schema="registry").schema().fieldNames()[-3:] == ["id", "city", "street"]
+
+
 def test_typed_names_schemas_and_empty_topics(broker: FlightServer, topic: str) -> None:
     create(broker, topic)
     with pytest.raises(OptionError, match=f"option schema: there is no schema named '{topic}'; register one"):

@@ -33,7 +33,7 @@ from quintet.spark.link import Link
 from quintet.spark.narrow import Narrowing
 from quintet.spark.options import EARLIEST, LATEST, OptionError, ReadOptions, Start, plainly, plainly_each
 from quintet.spark.rows import Shape
-from quintet.spark.table import Table
+from quintet.spark.table import Table, newer
 
 PACK_ROWS: Final = 50_000  # a task takes more partitions until it has as many rows
 PACK_BYTES: Final = 16 << 20  # or as many bytes
@@ -67,9 +67,13 @@ class Part(NamedTuple):
 
 
 class Task(InputPartition):
-    """What one Spark task reads."""
+    """What one Spark task reads, and the versions of its schema that are newer than its columns."""
 
     value: tuple[Part, ...]
+
+    def __init__(self, parts: tuple[Part, ...], newer: tuple[str, ...] = ()) -> None:
+        super().__init__(parts)
+        self.newer = newer
 
     def __repr__(self) -> str:
         return "Task(" + ", ".join(f"{s.topic}/{s.partition}[{s.first}:{s.last}]" for s, _, _ in self.value) + ")"
@@ -171,12 +175,16 @@ def gone(topic: str, partition: int, first: int, last: int) -> str:
     )
 
 
-def tasks(options: ReadOptions, link: Link, spans: Sequence[Span]) -> list[InputPartition]:
+def tasks(options: ReadOptions, table: Table, spans: Sequence[Span]) -> list[InputPartition]:
     """The spans as tasks, each with the files that hold its records."""
+    link = Link.of(options.target)
     spans = [span for span in spans if span.rows > 0]
+    if not spans:
+        return []
+    versions = newer(table, link)
     groups = [[piece] for piece in split(spans, options.tasks_min)] if options.tasks_min else pack(spans)
     located = iter(locate(options, link, [span for group in groups for span in group]))
-    return [Task(tuple(next(located) for _ in group)) for group in groups]
+    return [Task(tuple(next(located) for _ in group), versions) for group in groups]
 
 
 def pack(spans: Sequence[Span]) -> list[list[Span]]:
@@ -303,9 +311,9 @@ def _from_broker(options: ReadOptions, span: Span, columns: tuple[str, ...]) -> 
 
 def read_task(options: ReadOptions, table: Table, task: InputPartition) -> Iterator[pa.RecordBatch]:
     """All record batches of a task. Spark makes a task without a value when there are none."""
-    if task.value is None:
+    if not isinstance(task, Task):
         return
-    shape = Shape(table)
+    shape = Shape(table, task.newer)
     for part in task.value:
         span = part.span
         for batch in open_range(options, part, table.needed):
@@ -331,7 +339,7 @@ class BatchReader(DataSourceReader):
         if self._narrowing.since_us is not None and spans:
             since = at_time(link, dict.fromkeys(span.topic for span in spans), self._narrowing.since_us)
             spans = [cut(span, since[span.topic, span.partition], span.last) for span in spans]
-        return tasks(options, link, spans)
+        return tasks(options, self._table, spans)
 
     @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

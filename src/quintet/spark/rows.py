@@ -24,11 +24,11 @@ CAUSE_LETTERS_MAX: Final = 1_000
 class Shape:
     """Turns the batches of one task; rejects of the current part are kept until `reject`."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, newer: tuple[str, ...] = ()) -> None:
         self._table = table
         self._arrow = table.arrow
         typed = table.typed
-        self._decoder = None if typed is None else decoder(typed.kind, typed.definition, typed.older)
+        self._decoder = None if typed is None else decoder(typed.kind, typed.definition, (*newer, *typed.older))
         self._rejects: list[tuple[int, str]] = []
 
     def shaped(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

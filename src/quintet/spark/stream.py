@@ -97,7 +97,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             before = begin.get(name)
             firsts = before.at if before is not None and before.id == marks.id else ()
             spans += self._spans(name, firsts, marks, topics.get(name))
-        return tasks(self._options, self._link(), spans)
+        return tasks(self._options, self._table, spans)
 
     @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

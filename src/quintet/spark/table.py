@@ -8,10 +8,12 @@ field of the schema (with its prefix, if there is one), only the fields it names
 until typedPrefix tells them apart: renaming it silently would make queries break when a schema gains a field.
 
 All topics of one read have one set of columns. Their schemas must therefore be the same, or `subject` names the one to use.
-Older versions of the schema travel along, because records written by them are still in the topic.
+Older versions of the schema travel along, because records written by them are still in the topic. A version that is registered
+while a query runs changes none of its columns, but records written by it must be read: each plan looks for `newer` ones.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +55,8 @@ TYPES: Final[dict[str, DataType]] = {
 class Typed:
     """How values become columns: the schema, older ones, and which of its fields are wanted under which names."""
 
+    subject: str
+    version: int
     kind: str
     definition: str
     older: tuple[str, ...]
@@ -88,10 +92,7 @@ def raw_table(options: ReadOptions) -> Table:
 def typed_table(options: ReadOptions, link: Link, topics: Sequence[str]) -> Table:
     """The columns of a read with schema=registry; the schema is fetched now and stays as it is for the whole query."""
     answer = _answer(options, link, topics)
-    older = tuple(
-        link.schema(answer.subject, version).definition
-        for version in range(answer.version - 1, max(0, answer.version - 1 - OLDER_MAX), -1)
-    )
+    older = _definitions(link, answer.subject, range(answer.version - 1, max(0, answer.version - 1 - OLDER_MAX), -1))
     made = decoder(answer.type, answer.definition, older)
     given = {options.typed_prefix + field: field for field in made.schema.names}
     unknown = [name for name in options.columns if name not in COLUMNS and name not in given]
@@ -114,8 +115,25 @@ def typed_table(options: ReadOptions, link: Link, topics: Sequence[str]) -> Tabl
     spark = from_arrow_schema(pa.schema([made.schema.field(name) for name in chosen]))
     ours_spark = [StructField(name, TYPES[name]) for name in ours]
     theirs = [StructField(name, field.dataType) for name, field in zip(names, spark.fields, strict=True)]
-    typed = Typed(answer.type, answer.definition, older, chosen, names)
+    typed = Typed(answer.subject, answer.version, answer.type, answer.definition, older, chosen, names)
     return Table(ours, StructType(ours_spark + theirs), typed)
+
+
+def newer(table: Table, link: Link) -> tuple[str, ...]:
+    """Definitions of the schema that were registered since the columns were settled, newest first."""
+    if table.typed is None:
+        return ()
+    latest = link.schema(table.typed.subject).version
+    return _definitions(link, table.typed.subject, range(latest, max(table.typed.version, latest - OLDER_MAX), -1))
+
+
+def _definitions(link: Link, subject: str, versions: Iterable[int]) -> tuple[str, ...]:
+    """A version that was deleted is left out."""
+    found = []
+    for version in versions:
+        with contextlib.suppress(SchemaNotFound):
+            found.append(link.schema(subject, version).definition)
+    return tuple(found)
 
 
 def _answer(options: ReadOptions, link: Link, topics: Sequence[str]) -> SchemaAnswer:
