@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 
 from quintet.flight import wire
-from quintet.spark.pipelines.base import Common, Result, spoken
+from quintet.spark.pipelines.base import Common, Result, microseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -38,9 +38,6 @@ SUMMARY = "checks every record of topics, and an archive against the topics it w
 TASKS_PER_CORE: Final = 4
 NOTES_MAX: Final = 20  # of one kind
 COLUMNS: Final = ("topic", "partition", "records", "first", "last", "absent", "broken", "digest")
-_MICROSECONDS: Final = {
-    "milliseconds": 10**3, "seconds": 10**6, "minutes": 60 * 10**6, "hours": 3600 * 10**6, "days": 86400 * 10**6,
-}  # fmt: skip
 
 
 class Options(Common, kw_only=True):
@@ -68,7 +65,7 @@ def run(spark: "SparkSession", options: Options) -> Result:
     chosen = {"subscribe": options.topic} if options.topic else {"subscribePattern": ".*"}
     bounds = {"startingOffsets": options.starting, "endingOffsets": options.ending, "access": options.via}
     asked = read_options({**options.access(), **chosen, **bounds})
-    slices = _slices(spark, asked, Link.of(asked.target), _microseconds(options.tolerance))
+    slices = _slices(spark, asked, Link.of(asked.target), microseconds(options.tolerance))
     notes, ok = _findings(slices, options.tolerance)
     if options.archive:
         from quintet.spark.pipelines.reconcile import reconcile
@@ -178,8 +175,3 @@ def _row(part: "Slice") -> tuple[object, ...]:
 
     word = digest.shown(part.rows, part.chains)
     return part.topic, part.partition, part.rows, part.first, part.last - 1, part.absent, part.broken, word
-
-
-def _microseconds(duration: str) -> int:
-    number, _, unit = spoken(duration).partition(" ")
-    return int(number) * _MICROSECONDS[unit]

@@ -81,6 +81,17 @@ def spoken(duration: str) -> str:
     raise ValueError(f"{duration!r} is no duration: write a number and ms, s, m, h or d, for instance 10s")
 
 
+_MICROSECONDS: Final = {
+    "milliseconds": 10**3, "seconds": 10**6, "minutes": 60 * 10**6, "hours": 3600 * 10**6, "days": 86_400 * 10**6,
+}  # fmt: skip
+
+
+def microseconds(duration: str) -> int:
+    """10s -> 10_000_000."""
+    number, _, unit = spoken(duration).partition(" ")
+    return int(number) * _MICROSECONDS[unit]
+
+
 def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: str) -> "DataFrame":
     """The records of these topics (a,b,c) as a stream."""
     settings: Mapping[str, str] = {

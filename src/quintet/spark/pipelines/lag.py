@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from quintet.flight import wire
-from quintet.spark.pipelines.base import Common, Result, spoken
+from quintet.spark.pipelines.base import Common, Result, microseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -146,7 +146,7 @@ def _commits(spark: "SparkSession", options: Options, now_us: int, topics: dict[
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    since = F.timestamp_micros(F.lit(now_us)) - F.expr(f"INTERVAL {spoken(options.history)}")
+    since_ms = (now_us - microseconds(options.history)) // 1000
     kept = [
         (info.name, number, info.id, part.first)
         for info in topics.values()
@@ -156,8 +156,8 @@ def _commits(spark: "SparkSession", options: Options, now_us: int, topics: dict[
     rows = (
         spark.read.format("quintet")
         .options(**options.access(), subscribe=GROUPS, columns="value,offset,timestamp")
+        .option("startingTimestamp", str(max(0, since_ms)))
         .load()
-        .where(F.col("timestamp") >= since)
         .mapInArrow(_unpacked(), COMMITS)
     )
     before = (
