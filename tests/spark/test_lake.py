@@ -4,6 +4,7 @@ Most of it calls the committers as Spark's driver does, without Spark; one strea
 """
 
 import datetime
+import decimal
 import importlib
 import os
 from pathlib import Path
@@ -234,6 +235,19 @@ class TestCutOff:
         assert not put(table, "q", 0, rows(0, 4))
         assert offsets(table) == [0, 1, 2, 3]
 
+    @pytest.mark.parametrize("format", sorted(FORMATS))
+    def test_a_write_that_comes_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
+        """Nobody comes back for it, so the next reader finishes it."""
+        table = table_of(str(tmp_path / "t"), format, BY)
+        with monkeypatch.context() as patch:
+            patch.setattr(journal.Journal, "settle", _cut)
+            patch.setattr(journal.Journal, "sweep", _cut)
+            with pytest.raises(RuntimeError, match="cut off"):
+                put(table, "once-1", 0, rows(0, 4))
+        assert offsets(table) == [0, 1, 2, 3]
+        put(table, "once-2", 0, rows(4, 1))
+        assert offsets(table) == [0, 1, 2, 3, 4]
+
     def test_a_swap_of_two_renames(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(swap, "exchange", lambda one, other: False)
         table = ParquetTable(str(tmp_path / "t"), BY)
@@ -306,6 +320,29 @@ class TestColumns:
     def test_columns_that_cannot_be_directories(self, tmp_path: Path, by: tuple[str, ...], words: str) -> None:
         with pytest.raises(LakeError, match=words):
             ParquetTable(str(tmp_path / "t"), by).check(SCHEMA)
+
+    def test_every_type_that_spark_writes_survives(self, table: Table) -> None:
+        item = pa.struct([pa.field("a", pa.int32()), pa.field("b", pa.list_(pa.field("element", pa.string())))])
+        kinds = {
+            "boolean": (pa.bool_(), True),
+            "short": (pa.int16(), -3),
+            "float": (pa.float32(), 0.5),
+            "double": (pa.float64(), 0.25),
+            "decimal": (pa.decimal128(12, 2), decimal.Decimal("1.25")),
+            "local": (pa.timestamp("us"), datetime.datetime(2026, 1, 1)),  # noqa: DTZ001
+            "struct": (item, {"a": 1, "b": ["x", None]}),
+            "map": (pa.map_(pa.string(), pa.int64()), [("k", 1)]),
+        }
+        for epoch in range(2):
+            wide = rows(epoch, 1)
+            for name, (kind, value) in kinds.items():
+                wide = wide.append_column(name, pa.array([value], kind))
+            put(table, "q", epoch, wide)
+        table.compact()
+        found = files.read_files(table.listing()[1])
+        for name, (_, value) in kinds.items():
+            assert found.column(name).to_pylist() == [value, value]
+        assert table.listing()[0] == schema.normal(wide.schema)
 
     def test_spellings_of_types_are_one(self) -> None:
         spelled = pa.schema(

@@ -7,7 +7,7 @@ put in place before the log names them, under an intent (journal.py) that says w
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from deltalake import CommitProperties, DeltaTable, Schema
@@ -17,7 +17,9 @@ from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import File
 from quintet.spark.lake.journal import INTENT, NONE, Commit
 from quintet.spark.lake.schema import normal
-from quintet.spark.lake.table import KEEP_HOURS, Merge, Table
+from quintet.spark.lake.table import COMPACTOR, KEEP_HOURS, ONCE, Merge, Table
+
+LABEL: Final = "quintetWriter"  # in the information of a commit
 
 
 class Delta(Table):
@@ -58,21 +60,26 @@ class Delta(Table):
     def _publish(self, commit: Commit) -> None:
         self.journal.put(commit, INTENT)
         self.place(commit)
-        self._write([_added(file, True) for file in commit.files], Transaction(commit.writer, commit.epoch))
+        fences = [] if commit.writer.startswith(ONCE) else [Transaction(commit.writer, commit.epoch)]
+        properties = CommitProperties(custom_metadata={LABEL: commit.writer}, app_transactions=fences)
+        self._write([_added(file, True) for file in commit.files], properties)
         self.journal.settle(commit.writer, commit.epoch)
 
-    def _write(self, actions: list[AddAction | RemoveAction], fence: Transaction | None) -> None:
+    def _write(self, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
         table = DeltaTable(str(self.path))
         table.create_write_transaction(
             actions,
             "append",
             table.schema(),
             partition_by=table.metadata().partition_columns,
-            commit_properties=CommitProperties(app_transactions=[fence] if fence else None),
+            commit_properties=properties,
         )
 
     def _recover(self, writer: str) -> None:
         self.recover_intent(writer)
+
+    def _labelled(self, writer: str) -> bool:
+        return any(entry.get(LABEL) == writer for entry in DeltaTable(str(self.path)).history())
 
     def _expire(self) -> None:
         DeltaTable(str(self.path)).vacuum(KEEP_HOURS, dry_run=False)
@@ -83,7 +90,7 @@ class Delta(Table):
         gone = [path for one in merged for path in one.gone]
         actions: list[AddAction | RemoveAction] = [_added(one.file, False) for one in merged]
         actions += [RemoveAction(str(path.relative_to(self.path)), False, now) for path in gone]
-        self._write(actions, None)
+        self._write(actions, CommitProperties(custom_metadata={LABEL: COMPACTOR}))
 
 
 def _added(file: File, change: bool) -> AddAction:

@@ -22,11 +22,12 @@ from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import OWN
 from quintet.spark.lake.journal import INTENT, NONE, Commit
 from quintet.spark.lake.schema import normal
-from quintet.spark.lake.table import KEEP_HOURS, Merge, Table
+from quintet.spark.lake.table import KEEP_HOURS, ONCE, Merge, Table
 
 CATALOG: Final = f"{OWN}/catalog.db"
 NAMESPACE: Final = "quintet"
 NAME: Final = f"{NAMESPACE}.lake"
+LABEL: Final = "quintet.writer"  # in the summary of a snapshot
 FENCE: Final = "quintet.fence."
 PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
@@ -122,15 +123,21 @@ class Iceberg(Table):
     def _publish(self, commit: Commit) -> None:
         self.journal.put(commit, INTENT)
         self.place(commit)
-        labels = {"quintet.writer": commit.writer, "quintet.epoch": str(commit.epoch)}
+        labels = {LABEL: commit.writer, "quintet.epoch": str(commit.epoch)}
         paths = [str(self.path / file.path) for file in commit.files]
         with self._must_open() as table, table.transaction() as transaction:
-            transaction.set_properties({FENCE + commit.writer: str(commit.epoch)})
+            if not commit.writer.startswith(ONCE):
+                transaction.set_properties({FENCE + commit.writer: str(commit.epoch)})
             transaction.add_files(paths, snapshot_properties=labels, check_duplicate_files=False)
         self.journal.settle(commit.writer, commit.epoch)
 
     def _recover(self, writer: str) -> None:
         self.recover_intent(writer)
+
+    def _labelled(self, writer: str) -> bool:
+        with self._must_open() as table:
+            found = (snapshot.summary for snapshot in table.snapshots())
+            return any(summary is not None and summary.get(LABEL) == writer for summary in found)
 
     def _expire(self) -> None:
         """pyiceberg forgets snapshots and leaves their files: those that no snapshot has any more are removed here."""

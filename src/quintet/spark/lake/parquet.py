@@ -18,7 +18,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from quintet.spark.lake import meta, swap
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import OWN, STAGING, fsync_directory
-from quintet.spark.lake.journal import Commit
+from quintet.spark.lake.journal import NONE, Commit
 from quintet.spark.lake.table import ONCE, Merge, Table
 
 
@@ -60,6 +60,9 @@ class ParquetTable(Table):
                 self.place(last)
                 if name != writer:
                     self.journal.forget(name)
+
+    def _labelled(self, writer: str) -> bool:
+        return self.fence(writer) != NONE
 
     def _expire(self) -> None:
         """There are no versions: what was merged is gone already."""

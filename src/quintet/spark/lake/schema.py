@@ -2,6 +2,8 @@
 
 Spark, Delta, Iceberg and pyarrow spell the same type in several ways (the name of a list's items, a time zone that only
 says how to print, offsets of 32 or 64 bits). `normal` is the spelling that files are written in. No I/O here.
+
+A field within a struct cannot be added: a struct that changed is a changed type.
 """
 
 import datetime
@@ -30,6 +32,8 @@ def normal_type(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if pa.types.is_large_binary(kind) or kind == pa.binary_view():
         return pa.binary()
+    if pa.types.is_int8(kind) or pa.types.is_int16(kind):
+        return pa.int32()  # Iceberg has no smaller ones
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", tz="UTC" if kind.tz else None)
     if pa.types.is_map(kind):
