@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
+import trustme
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
@@ -31,7 +32,7 @@ from quintet.flight import wire
 from quintet.spark import reader as reading
 from quintet.spark.link import Link
 from quintet.spark.narrow import Narrowing
-from quintet.spark.options import OptionError, Target
+from quintet.spark.options import OptionError, Target, target
 from quintet.spark.reader import Span
 from quintet.spark.source import QuintetSource
 from tests.spark.conftest import FlightServer, flying
@@ -251,6 +252,28 @@ def test_wrong_credentials_and_a_broker_that_is_not_there(broker: FlightServer) 
         Link(Target("127.0.0.1", 1, user="admin", password="admin", retry_seconds=0.1)).login()
     with pytest.raises(OptionError, match=r"option url: the file of .ca= cannot be read"):
         Link(Target("127.0.0.1", port, tls=True, ca="missing.pem")).topics(wire.Selection())
+
+
+def test_a_link_over_tls(tmp_path: Path, topic: str) -> None:
+    authority = trustme.CA()
+    issued, mine = authority.issue_cert("localhost"), authority.issue_cert("reader")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    mine.private_key_and_cert_chain_pem.write_to_path(tmp_path / "mine.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    door = "QUINTET_LISTENERS__FLIGHT__TLS_"
+    files = {"CERT": "cert.pem", "KEY": "key.pem", "CLIENT_CA": "ca.pem"}
+    with flying(**{door + name: str(tmp_path / file) for name, file in files.items()}) as broker:
+        create(broker, topic)
+        url = f"flights://admin:admin@localhost:{broker.ports['flight']}"
+        own = f"&cert={tmp_path}/mine.pem&key={tmp_path}/mine.pem"
+        good = target({"url": f"{url}?ca={tmp_path}/ca.pem{own}"})
+        assert Link(good).topics(wire.Selection((topic,))).missing == ()
+        bad = target({"url": f"{url}?ca={tmp_path}/ca.pem", "retrySeconds": "0.1"})
+        with pytest.raises(
+            ConnectionLost, match=r"option url: no broker could be reached .* do .ca=, .cert= and .key= fit"
+        ):
+            Link(bad).login()
 
 
 def test_a_link_logs_in_again_and_waits_for_a_broker_that_restarts(own_broker: FlightServer, topic: str) -> None:

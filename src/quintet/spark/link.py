@@ -34,6 +34,7 @@ PAUSE_SECONDS: Final = 0.05  # before the first repetition; it doubles
 PAUSE_SECONDS_MAX: Final = 2.0
 CALL_SECONDS: Final = 120.0  # the longest that one action or login may take
 OFFSET: Final = "offset"
+_TLS_HINT: Final = " for TLS, for the name in its certificate, and do ?ca=, ?cert= and ?key= fit"
 # Flight errors that, without a Problem of the broker's, say only that it is not there or went away. Logging in to nobody is
 # an internal error.
 _GONE: Final = (
@@ -270,8 +271,8 @@ class Link:
             if _passing(error):
                 waited = f" for {self.target.retry_seconds:g} s" if self.target.retry_seconds else ""
                 return ConnectionLost(
-                    f"option url: no broker could be reached at {self.target}{waited}; is it running, "
-                    "and is its flight listener switched on?"
+                    f"option url: no broker could be reached at {self.target}{waited}; is it running, with its flight "
+                    f"listener switched on{_TLS_HINT if self.target.tls else ''}?"
                 )
             return ServerError(f"the broker at {self.target} failed: {_first_line(error)}; see the server's log")
         kind = _KINDS.get(code, ServerError)
