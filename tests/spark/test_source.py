@@ -317,6 +317,16 @@ def test_what_retention_took_is_an_error_or_a_warning(caplog: pytest.LogCaptureF
         assert "going on because failOnDataLoss is false" in caplog.text
 
 
+@pytest.mark.parametrize("access", ["auto", "flight"])
+def test_a_topic_made_again_between_plan_and_task(broker: FlightServer, topic: str, access: str) -> None:
+    filled(broker, topic, 1, 3)
+    reader, tasks = tasks_of(broker, subscribe=topic, access=access)
+    manage(broker, lambda admin: admin.delete_topic(topic))
+    filled(broker, topic, 1, 3)
+    with pytest.raises(OptionError, match=f"option failOnDataLoss: topic {topic} was deleted, or made again"):
+        list(reader.read(tasks[0]))
+
+
 def overtake(broker: FlightServer, topic: str) -> int:
     """Publish until retention has removed records; the first offset that is left."""
     link = link_to(broker)

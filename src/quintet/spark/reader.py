@@ -251,8 +251,11 @@ def same_machine(machine: wire.Machine) -> bool:
     return here == machine.boot_id and (lock.st_dev, lock.st_ino) == (machine.lock_device, machine.lock_inode)
 
 
-def open_range(options: ReadOptions, part: Part, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """The records of a part, in order, by the best way there is from here. The batches may have more columns."""
+def open_range(
+    options: ReadOptions, part: Part, columns: tuple[str, ...], asked: dict[str, int]
+) -> Iterator[pa.RecordBatch]:
+    """The records of a part, in order, by the best way there is from here. The batches may have more columns. `asked` takes
+    down the topics for which the broker was asked, with the ids they should have."""
     span = part.span
     first = span.first
     if part.machine is not None and part.files and same_machine(part.machine) and _readable(part.files):
@@ -265,6 +268,7 @@ def open_range(options: ReadOptions, part: Part, columns: tuple[str, ...]) -> It
             f"the files of {span.topic}/{span.partition} do not give offset {first} here; are they on this machine, readable "
             "for this user, and not removed by retention? access=auto asks the broker then",
         )
+    asked[span.topic] = span.id
     yield from _from_broker(options, span._replace(first=first), columns)
 
 
@@ -310,15 +314,29 @@ def _from_broker(options: ReadOptions, span: Span, columns: tuple[str, ...]) -> 
 
 
 def read_task(options: ReadOptions, table: Table, task: InputPartition) -> Iterator[pa.RecordBatch]:
-    """All record batches of a task. Spark makes a task without a value when there are none."""
+    """All record batches of a task. Spark makes a task of its own when there are none."""
     if not isinstance(task, Task):
         return
+    link = Link.of(options.target)
     shape = Shape(table, task.newer)
+    asked: dict[str, int] = {}
     for part in task.value:
-        span = part.span
-        for batch in open_range(options, part, table.needed):
+        for batch in open_range(options, part, table.needed, asked):
             yield from shape.shaped(batch)
-            shape.reject(Link.of(options.target), span.topic, span.partition)
+            shape.reject(link, part.span.topic, part.span.partition)
+    if asked:
+        _still_the_same(link, asked)
+
+
+def _still_the_same(link: Link, asked: dict[str, int]) -> None:
+    """A ticket names its topic, and names are used again, ids never: a topic that still has its id was the one that was
+    read. Otherwise the task fails, whatever failOnDataLoss says; the next plan sees what happened and goes by that."""
+    now = {info.name: info.id for info in link.topics(wire.Selection(tuple(asked))).topics}
+    for topic, id in asked.items():
+        if now.get(topic) != id:
+            raise OptionError(
+                "failOnDataLoss", f"topic {topic} was deleted, or made again, while it was read; run it again"
+            )
 
 
 # -- what Spark calls -------------------------------------------------------------------------------------------------
