@@ -490,7 +490,7 @@ def test_a_pipeline_that_ends() -> None:
         assert runner.Runner(made, lambda before: FakeSpark(), send, screen).go() == code  # type: ignore[arg-type,return-value]
         assert reports[-1].state == state
         assert [len(result.rows) for result in screen.results] == ([] if to == 7 else [to])
-    assert screen.notes == ["count-a: seven is not counted to."]
+    assert screen.notes[-1] == "count-a: seven is not counted to."
 
 
 def test_how_often_by_default() -> None:
@@ -564,6 +564,13 @@ def test_a_query_that_fails_goes_on_from_its_checkpoint(spark: "SparkSession", t
     assert [query.name for query in spark.streams.active] == []
 
 
+def test_an_order_breaks_off_a_pipeline_that_would_take_for_ever(spark: "SparkSession") -> None:
+    made = runner.prepare(COUNT, {"topic": "a", "busy": "true"})
+    screen = Notes()
+    assert runner.Runner(made, lambda before: spark, lambda report: report.state == "running", screen).go() == 0
+    assert screen.notes[-1].startswith("count-a: stopped after ")
+
+
 PROGRAM = """
 import sys
 from quintet.spark import start
@@ -611,7 +618,8 @@ def test_a_machine_that_dies_is_replaced_and_sigterm_ends_it(broker: FlightServe
             process.send_signal(signal.SIGTERM)
             _, said = process.communicate(timeout=60)
             assert process.returncode == 0, said
-            assert link.pipelines().pipelines[0].report.state == "stopped"
+            mine = [each.report.state for each in link.pipelines().pipelines if each.report.name == "t"]
+            assert mine == ["stopped"]
     assert "Starting again from its checkpoint in 1 s." in said
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("t: stopped, ")

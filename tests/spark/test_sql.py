@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quintet.client.bus import connect
+from quintet.spark import notebook
 from tests.cli.conftest import Commands
 from tests.spark.conftest import FlightServer
 
@@ -72,3 +73,15 @@ def test_a_pipeline_that_ends(quintet: Commands) -> None:
     assert (found["ok"], found["rows"][9], found["notes"]) == (False, {"number": 9, "word": "a"}, ["done"])
     rows = quintet("pipeline", "status", "count-a", "--json").json
     assert (rows[0]["state"], rows[0]["kind"]) == ("failed", "tests.spark.count")
+
+
+def test_the_page_runs(quintet: Commands, broker: FlightServer, spark: "SparkSession", topic: str) -> None:
+    """The cells of a notebook, but for the last one: it draws until somebody stops it."""
+    produce(broker.fly, topic, b"one", b"two")
+    page: dict[str, Any] = {}
+    for cell in json.loads(notebook.jupyter(topic))["cells"][1:-1]:
+        exec("".join(cell["source"]), page)
+    assert sorted(page["latest"]["value"]) == ["one", "two"]
+    page["query"].processAllAvailable()
+    assert spark.sql("select sum(messages) from live").collect()[0][0] == 2
+    page["query"].stop()

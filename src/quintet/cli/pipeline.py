@@ -243,8 +243,9 @@ def _say_result(result: "Result", as_json: bool) -> None:
         click.echo(json.dumps({"title": result.title, "ok": result.ok, "rows": rows} | more, indent=2, default=str))
         return
     if sys.stdout.isatty():
-        say_table(_aligned(result), result.rows, "", result.title)
-        click.echo(result.title if not result.rows else "", nl=not result.rows)
+        click.echo(result.title)
+        if result.rows:
+            say_table(_aligned(result), result.rows, "")
     elif result.columns:
         for row in (names, *result.rows):
             click.echo("\t".join(_field(value) for value in row))

@@ -147,7 +147,7 @@ class Runner:
             started = self.clock.now()
             try:
                 self._spark = self.session(self._spark)
-                return attempt()
+                return self._ended("stopped") if self.stop.is_set() else attempt()
             except Exception as error:  # whatever it is: a pipeline that runs by night must not end for want of a name
                 failure = explain(error)
             if self.stop.is_set():
@@ -291,7 +291,11 @@ class Runner:
     def _ended(self, state: str) -> int:
         self._become(state)
         self.screen.close()
-        self.screen.summary(self.report(), self.clock.now() - self._began)
+        took = self.clock.now() - self._began
+        if isinstance(self.job.options, Streaming):
+            self.screen.summary(self.report(), took)
+        else:
+            self.screen.note(f"{self.job.name}: {state} after {took:.0f} s")
         return EXIT_DONE
 
 
@@ -319,7 +323,10 @@ def prepare(
         name = name or (found.name if isinstance(found, Streaming) else kind)
     else:
         options = dict(options)
+        said = name
         name = places.check_name(name or str(options.get("name") or places.default_name(kind, options)))
+        if said and "name" in module.Options.__struct_encode_fields__:
+            options["name"] = name
         if issubclass(module.Options, Streaming):
             options["name"] = name
             options["checkpoint"] = checkpoint or options.get("checkpoint") or str(places.state_folder(name))
