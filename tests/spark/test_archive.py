@@ -19,7 +19,7 @@ from quintet.spark import lake
 from quintet.spark.pipelines import archive, replay, restore
 from quintet.spark.pipelines.replay import Chunk, Plan, Slice, Speed
 from tests.spark.conftest import FlightServer
-from tests.spark.data import SECOND_US, START_US, create, fill, link_to, put
+from tests.spark.data import SECOND_US, START_US, create, fill, link_to, manage, put
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,6 +97,10 @@ def contents(broker: FlightServer, topic: str, marked: bool = False) -> list[lis
     return found
 
 
+def _register(broker: FlightServer, subject: str, definition: bytes) -> None:
+    manage(broker, lambda admin: admin.register_schema(subject, "json", definition))
+
+
 class TestArchive:
     def test_every_record_is_a_row_and_any_reader_sees_it(self, archived: Archived) -> None:
         rows = (
@@ -129,6 +133,25 @@ class TestArchive:
         _finish(queries)
         assert sum(progress["numInputRows"] for progress in queries[0].recentProgress) == PARTITIONS * ROWS + 4
         assert lake.read(spark, archived.options.path).count() == PARTITIONS * ROWS + 4
+
+    def test_fields_of_the_schema_are_columns_and_new_ones_come(
+        self, spark: "SparkSession", broker: FlightServer, topic: str, tmp_path: Path
+    ) -> None:
+        create(broker, topic)
+        options = archive.Options(
+            url=broker.flight, topics=topic, path=str(tmp_path / "table"), format="delta", schema="registry",
+            name=topic, checkpoint=str(tmp_path / "checkpoint"), trigger="now", typed_prefix="v_", compact_every=2,
+        )  # fmt: skip
+        fields: dict[str, Any] = {"id": {"type": "integer"}, "date": {"type": "string"}}
+        for value in (b'{"id":1,"date":"today"}', b'{"id":2,"city":"Bern"}'):
+            definition = {"type": "object", "properties": fields, "additionalProperties": False}
+            _register(broker, topic, msgspec.json.encode(definition))
+            put(broker, topic, {"value": [value]})
+            _finish(archive.start(spark, options))
+            fields["city"] = {"type": "string"}
+        rows = lake.read(spark, options.path).orderBy("offset").select("value", "v_id", "v_date", "v_city").collect()
+        assert [tuple(row)[1:] for row in rows] == [(1, "today", None), (2, None, "Bern")]
+        assert bytes(rows[0][0]) == b'{"id":1,"date":"today"}'
 
     def test_what_it_does_not_take(self, spark: "SparkSession", archived: Archived) -> None:
         with pytest.raises(ValueError, match="topics names no topic"):

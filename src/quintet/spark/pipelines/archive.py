@@ -1,15 +1,17 @@
 """archive: topics into a table of Parquet, Delta or Iceberg files, exactly once, for as long as disks are cheap.
 
 Every record becomes a row: key, value, headers, topic, partition, offset, timestamp, origin, and the UTC day of its timestamp
-in `date`, by which the table is partitioned. With schema=registry the fields of the topic's schema are columns, too. What
-makes it exactly once is the lake's (quintet.spark.lake): the table takes batch N of this query once. The query is known by
-its checkpoint: with a new checkpoint the archive is begun again, and goes to another path. The way back is restore.py.
+in `date`, by which the table is partitioned. With schema=registry the fields of the topic's schema are columns, too, a field
+that a later schema adds is added to the table, and a record that does not fit is in the dead letters instead of the archive.
+What makes it exactly once is the lake's (quintet.spark.lake): the table takes batch N of this query once. The query is known
+by its checkpoint: with a new checkpoint the archive is begun again, and goes to another path. The way back is restore.py.
 """
 
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
+from quintet.flight.wire import COLUMNS
 from quintet.spark import lake
 from quintet.spark.pipelines.base import Streaming, read_stream, topic_list
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
 SUMMARY = "topics into a Parquet, Delta or Iceberg table, exactly once"
 DATE: Final = "date"
-COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "origin")
 # The UTC day, whatever time zone the session shows times in.
 DAY: Final = "date_from_unix_date(cast(floor(unix_micros(timestamp) / 86400000000) as int))"
 
@@ -53,7 +54,7 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     names = topic_list(options.topics)
     if not names:
         raise ValueError("topics names no topic; write topics=a,b,c")
-    more: dict[str, str] = {"schema": options.schema}
+    more: dict[str, str] = {"schema": options.schema, "columns": ",".join(COLUMNS)}
     if options.typed_prefix:
         more["typedPrefix"] = options.typed_prefix
     frame = read_stream(spark, options, ",".join(names), **more)
