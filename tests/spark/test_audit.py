@@ -225,3 +225,15 @@ def test_wrong_rows_of_an_archive_are_counted_and_the_first_is_named(
         f"the archive {tmp_path} is wrong: 2 rows missing, 1 extra, 2 different, 1 more than once",
         f"the first wrong row of the archive: topic {topic}, partition 0, offset 3: doubled",
     )
+
+
+def test_an_archive_without_values_is_refused(
+    spark: "SparkSession", broker: FlightServer, topic: str, tmp_path: Path
+) -> None:
+    made(broker, topic)
+    archived(tmp_path, records(broker, topic, 0).drop_columns(["value"]))
+    result = audit.run(spark, Options(url=broker.flight, topic=topic, archive=str(tmp_path)))
+    assert not result.ok
+    assert result.notes == (
+        f"the archive {tmp_path} cannot be compared: it has no column value (schema=raw keeps all)",
+    )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 
 from quintet.flight import wire
+from quintet.model.errors import TopicNotFound
 from quintet.spark.pipelines.base import Common, Result, microseconds
 
 if TYPE_CHECKING:
@@ -101,9 +102,12 @@ def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: 
     found += _examined(spark, asked, tasks, back_us)
     found.sort(key=lambda part: (part.topic, part.partition, part.first))
     whole = [united(list(group), back_us) for _, group in groupby(found, lambda part: (part.topic, part.partition))]
-    kept = link.topics(wire.Selection(tuple({part.topic for part in whole}))).topics if whole else ()
+    ids = {span.topic: span.id for span in spans}
+    kept = link.topics(wire.Selection(tuple(ids))).topics if ids else ()
+    for topic in ids.keys() - {info.name for info in kept if info.id == ids[info.name]}:
+        raise TopicNotFound(f"topic {topic!r} was deleted, or made again, while it was read", hint="run it again")
     firsts = {(info.name, number): part.first for info in kept for number, part in enumerate(info.partitions)}
-    return [_pardoned(part, firsts.get((part.topic, part.partition), part.last)) for part in whole]
+    return [_pardoned(part, firsts[part.topic, part.partition]) for part in whole]
 
 
 def _examined(

@@ -125,7 +125,7 @@ def _pieces(asked: ReadOptions, part: Part) -> Iterator[pa.RecordBatch | Damage]
     for _ in range(DAMAGES_MAX):
         rest = part._replace(span=part.span._replace(first=following))
         try:
-            for batch in reader.open_range(asked, rest, digest.COLUMNS):
+            for batch in reader.open_range(asked, rest, digest.COLUMNS, {}):
                 yield batch
                 following = batch.column("offset")[batch.num_rows - 1].as_py() + 1
             return

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BUCKET: Final = 4096  # offsets
 PLACE: Final = ("topic", "partition", "offset")
+SAID: Final = ("key", "value", "timestamp")
 KINDS: Final = ("missing", "extra", "different", "doubled")
 HALF: Final = 0xFFFFFFFF  # so that the sum of a bucket cannot overflow
 
@@ -44,7 +45,13 @@ def reconcile(
 
     from quintet.spark.lake import read
 
-    archive = read(spark, path, format).where(F.col("topic").isin(topics))
+    archive = read(spark, path, format)
+    lacking = [name for name in (*PLACE, *SAID) if name not in archive.columns]
+    if lacking:
+        return [
+            f"the archive {path} cannot be compared: it has no column {', '.join(lacking)} (schema=raw keeps all)"
+        ], False
+    archive = archive.where(F.col("topic").isin(topics))
     extents = _extents(archive, options, topics)
     archived = [extent for extent in extents if extent.low < extent.high]
     notes = _outside(extents)
