@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 GONE_S = 60  # until the machine has written its archive, the first time, and is gone
 CACHE = Path(sys.prefix) / "cache"
+SETTINGS = {"QUINTET_TOPICS__RETENTION_SECONDS": "0"}  # tests put records with old times, and look at them later
 
 
 class FlightServer(Server):
@@ -36,7 +37,7 @@ class FlightServer(Server):
 def flying(**settings: str) -> Iterator[FlightServer]:
     """A broker of one's own with the Flight door, gone at the end. Settings are environment variables."""
     with tempfile.TemporaryDirectory(prefix="quintet-spark-") as folder:
-        server = FlightServer(Path(folder), settings)
+        server = FlightServer(Path(folder), SETTINGS | settings)
         try:
             server.start()
             yield server
