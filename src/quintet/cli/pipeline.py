@@ -97,7 +97,7 @@ def _complete_option(ctx: click.Context, _param: click.Parameter, incomplete: st
 @click.option(
     "--restarts", type=click.IntRange(0), help="Give up after so many in a row [never; 5 with --trigger now]."
 )
-@click.option("--verbose", "-v", is_flag=True, help="Show Spark's own log, and stack traces behind what failed.")
+@click.option("--verbose", "-v", is_flag=True, help="Show Spark's log, what its workers print, and stack traces.")
 @json_option
 @click.option("-h", "--help", "wants_help", is_flag=True, help="This text; behind NAME: the options of a pipeline.")
 @click.pass_context
@@ -220,7 +220,7 @@ def _screen(as_json: bool) -> "Screen":
                 say_json(msgspec.to_builtins(report) | {"seconds": round(seconds, 3)})
                 return
             rate = report.rows_in / seconds if seconds else 0.0
-            what = f"{report.rows_in:,} rows in {report.batches:,} batches, {lasting(seconds)}, {rate:,.0f} rows/s"
+            what = f"{report.rows_in:,} rows in {report.batches:,} batch{'' if report.batches == 1 else 'es'}, {lasting(seconds)}, {rate:,.0f} rows/s"
             click.echo(f"{report.name}: {report.state}, {what}")
 
         def result(self, result: Any) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from quintet.spark.link import Link
+    from quintet.spark.views import Views
 
 LIMIT_ROWS: Final = 1_000  # of a table; --json and --csv have no limit unless --limit sets one
 
@@ -70,7 +71,7 @@ def spark() -> None:
 @click.option("--limit", type=click.IntRange(1), help=f"Rows at most [{LIMIT_ROWS} of a table, else all].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
-@click.option("--verbose", "-v", is_flag=True, help="Show Spark's own log.")
+@click.option("--verbose", "-v", is_flag=True, help="Show Spark's log, and what its workers print.")
 def sql(
     statement: str,
     url: str | None,
@@ -104,18 +105,27 @@ def sql(
     if not wanted:
         raise ConfigError("there is no statement", hint='try "select count(*) from TOPIC"')
     topics = flight.ask(url, _topics)  # before Spark is started: a wrong password is known at once
+    own = not sessions.running()
     session = sessions.renewed(None, master, "quintet spark sql", verbose)
-    tables = views.Views(session, flight.access(url), topics, typed)
-    for each in wanted:
-        try:
-            _say(tables.sql(each), limit, as_json, as_csv)
-        except (QuintetError, BrokenPipeError):
-            raise
-        except Exception as error:  # of Java, of py4j: one sentence is all that a user can use
-            raise tables.failed(error) from error
+    try:
+        tables = views.Views(session, flight.access(url), topics, typed)
+        for each in wanted:
+            _say(tables, each, limit, as_json, as_csv)
+    finally:
+        if own:
+            sessions.end(session)
 
 
-def _say(frame: "DataFrame", limit: int | None, as_json: bool, as_csv: bool) -> None:
+def _say(tables: "Views", statement: str, limit: int | None, as_json: bool, as_csv: bool) -> None:
+    try:
+        _say_rows(tables.sql(statement), limit, as_json, as_csv)
+    except (QuintetError, BrokenPipeError):
+        raise
+    except Exception as error:  # of Java, of py4j: one sentence is all that a user can use
+        raise tables.failed(error) from error
+
+
+def _say_rows(frame: "DataFrame", limit: int | None, as_json: bool, as_csv: bool) -> None:
     names = frame.columns
     if not names:  # a command, such as CREATE VIEW
         return

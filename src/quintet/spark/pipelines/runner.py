@@ -117,7 +117,7 @@ class Runner:
     screen: Screen = field(default_factory=Screen)
     clock: Clock = field(default_factory=RealClock)
     stop: threading.Event = field(default_factory=threading.Event)
-    _spark: Any = None
+    spark: Any = None  # the session that it used last
     _watch: Watch = field(default_factory=Watch)
     _state: str = "starting"
     _detail: str = ""
@@ -146,7 +146,7 @@ class Runner:
         while True:
             started = self.clock.now()
             try:
-                self._spark = self.session(self._spark)
+                self.spark = self.session(self.spark)
                 return self._ended("stopped") if self.stop.is_set() else attempt()
             except Exception as error:  # whatever it is: a pipeline that runs by night must not end for want of a name
                 failure = explain(error)
@@ -178,9 +178,9 @@ class Runner:
     # -- pipelines that go on -----------------------------------------------------------------------------------------
 
     def _stream(self) -> int:
-        others = {query.id for query in self._spark.streams.active}
+        others = {query.id for query in self.spark.streams.active}
         try:
-            queries: Sequence[Query] = list(self.job.module.start(self._spark, self.job.options))
+            queries: Sequence[Query] = list(self.job.module.start(self.spark, self.job.options))
             self._watch.begin(len(queries))
             self._become("running")
             while not self.clock.wait(self.stop, TICK_S):
@@ -197,7 +197,7 @@ class Runner:
             return self._ended("stopped")
         finally:
             with contextlib.suppress(Exception):  # the virtual machine may be gone, and with it the queries
-                for query in list(self._spark.streams.active):
+                for query in list(self.spark.streams.active):
                     if query.id not in others:
                         query.stop()
 
@@ -225,7 +225,7 @@ class Runner:
 
         def work() -> None:
             try:
-                outcome.append(self.job.module.run(self._spark, self.job.options))
+                outcome.append(self.job.module.run(self.spark, self.job.options))
             except BaseException as error:
                 outcome.append(error)
 
@@ -235,7 +235,7 @@ class Runner:
         while thread.is_alive():
             thread.join(TICK_S if not self.stop.is_set() else DRAIN_S)
             if self.stop.is_set():
-                self._spark.sparkContext.cancelAllJobs()
+                self.spark.sparkContext.cancelAllJobs()
             self._tick()
         found = outcome[0]
         if isinstance(found, BaseException):
@@ -382,7 +382,13 @@ def run(
             listen()  # again: a new session takes SIGINT for itself
             return found
 
-        return Runner(job, session, link.pipeline_report, screen, stop=stop).go()
+        going = Runner(job, session, link.pipeline_report, screen, stop=stop)
+        own = spark is None and not sessions.running()
+        try:
+            return going.go()
+        finally:
+            if own and going.spark is not None:
+                sessions.end(going.spark)
 
 
 @contextlib.contextmanager

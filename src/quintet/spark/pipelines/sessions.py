@@ -25,10 +25,35 @@ def renewed(before: "SparkSession | None", master: str | None, name: str, verbos
         if usable(before):
             return before
         forget(before)
-    if not verbose:
-        start.check_packages()
-        silence()
-    return quintet.spark.session(master, name=name, conf={} if verbose else QUIET)
+    fresh = not running()
+    if verbose:
+        return quintet.spark.session(master, name=name)
+    silence()
+    made = quintet.spark.session(master, name=name, conf=QUIET)
+    if fresh:
+        hush(made)
+    return made
+
+
+def hush(spark: "SparkSession") -> None:
+    """Let nothing of the virtual machine reach stderr any more: what its Python workers print when it closes their
+    connections, first of all. What stopped it from starting was said before. Java keeps the descriptor, on /dev/null."""
+    java: Any = spark.sparkContext._jvm
+    java.java.lang.System.err.close()
+
+
+def running() -> bool:
+    """Whether this process has a session already, which is then somebody else's to end."""
+    start.check_packages()
+    from pyspark.core.context import SparkContext
+
+    return SparkContext._active_spark_context is not None
+
+
+def end(spark: "SparkSession") -> None:
+    """Stop it, so that its Python workers do not complain when the virtual machine goes."""
+    if usable(spark):
+        spark.stop()
 
 
 def silence() -> None:
