@@ -41,7 +41,7 @@ docs: setup ## write docs/CONFIGURATION.md and the table of operations in FlyMQ'
 # The largest set is chosen first and binds the others: what setup installed, the step for Spark must not replace.
 lock: setup ## choose new versions for requirements/*.txt
 	@$(LOCK) --extra server --extra bench --extra flight --extra spark --extra java --extra lake --extra notebook \
-		--group dev -o requirements/spark.txt
+		--group dev --group arrow -o requirements/spark.txt
 	@$(LOCK) --extra server --extra bench --group dev -c requirements/spark.txt -o requirements/dev.txt
 	@$(LOCK) --extra server -c requirements/spark.txt -o requirements/server.txt
 

@@ -92,6 +92,7 @@ def no_intents() -> None:
         done: Callable[[Exception | None], None],
         token: str = "",
         owner: str = "",
+        staged: Sequence[Any] = (),
     ) -> None:
         left = list(appends)
 
