@@ -83,7 +83,14 @@ def markdown(comparisons: list[Comparison], facts: Facts, versions: dict[str, st
         mine = f"{amount(ours.median, comparison.unit)} (±{ours.spread * 50:.0f} %)" if ours else "not run"
         ratio, word = verdict(comparison, ours) if ours else ("", "")
         lines.append(f"| {comparison.load} | {mine} | {others} | {ratio} | {target_of(comparison)} | {word} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + _notes(comparisons)
+
+
+def _notes(comparisons: list[Comparison]) -> str:
+    """What sides say besides their figures, as a table of its own; empty if none says anything."""
+    said = [(one.load, figure.side, figure.note) for one in comparisons for figure in one.figures if figure.note]
+    lines = ["", "| load | side | of a repetition, median |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| {' | '.join(words)} |" for words in said)]) + "\n" if said else ""
 
 
 def save(
@@ -93,10 +100,11 @@ def save(
     versions: dict[str, str | None],
     skipped: list[str],
     console: Console,
+    prefix: str = "",
 ) -> None:
     """Write JSON, Markdown and the picture, named after the date."""
     directory.mkdir(parents=True, exist_ok=True)
-    stem = str(facts["date"]).replace(":", "").replace("+0000", "Z")
+    stem = prefix + str(facts["date"]).replace(":", "").replace("+0000", "Z")
     rows = [
         asdict(comparison)
         | {"ratio": comparison.ratio, "reached": comparison.reached}
