@@ -31,9 +31,13 @@ def session(way: str) -> "SparkSession":
         return quintet.spark.session(MASTER, name="bench")
     from pyspark.sql import SparkSession
 
-    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "2g"}
+    quiet: dict[str, bool | float | int | str | None] = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "2g",
+    }
     local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    return SparkSession.builder.master(MASTER).config(map=quiet | local).getOrCreate()
+    return SparkSession.builder.master(MASTER).config(map={**quiet, **local}).getOrCreate()
 
 
 def start(way: str) -> None:
