@@ -232,3 +232,13 @@ def test_a_limit_is_kept_used_up_and_starves_nobody(backlog: dict[tuple[str, int
 
 def test_a_limit_is_shared_in_proportion() -> None:
     assert share(100, {("a", 0): 900, ("a", 1): 100, ("a", 2): 0}) == {("a", 0): 90, ("a", 1): 10, ("a", 2): 0}
+
+
+def test_more_partitions_than_the_limit_take_turns() -> None:
+    backlog = {("busy", 0): 1000, ("busy", 1): 1000, ("quiet", 0): 1, ("quiet", 1): 2, ("quiet", 2): 0}
+    seen, turn = set(), 7
+    for _ in range(2):
+        taken = share(2, backlog, turn)
+        seen |= {key for key, rows in taken.items() if rows}
+        turn += sum(taken.values())
+    assert seen == {key for key, rows in backlog.items() if rows}, "the quiet ones are not left for last"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -107,6 +108,16 @@ def test_available_now_ends_where_it_was_asked(broker: FlightServer, topic: str)
     assert ends(reader.reportLatestOffset() or {}) == {topic: [6]}
 
 
+def test_available_now_from_a_time_on_while_the_topic_grows(broker: FlightServer, topic: str) -> None:
+    filled(broker, topic, 1, 3)
+    reader = stream(broker, subscribe=topic, startingTimestamp="2100-01-01T00:00:00Z")
+    reader.prepareForTriggerAvailableNow()
+    fill(broker, topic, 1, 3, begin=3)
+    start = reader.initialOffset()
+    assert ends(start) == {topic: [6]}
+    assert reader.latestOffset(start, ALL) == start, "what came before it was asked for is no loss"
+
+
 def test_a_topic_that_appears_is_read_from_its_beginning(broker: FlightServer, topic: str) -> None:
     reader = stream(broker, subscribePattern=f"{topic}-.*")
     start = reader.initialOffset()
@@ -178,6 +189,25 @@ def test_retention_that_overtakes_a_slow_query(topic: str, caplog: pytest.LogCap
         with pytest.raises(OptionError, match=r"option failOnDataLoss: .* where the query is"):
             strict.latestOffset(shorter, ALL)
         assert lenient.latestOffset(shorter, ALL) == end
+
+
+def test_retention_that_took_everything_is_no_silence(
+    broker: FlightServer, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(broker, topic, 1, 3)
+    strict = stream(broker, subscribe=topic, startingOffsets="earliest")
+    lenient = stream(broker, subscribe=topic, startingOffsets="earliest", failOnDataLoss="false")
+    start = strict.initialOffset()
+    (info,) = link_to(broker).topics(wire.Selection((topic,))).topics
+    empty = {topic: msgspec.structs.replace(info, partitions=(wire.PartitionInfo(3, 3),))}
+    monkeypatch.setattr(StreamReader, "_found", lambda *_: empty)
+    end = strict.latestOffset(start, ALL)
+    assert ends(end) == {topic: [3]}, "there is a batch in which it can be said"
+    with pytest.raises(OptionError, match=rf"failOnDataLoss: {topic}/0 begins at offset 3 now"):
+        strict.partitions(start, end)
+    with caplog.at_level(logging.WARNING, "quintet.spark"):
+        assert rows(lenient, start, end) == []
+    assert "the records 0 to 2 were removed by its retention" in caplog.text
 
 
 def test_a_stream_that_is_refused_says_so_when_asked(broker: FlightServer, topic: str) -> None:

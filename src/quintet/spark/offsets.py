@@ -45,23 +45,24 @@ def load(offsets: Mapping[str, object]) -> Offsets:
     return found
 
 
-def share(limit: int, backlog: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+def share(limit: int, backlog: Mapping[tuple[str, int], int], turn: int = 0) -> dict[tuple[str, int], int]:
     """How many records of each partition to take so that there are at most `limit`: in proportion to what waits, and at
-    least one of each as long as the limit allows it, so that a big partition never starves a small one."""
+    least one of each as long as the limit allows it, so that a big partition never starves a small one. Where there are
+    more partitions than the limit, they take turns: `turn` is how many records were taken before."""
     total = sum(backlog.values())
     if total <= limit:
         return dict(backlog)
     waiting = sorted((key for key, rows in backlog.items() if rows), key=lambda key: (-backlog[key], key))
     taken = dict.fromkeys(backlog, 0)
-    for key in waiting[:limit]:
-        taken[key] = 1
-    left = limit - min(limit, len(waiting))
+    if limit <= len(waiting):
+        row = sorted(waiting)
+        begin = turn % len(row)
+        return taken | dict.fromkeys((*row[begin:], *row[:begin])[:limit], 1)
+    left = limit - len(waiting)
     rest = total - len(waiting)
-    if left:
-        for key in waiting:
-            taken[key] += left * (backlog[key] - 1) // rest
-    for key in waiting:  # what rounding left over, to the longest backlogs first
-        if sum(taken.values()) >= limit:
-            break
-        taken[key] += taken[key] < backlog[key]
+    for key in waiting:
+        taken[key] = 1 + left * (backlog[key] - 1) // rest
+    over = limit - sum(taken.values())
+    for key in waiting[:over]:  # what rounding left over, to the longest backlogs first
+        taken[key] += 1
     return taken

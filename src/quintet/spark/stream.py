@@ -46,6 +46,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             starts = positions("startingOffsets", options.starting or "latest", topics)
         else:
             starts = at_time(link, topics, options.starting_us)
+            if self._frozen is not None:  # a start behind an end of before would look like loss
+                self._frozen = self._known()
         return dump(
             {
                 name: Marks(info.id, tuple(starts[name, number] for number in range(len(info.partitions))))
@@ -71,12 +73,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for number, (offset, part) in enumerate(zip(begin[name].at, info.partitions, strict=True))
         }
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(backlog.values())
-        taken = share(rows, backlog)
+        taken = share(rows, backlog, sum(sum(marks.at) for marks in begin.values()))
         end: Offsets = {}
         for name, info in topics.items():
             marks = begin[name]
+            # Beyond what retention took even if nothing is left to take: `partitions` then says that it is lost.
             at = [
-                max(offset, part.first) + taken[name, number] if taken[name, number] else offset
+                max(offset, part.first) + taken[name, number]
                 for number, (offset, part) in enumerate(zip(marks.at, info.partitions, strict=True))
             ]
             end[name] = Marks(info.id, tuple(at))
