@@ -23,12 +23,13 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from quintet.flight.wire import COLUMNS
 from quintet.log.mapped import Gathered
-from quintet.model.errors import BadRequest
+from quintet.model.errors import BadRequest, TooLarge
 
 BYTES_PER_BATCH: Final = 8 << 20  # of keys, values, headers and origins; a record batch ends behind it
 CONSTANT_ROWS_MAX: Final = 1 << 15  # of a constant column that is kept for the next record batch
 CONSTANTS_KEPT: Final = 16
 CONSTANT_ROWS_MIN: Final = 1 << 10
+DECODED_BYTES_MAX: Final = 256 << 20  # of a column that says a value once for many rows, once every row has its own
 
 _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 SCHEMA: Final = pa.schema(
@@ -193,22 +194,37 @@ def _cast(name: str, column: Any, kind: Any, safe: bool = True) -> Any:
 def _binary(name: str, column: Any) -> Any:
     """The column as binary with 32-bit offsets."""
     types = pa.types
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    views = (types.is_binary_view, types.is_string_view)
+    plain = (types.is_null, types.is_large_binary, types.is_string, types.is_large_string, types.is_fixed_size_binary)
+    if not any(fit(kind) for fit in (types.is_binary, *plain, *views)) or (
+        kind is not column.type and any(fit(kind) for fit in views)
+    ):
+        raise _wrong(name, column.type, "binary or string")
     if types.is_dictionary(column.type):
+        _check_decoded(name, pc.binary_length(column.dictionary).take(column.indices))
         column = column.dictionary_decode()
-    kind = column.type
-    if types.is_binary(kind):
-        return column
-    fits = (
-        types.is_null,
-        types.is_large_binary,
-        types.is_string,
-        types.is_large_string,
-        types.is_binary_view,
-        types.is_string_view,
-    )
-    if not any(fit(kind) for fit in (*fits, types.is_fixed_size_binary)):
-        raise _wrong(name, kind, "binary or string")
-    return _cast(name, column, pa.binary())
+    elif any(fit(kind) for fit in views):
+        _check_decoded(name, _view_lengths(column))
+    return column if types.is_binary(column.type) else _cast(name, column, pa.binary())
+
+
+def _view_lengths(column: Any) -> Any:
+    """The first four bytes of each sixteen; Arrow has no function for it."""
+    n, at = len(column), column.offset
+    words = pa.Array.from_buffers(pa.int32(), 4 * (at + n), [None, column.buffers()[1]], null_count=0)
+    lengths = words.take(pc.cumulative_sum(pa.repeat(pa.scalar(4, pa.int64()), n), start=4 * at - 4))
+    return pc.if_else(column.is_valid(), lengths, 0)
+
+
+def _check_decoded(name: str, lengths: Any) -> None:
+    """A few bytes that stand for gigabytes must not become them."""
+    size = pc.sum(lengths.cast(pa.int64())).as_py() or 0
+    if size > DECODED_BYTES_MAX:
+        raise TooLarge(
+            f"the column `{name}` has {size} bytes once it is decoded, the limit is {DECODED_BYTES_MAX}",
+            hint="send smaller record batches",
+        )
 
 
 def _view(buffer: Any, start: int = 0) -> memoryview | bytes:

@@ -326,6 +326,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
             if self.draining:
                 raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
             if chunk.data is not None and chunk.data.num_rows:
+                writing.check(chunk.data)
                 with self._lock:
                     self.figures.rows_in += chunk.data.num_rows
                     self.figures.bytes_in += chunk.data.nbytes
