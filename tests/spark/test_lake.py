@@ -15,13 +15,14 @@ import duckdb
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from quintet.spark import lake
-from quintet.spark.lake import files, journal, schema, swap
+from quintet.spark.lake import files, journal, meta, schema, swap
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import File, Heaps
 from quintet.spark.lake.parquet import ParquetTable
-from quintet.spark.lake.sink import FORMATS, settings, table_of
+from quintet.spark.lake.sink import FORMATS, BatchWriter, Sink, settings, table_of
 from quintet.spark.lake.table import Table
 from quintet.spark.options import OptionError
 
@@ -248,6 +249,25 @@ class TestCutOff:
         put(table, "once-2", 0, rows(4, 1))
         assert offsets(table) == [0, 1, 2, 3, 4]
 
+    def test_a_writer_that_never_came_back_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        table = ParquetTable(str(tmp_path / "t"), BY)
+        with monkeypatch.context() as patch:
+            _stop_after(patch, 0)
+            with pytest.raises(RuntimeError, match="cut off"):
+                put(table, "q", 0, rows(0, 4))
+        os.utime(left(table)[0].parent, (0, 0))
+        put(table, "other", 0, rows(4, 1))
+        assert offsets(table) == [0, 1, 2, 3, 4]
+
+    def test_before_the_table_is_written_down(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(meta, "save", _cut)
+            with pytest.raises(RuntimeError, match="cut off"):
+                put(table, "q", 0, rows(0, 4))
+        put(table, "q", 0, rows(0, 4))
+        assert lake.kind(str(table.path)) == table.format
+        assert offsets(table) == [0, 1, 2, 3]
+
     def test_a_swap_of_two_renames(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(swap, "exchange", lambda one, other: False)
         table = ParquetTable(str(tmp_path / "t"), BY)
@@ -307,6 +327,12 @@ class TestColumns:
         with pytest.raises(LakeError, match=r"column 'offset' is int64 in the table and string in the rows; cast it"):
             put(table, "q", 1, other)
         assert offsets(table) == [0, 1]
+
+    def test_names_that_differ_by_case_alone_are_refused(self, table: Table) -> None:
+        put(table, "q", 0, rows(0, 2))
+        twin = rows(2, 2).append_column("Offset", pa.array(["eu", None]))
+        with pytest.raises(LakeError, match="column 'Offset' of the rows and 'offset' of the table differ by case"):
+            put(table, "q", 1, twin)
 
     def test_other_partition_columns_are_refused(self, table: Table) -> None:
         put(table, "q", 0, rows(0, 2))
@@ -489,6 +515,32 @@ class TestCompaction:
         assert [len(view) for view in views] == [3, 1]
         assert offsets(table) == [0, 1, 2]
 
+    @pytest.mark.parametrize("format", ["delta", "iceberg"])
+    def test_a_table_without_partitions_again_and_again(self, tmp_path: Path, format: str) -> None:
+        table = table_of(str(tmp_path / "t"), format, ())
+        for epoch in range(6):
+            put(table, "q", epoch, rows(epoch, 1))
+            table.compact()
+        assert offsets(table) == list(range(6))
+        assert len(table.paths()) == 1
+
+    def test_null_and_nothing_are_two_values(self, table: Table) -> None:
+        for epoch in range(2):
+            some = rows(2 * epoch, 2).set_column(2, "topic", pa.array([None, ""], pa.string()))
+            put(table, "q", epoch, some)
+        table.compact()
+        _, paths = table.listing()
+        found = [files.read_files([path]).column("topic").to_pylist() for path in paths]
+        assert sorted(found, key=str) == [["", ""], [None, None]]
+
+    def test_files_that_cannot_be_merged_stop_no_stream(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        given = settings({"path": str(tmp_path / "t"), "compactEvery": "2"})
+        sink = Sink(given, from_arrow_schema(SCHEMA), False)
+        for epoch in range(2):
+            sink._commit([sink._stage("q", epoch, iter(rows(epoch, 1).to_batches()))])
+        assert "were not merged: the table" in caplog.text
+        assert offsets(sink._table()) == [0, 1]
+
     def test_a_parquet_table_without_partitions_cannot(self, tmp_path: Path) -> None:
         table = ParquetTable(str(tmp_path / "t"), ())
         for epoch in range(2):
@@ -530,12 +582,19 @@ class TestOptions:
             ({}, "option path: it is missing"),
             ({"path": "/x", "format": "orc"}, "option format: 'orc' is not one of parquet, delta, iceberg"),
             ({"path": "/x", "compactEvery": "-1"}, "option compactEvery: '-1' is not"),
+            ({"path": "/x", "txnAppId": "", "txnVersion": "1"}, "option txnAppId: it is empty"),
+            ({"path": "/x", "txnAppId": ".."}, "option txnAppId: .* only dots"),
             ({"path": "/x", "partition": "a"}, "option partition: a lake table does not have it"),
         ],
     )
     def test_what_is_wrong_is_named(self, options: dict[str, str], words: str) -> None:
         with pytest.raises(OptionError, match=words):
             settings(options)
+
+    @pytest.mark.parametrize("half", [{"txnAppId": "me"}, {"txnVersion": "7"}])
+    def test_half_a_name_of_a_batch_is_none(self, tmp_path: Path, half: dict[str, str]) -> None:
+        with pytest.raises(OptionError, match="option txnAppId: it needs txnVersion"):
+            BatchWriter(settings({"path": str(tmp_path / "t")} | half), from_arrow_schema(SCHEMA), False)
 
     @pytest.mark.parametrize("path", ["s3://bucket/x", "/data/*", ""])
     def test_paths_that_are_none(self, path: str) -> None:

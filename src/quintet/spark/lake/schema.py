@@ -46,8 +46,15 @@ def normal_type(kind: pa.DataType) -> pa.DataType:
 
 
 def union(table: pa.Schema, rows: pa.Schema) -> pa.Schema:
-    """The table's columns and then those that are new in `rows`, both normal. LakeError for a column whose type changed."""
+    """The table's columns and then those that are new in `rows`, both normal. LakeError for a column whose type changed, and
+    for one whose name differs from another's by case alone: Spark and Delta could not tell them apart any more."""
+    known = {name.lower(): name for name in reversed(table.names)}
     for field in rows:
+        if table.get_field_index(field.name) < 0 and field.name.lower() in known:
+            raise LakeError(
+                f"column {field.name!r} of the rows and {known[field.name.lower()]!r} of the table differ by case alone",
+                hint="give it the same name, or quite another one",
+            )
         index = table.get_field_index(field.name)
         if index >= 0 and table.field(index).type != field.type:
             raise LakeError(

@@ -8,6 +8,7 @@ Columns that are new are added to the table, a column whose type changed is refu
 """
 
 import importlib
+import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ FORMATS: Final = {
 OPTIONS: Final = ("path", "format", "partitionBy", "compactEvery", "targetBytes", "txnAppId", "txnVersion")
 SPARKS_OWN: Final = ("checkpointlocation", "queryname", "outputmode", "paths")
 
+_log = logging.getLogger("quintet.spark")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -55,7 +58,7 @@ class Settings:
     compact_every: int  # batches; 0: never
     target_bytes: int
     writer: str  # "": the query's id
-    epoch: int
+    epoch: int | None  # None: not given; a stream counts by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ def settings(options: Mapping[str, str]) -> Settings:
     format = given.get("format", "parquet").lower()
     if format not in FORMATS:
         raise OptionError("format", f"{format!r} is not one of {', '.join(FORMATS)}")
+    if given.get("txnAppId", "-") in ("", ".", ".."):
+        raise OptionError("txnAppId", "it is empty or only dots; write a name that no other writer of the table has")
     columns = None
     if "partitionBy" in given:
         columns = tuple(name.strip() for name in given["partitionBy"].split(",") if name.strip())
@@ -107,7 +112,7 @@ def settings(options: Mapping[str, str]) -> Settings:
         compact_every=_number(given, "compactEvery", 0, 0),
         target_bytes=_number(given, "targetBytes", MERGED_BYTES, 1),
         writer=given.get("txnAppId", ""),
-        epoch=_number(given, "txnVersion", 0, 0),
+        epoch=_number(given, "txnVersion", 0, 0) if "txnVersion" in given else None,
     )
 
 
@@ -179,7 +184,10 @@ class Sink:
         epoch = written[0].epoch
         table.commit(written[0].writer, epoch, [file for one in written for file in one.files], self._schema)
         if self._given.compact_every and epoch % self._given.compact_every == self._given.compact_every - 1:
-            table.compact(self._given.target_bytes)
+            try:
+                table.compact(self._given.target_bytes)
+            except Exception as error:  # the batch is committed: done again, it would only come to the same point
+                _log.warning("quintet: small files of %s were not merged: %s", self._path, error)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         for message in messages:
@@ -192,11 +200,13 @@ class BatchWriter(Sink, DataSourceArrowWriter):
 
     def __init__(self, given: Settings, schema: StructType, overwrite: bool) -> None:
         super().__init__(given, schema, overwrite)
+        if bool(given.writer) != (given.epoch is not None):
+            raise OptionError("txnAppId", "it needs txnVersion, and txnVersion needs it; set both or none of them")
         self._writer = given.writer or f"{ONCE}{uuid.uuid4().hex}"
 
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return self._stage(self._writer, self._given.epoch, iterator)
+        return self._stage(self._writer, self._given.epoch or 0, iterator)
 
     @plainly
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -119,14 +119,16 @@ class Table(ABC):
         """Publish these files as a batch of a writer. False: it was committed before; they are removed."""
         commit = Commit(writer, epoch, sum(file.rows for file in staged), tuple(staged))
         with self.journal.locked(), self._session():
-            self._recover(writer)
+            for name in {writer, *self.journal.writers()}:  # all of them: what is old is swept below
+                self._recover(name)
             fresh = writer.startswith(ONCE) or epoch > self.fence(writer)
             if fresh:
                 before, after = self.schema(), self.check(schema)
                 if before is None or after != before:
-                    columns = self.columns()
                     self._prepare(before, after)
-                    meta.save(self.path, self.format, columns, after)
+                known = meta.load(self.path)
+                if known is None or known.schema != after:  # also when it was cut off here the last time
+                    meta.save(self.path, self.format, self.columns(), after)
                 if staged:
                     self._publish(commit)
                     self.journal.prune(writer)
@@ -170,12 +172,16 @@ class Table(ABC):
         return Compaction(sum(len(one.gone) for one in merged), len(merged), sum(one.file.rows for one in merged))
 
     def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[Path]]]:
-        """Small files of one directory that make one of about the target together."""
-        places: dict[str, list[Path]] = defaultdict(list)
+        """Small files of one directory that make one of about the target together. Null and "" share a directory, and are
+        two partition values all the same."""
+        places: dict[tuple[str, str], list[Path]] = defaultdict(list)
+        columns = self.partition_by()
         for path in self.paths():
             if path.stat().st_size < target_bytes // 2:
-                places[os.path.relpath(path.parent, self.path)].append(path)
-        for place, small in sorted(places.items()):
+                place = os.path.relpath(path.parent, self.path)
+                values = [files.extremes(str(path)).get(name) for name in columns]
+                places["" if place == os.curdir else place, repr(values)].append(path)
+        for (place, _), small in sorted(places.items()):
             group: list[Path] = []
             size = held = 0
             for path in sorted(small):
