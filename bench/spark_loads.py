@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from bench.harness import OURS, Bench, Comparison, Figure
 from bench.loads_fly import CONNECTIONS, IN_FLIGHT, WARMUP_S
 from bench.peer_wires import KafkaWire
+from bench.spark_child import MASTER, ROWS_PER_TRIGGER
 
 from bench import closed_loop, fly, peers, spark_peers, spark_rows
 from quintet.bench.flymq import FlymqWire
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-MASTER = "local[2]"
 TOPIC, SINK, PRODUCED, KAFKA_TOPIC = "bench.rows", "bench.sink", "bench.produced", "rows"
 SINK_BYTES = 128  # of a value that is written
-KAFKA_ROWS_PER_TRIGGER = 1_000_000  # ours by default; Kafka's has no default
 
 
 @dataclass(slots=True)
@@ -343,7 +342,7 @@ def kafka(run: Run) -> None:
 
 
 def _stream_into_nothing(run: Run) -> None:
-    every = run.stream(maxOffsetsPerTrigger=str(KAFKA_ROWS_PER_TRIGGER))
+    every = run.stream(maxOffsetsPerTrigger=str(ROWS_PER_TRIGGER))
     writing = every.writeStream.format("noop").option("checkpointLocation", run.fresh("checkpoint"))
     ended(writing.trigger(availableNow=True).start())
 
