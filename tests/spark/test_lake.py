@@ -112,6 +112,8 @@ class TestCommit:
         put(table, "q", 0, rows(0, 10))
         with pytest.raises(LakeError, match=r"batch 0 of q was written .* with 10 rows, and now has 11"):
             put(table, "q", 0, rows(0, 11))
+        staged = stage(table, "q", 0, rows(0, 9))  # a record has expired
+        assert not table.commit("q", 0, staged, SCHEMA, accept_other=True)
         assert offsets(table) == list(range(10))
         assert left(table) == []
 
@@ -583,6 +585,7 @@ class TestOptions:
             ({"path": "/x", "format": "orc"}, "option format: 'orc' is not one of parquet, delta, iceberg"),
             ({"path": "/x", "compactEvery": "-1"}, "option compactEvery: '-1' is not"),
             ({"path": "/x", "txnAppId": "", "txnVersion": "1"}, "option txnAppId: it is empty"),
+            ({"path": "/x", "failOnDataLoss": "no"}, "option failOnDataLoss: 'no' is not one of true, false"),
             ({"path": "/x", "txnAppId": ".."}, "option txnAppId: .* only dots"),
             ({"path": "/x", "partition": "a"}, "option partition: a lake table does not have it"),
         ],

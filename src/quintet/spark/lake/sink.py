@@ -42,7 +42,9 @@ FORMATS: Final = {
     "delta": ("quintet.spark.lake.delta", "Delta"),
     "iceberg": ("quintet.spark.lake.iceberg", "Iceberg"),
 }
-OPTIONS: Final = ("path", "format", "partitionBy", "compactEvery", "targetBytes", "txnAppId", "txnVersion")
+OPTIONS: Final = (
+    "path", "format", "partitionBy", "compactEvery", "targetBytes", "failOnDataLoss", "txnAppId", "txnVersion",
+)  # fmt: skip
 SPARKS_OWN: Final = ("checkpointlocation", "queryname", "outputmode", "paths")
 
 _log = logging.getLogger("quintet.spark")
@@ -59,6 +61,7 @@ class Settings:
     target_bytes: int
     writer: str  # "": the query's id
     epoch: int | None  # None: not given; a stream counts by itself
+    fail_on_data_loss: bool  # false: a batch that comes again with other rows is passed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,9 @@ def settings(options: Mapping[str, str]) -> Settings:
         raise OptionError("format", f"{format!r} is not one of {', '.join(FORMATS)}")
     if given.get("txnAppId", "-") in ("", ".", ".."):
         raise OptionError("txnAppId", "it is empty or only dots; write a name that no other writer of the table has")
+    loss = given.get("failOnDataLoss", "true").lower()
+    if loss not in ("true", "false"):
+        raise OptionError("failOnDataLoss", f"{loss!r} is not one of true, false")
     columns = None
     if "partitionBy" in given:
         columns = tuple(name.strip() for name in given["partitionBy"].split(",") if name.strip())
@@ -113,6 +119,7 @@ def settings(options: Mapping[str, str]) -> Settings:
         target_bytes=_number(given, "targetBytes", MERGED_BYTES, 1),
         writer=given.get("txnAppId", ""),
         epoch=_number(given, "txnVersion", 0, 0) if "txnVersion" in given else None,
+        fail_on_data_loss=loss == "true",
     )
 
 
@@ -182,7 +189,8 @@ class Sink:
             return
         table = self._table()
         epoch = written[0].epoch
-        table.commit(written[0].writer, epoch, [file for one in written for file in one.files], self._schema)
+        files = [file for one in written for file in one.files]
+        table.commit(written[0].writer, epoch, files, self._schema, accept_other=not self._given.fail_on_data_loss)
         if self._given.compact_every and epoch % self._given.compact_every == self._given.compact_every - 1:
             try:
                 table.compact(self._given.target_bytes)

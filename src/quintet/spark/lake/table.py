@@ -115,8 +115,11 @@ class Table(ABC):
         """What to partition by: as the table is, or as the writer wants it when there is none."""
         return (self.given or ()) if self.schema() is None else self.partition_by()
 
-    def commit(self, writer: str, epoch: int, staged: Sequence[File], schema: pa.Schema) -> bool:
-        """Publish these files as a batch of a writer. False: it was committed before; they are removed."""
+    def commit(
+        self, writer: str, epoch: int, staged: Sequence[File], schema: pa.Schema, *, accept_other: bool = False
+    ) -> bool:
+        """Publish these files as a batch of a writer. False: it was committed before; they are removed. `accept_other`: also
+        if it had another number of rows then."""
         commit = Commit(writer, epoch, sum(file.rows for file in staged), tuple(staged))
         with self.journal.locked(), self._session():
             for name in {writer, *self.journal.writers()}:  # all of them: what is old is swept below
@@ -133,7 +136,7 @@ class Table(ABC):
                     self._publish(commit)
                     self.journal.prune(writer)
             else:
-                self._same_again(commit)
+                self._same_again(commit, accept_other)
             self.journal.sweep(writer, epoch)
             if writer.startswith(ONCE):
                 self.journal.forget(writer)
@@ -196,15 +199,15 @@ class Table(ABC):
             if len(group) > 1:
                 yield place, group
 
-    def _same_again(self, commit: Commit) -> None:
+    def _same_again(self, commit: Commit, accept_other: bool) -> None:
         """A batch at or below the fence: drop it, if it is what was committed then."""
         known = self.journal.get(commit.writer, commit.epoch)
         self.discard(commit.files)
-        if known is not None and known.rows != commit.rows:
+        if known is not None and known.rows != commit.rows and not accept_other:
             raise LakeError(
                 f"batch {commit.epoch} of {commit.writer} was written to {self.path} before with {known.rows} rows, and now "
-                f"has {commit.rows}: its checkpoint was put back or changed",
-                hint="go on with the newest checkpoint, or begin a new one with another txnAppId",
+                f"has {commit.rows}: its checkpoint was put back or changed, or records expired since",
+                hint="go on with the newest checkpoint, or set failOnDataLoss to false to keep what was written before",
             )
 
     def place(self, commit: Commit) -> None:
