@@ -243,12 +243,15 @@ def test_what_failed_is_a_sentence_and_a_verdict(error: Exception, sentence: str
 def test_incurable_errors_are_those_of_the_house(name: str) -> None:
     """A name that no class has would never be met."""
     import quintet.spark.java
+    import quintet.spark.lake.errors
     import quintet.spark.options
     import quintet.spark.start
     from quintet.client import errors as client
     from quintet.model import errors as model
 
-    homes = (model, client, quintet.spark.options, quintet.spark.java, quintet.spark.start)
+    homes = (
+        model, client, quintet.spark.options, quintet.spark.java, quintet.spark.start, quintet.spark.lake.errors,
+    )  # fmt: skip
     assert any(hasattr(home, name) for home in homes)
     text = f"{WORKER}quintet.somewhere.{name}: so it is{TAIL}"
     assert failures.explain(Captured(text)) == failures.Failure("so it is.", True, text)
@@ -491,6 +494,26 @@ def test_a_pipeline_that_ends() -> None:
         assert reports[-1].state == state
         assert [len(result.rows) for result in screen.results] == ([] if to == 7 else [to])
     assert screen.notes[-1] == "count-a: seven is not counted to."
+
+
+def test_an_order_is_heard_while_a_pipeline_waits_for_its_time() -> None:
+    made = runner.prepare(COUNT, {"topic": "a", "wait": "3600"})
+    screen = Notes()
+    going = runner.Runner(made, lambda before: Sleepy(), lambda report: report.state == "running", screen)  # type: ignore[arg-type,return-value]
+    assert going.go() == 0
+    assert screen.notes[-1].startswith("count-a: stopped after ")
+    assert not screen.results
+
+
+class Sleepy(FakeSpark):
+    """A session with no job to cancel."""
+
+    @property
+    def sparkContext(self) -> "Sleepy":
+        return self
+
+    def cancelAllJobs(self) -> None:
+        pass
 
 
 def test_how_often_by_default() -> None:

@@ -17,7 +17,12 @@ MINUTE_US = 60 * SECOND_US
 ORDER = {
     "type": "object",
     "required": ["id"],
-    "properties": {"id": {"type": "integer"}, "region": {"type": "string"}, "total": {"type": "number"}},
+    "properties": {
+        "id": {"type": "integer"},
+        "region": {"type": "string"},
+        "total": {"type": "number"},
+        "a.b`c": {"type": "integer"},  # one name, for all its signs
+    },
 }
 
 
@@ -49,13 +54,14 @@ def test_decode_types_what_fits_and_buries_what_does_not(
 ) -> None:
     manage(broker, lambda admin: admin.register_schema(topic, "json", json.dumps(ORDER).encode()))
     poison = [b"no json", b'{"region": "eu"}', b'{"id": "seven"}']
-    good = [b'{"id": 1, "region": "eu", "total": 2.5}', b'{"id": 2}']
+    good = [b'{"id": 1, "region": "eu", "total": 2.5, "a.b`c": 7}', b'{"id": 2}']
     put(broker, topic, {"key": [b"a", b"b", b"c", b"d", None], "value": [good[0], *poison, good[1]]})
     options = decode.Options(topic=topic, to_topic=f"{topic}-typed", **settings)
     finish(decode.start(spark, options))
     typed = documents(broker, f"{topic}-typed")
     assert [(row["id"], row.get("region"), row.get("total")) for row in typed] == [(1, "eu", 2.5), (2, None, None)]
     assert [row["offset"] for row in typed] == [0, 4]
+    assert typed[0]["a.b`c"] == 7
     dead = records(broker, f"{topic}-dlq")
     assert sorted(row["value"] for row in dead) == sorted(poison)
     causes = [dict((h["key"], h["value"]) for h in row["headers"])["quintet-dead-error"].decode() for row in dead]

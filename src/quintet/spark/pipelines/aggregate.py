@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, read_stream, spoken, write
+from quintet.spark.pipelines.base import Into, quoted, read_stream, spoken, write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -73,19 +73,19 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
         _known(frame, name)
     if options.where:
         frame = frame.where(options.where)
-    span = F.window(options.time, spoken(options.window), spoken(options.slide) if options.slide else None)
+    span = F.window(quoted(options.time), spoken(options.window), spoken(options.slide) if options.slide else None)
     measured = [_measure(frame, name, text) for name, text in options.measures.items()]
     result = (
-        frame.withWatermark(options.time, spoken(options.watermark))
-        .groupBy(span, *[F.col(_quoted(name)) for name in options.by])
+        frame.withWatermark(quoted(options.time), spoken(options.watermark))
+        .groupBy(span, *[F.col(quoted(name)) for name in options.by])
         .agg(*measured)
         .withColumn("window_start", F.col("window.start"))
         .withColumn("window_end", F.col("window.end"))
         .drop("window")
     )
     names = ["window_start", "window_end", *options.by, *options.measures]
-    key = F.concat_ws("/", F.col("window_start").cast("string"), *[F.col(_quoted(name)) for name in options.by])
-    keyed = result.select(key.alias("key"), *[F.col(_quoted(name)) for name in names])
+    key = F.concat_ws("/", F.col("window_start").cast("string"), *[F.col(quoted(name)) for name in options.by])
+    keyed = result.select(key.alias("key"), *[F.col(quoted(name)) for name in names])
     return [write(keyed, options, mode="update" if options.emit == "updates" else "append")]
 
 
@@ -95,7 +95,7 @@ def _columns(frame: "DataFrame", options: Options) -> "DataFrame":
 
     if not options.fields:
         return frame
-    layout = ", ".join(f"{_quoted(name)} {kind}" for name, kind in options.fields.items())
+    layout = ", ".join(f"{quoted(name)} {kind}" for name, kind in options.fields.items())
     parsed = F.from_json(F.col("value").cast("string"), layout, {"mode": "PERMISSIVE"})
     return frame.withColumn("_parsed", parsed).select(
         "*", *[F.col("_parsed")[name].alias(name) for name in options.fields]
@@ -111,7 +111,7 @@ def _measure(frame: "DataFrame", name: str, text: str) -> "Column":
         return F.count(F.lit(1)).alias(name)
     if column is not None:
         _known(frame, column)
-        over = F.col(_quoted(column))
+        over = F.col(quoted(column))
         plain = {
             "count": F.count, "sum": F.sum, "avg": F.avg, "min": F.min, "max": F.max, "distinct": F.approx_count_distinct,
         }  # fmt: skip
@@ -127,7 +127,3 @@ def _measure(frame: "DataFrame", name: str, text: str) -> "Column":
 def _known(frame: "DataFrame", name: str) -> None:
     if name not in frame.columns:
         raise ValueError(f"no column {name!r}: there are {', '.join(frame.columns)}; declare it under [fields]")
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

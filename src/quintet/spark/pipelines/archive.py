@@ -13,7 +13,7 @@ import msgspec
 
 from quintet.flight.wire import COLUMNS
 from quintet.spark import lake
-from quintet.spark.pipelines.base import Streaming, read_stream, topic_list
+from quintet.spark.pipelines.base import Streaming, loss, read_stream, topic_list
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +63,11 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
             "the topic's schema has a field `date`, as the archive has; write typed_prefix=, for instance v_"
         )
     table = {"path": options.path, "format": options.format, "partitionBy": options.partition_by}
-    table |= {"compactEvery": str(options.compact_every), "targetBytes": str(options.target_mb << 20)}
+    table |= {
+        "failOnDataLoss": loss(options),
+        "compactEvery": str(options.compact_every),
+        "targetBytes": str(options.target_mb << 20),
+    }
     return [
         frame.withColumn(DATE, F.expr(DAY))
         .writeStream.format(lake.FORMAT)

@@ -11,6 +11,8 @@ and is a row in PIPELINES (__init__.py). Nothing here starts a session, restarts
 runner.py. A pipeline must be callable from a notebook as it is: `archive.start(spark, archive.Options(...))`.
 """
 
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL: Final = "flight://127.0.0.1:8815"
 NOW: Final = "now"
+MESSAGE: Final = frozenset({"key", "value", "headers", "timestamp", "partition"})  # the columns that make a message
 
 
 class Common(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +55,10 @@ class Streaming(Common, kw_only=True):
         str, msgspec.Meta(description="Where a new run begins: earliest, latest, or offsets as JSON.")
     ] = "earliest"
     max_per_trigger: Annotated[int, msgspec.Meta(description="Records of one batch at most.", ge=1)] = 1_000_000
+    fail_on_data_loss: Annotated[
+        bool,
+        msgspec.Meta(description="false: go on when records are gone that were not read yet, and say so in the log."),
+    ] = True
 
     def trigger_options(self) -> dict[str, Any]:
         """The arguments of DataStreamWriter.trigger."""
@@ -67,6 +74,27 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     ok: bool = True  # false: exit code 1
     pictures: tuple[str, ...] = ()  # paths of files that were drawn
+
+
+class Stopped(Exception):
+    """Somebody asked a pipeline to stop while it waited for its time."""
+
+
+_waiting = threading.local()  # .stop: the event that ends the pauses of a thread
+
+
+def heed(stop: threading.Event) -> None:
+    """From now on, pauses of this thread end when `stop` is set."""
+    _waiting.stop = stop
+
+
+def pause(seconds: float) -> None:
+    """Wait; Stopped if the runner of this pipeline is told to stop meanwhile."""
+    stop: threading.Event | None = getattr(_waiting, "stop", None)
+    if stop is None:
+        time.sleep(seconds)
+    elif stop.wait(seconds):
+        raise Stopped
 
 
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -92,6 +120,16 @@ def microseconds(duration: str) -> int:
     return int(number) * _MICROSECONDS[unit]
 
 
+def loss(options: Streaming) -> str:
+    """The option failOnDataLoss of sources and sinks."""
+    return "true" if options.fail_on_data_loss else "false"
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark's expressions want it: `a.b` is one name, a.b is a field of a."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: str) -> "DataFrame":
     """The records of these topics (a,b,c) as a stream."""
     settings: Mapping[str, str] = {
@@ -99,6 +137,7 @@ def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: 
         "subscribe": topics,
         "startingOffsets": options.starting,
         "maxOffsetsPerTrigger": str(options.max_per_trigger),
+        "failOnDataLoss": loss(options),
         **more,
     }
     return spark.readStream.format("quintet").options(**settings).load()
@@ -124,16 +163,17 @@ def write(
     frame: "DataFrame", options: Into, key: str = "key", mode: Literal["append", "update"] = "append"
 ) -> "StreamingQuery":
     """Start writing a stream to the topic or table its options name. To a topic the column `key` is the key of a message and
-    all others are its value, as JSON; a frame that has a binary `value` already goes as it is."""
+    all others are its value, as JSON; a frame of the columns of a message with a binary `value` goes as it is."""
     from pyspark.sql import functions as F
 
     if options.to_topic:
-        if dict(frame.dtypes).get("value") != "binary":
-            rest = [name for name in frame.columns if name != key]
+        if dict(frame.dtypes).get("value") != "binary" or not MESSAGE.issuperset(frame.columns):
+            rest = [F.col(quoted(name)) for name in frame.columns if name != key]
             frame = frame.select(F.col(key).cast("string").alias("key"), F.to_json(F.struct(*rest)).alias("value"))
         writer = frame.writeStream.format("quintet").options(**options.access(), topic=options.to_topic)
     else:
         writer = frame.writeStream.format("quintet_lake").options(path=options.to_table, format=options.table_format)
+    writer = writer.option("failOnDataLoss", loss(options))
     return (
         writer.option("checkpointLocation", options.checkpoint)
         .queryName(options.name)

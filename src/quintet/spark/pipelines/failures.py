@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from quintet.client.errors import ALL
-from quintet.model.errors import ConfigError, DataDirError, EpochDiffers, QuintetError
+from quintet.model.errors import QuintetError
 from quintet.spark.options import OptionError
 
 SENTENCE_CHARS_MAX: Final = 600
@@ -41,6 +40,7 @@ INCURABLE: Final = frozenset(
         "Unsupported",
         "CorruptData",
         "JavaMissing",
+        "LakeError",
         "SparkMissing",
     }
 )
@@ -59,8 +59,6 @@ INCURABLE_CONDITIONS: Final = (
 _OF_THE_PLAN: Final = ("AnalysisException", "ParseException", "IllegalArgumentException")
 # What Spark says when it only passes on what Python said.
 _OF_PYTHON: Final = ("PYTHON_", "Python worker", "Python data source")
-# By class name, as an error is called in the text of an exception.
-_OURS: Final = {kind.__name__: kind for kind in (*ALL, ConfigError, DataDirError, EpochDiffers)}
 _NAMED: Final = re.compile(r"(?:^|[\s:])quintet(?:\.\w+)+\.(\w+): (.*)", re.DOTALL)
 _PYTHON_LINE: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*)?$")
 _CONDITION: Final = re.compile(r"^\s*(?:[\w.$]+: )?\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] ")

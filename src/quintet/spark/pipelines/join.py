@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, read_stream, spoken, write
+from quintet.spark.pipelines.base import Into, quoted, read_stream, spoken, write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -52,7 +52,7 @@ def _side(spark: "SparkSession", options: Options, side: str, topic: str) -> "Da
     frame = read_stream(spark, options, topic, schema=options.schema)
     own = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "origin")
     typed = [name for name in frame.columns if name not in own]
-    value = F.struct(*typed) if typed else _text("value")
+    value = F.struct(*[F.col(quoted(name)) for name in typed]) if typed else _text("value")
     return frame.select(
         F.col("key").alias(f"{side}_key"),
         F.col("timestamp").alias(f"{side}_time"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from quintet.flight import wire
-from quintet.spark.pipelines.base import Common, Result, microseconds
+from quintet.spark.pipelines.base import Common, Result, microseconds, pause
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -89,7 +89,7 @@ def _answers(link: "Link", options: Options) -> Iterator[wire.GroupPositions]:
     begin = time.monotonic()
     for number in range(options.samples):
         due = begin + options.over * number / max(1, options.samples - 1)
-        time.sleep(max(0.0, due - time.monotonic()))
+        pause(max(0.0, due - time.monotonic()))
         yield link.groups(options.topic, options.group)
 
 

@@ -24,7 +24,7 @@ from quintet.flight.wire import PipelineReport
 from quintet.spark import pipelines
 from quintet.spark.options import target
 from quintet.spark.pipelines import given, places, sessions
-from quintet.spark.pipelines.base import NOW, Common, Result, Streaming
+from quintet.spark.pipelines.base import NOW, Common, Result, Streaming, heed
 from quintet.spark.pipelines.failures import RESTARTS_NOW, Failure, Patience, explain
 from quintet.spark.pipelines.reports import Reporter, Send, cut
 from quintet.spark.pipelines.watching import Figures, Query, Watch, line
@@ -224,6 +224,7 @@ class Runner:
         outcome: list[Result | BaseException] = []
 
         def work() -> None:
+            heed(self.stop)
             try:
                 outcome.append(self.job.module.run(self.spark, self.job.options))
             except BaseException as error:
