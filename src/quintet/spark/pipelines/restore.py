@@ -20,6 +20,7 @@ from quintet.model.errors import ConfigError
 from quintet.spark import lake
 from quintet.spark.link import Link
 from quintet.spark.options import target
+from quintet.spark.pipelines import base
 from quintet.spark.pipelines.base import Common, Result
 from quintet.spark.pipelines.replay import (
     US,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 SUMMARY = "an archive back into a topic, in order, with its times, once"
 MARK: Final = "replayed-from"  # header: topic/partition/offset
 PLANS: Final = "_quintet/restores"  # in the archive's directory
-PAUSE_SECONDS_MAX: Final = 1.0  # so that a replay that waits for its time can be ended
+PAUSE_SECONDS_MAX: Final = 1.0  # so that a clock that was put forward is noticed
 LISTED_MAX: Final = 10  # topics that an error names
 EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -80,7 +81,7 @@ def run(
     options: Options,
     *,
     now: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
+    pause: Callable[[float], None] = base.pause,
 ) -> Result:
     """Publish what was not published yet. `now` and `pause` are the clock of a paced replay."""
     if not options.topic:
@@ -94,11 +95,17 @@ def run(
     id = digest(options.name, selection)
     folder = Path(options.state or lake.directory(options.path) / PLANS)
     plan = recall(folder, id, selection)
+    link = Link.of(target(options.access()))
+    writer = f"restore-{id}"
+    if plan is None and link.fence(writer) >= 0:  # a plan is written down before anything is published
+        raise ConfigError(
+            "a replay of this name was begun, and its plan is not there: it was of another archive, had another state=, "
+            "or the archive was made anew",
+            hint="choose another name; everything is published again then",
+        )
     if plan is None:
         plan = _plan(_selected(lake.read(spark, options.path, options.format), options, source), options, selection)
         remember(folder, id, plan)
-    link = Link.of(target(options.access()))
-    writer = f"restore-{id}"
     done = min(link.fence(writer) + 1, len(plan.slices))
     keep = _keeps_partitions(link, options.topic, plan)
     began = now() - (plan.slices[done].due_us / US if done < len(plan.slices) else 0.0)
