@@ -74,7 +74,11 @@ def load(link: Link, topic: str, rows: int) -> None:
 def _publish(link: Link, topic: str, epoch: int, kept: list[pa.RecordBatch]) -> None:
     writer = f"bench.{topic}"
     staged = link.stage(wire.StageRequest(writer, epoch, topic), SCHEMA, kept)
-    link.stage_commit(wire.StageCommit(writer, epoch, (staged.stage,), staged.rows))
+    done = link.stage_commit(wire.StageCommit(writer, epoch, (staged.stage,), staged.rows))
+    if not done.fresh or done.rows != sum(batch.num_rows for batch in kept):
+        raise BenchError(
+            f"batch {epoch} of {topic} was not published as it was sent: {done}. Look at the server's log."
+        )
 
 
 def ends(link: Link, topic: str) -> int:
