@@ -222,7 +222,7 @@ def test_the_same_commit_asked_twice_at_once_publishes_once() -> None:
     stage = parts.stage(0, [b"one"])
     answers = [parts.commit(0, stage), parts.commit(0, stage)]
     parts.scheduler.settle()
-    assert answers == [[(True, None)]] * 2
+    assert answers == [[(True, None)], [(False, None)]]
     assert parts.texts() == Counter([b"one"])
 
 
@@ -275,13 +275,14 @@ def test_what_is_not_yours_or_not_so_is_refused_and_stays() -> None:
 
 
 def test_the_number_of_stages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "STAGES_MAX", 2)
+    monkeypatch.setattr(stages, "STAGES_OF_OWNER_MAX", 2)
     parts = Staging()
     kept = [parts.stage(0, [b"one"]), parts.stage(0, [b"two"])]
     with pytest.raises(LimitExceeded):
         parts.stages.open("spark", QUERY, 0)
     parts.stages.abort("spark", [kept[0].id])
     parts.stages.open("spark", QUERY, 0)
+    parts.stages.open("another", QUERY, 0)
 
 
 def test_an_abandoned_stage_is_swept_after_a_day_also_over_a_restart() -> None:

@@ -2,12 +2,13 @@
 
 A stage may be far larger than memory. One read is under way at a time, so that the batches of a partition are appended in
 the order they were staged in; appends are under way for WINDOW_BYTES at most. What a partition refuses comes back here and
-is read again; what the disk lost of a stage is reported, and the rest goes on.
+is read again, and nothing behind it is appended before it: a restart relies on that order (`Intents._missing`). What the disk
+lost of a stage is reported, and the rest goes on.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from quintet.log.base import Stages
@@ -40,7 +41,8 @@ class Carry:
 
     def __init__(self, stages: Stages, parts: Iterable[Part], append: Append, lost: Lost, wait: Wait) -> None:
         self._stages = stages
-        self._queue = deque(parts)
+        self._queue = list(parts)  # a heap: what comes back has its place among them
+        heapify(self._queue)
         self._append = append
         self._lost = lost
         self._wait = wait
@@ -52,9 +54,9 @@ class Carry:
     def go(self) -> None:
         if self._reading or self._paused or not self._queue or self._flying >= WINDOW_BYTES:
             return
-        group = [self._queue.popleft()]
+        group = [heappop(self._queue)]
         while not self._single and self._queue and _adjoins(group, self._queue[0]):
-            group.append(self._queue.popleft())
+            group.append(heappop(self._queue))
         self._reading = True
         first, last = group[0], group[-1]
         length = last.position + last.length - first.position
@@ -65,12 +67,15 @@ class Carry:
         if isinstance(data, (CorruptData, FileNotFoundError)):
             self._bad(group, data)
         elif isinstance(data, BaseException):
-            self._queue.extendleft(reversed(group))
+            self._put_back(group)
             error = data if isinstance(data, Exception) else CorruptData(str(data))
             self._pause(error)
         else:
             self._single = False
-            for part in group:
+            for number, part in enumerate(group):
+                if self._paused:  # one before it was refused
+                    self._put_back(group[number:])
+                    return
                 begin = part.position - group[0].position
                 self._flying += part.length
                 self._append(part.place, bytearray(memoryview(data)[begin : begin + part.length]))
@@ -79,10 +84,14 @@ class Carry:
     def _bad(self, group: list[Part], error: Exception) -> None:
         self._single = len(group) > 1
         if self._single:
-            self._queue.extendleft(reversed(group))
+            self._put_back(group)
         else:
             self._lost(group[0].place, error)
         self.go()
+
+    def _put_back(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            heappush(self._queue, part)
 
     def landed(self, length: int) -> None:
         """An append is over, well or with an error that needs no second try."""
@@ -92,7 +101,7 @@ class Carry:
     def refused(self, part: Part, error: Exception) -> None:
         """A partition did not take it: again later, before what comes behind it."""
         self._flying -= part.length
-        self._queue = deque(sorted([part, *self._queue]))
+        heappush(self._queue, part)
         self._pause(error)
 
     def _pause(self, error: Exception) -> None:

@@ -24,7 +24,7 @@ readers need to know nothing of it, because nothing uncommitted is ever in a top
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -47,8 +47,9 @@ UNFINISHED_BYTES_MAX: Final = 256 << 20  # of intents that are not yet carried o
 MARK_KEEP_US: Final = 3_600_000_000  # how long a token's outcome is remembered
 MARKS_MAX: Final = 100_000
 MARKS_PER_TICK_MAX: Final = 1_000  # looked at, to forget them
-STAGED_ROW_BYTES: Final = 64  # counted for an append whose batch is in a stage
+STAGED_ROW_BYTES: Final = 80  # counted for an append whose batch is in a stage, and the name of its topic
 NOTE_EVERY_APPENDS: Final = 256  # of a long carry-over: its row says how far it is
+NOTES_MAX: Final = 8  # of one carry-over: each is written on the loop, and is as long as the row
 THERE: Final = -1  # instead of a floor: it was appended, and is not looked for
 
 _PRODUCER: Final = struct.Struct("<QI")  # producer_id and sequence, at 48
@@ -84,7 +85,8 @@ class Staged(NamedTuple):
 
 
 class IntentRow(msgspec.Struct, frozen=True, array_like=True):
-    """What `__intents` keeps. `done` rows hold only the token and its owner: the outcome, for who asks again."""
+    """What `__intents` keeps. `done` rows hold only the token, its owner and the stages that were published: the outcome,
+    for who asks again, and for a start that finds the files of these stages again."""
 
     number: int
     token: str
@@ -93,6 +95,7 @@ class IntentRow(msgspec.Struct, frozen=True, array_like=True):
     done: bool
     appends: tuple[Append, ...]
     effects: tuple[Effect, ...]
+    stages: tuple[str, ...] = ()
 
 
 class NotYetVisible(StorageError):
@@ -105,7 +108,7 @@ class _Running:
     """An intent on its way: what is still missing, and who waits. `row` is None until it is written."""
 
     __slots__ = (
-        "appends", "bytes", "carry", "complained", "effects", "error", "missing", "noted", "number", "owner", "row", "there", "token",
+        "appends", "bytes", "carry", "complained", "effects", "error", "missing", "note_every", "noted", "number", "owner", "row", "there", "token",
         "staged", "stages", "waiters",
     )  # fmt: skip
 
@@ -122,6 +125,7 @@ class _Running:
         self.row: IntentRow | None = None
         self.there: set[int] = set()  # places of appends that are durable in their partitions
         self.noted = 0  # how many of them the row says
+        self.note_every = NOTE_EVERY_APPENDS
         self.missing = 0
         self.error: Exception | None = None
         self.complained = False
@@ -146,6 +150,7 @@ class Intents:
         self._scheduler = scheduler
         self._report = report
         self._effects: dict[str, Apply] = {}
+        self._emptied: Callable[[Sequence[str]], None] = _nobody
         self._running: dict[int, _Running] = {}
         self._asked: dict[str, _Running] = {}  # by token, until it is written
         self._by_token: dict[str, IntentRow] = {}
@@ -158,6 +163,10 @@ class Intents:
         """How an effect of this kind is had: `apply(payload, done)`, any number of times, with the same result as once.
         It appends on every call, also when memory already shows the result: the call before may have been refused."""
         self._effects[kind] = apply
+
+    def on_emptied(self, call: Callable[[Sequence[str]], None]) -> None:
+        """What is told of stages from which everything was carried over; some may be told of more than once."""
+        self._emptied = call
 
     def outcome(self, token: str) -> IntentRow | None:
         """The intent of this token, if it was written: then it is committed, whatever is still under way."""
@@ -186,10 +195,10 @@ class Intents:
         and visible. `done(NotYetVisible)`: committed, the rest follows by itself and without another call. `done` with
         any other error: it was not committed (if a sync failed, only the next start can tell). A token that was used
         before waits for that intent, and nothing is done twice. A stage that is named must be there until the end."""
-        if token and self._join(token, done):
+        if token and self.join(token, done):
             return
         size = sum(len(batch) for _, _, batch in appends) + sum(len(payload) for _, payload in effects)
-        size += STAGED_ROW_BYTES * len(staged)
+        size += sum(STAGED_ROW_BYTES + len(part.topic.raw) for part in staged)
         if size > INTENT_BYTES_MAX:
             raise TooLarge(f"{size} bytes in one transaction, the limit is {INTENT_BYTES_MAX}", hint="make it smaller")
         if self._bytes + size > UNFINISHED_BYTES_MAX:
@@ -202,18 +211,19 @@ class Intents:
         self._last += 1
         running = _Running(self._last, token, owner, size)
         running.appends, running.effects, running.staged = appends, tuple(effects), staged
+        running.stages = tuple(dict.fromkeys(part.stage for part in staged))
         unready = {topic.name: topic for topic, _ in places if topic.waiting}
         running.missing = len(unready)
         if not unready:
             self._write(running)
-        self._begin(running, {part.stage for part in staged})
+        self._begin(running)
         if token:
             self._asked[token] = running
         running.waiters.append(done)
         for topic in unready.values():
             topic.after(partial(self._ready, running))
 
-    def _join(self, token: str, done: Done) -> bool:
+    def join(self, token: str, done: Done) -> bool:
         row = self._by_token.get(token)
         if row is not None:
             self.wait(row, done)
@@ -256,8 +266,9 @@ class Intents:
             where = (part.topic.name, part.topic.spec.id, part.partition, floor, b"")
             parts.append(Append(*where, part.stage, part.position, part.length))
         running.appends = running.staged = ()
+        now, all_parts = self._scheduler.now(), tuple(parts)
         row = IntentRow(
-            running.number, running.token, running.owner, self._scheduler.now(), False, tuple(parts), running.effects
+            running.number, running.token, running.owner, now, False, all_parts, running.effects, running.stages
         )
         self._table.put(_key(row.number), row, partial(self._written, running, row))
 
@@ -281,6 +292,7 @@ class Intents:
 
     def _carry_out(self, running: _Running, row: IntentRow, places: Sequence[int]) -> None:
         running.missing = len(places) + len(row.effects) + 1
+        running.note_every = max(NOTE_EVERY_APPENDS, len(row.appends) // NOTES_MAX)
         staged = [place for place in places if row.appends[place].stage]
         if staged:
             running.carry = Carry(
@@ -304,7 +316,9 @@ class Intents:
         self._append(running, place, row.appends[place], batch)
 
     def _lost(self, running: _Running, place: int, why: Exception) -> None:
-        """The disk lost a part of a stage after it was committed: said loudly, and the rest is still published."""
+        """The disk lost a part of a stage after it was committed: said loudly, also to who waits, and the rest is still
+        published."""
+        running.error = CorruptData(f"committed, and the disk lost a part of it: {why}", hint="see the broker's log")
         self._report("stage_lost", {"intent": running.number, "place": place, "error": str(why)})
         self._one_less(running)
 
@@ -334,7 +348,7 @@ class Intents:
             topic = self._find(append)
             if topic is not None and topic.spec.durability == "fsync":  # others may lose it, and are looked into again
                 running.there.add(place)
-                if append.stage and len(running.there) - running.noted >= NOTE_EVERY_APPENDS:
+                if append.stage and len(running.there) - running.noted >= running.note_every:
                     self._note(running)
             self._landed(running, append)
         elif append.stage and running.carry is not None:
@@ -399,16 +413,18 @@ class Intents:
         self._forget(running)
         self.carried_out += 1
         self._close(running.row)
+        if running.stages:
+            self._emptied(running.stages)
         waiters, running.waiters = running.waiters, []
         for done in waiters:
-            done(None)
+            done(running.error)
 
     def _close(self, row: IntentRow) -> None:
         """Take the row away, or leave the outcome in its place: tried until the disk takes it."""
         done = partial(self._closed, row)
         try:
             if row.token:
-                mark = IntentRow(row.number, row.token, row.owner, row.at, True, (), ())
+                mark = IntentRow(row.number, row.token, row.owner, row.at, True, (), (), row.stages)
                 self._by_token[row.token] = mark
                 self._table.put(_key(row.number), mark, done)
             else:
@@ -420,16 +436,17 @@ class Intents:
         if error is not None:
             self._retry(partial(self._close, row))
 
-    def _begin(self, running: _Running, stages: Iterable[str]) -> None:
+    def _begin(self, running: _Running) -> None:
         self._running[running.number] = running
         self._bytes += running.bytes
-        running.stages = tuple(stages)
         self._staged.update(running.stages)
 
     def _forget(self, running: _Running) -> None:
         self._bytes -= running.bytes
-        self._staged.subtract(running.stages)
-        self._staged += Counter()  # drops those nobody needs any more
+        for stage in running.stages:
+            self._staged[stage] -= 1
+            if not self._staged[stage]:
+                del self._staged[stage]
         del self._running[running.number]
 
     # -- starting and time -----------------------------------------------------------------------------------------
@@ -442,9 +459,11 @@ class Intents:
             if row.token:
                 self._by_token[row.token] = row
             if row.done:
+                self._emptied(row.stages)
                 continue
             running = _Running(row.number, row.token, row.owner, sum(len(append.batch) for append in row.appends))
-            self._begin(running, {append.stage for append in row.appends if append.stage})
+            running.stages = row.stages
+            self._begin(running)
             missing = self._missing(row)
             self._report("intent_resumed", {"intent": row.number, "appends": len(missing), "of": len(row.appends)})
             lowered = tuple(self._lower(append) for append in row.appends)
@@ -476,21 +495,27 @@ class Intents:
         return append if append.floor <= visible else msgspec.structs.replace(append, floor=visible)
 
     def _missing(self, row: IntentRow) -> list[int]:
-        """The places of what is not in its partition yet: each partition is looked through once."""
+        """The places of what is not in its partition yet: each partition is looked through once. What comes from stages is
+        appended to a partition in its order, so there is nothing missing before one that is there, also if retention
+        or compaction took it since."""
         floors: dict[tuple[str, int, int], int] = {}
         for append in row.appends:
             if append.floor != THERE and self._find(append) is not None:
                 where = (append.topic, append.topic_id, append.partition)
                 floors[where] = min(append.floor, floors.get(where, append.floor))
         there: set[int] = set()
-        for (topic, _, number), floor in floors.items():
-            there |= self._present(self._topics.find(topic.encode()).partitions[number], floor, row.number)
+        reached: dict[tuple[str, int, int], int] = {}
+        for where, floor in floors.items():
+            found = self._present(self._topics.find(where[0].encode()).partitions[where[2]], floor, row.number)
+            reached[where] = max(found, default=-1)
+            there |= found
         return [
             place
             for place, append in enumerate(row.appends)
             if place not in there
-            and (append.topic, append.topic_id, append.partition) in floors
+            and (where := (append.topic, append.topic_id, append.partition)) in floors
             and append.floor != THERE
+            and not (append.stage and place < reached[where])
         ]
 
     @staticmethod
@@ -534,6 +559,10 @@ class Intents:
     @property
     def unfinished(self) -> int:
         return len(self._running)
+
+
+def _nobody(_stages: Sequence[str]) -> None:
+    """Who has no stages is told nothing."""
 
 
 def _key(number: int) -> bytes:
