@@ -19,6 +19,10 @@ Done = Callable[[Any, Exception | None], None]
 ANSWER_S: Final = 60.0  # for one answer of the loop; what needs longer is asked for in smaller pieces
 
 
+class NoAnswer(Busy):
+    """The loop took too long. What was asked may happen all the same."""
+
+
 class Bridge:
     """Made on the loop thread; `ask` and `wait_for` are for other threads only."""
 
@@ -49,7 +53,9 @@ class Bridge:
         except Late:
             if told.done():
                 raise  # a TimeoutError that the verb itself raised
-            raise Busy(f"no answer of the broker within {self._answer_s:.0f} s", hint="try again in a moment") from None
+            raise NoAnswer(
+                f"no answer of the broker within {self._answer_s:.0f} s", hint="try again in a moment"
+            ) from None
 
 
 def _answer(call: Callable[[], T], told: Future[T]) -> None:

@@ -389,7 +389,7 @@ def stage_commit(call: Call, ask: wire.StageCommit, done: Done) -> None:
 
     def committed(fresh: bool, error: Exception | None) -> None:
         if isinstance(error, NotYetVisible):  # it is committed, and the rest follows by itself
-            fresh, error = True, None
+            error = None
         done(None if error else wire.StageCommitted(fresh, ask.rows), error)
 
     stages = tuple(id for id in ask.stages if id)  # "" is the stage of a do_put without rows

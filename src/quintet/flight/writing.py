@@ -8,6 +8,7 @@ asked for after the sync, which is late enough for the answer to be known.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -18,17 +19,19 @@ from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.broker.stages import ONCE
 from quintet.flight import columns, verbs, wire
-from quintet.flight.bridge import Bridge
+from quintet.flight.bridge import Bridge, NoAnswer
 from quintet.flight.login import Caller
 from quintet.log.base import Stage
 from quintet.model import limits
-from quintet.model.errors import BadRequest, LimitExceeded, ShuttingDown, TooLarge
+from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, ShuttingDown, StorageError, TooLarge
 
 BATCH_BYTES: Final = 1 << 20  # of a log batch that is made here
 PUT_BATCH_BYTES_MAX: Final = 256 << 20  # of one record batch that a client sends
 PUT_BATCH_ROWS_MAX: Final = 1 << 22  # the same in rows: some columns have no bytes
 RECORD_BYTES_MAX: Final = (32 << 20) - (64 << 10)  # of one row: any door can hand out what this one takes
 TOPICS_OF_PUT_MAX: Final = 1_000
+ROOM_EVERY_BYTES: Final = 64 << 20  # of a stage: then it is asked whether its owner may have more
+ROOM_EVERY_PARTS: Final = 4_096
 PUT_WRITER: Final = "do_put"  # of what is published at once
 
 assert BATCH_BYTES <= RECORD_BYTES_MAX <= limits.BATCH_BYTES_MAX
@@ -43,15 +46,37 @@ class Put:
         self._caller = caller
         self._gone = gone
         self._origin = b"flight:" + caller.name.encode()[:200]
+        self._checked = (0, 0)  # bytes and parts of its stage, when it was last asked whether there is room
         self._targets: dict[str, tuple[int, int, int]] = {}  # number, partitions, whose turn it is
 
     def publish(self, topic: str, batches: Iterable[Any]) -> wire.Staged:
         """All of it or nothing."""
         staged = self.stage(wire.StageRequest(PUT_WRITER, ONCE, topic), batches)
         if staged.rows:
-            ask = wire.StageCommit(PUT_WRITER, ONCE, (staged.stage,), staged.rows)
-            self._bridge.wait_for(lambda done: verbs.stage_commit(self._call(), ask, done))
+            try:
+                self._commit(wire.StageCommit(PUT_WRITER, ONCE, (staged.stage,), staged.rows))
+            except QuintetError:
+                self._forget(staged.stage)  # nobody knows its name; passed over if it is committed
+                raise
         return staged
+
+    def _commit(self, ask: wire.StageCommit) -> None:
+        """Until it is known how it went, however much has to be carried over: a client that is told to try again publishes
+        its rows a second time. Asking again joins the commit that is under way."""
+        unsure = False
+        while True:
+            try:
+                self._bridge.wait_for(lambda done: verbs.stage_commit(self._call(), ask, done))
+                return
+            except NoAnswer:
+                unsure = True
+            except ShuttingDown as error:
+                if not unsure:
+                    raise
+                raise StorageError(
+                    "the broker stops before it is known whether the rows were published",
+                    hint="look at the end of the topic before you send them again",
+                ) from error
 
     def stage(self, ask: wire.StageRequest, batches: Iterable[Any]) -> wire.Staged:
         """Keep all of it until it is committed or aborted. Without rows there is no stage, and none is needed."""
@@ -64,6 +89,7 @@ class Put:
                     if stage is None:
                         stage = self._bridge.ask(lambda: verbs.stage_open(self._call(), ask.writer, ask.epoch))
                     stage.append(number, partition, data, count)
+                    self._check_room(stage)
             if stage is None:
                 return wire.Staged("", 0, 0)
             stage.finish()
@@ -76,10 +102,21 @@ class Put:
             raise
         return wire.Staged(stage.id, stage.rows, stage.bytes)
 
+    def _check_room(self, stage: Stage) -> None:
+        """Now and then."""
+        size, parts = self._checked
+        if stage.bytes - size >= ROOM_EVERY_BYTES or len(stage.parts) - parts >= ROOM_EVERY_PARTS:
+            self._checked = (stage.bytes, len(stage.parts))
+            self._bridge.ask(partial(self._broker.stages.check_room, stage))
+
     def _throw_away(self, stage: Stage) -> None:
         stage.discard()
-        if not self._bridge.closed:
-            self._bridge.ask(partial(self._broker.stages.abort, self._caller.name, [stage.id]))
+        self._forget(stage.id)
+
+    def _forget(self, stage: str) -> None:
+        """What cannot be told now is swept after a day, or at the next start; the first error is the one to be raised."""
+        with suppress(QuintetError):
+            self._bridge.ask(partial(self._broker.stages.abort, self._caller.name, [stage]))
 
     def _call(self) -> verbs.Call:
         return verbs.Call(self._broker, self._caller)

@@ -19,6 +19,7 @@ A checksum covers everything behind it in the header, and in the head of an entr
 
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -107,9 +108,10 @@ class FileStage:
             self._close()
 
     def discard(self) -> None:
-        self._close()
+        with suppress(OSError):
+            self._close()
         for name in (self.id + _OPEN, self.id + _SEALED):
-            if name in self._disk.listdir(self._folder):
+            with suppress(OSError):  # not there; or it is removed by whoever is told that the stage is given up
                 self._disk.unlink(f"{self._folder}/{name}")
 
     def _open(self) -> None:
@@ -191,7 +193,7 @@ class FileStages:
                     found.append(FileStage.found(disk, self._folder, name.removesuffix(_SEALED), self._low))
                 except (CorruptData, OSError, UnicodeDecodeError) as error:
                     self._shared.report("stage_damaged", {"stage": name, "error": str(error), "kept": "the file"})
-            else:
+            elif name.endswith(_OPEN):
                 disk.unlink(f"{self._folder}/{name}")
         return found
 
@@ -222,10 +224,17 @@ class FileStages:
     def _remove(self, ids: list[str]) -> None:
         disk = self._shared.disk
         there = set(disk.listdir(self._folder))
-        for id in ids:
-            for name in (id + _OPEN, id + _SEALED):
-                if name in there:
+        failed: OSError | None = None
+        for name in (id + kind for id in ids for kind in (_OPEN, _SEALED)):
+            if name in there:
+                try:
                     disk.unlink(f"{self._folder}/{name}")
+                except FileNotFoundError:
+                    pass  # its writer was faster
+                except OSError as error:
+                    failed = error
+        if failed is not None:
+            raise failed
 
     def _removed(self, result: object) -> None:
         if isinstance(result, BaseException):

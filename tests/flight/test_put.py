@@ -1,0 +1,135 @@
+"""do_put between the door and the broker, on a simulated disk: an answer that is late, an owner without room, a broker that
+stops."""
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from quintet.broker import stages
+from quintet.broker.access import Credential, hash_secret
+from quintet.broker.core import Broker, BrokerOptions
+from quintet.flight import wire, writing
+from quintet.flight.bridge import Bridge, Done, NoAnswer
+from quintet.flight.login import Caller
+from quintet.log.embedded.engine import EmbeddedLog
+from quintet.model.errors import Forbidden, LimitExceeded, ShuttingDown, StorageError
+from quintet.testing.line import DATA
+from quintet.testing.sim import SimDisk, SimScheduler
+from tests.broker.parts import all_rows
+
+pa = pytest.importorskip("pyarrow")
+
+SECRET = b"a-key"
+
+
+class Line:
+    """A broker and a bridge to it that needs no second thread. `late`: so many waits end before there is an answer."""
+
+    def __init__(self) -> None:
+        self.disk, self.scheduler, self.late = SimDisk(), SimScheduler(), 0
+        log = EmbeddedLog(DATA, self.disk, self.scheduler, lambda *_: None)
+        log.recover()
+        self.broker = Broker(log, self.scheduler, BrokerOptions(entropy=Random(1).randbytes), lambda *_: None)
+        self.allow("*")
+        self.bridge = Direct(self)
+        self.caller = Caller(f"key:{hash_secret(SECRET)}", "spark", "127.0.0.1:1")
+
+    def allow(self, publish: str) -> None:
+        self.broker.set_credentials([Credential("spark", hash_secret(SECRET), (publish,), ("*",))])
+        self.scheduler.settle()
+
+    @property
+    def put(self) -> writing.Put:
+        return writing.Put(self.broker, self.bridge, self.caller, lambda: False)
+
+    def values(self, topic: bytes) -> list[bytes | None]:
+        return [row[3] for part in self.broker.topics.find(topic).partitions for row in all_rows(part)]
+
+    def files(self) -> list[str]:
+        self.scheduler.settle()
+        return self.disk.listdir(f"{DATA}/stages")
+
+
+class Direct(Bridge):
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self.closed = False
+
+    def ask(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+    def wait_for(self, call: Callable[[Done], None]) -> Any:
+        told: list[tuple[Any, Exception | None]] = []
+        call(lambda result, error: told.append((result, error)))
+        if self._line.late and self._line.broker.intents.unfinished:
+            self._line.late -= 1
+            raise NoAnswer("no answer of the broker")
+        self._line.scheduler.settle()
+        [(result, error)] = told
+        if error is not None:
+            raise error
+        return result
+
+
+def batches(*values: bytes) -> Iterator[Any]:
+    return iter([pa.record_batch({"value": pa.array([value])}) for value in values])
+
+
+def test_rows_are_published_once_however_late_the_answer_is() -> None:
+    line = Line()
+    line.late = 3
+    assert line.put.publish("t", batches(b"one", b"two")).rows == 2
+    assert line.values(b"t") == [b"one", b"two"]
+    assert line.late == 0 and line.files() == []
+
+
+def test_a_broker_that_stops_before_the_answer_does_not_say_try_again() -> None:
+    line = Line()
+    line.late = 1
+    put, commit = line.put, line.bridge.wait_for
+
+    def draining(call: Callable[[Done], None]) -> Any:
+        try:
+            return commit(call)
+        except NoAnswer:
+            line.broker.draining = True
+            raise
+
+    line.bridge.wait_for = draining  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="before it is known") as caught:
+        put.publish("t", batches(b"one"))
+    assert not caught.value.retryable
+    with pytest.raises(ShuttingDown):
+        line.put.publish("t", batches(b"not even begun"))
+
+
+def test_a_put_that_is_refused_at_its_end_leaves_no_file() -> None:
+    line = Line()
+
+    def revoked() -> Iterator[Any]:
+        yield from batches(b"one")
+        line.allow("other")
+
+    with pytest.raises(Forbidden):
+        line.put.publish("t", revoked())
+    assert line.files() == [] and len(line.broker.stages) == 0
+    assert line.values(b"t") == []
+
+
+def test_an_owner_without_room_is_told_while_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "PARTS_OF_OWNER_MAX", 10)
+    monkeypatch.setattr(writing, "ROOM_EVERY_PARTS", 2)
+    line, sent = Line(), 0
+
+    def endless() -> Iterator[Any]:
+        nonlocal sent
+        while sent < 1_000:
+            sent += 1
+            yield from batches(b"x")
+
+    with pytest.raises(LimitExceeded, match="10 batches"):
+        line.put.stage(wire.StageRequest("w", 0, "t"), endless())
+    assert sent == 10
+    assert line.files() == [] and len(line.broker.stages) == 0
