@@ -162,6 +162,7 @@ def test_a_stream_has_no_end() -> None:
     [
         ({"txnAppId": "a"}, "option txnAppId: it needs txnVersion"),
         ({"topic": ""}, "option topic: it is empty"),
+        ({"txnAppId": " ", "txnVersion": "1"}, "option txnAppId: it is empty"),
         ({"subscribe": "t"}, "option subscribe: it is not known here"),
         ({"txnAppId": "a", "txnVersion": "-1"}, "option txnVersion: -1 is out of range"),
     ],
@@ -169,6 +170,11 @@ def test_a_stream_has_no_end() -> None:
 def test_a_writer_refuses_what_it_does_not_have(options: dict[str, str], what: str) -> None:
     with pytest.raises(OptionError, match=what):
         write_options({"url": URL} | options)
+
+
+def test_a_password_is_taken_to_the_letter() -> None:
+    found = write_options({"url": f" {URL} ", "password": " x ", "topic": " t "})
+    assert (found.target.password, found.topic) == (" x ", "t")
 
 
 def test_secrets_are_in_no_repr() -> None:

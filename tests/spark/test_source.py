@@ -32,8 +32,8 @@ from quintet.flight import wire
 from quintet.spark import reader as reading
 from quintet.spark.link import Link
 from quintet.spark.narrow import Narrowing
-from quintet.spark.options import OptionError, Target, target
-from quintet.spark.reader import Span
+from quintet.spark.options import OptionError, Target, read_options, target
+from quintet.spark.reader import PushingReader, Span
 from quintet.spark.source import QuintetSource
 from tests.spark.conftest import FlightServer, flying
 from tests.spark.data import SECOND_US, START_US, create, fill, filled, link_to, manage, publish, put
@@ -225,6 +225,18 @@ def test_only_a_lower_bound_on_time_says_where_to_begin(pushed: Filter, since: i
     narrowing = Narrowing()
     assert narrowing.push([pushed]) == [pushed], "Spark applies it, too"
     assert narrowing.since_us == (None if since is None else START_US + since * SECOND_US)
+
+
+def test_a_field_that_bears_the_name_of_a_column_of_ours_is_filtered_by_spark(broker: FlightServer, topic: str) -> None:
+    create(broker, topic)
+    put(broker, topic, {"value": [b'{"offset": 7}', b'{"offset": 8}']})
+    register(broker, topic, json.dumps({"type": "object", "properties": {"offset": {"type": "integer"}}}))
+    options = {"subscribe": topic, "schema": "registry", "columns": "key"}
+    made = source(broker, **options)
+    reader = PushingReader(read_options(made.options), made._checked(read_options(made.options), made.schema()))
+    wish = [EqualTo(("offset",), 7)]
+    assert list(reader.pushFilters(list(wish))) == wish
+    assert [repr(task) for task in reader.partitions()] == [f"Task({topic}/0[0:2])"]
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------
@@ -433,6 +445,13 @@ def test_typed_names_schemas_and_empty_topics(broker: FlightServer, topic: str) 
     register(broker, topic, clash)
     with pytest.raises(OptionError, match=r"option typedPrefix: the schema of .* has a field 'offset'"):
         source(broker, subscribe=topic, schema="registry").schema()
+    create(broker, f"{topic}-twins")
+    register(broker, f"{topic}-twins", json.dumps({"type": "object", "properties": {"id": {}, "Id": {}}}))
+    with pytest.raises(
+        OptionError, match=r"option columns: .* has the fields 'data_id' and 'data_Id', which Spark does not tell"
+    ):
+        source(broker, subscribe=f"{topic}-twins", schema="registry", typedPrefix="data_").schema()
+    assert "Id" in source(broker, subscribe=f"{topic}-twins", schema="registry", columns="Id").schema().fieldNames()
     prefixed = table(broker, subscribe=topic, schema="registry", typedPrefix="data_")
     assert prefixed.column_names[-1] == "data_offset"
     assert prefixed.num_rows == 0

@@ -40,8 +40,9 @@ _TESTS: Final[dict[type, Callable[[Any, Any], bool]]] = {
 
 @dataclass(slots=True)
 class Narrowing:
-    """What filters leave of a read."""
+    """What filters leave of a read. `columns` are ours in it: a field of a schema may bear the name of one that is not."""
 
+    columns: tuple[str, ...] = NEVER_NULL
     tests: list[tuple[str, type, Any]] = field(default_factory=list)  # on topic and partition
     first: int = 0
     last: int = (1 << 63) - 1
@@ -64,7 +65,7 @@ class Narrowing:
     def _taken(self, one: Filter) -> bool:
         path: tuple[str, ...] = getattr(one, "attribute", ())
         column = path[0] if len(path) == 1 else ""
-        if column not in NEVER_NULL:
+        if column not in NEVER_NULL or column not in self.columns:
             return False
         if isinstance(one, IsNotNull):
             return True

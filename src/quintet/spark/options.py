@@ -48,6 +48,7 @@ READ_OPTIONS: Final = (
     "access", "pushFilters",
 )  # fmt: skip
 WRITE_OPTIONS: Final = (*LINK_OPTIONS, "topic", "failOnDataLoss", "txnAppId", "txnVersion")
+SECRETS: Final = frozenset({"password", "token"})  # taken to the letter: a space may be part of one
 # What Spark itself puts beside the options of a user.
 SPARKS_OWN: Final = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"})
 BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
@@ -213,6 +214,8 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     given = _known(options, WRITE_OPTIONS)
     if ("txnAppId" in given) != ("txnVersion" in given):
         raise OptionError("txnAppId", "it needs txnVersion, and txnVersion needs it; set both or none of them")
+    if "txnAppId" in given and not given["txnAppId"]:
+        raise OptionError("txnAppId", "it is empty; write a name that no other writer has")
     if "topic" in given and not given["topic"]:
         raise OptionError("topic", "it is empty; name a topic, or leave it out and have a column topic")
     return WriteOptions(
@@ -273,7 +276,7 @@ def _known(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]
     for name, value in options.items():
         low = name.lower()
         if low in spelling:
-            given[spelling[low]] = value.strip()
+            given[spelling[low]] = value if low in SECRETS else value.strip()
         elif low in KAFKA or low.startswith("kafka."):
             raise OptionError(name, f"the quintet source does not have it; {KAFKA.get(low, 'write url')}")
         elif low not in SPARKS_OWN:

@@ -348,7 +348,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions, table: Table) -> None:
         self._options = options
         self._table = table
-        self._narrowing = Narrowing()
+        self._narrowing = Narrowing(table.columns)
 
     @plainly
     def partitions(self) -> Sequence[InputPartition]:

@@ -13,6 +13,7 @@ while a query runs changes none of its columns, but records written by it must b
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -104,6 +105,13 @@ def typed_table(options: ReadOptions, link: Link, topics: Sequence[str]) -> Tabl
     chosen = tuple(given[name] for name in names)
     ours = tuple(name for name in COLUMNS if (name in options.columns if options.columns else name != "value"))
     taken = {name.lower() for name in ours}
+    for one, other in itertools.pairwise(sorted(names, key=str.lower)):
+        if one.lower() == other.lower():
+            raise OptionError(
+                "columns",
+                f"the schema of {answer.subject} has the fields {one!r} and {other!r}, which Spark does not tell apart; "
+                "name those to read with the option columns",
+            )
     for name in names:
         if name.lower() in taken:
             raise OptionError(
@@ -111,7 +119,6 @@ def typed_table(options: ReadOptions, link: Link, topics: Sequence[str]) -> Tabl
                 f"the schema of {answer.subject} has a field {name!r}, which is also a column of the source; "
                 "set typedPrefix (for example data_), or leave the column away with the option columns",
             )
-        taken.add(name.lower())
     spark = from_arrow_schema(pa.schema([made.schema.field(name) for name in chosen]))
     ours_spark = [StructField(name, TYPES[name]) for name in ours]
     theirs = [StructField(name, field.dataType) for name, field in zip(names, spark.fields, strict=True)]
