@@ -28,6 +28,7 @@ LOG_LEVEL: Final = "QUINTET_SPARK_LOG"  # read by log4j2.properties
 LOOPBACK: Final = "127.0.0.1"
 SECRETS: Final = r"(?i)secret|password|token|access[.]?key|credential|(^|[._])url$"
 SHUFFLE_PER_CORE: Final = 2
+JARS: Final = frozenset({"spark.jars", "spark.jars.packages", "spark.jars.excludes", "spark.jars.ivySettings"})
 
 _starting = threading.Lock()
 _machines: list[launch.Machine] = []  # at most one, as pyspark has it; guarded by _starting
@@ -141,7 +142,10 @@ def _gateway(master: str, settings: Mapping[str, str]) -> Iterator[bool]:
     os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]  # read again with each function sent to a worker
     flags = [f"-Xmx{settings['spark.driver.memory']}", *logging_flags()]
     flags += settings.get("spark.driver.extraJavaOptions", "").split()
-    started = launch.launch(found, spark_home(), flags, ["--master", master], machine_environment(settings))
+    submit = ["--master", master]
+    for name in sorted(set(settings) & JARS):  # only what starts the machine can put jars before it
+        submit += ["--conf", f"{name}={settings[name]}"]
+    started = launch.launch(found, spark_home(), flags, submit, machine_environment(settings))
     atexit.register(started.end)
     attach = {"PYSPARK_GATEWAY_PORT": str(started.port), "PYSPARK_GATEWAY_SECRET": started.secret}
     try:
@@ -153,11 +157,15 @@ def _gateway(master: str, settings: Mapping[str, str]) -> Iterator[bool]:
     _machines.append(started)
 
 
-def spark_home() -> Path:
-    """pyspark's own jars; those of SPARK_HOME if it came without."""
+def _pyspark() -> Path:
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None and spec.origin is not None, "check_packages found it"
-    home = Path(spec.origin).parent
+    return Path(spec.origin).parent
+
+
+def spark_home() -> Path:
+    """pyspark's own jars; those of SPARK_HOME if it came without."""
+    home = _pyspark()
     return home if (home / "jars").is_dir() else Path(os.environ.get("SPARK_HOME", home))
 
 
@@ -193,12 +201,14 @@ def _submit_options() -> dict[str, str]:
 
 
 def machine_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a local machine; its Python workers inherit it, and find this very package first."""
+    """The environment of a local machine; its Python workers inherit it, and find this very package first. Without SPARK_HOME
+    they import the pyspark that is installed; with it Spark has them import one out of a zip, which keeps no compiled code:
+    a second for each of its processes."""
     paths = [str(Path(__file__).parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    installed = spark_home() == _pyspark()
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "SPARK_HOME" or not installed},
         LOG_LEVEL: settings.get("spark.log.level", "ERROR"),
-        "SPARK_HOME": str(spark_home()),
         "SPARK_LOCAL_IP": LOOPBACK,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
     }
