@@ -1,5 +1,6 @@
 """The examples run, against a real broker."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from quintet import sync
 from tests.client.server import running
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+LONG = "QUINTET_TEST_LONG"  # set: what takes Spark a minute to start runs, too
 
 
 def test_a_client_written_from_the_document_reads_what_ours_publishes() -> None:
@@ -33,3 +35,29 @@ def test_a_topic_is_a_table_for_arrow_clients() -> None:
     for tool in ("duckdb", "polars"):
         found = [line for line in said if line.startswith(tool)]
         assert found in ([f"{tool} ann 22", f"{tool} bob 20"], [f"{tool} is not installed: pip install {tool}"])
+
+
+@pytest.mark.skipif(LONG not in os.environ, reason=f"a declarative pipeline takes a minute; {LONG}=1 runs it")
+@pytest.mark.timeout(600)
+def test_a_declarative_pipeline_reads_a_topic_and_writes_one(tmp_path: Path) -> None:
+    """By what is in the table and in the topic: the exit code of Spark's program is not to be trusted."""
+    pytest.importorskip("grpc_status", reason="declarative pipelines need the extra `declarative`")
+    with running() as server:
+        with sync.connect(server.fly) as bus:
+            for customer, paid in (("ann", 10), ("bob", 20), ("ann", 12)):
+                bus.publish("shop.orders", str(paid), key=customer)
+        # SPARK_TESTING: Spark Connect takes a free port in place of its own. The flags: as for the session of other tests.
+        quick = {"SPARK_TESTING": "1", "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLES / "declarative" / "run.py"), str(tmp_path / "kept")],
+            env={**os.environ, **quick, "QUINTET_FLIGHT_URL": server.flight},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        with sync.connect(server.fly) as bus:
+            totals = sorted((message.key, message.text()) for message in bus.replay("shop.totals"))
+    assert done.stdout.splitlines() == ["table ann 22 2", "table bob 20 1", "topic ann 22 2", "topic bob 20 1"], (
+        done.stderr
+    )
+    assert totals == [(b"ann", '{"paid":22,"orders":2}'), (b"bob", '{"paid":20,"orders":1}')]
