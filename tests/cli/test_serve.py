@@ -88,7 +88,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def test_ready_answers_and_drains(start: Start) -> None:
     broker = start("--dev")
     assert broker.ready["ready"] is True
-    assert set(broker.ready["listeners"]) == {"blipmq", "flymq", "flymq-sdk", "admin"}
+    assert set(broker.ready["listeners"]) == {"blipmq", "flymq", "flymq-sdk", "flight", "admin"}
     for address in broker.ready["listeners"].values():
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=5):
@@ -96,7 +96,15 @@ def test_ready_answers_and_drains(start: Start) -> None:
     assert broker.get("/livez").status_code == 200
     ready = broker.get("/readyz?verbose")
     assert ready.status_code == 200, ready.text
-    for check in ("listener:blipmq", "listener:flymq", "listener:flymq-sdk", "log", "disk", "draining"):
+    for check in (
+        "listener:blipmq",
+        "listener:flymq",
+        "listener:flymq-sdk",
+        "listener:flight",
+        "log",
+        "disk",
+        "draining",
+    ):
         assert f"[+] {check}" in ready.text
     code, errors = broker.stop()
     assert code == 0, errors

@@ -69,11 +69,11 @@ class OffsetNotFound(QuintetError, LookupError):
 
 class DataLost(QuintetError, LookupError):
     """Some offsets of a range that was asked for are gone: retention took them, or a file is missing. They are those from
-    `first` to the one before `last`."""
+    `first` to the one before `last`, where that is known (-1: it is not)."""
 
     code = "E1305"
 
-    def __init__(self, message: str, *, first: int, last: int, hint: str = "") -> None:
+    def __init__(self, message: str, *, first: int = -1, last: int = -1, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.first = first
         self.last = last
