@@ -110,10 +110,12 @@ def test_batches_longer_than_the_window(harness: Harness, monkeypatch: pytest.Mo
         assert found == [(n, bytes([n]) * size) for n, size in enumerate(sizes)][first:]
 
 
+@pytest.mark.parametrize("said", ["cut short", "the disk cannot read"])
 def test_pages_that_cannot_be_read_are_an_error_and_no_signal(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
+    said: str, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that is cut while it is mapped has pages that cannot be given: touching one would be a SIGBUS."""
+    """A file that is cut while it is mapped has pages that cannot be given: touching one would be a SIGBUS. With a bad disk
+    its length is what it was."""
     monkeypatch.setattr(mapped, "WINDOW_BYTES", 4096)
     monkeypatch.setattr(mapped, "WINDOW_BYTES_MIN", 4096)
     partition = opened(harness, segment_bytes=1 << 22)
@@ -123,9 +125,27 @@ def test_pages_that_cannot_be_read_are_an_error_and_no_signal(
     files = partition.files(0, 20)
     found = mapped.read(files, TOPIC, 0, 0, 20, columns=ALL, rows_max=1)
     assert next(found).count == 1
+    before = os.stat(files[0].path)
     os.truncate(files[0].path, 40_000)
-    with pytest.raises(CorruptData, match="the disk cannot read"):
+    if said == "the disk cannot read":
+        monkeypatch.setattr(os, "fstat", lambda _: before)
+    with pytest.raises(CorruptData, match=said):
         list(found)
+
+
+def test_the_end_of_a_file_is_cut_off_while_it_is_read(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the broker does with the room it had set aside, once a segment is full."""
+    monkeypatch.setattr(mapped, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(mapped, "WINDOW_BYTES_MIN", 4096)
+    partition = opened(harness, segment_bytes=1 << 20)
+    expected = written(harness, partition, 200)
+    [file] = partition.files(0, partition.visible)
+    end = sum(batch_at(file, 199))
+    os.truncate(file.path, end + (1 << 20))
+    found = mapped.read([file], TOPIC, 0, 0, 200, columns=ALL, rows_max=10)
+    count = next(found).count
+    os.truncate(file.path, end)
+    assert count + sum(part.count for part in found) == len(expected)
 
 
 def test_a_wrong_position_does_not_matter(harness: Harness) -> None:

@@ -9,7 +9,8 @@ repaired.
 
 Touching a mapped page that the disk cannot give ends a process (SIGBUS), and the Flight door runs in the broker's. So pages
 are asked for before they are touched, in windows: the system then says that the disk failed (Linux 5.14; on older systems
-the window is read once and thrown away, which shows the same).
+the window is read once and thrown away, which shows the same). The broker cuts off the empty end of a segment that is full:
+a file that became shorter is no failure, and what was cut off is not touched.
 """
 
 import errno
@@ -127,14 +128,14 @@ def _read_file(file: File, offset: int, wish: Wish) -> Generator[Gathered, None,
     """Yields what the file has of the range, and returns the offset behind it."""
     end = min(file.next_offset, wish.last)
     try:
-        with _mapped(file.path) as data:
-            return (yield from _Segment(file.path, data, file, wish).read(offset, end))
+        with _mapped(file.path) as (data, handle):
+            return (yield from _Segment(file.path, data, handle, file, wish).read(offset, end))
     except FileNotFoundError:
         path = _heir(file.path, offset)
     if path is not None:
         try:
-            with _mapped(path) as data:
-                offset = yield from _Segment(path, data, None, wish).read(offset, end)
+            with _mapped(path) as (data, handle):
+                offset = yield from _Segment(path, data, handle, None, wish).read(offset, end)
         except FileNotFoundError:
             return _lost(wish, offset, end)
     return offset if offset >= end else _lost(wish, offset, end)
@@ -153,26 +154,27 @@ def _heir(path: str, offset: int) -> str | None:
 
 
 @contextmanager
-def _mapped(path: str) -> Iterator[mmap.mmap | bytes]:
-    """The bytes of a file. An empty one cannot be mapped and has none."""
+def _mapped(path: str) -> Iterator[tuple[mmap.mmap | bytes, int]]:
+    """The bytes of a file, and its handle. An empty one cannot be mapped and has none."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = mmap.mmap(handle, 0, access=mmap.ACCESS_READ) if os.fstat(handle).st_size else b""
+        try:
+            yield data, handle
+        finally:
+            if isinstance(data, mmap.mmap):
+                data.close()
     finally:
         os.close(handle)
-    try:
-        yield data
-    finally:
-        if isinstance(data, mmap.mmap):
-            data.close()
 
 
 class _Segment:
     """One mapped file. `file` is what was known of it; None for one that took the place of another."""
 
-    def __init__(self, path: str, data: mmap.mmap | bytes, file: File | None, wish: Wish) -> None:
+    def __init__(self, path: str, data: mmap.mmap | bytes, handle: int, file: File | None, wish: Wish) -> None:
         self._path = path
         self._data = data
+        self._handle = handle
         self._wish = wish
         self._file = file
         self._size = len(data)
@@ -184,23 +186,30 @@ class _Segment:
         ahead = min(self._window, self._size - position)
         if not self._from <= position or self._ready - position < ahead:
             fresh = position >= self._ready or position < self._from
-            end = min(position + 2 * self._window, self._size)
-            self._populate(position if fresh else self._ready, end)
-            self._from, self._ready = position if fresh else self._from, end
+            begin = position if fresh else self._ready
+            self._ready = self._populate(begin, min(position + 2 * self._window, self._size))
+            self._from = position if fresh else self._from
         return self._ready
 
-    def _populate(self, begin: int, end: int) -> None:
-        """Have these pages read. CorruptData: the disk cannot."""
+    def _populate(self, begin: int, end: int) -> int:
+        """Have these pages read; how far there are any. CorruptData: the disk cannot."""
         begin = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        self._size = min(self._size, os.fstat(self._handle).st_size)
+        end = min(end, self._size)
         if not isinstance(self._data, mmap.mmap) or begin >= end:
-            return
+            return end
         try:
             self._data.madvise(POPULATE_READ, begin, end - begin)
         except OSError as error:
+            if os.fstat(self._handle).st_size < self._size:  # cut off just now
+                return self._populate(begin, end)
             if error.errno != errno.EINVAL:
                 raise CorruptData(f"{self._path}: the disk cannot read it near position {begin}") from error
-            with open(self._path, "rb") as file:
-                os.pread(file.fileno(), end - begin, begin)
+            try:
+                os.pread(self._handle, end - begin, begin)
+            except OSError as failed:
+                raise CorruptData(f"{self._path}: the disk cannot read it near position {begin}") from failed
+        return end
 
     def read(self, offset: int, end: int) -> Generator[Gathered, None, int]:
         """Yields the records offset to end - 1, and returns the offset behind what the file has of them: `end`, unless the
@@ -216,7 +225,7 @@ class _Segment:
         position = self._begin(header, seed, offset)
         while offset < end:
             begin = position
-            stop = self._prepare(begin)
+            stop = max(self._prepare(begin), begin)
             count, buffers, position, following, reason = kernel.gather(
                 data, begin, stop, seed, offset, end, wish.rows_max, wish.bytes_max, wish.columns, wish.now
             )
@@ -274,9 +283,8 @@ class _Segment:
 
     def _batch(self, position: int) -> tuple[int, int, int] | None:
         """(length, columns, base_offset) of what may be a batch."""
-        if position < HEADER_BYTES or position + limits.BATCH_HEADER_BYTES > self._size:
+        if position < HEADER_BYTES or self._prepare(position) < position + limits.BATCH_HEADER_BYTES:
             return None
-        self._prepare(position)
         magic, length, columns, base = _BATCH.unpack_from(self._data, position)
         return (length, columns, base) if magic == BATCH_MAGIC else None
 
