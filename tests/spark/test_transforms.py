@@ -148,6 +148,48 @@ def test_aggregate_counts_each_message_once_and_leaves_late_ones_out(
     assert len(documents(broker, f"{topic}-minutes")) == len(found), "a window was published twice"
 
 
+def test_keys_of_groups_are_never_the_same(spark: SparkSession) -> None:
+    groups = [("a/b", "c"), ("a", "b/c"), ("x", None), (None, "x"), ("%2F", "%"), ("/", None)]
+    frame = spark.createDataFrame(groups, "left string, right string")
+    keys = [tuple(row) for row in frame.select(aggregate._word("left"), aggregate._word("right")).collect()]
+    assert len({"/".join(key) for key in keys}) == len(groups)
+    assert ("x", "%") in keys
+
+
+def test_aggregate_publishes_each_change_once(
+    spark: SparkSession, broker: FlightServer, topic: str, settings: dict[str, Any]
+) -> None:
+    def send(*rows: tuple[bytes, int]) -> None:
+        times = [START_US + at * SECOND_US for _, at in rows]
+        values = [b'{"offset": 1.5}' for _ in rows]  # the name of a column of ours, which it takes the place of
+        put(broker, topic, {"key": [key for key, _ in rows], "value": values, "timestamp": times})
+
+    options = aggregate.Options(
+        topic=topic,
+        to_topic=f"{topic}-now",
+        by=("key",),
+        fields={"offset": "double"},
+        measures={"n": "count", "sum": "sum(offset)"},
+        emit="updates",
+        **settings,
+    )
+    found = []
+    for number in range(2):
+        send((b"a", 40), (b"a", 41), *([(b"b", 42)] if number else []))
+        finish(aggregate.start(spark, options))
+        found.append(
+            [(row["key"].rpartition(b"/")[2], json.loads(row["value"])["n"]) for row in records(broker, f"{topic}-now")]
+        )
+    assert found[0] == [(b"a", 2)]
+    assert sorted(found[1]) == [(b"a", 2), (b"a", 4), (b"b", 1)]
+    assert {document["sum"] for document in documents(broker, f"{topic}-now")} == {3.0, 6.0, 1.5}
+    last = sorted((Path(settings["checkpoint"]) / "commits").glob("[0-9]*"), key=lambda path: int(path.name))[-1]
+    for path in (last, last.with_name(f".{last.name}.crc")):  # as if it had been cut off before
+        path.unlink(missing_ok=True)
+    finish(aggregate.start(spark, options))
+    assert len(records(broker, f"{topic}-now")) == 3, "a batch that comes again is not published again"
+
+
 def test_aggregate_says_what_is_wrong_with_its_file(
     spark: SparkSession, broker: FlightServer, topic: str, settings: dict[str, Any]
 ) -> None:
@@ -161,6 +203,8 @@ def test_aggregate_says_what_is_wrong_with_its_file(
         start(measures={"x": "sum(total)"})
     with pytest.raises(ValueError, match="percentile"):
         start(measures={"x": "percentile(offset, 7)"})
+    with pytest.raises(ValueError, match="two columns of the result are called 'key' and 'Key'"):
+        start(by=("key",), measures={"Key": "count"})
     with pytest.raises(ValueError, match="emit=updates needs to_topic"):
         start(emit="updates", to_topic="", to_table="somewhere")
     with pytest.raises(ValueError, match="to_topic or to_table"):

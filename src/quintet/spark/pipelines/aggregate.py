@@ -19,6 +19,7 @@
 emit = "final" publishes a window once, when the watermark has passed its end; "updates" publishes it whenever it changes.
 """
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SUMMARY = "counts, sums and percentiles per time window, declared in a TOML file"
+KEY: Final = "_key"  # the column with the key of a message; `key` may be one to group by
 PERCENTILE_ACCURACY: Final = 10_000  # the error of a percentile is at most 1 / this, of its rank
 _MEASURE: Final = re.compile(r"(?P<name>[a-z_]+)(?:\(\s*(?P<column>[^,()]+?)\s*(?:,\s*(?P<number>[0-9.]+)\s*)?\))?")
 
@@ -71,6 +73,10 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     frame = _columns(read_stream(spark, options, options.topic, schema=options.schema), options)
     for name in (options.time, *options.by):
         _known(frame, name)
+    names = ["window", "window_start", "window_end", *options.by, *options.measures]
+    for one, other in itertools.pairwise(sorted(names, key=str.lower)):
+        if one.lower() == other.lower():
+            raise ValueError(f"two columns of the result are called {one!r} and {other!r}: name a measure otherwise")
     if options.where:
         frame = frame.where(options.where)
     span = F.window(quoted(options.time), spoken(options.window), spoken(options.slide) if options.slide else None)
@@ -83,22 +89,36 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
         .withColumn("window_end", F.col("window.end"))
         .drop("window")
     )
-    names = ["window_start", "window_end", *options.by, *options.measures]
-    key = F.concat_ws("/", F.col("window_start").cast("string"), *[F.col(quoted(name)) for name in options.by])
-    keyed = result.select(key.alias("key"), *[F.col(quoted(name)) for name in names])
-    return [write(keyed, options, mode="update" if options.emit == "updates" else "append")]
+    chosen = [F.col(quoted(name)) for name in names[1:]]
+    if options.to_topic:
+        key = F.concat_ws("/", F.col("window_start").cast("string"), *[_word(name) for name in options.by])
+        chosen.append(key.alias(KEY))
+    mode: Literal["append", "update"] = "update" if options.emit == "updates" else "append"
+    return [write(result.select(*chosen), options, KEY, mode)]
+
+
+def _word(name: str) -> "Column":
+    """A value as a part of a key. No two groups have the same key: / and % are %2F and %25, and null is a bare %."""
+    from pyspark.sql import functions as F
+
+    text = F.col(quoted(name)).cast("string")
+    for sign, code in (("%", "%25"), ("/", "%2F")):
+        text = F.replace(text, F.lit(sign), F.lit(code))
+    return F.coalesce(text, F.lit("%"))
 
 
 def _columns(frame: "DataFrame", options: Options) -> "DataFrame":
-    """The declared fields of a JSON value as columns; a value that is no JSON has none of them."""
+    """The declared fields of a JSON value as columns, in place of ours of the same name; a value that is no JSON has none."""
     from pyspark.sql import functions as F
 
     if not options.fields:
         return frame
     layout = ", ".join(f"{quoted(name)} {kind}" for name, kind in options.fields.items())
     parsed = F.from_json(F.col("value").cast("string"), layout, {"mode": "PERMISSIVE"})
+    declared = {name.lower() for name in options.fields}
+    kept = [F.col(quoted(name)) for name in frame.columns if name.lower() not in declared]
     return frame.withColumn("_parsed", parsed).select(
-        "*", *[F.col("_parsed")[name].alias(name) for name in options.fields]
+        *kept, *[F.col("_parsed")[name].alias(name) for name in options.fields]
     )
 
 

@@ -14,6 +14,7 @@ runner.py. A pipeline must be callable from a notebook as it is: `archive.start(
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
@@ -21,9 +22,11 @@ import msgspec
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 DEFAULT_URL: Final = "flight://127.0.0.1:8815"
 NOW: Final = "now"
+START_SECONDS_MAX: Final = 60.0  # between the first batch of a query and the moment it has told its id
 MESSAGE: Final = frozenset({"key", "value", "headers", "timestamp", "partition"})  # the columns that make a message
 
 
@@ -170,10 +173,17 @@ def write(
         if dict(frame.dtypes).get("value") != "binary" or not MESSAGE.issuperset(frame.columns):
             rest = [F.col(quoted(name)) for name in frame.columns if name != key]
             frame = frame.select(F.col(key).cast("string").alias("key"), F.to_json(F.struct(*rest)).alias("value"))
-        writer = frame.writeStream.format("quintet").options(**options.access(), topic=options.to_topic)
+        sink = {**options.access(), "topic": options.to_topic, "failOnDataLoss": loss(options)}
+        if mode == "update":
+            return _in_batches(frame, options, sink)
+        writer = frame.writeStream.format("quintet").options(**sink)
     else:
-        writer = frame.writeStream.format("quintet_lake").options(path=options.to_table, format=options.table_format)
-    writer = writer.option("failOnDataLoss", loss(options))
+        sink = {"path": options.to_table, "format": options.table_format, "failOnDataLoss": loss(options)}
+        writer = frame.writeStream.format("quintet_lake").options(**sink)
+    return _started(writer, options, mode)
+
+
+def _started(writer: "DataStreamWriter", options: Streaming, mode: Literal["append", "update"]) -> "StreamingQuery":
     return (
         writer.option("checkpointLocation", options.checkpoint)
         .queryName(options.name)
@@ -181,6 +191,20 @@ def write(
         .trigger(**options.trigger_options())
         .start()
     )
+
+
+def _in_batches(frame: "DataFrame", options: Streaming, sink: Mapping[str, str]) -> "StreamingQuery":
+    """Spark refuses update mode for every sink in Python, so each batch is a write of its own; named by the query and its
+    number it counts once, as the sink's own batches do."""
+    known: Future[str] = Future()
+
+    def publish(batch: "DataFrame", number: int) -> None:
+        name = {"txnAppId": known.result(START_SECONDS_MAX), "txnVersion": str(number)}
+        batch.write.format("quintet").options(**sink, **name).mode("append").save()
+
+    query = _started(frame.writeStream.foreachBatch(publish), options, "update")
+    known.set_result(str(query.id))
+    return query
 
 
 def topic_list(topics: str) -> Sequence[str]:
