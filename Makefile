@@ -13,7 +13,7 @@ KERNEL_LOG := .venv/kernel-build.log
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate --upgrade --group build
 
-.PHONY: help setup run test check format lock docs kernel clean bench fuzz campaign
+.PHONY: help setup run test check format lock docs kernel clean bench benchspark fuzz campaign
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -40,7 +40,7 @@ docs: setup ## write docs/CONFIGURATION.md and the table of operations in FlyMQ'
 
 # The largest set is chosen first and binds the others: what setup installed, the step for Spark must not replace.
 lock: setup ## choose new versions for requirements/*.txt
-	@$(LOCK) --extra server --extra bench --extra flight --extra spark --extra java --extra lake --extra notebook \
+	@$(LOCK) --extra server --extra bench --extra flight --extra spark --extra java --extra lake --extra notebook --extra declarative \
 		--group dev --group arrow -o requirements/spark.txt
 	@$(LOCK) --extra server --extra bench --group dev -c requirements/spark.txt -o requirements/dev.txt
 	@$(LOCK) --extra server -c requirements/spark.txt -o requirements/server.txt
@@ -48,17 +48,22 @@ lock: setup ## choose new versions for requirements/*.txt
 bench: setup ## measure beside real peers: nats-server, Redis, Mosquitto (installs them; about 10 minutes)
 	@$(BIN)/python bench/side_by_side.py --install
 
+benchspark: .venv/.stamp-spark ## measure topics in Spark beside Parquet, tuples and Kafka's connector (installs Kafka; about 15 minutes)
+	@$(BIN)/python bench/spark_side_by_side.py --install
+
 fuzz: setup ## a million frames through each codec, and live through FlyMQ sessions
 	@$(BIN)/python fuzz/blip_codec.py --frames 1000000
 	@$(BIN)/python fuzz/fly_codec.py --frames 1000000 --live 100000
 
-campaign: setup ## the full crash campaigns: kills, power cuts, disk faults, transactions, groups (an hour; root for power cuts)
+campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cuts, disk faults, transactions, groups, Spark (two hours; root for power cuts)
 	@$(BIN)/python tests/crash/kill.py --kills 1000 --strace
 	@$(BIN)/python tests/crash/power.py --cuts 1000
 	@$(BIN)/python tests/crash/faults.py --injections 5000 --full-cycles 100
 	@$(BIN)/python tests/crash/transactions.py --kills 1000
 	@$(BIN)/python tests/crash/groups.py --rebalances 500
 	@$(BIN)/python -m tests.client.test_idempotent 1000000
+	@$(BIN)/python tests/crash/spark.py --kills 200 --rows 1000000
+	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/test_examples.py -k declarative
 
 kernel: ## build the Rust kernel again, for instance after fixing Rust
 	@rm -f .venv/.stamp-kernel-*
@@ -80,7 +85,7 @@ clean: ## remove what the other targets made
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
-# Spark is large (pyspark is a source package of 450 MB), so only what tests it installs it. uv takes half of pip's time.
+# Spark is large (pyspark is a source package of 450 MB), so only what tests it installs it. uv unpacks it quicker than pip.
 .venv/.stamp-spark: requirements/spark.txt .venv/.stamp-locked
 	@echo "setup: installing Spark and what its tests need (half a minute to two minutes, once; about 1 GB)"
 	@$(BIN)/uv pip install -q --no-cache --python $(BIN)/python --no-build-isolation --require-hashes -r $<

@@ -16,7 +16,8 @@ DEFAULTS = {"blipmq://:dev-key@127.0.0.1:5555": "url", "flymq://admin:admin@127.
 EXAMPLE = Path(__file__).parents[2] / "examples" / "exactly_once.py"
 
 README = Path(__file__).parents[2] / "README.md"
-PROGRAMS = re.findall(r"```python\n(.*?)```", README.read_text() + GUIDE.read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text() + GUIDE.read_text(), re.DOTALL)
+PROGRAMS = [program for program in BLOCKS if "quintet.spark" not in program]  # those: tests/spark/test_docs.py
 COMMANDS = re.findall(r"^\$ (.*)\n(.*)$", GUIDE.read_text(), re.MULTILINE)
 
 
