@@ -1,5 +1,5 @@
 """do_put between the door and the broker, on a simulated disk: an answer that is late, an owner without room, a broker that
-stops."""
+stops, and callers that would take from others."""
 
 from collections.abc import Callable, Iterator
 from random import Random
@@ -10,11 +10,11 @@ import pytest
 from quintet.broker import stages
 from quintet.broker.access import Credential, hash_secret
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.flight import wire, writing
+from quintet.flight import login, verbs, wire, writing
 from quintet.flight.bridge import Bridge, Done, NoAnswer
-from quintet.flight.login import Caller
+from quintet.flight.login import Caller, Login
 from quintet.log.embedded.engine import EmbeddedLog
-from quintet.model.errors import Forbidden, LimitExceeded, ShuttingDown, StorageError
+from quintet.model.errors import AuthError, Forbidden, LimitExceeded, ShuttingDown, StorageError
 from quintet.testing.line import DATA
 from quintet.testing.sim import SimDisk, SimScheduler
 from tests.broker.parts import all_rows
@@ -133,3 +133,48 @@ def test_an_owner_without_room_is_told_while_it_sends(monkeypatch: pytest.Monkey
         line.put.stage(wire.StageRequest("w", 0, "t"), endless())
     assert sent == 10
     assert line.files() == [] and len(line.broker.stages) == 0
+
+
+# -- what one caller may take from others ------------------------------------------------------------------------------
+
+
+def test_one_user_does_not_drive_out_the_tokens_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login, "TOKENS_OF_IDENTITY_MAX", 3)
+    monkeypatch.setattr(login, "TOKENS_MAX", 5)
+    line = Line()
+    other = b"another-key"
+    keys = [Credential(name, hash_secret(key), ("*",), ("*",)) for name, key in (("spark", SECRET), ("ann", other))]
+    line.broker.set_credentials(keys)
+    door = Login(line.broker, line.bridge, Random(2).randbytes, 0)
+    anns = door.handshake(f"Bearer {other.decode()}")
+    tokens = [door.handshake(f"Bearer {SECRET.decode()}") for _ in range(9)]
+
+    def valid(token: str) -> bool:
+        try:
+            return bool(door.who(f"Bearer {token}", "").name)
+        except AuthError:
+            return False
+
+    assert valid(anns)
+    assert [valid(token) for token in tokens] == [False] * 6 + [True] * 3
+    line.broker.set_credentials(keys[1:])
+    assert not any(valid(token) for token in tokens)
+    assert [valid(door.handshake(f"Bearer {other.decode()}")) for _ in range(9)] == [True] * 9
+    assert not valid(anns)
+
+
+def test_files_of_one_answer_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbs, "FILES_SHOWN_MAX", 2)
+    line = Line()
+    line.put.publish("t", batches(b"one"))
+    machine = wire.Machine("boot", "lock", 0, 0)
+    answers: list[Any] = []
+
+    def locate(ranges: int) -> None:
+        ask = wire.LocateRequest("t", (wire.Range(0, 0, 1),) * ranges)
+        verbs.locate(machine, verbs.Call(line.broker, line.caller), ask, lambda found, _: answers.append(found))
+
+    locate(2)
+    assert [len(files) for files in answers[0].files] == [1, 1]
+    with pytest.raises(LimitExceeded, match="more than 2 files"):
+        locate(3)

@@ -14,7 +14,7 @@ gRPC does not say in the handshake who is at the other end: there, failures are 
 import base64
 import binascii
 import hmac
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,7 @@ HEADER_BYTES_MAX: Final = 8 << 10
 TOKEN_PREFIX: Final = "flight-"  # so that an old token is not taken for a wrong API key
 TOKEN_BYTES: Final = 32
 TOKENS_MAX: Final = 10_000  # the one not used for longest goes first
+TOKENS_OF_IDENTITY_MAX: Final = 1_000  # the same: nobody drives out the tokens of others
 TOKEN_IDLE_US: Final = 12 * 3600 * 1_000_000
 PROVEN_MAX: Final = 1_000  # passwords that were right
 PROVEN_US: Final = 60_000_000
@@ -63,6 +64,7 @@ class Login:
         self._secret = entropy(32)
         self._failures = Failures(failures_per_minute)
         self._tokens: OrderedDict[str, tuple[str, int]] = OrderedDict()  # digest of the token: identity, used last
+        self._issued: Counter[str] = Counter()  # tokens by identity
         self._proven: OrderedDict[bytes, tuple[str, int]] = OrderedDict()  # keyed hash: identity, when
         self.failed = 0
 
@@ -108,7 +110,7 @@ class Login:
         identity, used = self._tokens.get(digest, ("", 0))
         principal = self._broker.access.current(identity) if identity and now - used < TOKEN_IDLE_US else None
         if principal is None:
-            self._tokens.pop(digest, None)
+            self._forget(digest)
             raise AuthError("the token is no longer valid", hint="log in again: authenticate_basic_token()")
         self._tokens[digest] = (identity, now)
         self._tokens.move_to_end(digest)
@@ -116,10 +118,19 @@ class Login:
 
     def _issue(self, caller: Caller) -> str:
         token = TOKEN_PREFIX + self._entropy(TOKEN_BYTES).hex()
+        if self._issued[caller.identity] >= TOKENS_OF_IDENTITY_MAX:
+            self._forget(next(digest for digest, (whose, _) in self._tokens.items() if whose == caller.identity))
+        elif len(self._tokens) >= TOKENS_MAX:
+            self._forget(next(iter(self._tokens)))
         self._tokens[hash_secret(token.encode())] = (caller.identity, self._broker.scheduler.now())
-        if len(self._tokens) > TOKENS_MAX:
-            self._tokens.popitem(last=False)
+        self._issued[caller.identity] += 1
         return token
+
+    def _forget(self, digest: str) -> None:
+        identity, _ = self._tokens.pop(digest, ("", 0))
+        self._issued[identity] -= 1
+        if self._issued[identity] <= 0:
+            del self._issued[identity]
 
     def _password(self, name: str, password: bytes, peer: str, done: Done) -> None:
         address = _address(peer, name)

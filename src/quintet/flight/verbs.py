@@ -54,6 +54,7 @@ POSITIONS_AT_ONCE: Final = 16  # looked up side by side: each may read from disk
 REJECTS_MAX: Final = 1_000  # in one request
 ERROR_BYTES_MAX: Final = 4_000  # of one reject
 RANGES_MAX: Final = 10_000  # of one locate
+FILES_SHOWN_MAX: Final = 50_000  # in one answer of `locate`
 STAGES_OF_COMMIT_MAX: Final = 10_000
 
 
@@ -216,11 +217,14 @@ def locate(machine: wire.Machine | None, call: Call, ask: wire.LocateRequest, do
     if machine is None or source.in_memory:
         done(wire.Located(source.id, machine, tuple(() for _ in ask.ranges)), None)
         return
-    files = tuple(
-        tuple(wire.SegmentFile(*file) for file in partition.files(wanted.first, wanted.last))
-        for partition, wanted in zip(partitions, ask.ranges, strict=True)
-    )
-    done(wire.Located(source.id, machine, files), None)
+    files, count = [], 0
+    for partition, wanted in zip(partitions, ask.ranges, strict=True):
+        found = partition.files(wanted.first, wanted.last)
+        files.append(tuple(wire.SegmentFile(*file) for file in found))
+        count += len(found)
+        if count > FILES_SHOWN_MAX:
+            raise LimitExceeded(f"more than {FILES_SHOWN_MAX} files", hint="ask for fewer ranges at a time")
+    done(wire.Located(source.id, machine, tuple(files)), None)
 
 
 def _all(calls: Sequence[Callable[[Done], None]], done: Done, at_once: int = POSITIONS_AT_ONCE) -> None:
