@@ -67,6 +67,20 @@ def test_there_is_room_for_so_many() -> None:
     known.report("one more", RUNNING, 1 + FORGET_US)
 
 
+def test_what_ended_makes_room_for_what_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines, "PIPELINES_MAX", 3)
+    monkeypatch.setattr(pipelines, "PIPELINES_OF_OWNER_MAX", 2)
+    known = Pipelines()
+    known.report("ann", replace(RUNNING, name="a", state="failed"), 1)
+    for name in ("b", "c"):
+        known.report("ann", replace(RUNNING, name=name), 2)
+    known.report("ben", replace(RUNNING, name="d", state="finished"), 3)
+    known.report("eve", replace(RUNNING, name="e"), 4)
+    assert [status.report.name for status in known.seen("", True, 5)] == ["b", "c", "e"]
+    with pytest.raises(LimitExceeded, match="PIPELINES_MAX"):
+        known.report("ben", RUNNING, 6)
+
+
 @pytest.mark.parametrize(
     ("report", "error"),
     [

@@ -98,3 +98,12 @@ def test_rows_without_bytes_and_topics_have_a_limit() -> None:
     batch = pa.record_batch({"value": pa.nulls(len(names)), "topic": names})
     with pytest.raises(LimitExceeded, match="topics in one record batch"):
         list(writing._by_topic("", batch))
+
+
+def test_a_refusal_that_repeats_what_was_sent_is_cut(client: Client) -> None:
+    """It would not fit into the headers of the answer, and the client would learn nothing at all."""
+    for name in ("a" * 100_000, "\u00e4" * 100_000):
+        with refused("E1330", "no stage", " ..."):
+            client.act("stage_commit", writer="w", epoch=0, stages=[name], rows=1)
+        with refused("E1301", " ..."):
+            client.read(name)

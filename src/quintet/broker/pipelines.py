@@ -104,22 +104,34 @@ class Pipelines:
                 status.stop_of = status.report.started_us
 
     def _check_room(self, owner: str) -> None:
-        if len(self._by_name) >= PIPELINES_MAX:
-            raise LimitExceeded(f"there are {PIPELINES_MAX} pipelines, which is the limit (PIPELINES_MAX)")
-        if self._owned[owner] >= PIPELINES_OF_OWNER_MAX:
+        """Those that ended make room for what begins."""
+        if self._owned[owner] >= PIPELINES_OF_OWNER_MAX and not self._give_up(owner):
             raise LimitExceeded(
                 f"{owner} has {PIPELINES_OF_OWNER_MAX} pipelines, which is the limit (PIPELINES_OF_OWNER_MAX)"
             )
+        if len(self._by_name) >= PIPELINES_MAX and not self._give_up(""):
+            raise LimitExceeded(f"there are {PIPELINES_MAX} pipelines, which is the limit (PIPELINES_MAX)")
+
+    def _give_up(self, owner: str) -> bool:
+        """Forget the one that ended first, of this owner or (without one) of all. False if all are up."""
+        ended = (place for place, status in self._by_name.items() if not status.up and owner in ("", place[0]))
+        place = next(ended, None)
+        if place is not None:
+            self._remove(place)
+        return place is not None
 
     def _forget(self, now: int) -> None:
         while self._by_name:
             place, status = next(iter(self._by_name.items()))
             if now - status.seen_us < FORGET_US:
                 return
-            del self._by_name[place]
-            self._owned[place[0]] -= 1
-            if not self._owned[place[0]]:
-                del self._owned[place[0]]
+            self._remove(place)
+
+    def _remove(self, place: tuple[str, str]) -> None:
+        del self._by_name[place]
+        self._owned[place[0]] -= 1
+        if not self._owned[place[0]]:
+            del self._owned[place[0]]
 
 
 def _place(item: tuple[tuple[str, str], Status]) -> tuple[str, str]:

@@ -6,8 +6,11 @@
     every other named failure      FAILED            the code says which
     what has no name               INTERNAL          a fault of ours: it is in the broker's log, the client learns no more
 
-The text is "CODE: what happened (what helps)" and `extra_info` a `wire.Problem`.
+The text is "CODE: what happened (what helps)" and `extra_info` a `wire.Problem`. Both are headers of HTTP/2 and have to stay
+short: a text that repeats what the client sent is cut.
 """
+
+from typing import Final
 
 import msgspec
 import structlog
@@ -16,7 +19,8 @@ from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no t
 from quintet.flight.wire import Problem
 from quintet.model.errors import AuthError, Forbidden, QuintetError
 
-INTERNAL_CODE = "E1000"
+INTERNAL_CODE: Final = "E1000"
+TEXT_BYTES_MAX: Final = 1_000
 
 _log = structlog.get_logger()
 
@@ -29,7 +33,7 @@ def to_flight(error: BaseException) -> flight.FlightError:
         _log.error("flight_failed", error=repr(error), exc_info=error)
         problem = Problem(INTERNAL_CODE, "the broker failed to answer", "its log says why", retryable=False)
         return flight.FlightInternalError(_text(problem), msgspec.json.encode(problem))
-    problem = Problem(error.code, str(error), error.hint, error.retryable)
+    problem = Problem(error.code, _short(str(error)), _short(error.hint), error.retryable)
     kind = flight.FlightServerError
     if isinstance(error, AuthError):
         kind = flight.FlightUnauthenticatedError
@@ -38,6 +42,11 @@ def to_flight(error: BaseException) -> flight.FlightError:
     elif error.retryable:
         kind = flight.FlightUnavailableError
     return kind(_text(problem), msgspec.json.encode(problem))
+
+
+def _short(text: str) -> str:
+    data = text.encode(errors="replace")
+    return text if len(data) <= TEXT_BYTES_MAX else data[:TEXT_BYTES_MAX].decode(errors="ignore") + " ..."
 
 
 def _text(problem: Problem) -> str:
