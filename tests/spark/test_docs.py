@@ -17,18 +17,14 @@ URL = "flight://admin:admin@127.0.0.1:8815"
 
 
 def test_programs(
-    spark: SparkSession,
-    broker: FlightServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, broker: FlightServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     create(broker, "orders", 2)
     fill(broker, "orders", 2, rows=3)
-    monkeypatch.chdir(tmp_path)  # checkpoints are named relative to where one is
     for program in PROGRAMS:
         assert URL in program
-        exec(compile(program.replace(URL, broker.flight), "docs", "exec"), {})
+        program = program.replace(URL, broker.flight).replace("state/", f"{tmp_path}/")
+        exec(compile(program, "docs", "exec"), {})
     shown = capsys.readouterr().out
     assert "|       k0|" in shown or "[6B 30]" in shown, shown
     shouted = [
