@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import quintet.spark
+from quintet.model.errors import ConfigError
 from quintet.spark import start, travel
 from tests.spark.conftest import QUICK
 
@@ -136,6 +137,15 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
 def test_masters(master: str, local: bool, cores: int) -> None:
     assert start.local(master) is local
     assert start.cores(master) == cores
+
+
+@pytest.mark.parametrize(
+    "environment", [{"SPARK_REMOTE": "sc://host"}, {"SPARK_API_MODE": "Connect"}, {"SPARK_CONNECT_MODE_ENABLED": "1"}]
+)
+def test_an_environment_that_asks_for_another_kind_of_session(environment: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(environment))} is set, which asks for Spark Connect"):
+        start.check_environment({"PATH": "", **environment})
+    start.check_environment({"SPARK_REMOTE": "", "SPARK_API_MODE": "classic"})
 
 
 def test_importing_the_package_imports_no_spark() -> None:

@@ -72,6 +72,19 @@ def test_decode_types_what_fits_and_buries_what_does_not(
     assert len(records(broker, f"{topic}-dlq")) == 4
 
 
+def test_decode_of_fields_named_like_columns(
+    spark: SparkSession, broker: FlightServer, topic: str, settings: dict[str, Any]
+) -> None:
+    fields = {"value": {"type": "string"}, "offset": {"type": "integer"}}
+    schema = json.dumps({"type": "object", "properties": fields})
+    manage(broker, lambda admin: admin.register_schema(topic, "json", schema.encode()))
+    put(broker, topic, {"key": [b"k"], "value": [b'{"value": "v", "offset": 7}']})
+    options = decode.Options(topic=topic, to_topic=f"{topic}-typed", typed_prefix="its_", **settings)
+    finish(decode.start(spark, options))
+    [row] = documents(broker, f"{topic}-typed")
+    assert (row["offset"], row["its_offset"], row["its_value"]) == (0, 7, "v")
+
+
 def test_dedupe_keeps_the_first_of_each_id_over_a_restart(
     spark: SparkSession, broker: FlightServer, topic: str, settings: dict[str, Any]
 ) -> None:

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from quintet.model.errors import QuintetError
+from quintet.model.errors import ConfigError, QuintetError
 from quintet.spark import java, launch, travel
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class SparkMissing(QuintetError, ImportError):
 def session(master: str | None, name: str, conf: Mapping[str, str]) -> "SparkSession":
     """What `quintet.spark.session` promises."""
     check_packages()
+    check_environment(os.environ)
     from pyspark.core.context import SparkContext
     from pyspark.sql import SparkSession
 
@@ -82,6 +83,18 @@ def check_packages() -> None:
     if tuple(int(part) for part in version.split(".")[:2]) < PYSPARK_MIN:
         wanted = ".".join(str(part) for part in PYSPARK_MIN)
         raise SparkMissing(f"pyspark {version} is too old: reading topics needs {wanted} or newer")
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse what would make pyspark answer with a session of Spark Connect, which has no virtual machine here."""
+    asked = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
+    found = [name for name in asked if environment.get(name)]
+    found += ["SPARK_API_MODE"] if environment.get("SPARK_API_MODE", "").lower() == "connect" else []
+    if found:
+        raise ConfigError(
+            f"{found[0]} is set, which asks for Spark Connect, and this session starts a Spark of its own",
+            hint=f"unset {found[0]}; on a session of Spark Connect, format('quintet') works without this function",
+        )
 
 
 def local(master: str) -> bool:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, quoted, read_stream, spoken, write
+from quintet.spark.pipelines.base import Into, Prefix, quoted, read_stream, spoken, typed, write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,6 +58,7 @@ class Options(Into, kw_only=True):
     schema: Annotated[
         Literal["raw", "registry"], msgspec.Meta(description="registry: the columns of the registered schema.")
     ] = "raw"
+    typed_prefix: Prefix = ""
     emit: Annotated[
         Literal["final", "updates"],
         msgspec.Meta(description="final: a window once, when it is over; updates: each change."),
@@ -70,7 +71,8 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
 
     if options.emit == "updates" and options.to_table:
         raise ValueError("emit=updates needs to_topic: a table only grows")
-    frame = _columns(read_stream(spark, options, options.topic, schema=options.schema), options)
+    how = typed(options.schema, options.typed_prefix)
+    frame = _columns(read_stream(spark, options, options.topic, **how), options)
     for name in (options.time, *options.by):
         _known(frame, name)
     names = ["window", "window_start", "window_end", *options.by, *options.measures]

@@ -13,7 +13,7 @@ import msgspec
 
 from quintet.flight.wire import COLUMNS
 from quintet.spark import lake
-from quintet.spark.pipelines.base import Streaming, loss, read_stream, topic_list
+from quintet.spark.pipelines.base import Prefix, Streaming, loss, read_stream, topic_list, typed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,9 +38,7 @@ class Options(Streaming, kw_only=True):
         Literal["raw", "registry"],
         msgspec.Meta(description="registry: the fields of the topic's schema as columns, too."),
     ] = "raw"
-    typed_prefix: Annotated[
-        str, msgspec.Meta(description="What the names of those columns begin with, if they meet others.")
-    ] = ""
+    typed_prefix: Prefix = ""
     compact_every: Annotated[
         int, msgspec.Meta(description="Merge small files after so many batches; 0: never.", ge=0)
     ] = 100
@@ -54,10 +52,8 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     names = topic_list(options.topics)
     if not names:
         raise ValueError("topics names no topic; write topics=a,b,c")
-    more: dict[str, str] = {"schema": options.schema, "columns": ",".join(COLUMNS)}
-    if options.typed_prefix:
-        more["typedPrefix"] = options.typed_prefix
-    frame = read_stream(spark, options, ",".join(names), **more)
+    how = typed(options.schema, options.typed_prefix)
+    frame = read_stream(spark, options, ",".join(names), columns=",".join(COLUMNS), **how)
     if DATE in frame.columns:
         raise ValueError(
             "the topic's schema has a field `date`, as the archive has; write typed_prefix=, for instance v_"

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 DEFAULT_URL: Final = "flight://127.0.0.1:8815"
 NOW: Final = "now"
+# The option typed_prefix of pipelines that read values by their registered schema.
+Prefix = Annotated[
+    str, msgspec.Meta(description="What the names of the schema's columns begin with, if they meet others.")
+]
 START_SECONDS_MAX: Final = 60.0  # between the first batch of a query and the moment it has told its id
 MESSAGE: Final = frozenset({"key", "value", "headers", "timestamp", "partition"})  # the columns that make a message
 
@@ -121,6 +125,12 @@ def microseconds(duration: str) -> int:
     """10s -> 10_000_000."""
     number, _, unit = spoken(duration).partition(" ")
     return int(number) * _MICROSECONDS[unit]
+
+
+def typed(schema: str, prefix: str, subject: str = "") -> dict[str, str]:
+    """The options of a source that say whether values become columns, and what those are called."""
+    found = {"schema": schema, "typedPrefix": prefix, "subject": subject}
+    return {name: value for name, value in found.items() if value}
 
 
 def loss(options: Streaming) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, read_stream, write
+from quintet.spark.pipelines.base import Into, Prefix, read_stream, typed, write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,10 +20,11 @@ SUMMARY = "a raw topic to a typed topic or table by its registered schema; what 
 class Options(Into, kw_only=True):
     topic: Annotated[str, msgspec.Meta(description="The topic to decode.", min_length=1)]
     subject: Annotated[str, msgspec.Meta(description="Its subject in the registry, if that is not its name.")] = ""
+    typed_prefix: Prefix = ""
 
 
 def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     """The typed columns, and where each row came from."""
-    subject = {"subject": options.subject} if options.subject else {}
-    frame = read_stream(spark, options, options.topic, schema="registry", **subject)
+    how = typed("registry", options.typed_prefix, options.subject)
+    frame = read_stream(spark, options, options.topic, **how)
     return [write(frame.drop("headers", "origin"), options)]

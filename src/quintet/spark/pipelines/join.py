@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, quoted, read_stream, spoken, write
+from quintet.spark.pipelines.base import Into, Prefix, quoted, read_stream, spoken, typed, write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -28,6 +28,7 @@ class Options(Into, kw_only=True):
         Literal["raw", "registry"],
         msgspec.Meta(description="registry: with the typed columns of the registered schemas."),
     ] = "raw"
+    typed_prefix: Prefix = ""
 
 
 def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
@@ -49,10 +50,10 @@ def _side(spark: "SparkSession", options: Options, side: str, topic: str) -> "Da
     """One topic with its columns under the name of its side: SIDE_key, SIDE_time, SIDE (its value, or typed columns)."""
     from pyspark.sql import functions as F
 
-    frame = read_stream(spark, options, topic, schema=options.schema)
+    frame = read_stream(spark, options, topic, **typed(options.schema, options.typed_prefix))
     own = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "origin")
-    typed = [name for name in frame.columns if name not in own]
-    value = F.struct(*[F.col(quoted(name)) for name in typed]) if typed else _text("value")
+    fields = [F.col(quoted(name)) for name in frame.columns if name not in own]
+    value = F.struct(*fields) if fields else _text("value")
     return frame.select(
         F.col("key").alias(f"{side}_key"),
         F.col("timestamp").alias(f"{side}_time"),
