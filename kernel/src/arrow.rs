@@ -20,6 +20,8 @@ pub const BYTES_CEILING: i64 = 1 << 30;
 /// Origins are short in a batch and long in a column, where each record has its own: this much, then the result is full.
 const ORIGIN_BYTES_MAX: usize = 64 * 1024 * 1024;
 const MAX_ORIGINS: usize = 256;
+/// The two offsets of a header.
+const HEADER_ENTRY_BYTES: usize = 8;
 /// What one invalid sequence becomes: U+FFFD.
 const REPLACEMENT: [u8; 3] = [0xEF, 0xBF, 0xBD];
 
@@ -125,9 +127,9 @@ impl<'a> Gather<'a> {
         Ok(())
     }
 
-    /// Bytes in the columns of bytes so far.
+    /// Bytes in the columns of bytes so far. A header counts even if it is empty: one row may have millions.
     fn bytes(&self) -> usize {
-        self.values + self.keys + self.names + self.hvalues + self.origins
+        self.values + self.keys + self.names + self.hvalues + self.origins + HEADER_ENTRY_BYTES * self.header_count
     }
 
     fn wants(&self, column: u8) -> bool {

@@ -194,6 +194,15 @@ class TestGather:
             count, _, *rest = twin.gather(data, 0, len(data), 7, 0, FAR, rows_max, bytes_max, columns, 0)
             assert (count, *rest) == (3 * taken, taken * size, 3 * taken, 0)
 
+    def test_headers_without_bytes_fill_it_too(self, twin: ModuleType) -> None:
+        """One row may have millions of them, and a result may not become as large as a topic."""
+        empty = [(b"", b"")] * 1000
+        data = b"".join(bytes(sealed(i, [b""], None, [empty])) for i in range(10))
+        for columns, taken in ((HEADERS, 3), (VALUE, 10)):
+            count, buffers, *_ = twin.gather(data, 0, len(data), 7, 0, FAR, ROWS, 16_001, columns, 0)
+            assert count == taken
+            assert columns != HEADERS or len(buffers[9]) == 4 * (3000 + 1)
+
     def test_a_batch_that_is_not_used_up_is_where_the_next_call_begins(self, twin: ModuleType) -> None:
         first, second = bytes(sealed(0, [b"v"] * 3)), bytes(sealed(3, [b"v"] * 3))
         data = first + second

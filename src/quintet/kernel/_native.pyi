@@ -94,8 +94,9 @@ def gather(
 
     Batches wholly below `first` are hopped over by their headers, unchecked. Every other one is checked: the checksum with
     `seed` (-1: it comes from memory and has none) and all columns. Ends behind the batch with which there are rows_max
-    rows (1 to 2**24) or bytes_max bytes (1 to 2**30) in the columns of bytes that were asked for, at a batch that begins at
-    or after `last`, at `stop`, at zeros, or before an unsound batch. reason is as from walk: 0, or why it is unsound.
+    rows (1 to 2**24) or bytes_max bytes (1 to 2**30) in the columns of bytes that were asked for, a header counting for 8
+    more, at a batch that begins at or after `last`, at `stop`, at zeros, or before an unsound batch. reason is as from
+    walk: 0, or why it is unsound.
     position is where the next call goes on: behind the last batch of which all was looked at. next_offset is the first
     offset not looked at; `last` when there is nothing more below it. Nothing says whether offsets between batches are
     missing. Before the origins come to over 64 MiB it ends, too, even within a batch.

@@ -38,6 +38,7 @@ CONTROL = 2
 ROWS_CEILING = 1 << 24
 BYTES_CEILING = 1 << 30
 ORIGIN_BYTES_MAX = 64 * 1024 * 1024  # origins are short in a batch and long in a column: this much, then it is full
+HEADER_ENTRY_BYTES = 8  # its two offsets
 MAX_PARTITIONS = 1 << 16
 BATCH_ROWS_MAX = 1 << 20
 PADDING_BYTES = 14 * 8  # of a batch, at most
@@ -88,7 +89,7 @@ class _Taken:
             if self.columns & KEY:
                 self.bytes += len(key or b"")
             if self.columns & HEADERS:
-                self.bytes += sum(len(_lossy(name)) + len(text) for name, text in headers)
+                self.bytes += sum(HEADER_ENTRY_BYTES + len(_lossy(name)) + len(text) for name, text in headers)
             if self.columns & ORIGIN:
                 self.bytes += len(_lossy(origin))
                 self.origins += len(_lossy(origin))
