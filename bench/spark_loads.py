@@ -125,7 +125,10 @@ class Run:
     def broker(self) -> peers.Server:
         """A real server with the rows in its topic."""
         if self._broker is None:
-            self._broker = self._stack.enter_context(peers.quintet(self.bench.directory / "broker", door="flymq"))
+            keep = {
+                "QUINTET_TOPICS__RETENTION_SECONDS": "0"
+            }  # the rows have times of their own, which are not of today
+            self._broker = self._stack.enter_context(peers.quintet(self.bench.directory / "broker", keep, door="flymq"))
             self._create(TOPIC)
             self.bench.console.print(f"putting {self.rows:,} rows into {TOPIC} over Flight", highlight=False)
             begin = time.monotonic()
