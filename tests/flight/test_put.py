@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 
 from quintet.broker import stages
-from quintet.broker.access import Credential, hash_secret
+from quintet.broker.access import Credential, Role, hash_secret
 from quintet.broker.core import Broker, BrokerOptions
+from quintet.broker.users import ConfiguredUser
 from quintet.flight import login, verbs, wire, writing
 from quintet.flight.bridge import Bridge, Done, NoAnswer
 from quintet.flight.login import Caller, Login
 from quintet.log.embedded.engine import EmbeddedLog
-from quintet.model.errors import AuthError, Forbidden, LimitExceeded, ShuttingDown, StorageError
+from quintet.model.errors import AuthError, Busy, Forbidden, LimitExceeded, ShuttingDown, StorageError
 from quintet.testing.line import DATA
 from quintet.testing.sim import SimDisk, SimScheduler
 from tests.broker.parts import all_rows
+from tests.flight.client import basic
 
 pa = pytest.importorskip("pyarrow")
 
@@ -161,6 +163,33 @@ def test_one_user_does_not_drive_out_the_tokens_of_another(monkeypatch: pytest.M
     assert not any(valid(token) for token in tokens)
     assert [valid(door.handshake(f"Bearer {other.decode()}")) for _ in range(9)] == [True] * 9
     assert not valid(anns)
+
+
+def test_who_guesses_at_a_name_does_not_lock_out_its_owner() -> None:
+    line = Line()
+    told: list[Exception | None] = []
+    line.broker.configure_users([Role("reader")], [ConfiguredUser("ann", ("reader",), b"a password")], told.append)
+    line.scheduler.settle()
+    assert told == [None]
+    door = Login(line.broker, line.bridge, Random(2).randbytes, 3)
+    door.handshake(basic("ann", "a password"))
+    for _ in range(3):
+        with pytest.raises(AuthError):
+            door.handshake(basic("ann", "a guess"))
+    with pytest.raises(Busy):
+        door.handshake(basic("ann", "one guess too many"))
+    line.scheduler.time += login.PROVEN_US
+    line.scheduler.time -= line.scheduler.time % 60_000_000  # a minute begins, and has its own guesses
+    for _ in range(3):
+        with pytest.raises(AuthError):
+            door.handshake(basic("ann", "a guess"))
+    assert door.handshake(basic("ann", "a password"))
+    line.broker.configure_users([Role("reader")], [ConfiguredUser("ann", ("reader",), b"another one")], told.append)
+    line.scheduler.settle()
+    with pytest.raises(AuthError):
+        door.handshake(basic("ann", "a password"))
+    with pytest.raises(Busy):
+        door.handshake(basic("ann", "a password"))
 
 
 def test_files_of_one_answer_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ or has another password is out at once. All state belongs to the loop thread. Pa
 a short time by a keyed hash, so that the slow hash is not paid for in every call; passwords themselves are kept nowhere.
 
 gRPC does not say in the handshake who is at the other end: there, failures are counted per user name, elsewhere per address.
+Anybody can fail under the name of another: a password that was right before is looked at all the same.
 """
 
 import base64
@@ -134,15 +135,15 @@ class Login:
 
     def _password(self, name: str, password: bytes, peer: str, done: Done) -> None:
         address = _address(peer, name)
-        self._check_rate(address)
         proof = hmac.digest(self._secret, name.encode() + b"\0" + password, "sha256")
         identity, since = self._proven.get(proof, ("", 0))
+        if not identity:  # who was right before is not kept out by others who guess at the same name
+            self._check_rate(address)
         if identity and self._broker.scheduler.now() - since < PROVEN_US:
             principal = self._broker.access.current(identity)
             if principal is not None:
                 done(Caller(identity, principal.name, peer), None)
                 return
-        self._proven.pop(proof, None)
         told = partial(self._verified, proof, address, peer, done)
         self._broker.users.authenticate_password(name, password, told, peer=peer)
 
@@ -151,11 +152,13 @@ class Login:
     ) -> None:
         if error is not None:
             if isinstance(error, AuthError):
+                self._proven.pop(proof, None)
                 self._fail(address)
             done(None, error)
             return
         identity, principal = result
         self._proven[proof] = (identity, self._broker.scheduler.now())
+        self._proven.move_to_end(proof)
         if len(self._proven) > PROVEN_MAX:
             self._proven.popitem(last=False)
         done(Caller(identity, principal.name, peer), None)
