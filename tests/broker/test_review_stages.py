@@ -12,6 +12,7 @@ from quintet.broker.carry import Carry, Part
 from quintet.broker.intents import MARK_KEEP_US, IntentRow, Intents, NotYetVisible
 from quintet.broker.stages import FENCE_KEEP_US, ONCE
 from quintet.log.base import Stage
+from quintet.log.embedded.inspect import Summary, verify
 from quintet.model.errors import (
     BadName,
     BadRequest,
@@ -209,6 +210,20 @@ def test_names_are_looked_at_when_nothing_was_staged_too() -> None:
             parts.stages.commit("spark", QUERY, epoch, (), 0, False, lambda _: None, Answer())
 
 
+def test_an_owner_whose_name_does_not_fit_is_told_so() -> None:
+    with pytest.raises(BadName, match="too long for a stage"):
+        Staging().stages.open("\u00e4" * 255, QUERY, 0)
+
+
+def test_what_else_lies_in_the_folder_is_left_alone() -> None:
+    parts = Staging()
+    lines(parts, b"one")
+    parts.disk.mkdir(f"{DATA}/stages/lost+found")
+    parts = restarted(parts)
+    assert len(parts.stages) == 1
+    assert len(parts.files()) == 2
+
+
 @pytest.mark.parametrize(("bound", "value"), [("STAGED_BYTES_OF_OWNER_MAX", 500), ("PARTS_OF_OWNER_MAX", 3)])
 def test_what_one_owner_stages_is_bounded_while_it_grows(
     bound: str, value: int, monkeypatch: pytest.MonkeyPatch
@@ -247,6 +262,22 @@ def test_the_sweep_looks_at_some_stages_at_a_time(monkeypatch: pytest.MonkeyPatc
         parts.advance(SECOND + 50_000)
         left.append(len(parts.files()))
     assert left == [3, 1, 0]
+
+
+def test_verify_looks_at_stages() -> None:
+    parts = Staging()
+    stage = lines(parts, b"one", b"two")
+    path, part = f"{DATA}/stages/{stage.id}.stage", stage.parts[1]
+    whole = parts.disk.read_file(path) or b""
+    for flipped, position in ((None, -1), (part.position + 70, part.position), (part.position - 20, 0), (3, 0)):
+        data = bytearray(whole)
+        if flipped is not None:
+            data[flipped] ^= 1
+        parts.disk.damage(path, bytes(data))
+        summary = Summary()
+        found = [(finding.file, finding.position) for finding in verify(parts.disk, str(DATA), summary)]
+        assert found == ([] if flipped is None else [(path, position)])
+        assert summary.status == (flipped is not None)
 
 
 # -- carrying over -----------------------------------------------------------------------------------------------------

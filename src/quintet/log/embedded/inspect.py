@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from quintet.log.embedded import checkpoint, journal
+from quintet.log.embedded import checkpoint, journal, stages
 from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.recovery import segment_bases
 from quintet.log.embedded.segment import (
@@ -151,6 +151,8 @@ def _verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
                     summary.records += part.count
                     summary.bytes += part.length
             summary.segments += 1
+    for file, position, length, what in stages.damages(disk, directory):
+        yield Finding(file, position, length, what, True)
 
 
 def dump(disk: Disk, directory: str, topic_id: int | None = None) -> Iterator[tuple[int, int, Row]]:

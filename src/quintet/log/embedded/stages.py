@@ -18,7 +18,7 @@ A checksum covers everything behind it in the header, and in the head of an entr
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -27,7 +27,7 @@ from quintet import kernel
 from quintet.log.base import StagePart
 from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.shared import Shared
-from quintet.model.errors import CorruptData, StorageError, StorageFull
+from quintet.model.errors import BadName, CorruptData, StorageError, StorageFull
 
 HEADER_BYTES: Final = 512
 ENTRY_BYTES: Final = 32
@@ -179,6 +179,8 @@ class FileStages:
         self._folder = f"{directory}/stages"
 
     def open(self, id: str, owner: str, writer: str, epoch: int) -> FileStage:
+        if _HEADER.size + len(owner.encode()) + len(writer.encode()) > HEADER_BYTES:
+            raise BadName("the names of the owner and the writer are too long for a stage", hint="use shorter ones")
         now = self._shared.scheduler.now()
         return FileStage(self._shared.disk, self._folder, id, owner, writer, epoch, now, self._low)
 
@@ -239,6 +241,27 @@ class FileStages:
     def _removed(self, result: object) -> None:
         if isinstance(result, BaseException):
             self._shared.report("stage_not_removed", {"error": str(result)})
+
+
+def damages(disk: Disk, directory: str) -> Iterator[tuple[str, int, int, str]]:
+    """(file, position, length, what) of all that does not check out in sealed stages. Read-only."""
+    folder = f"{directory}/stages"
+    for name in disk.listdir(folder):
+        if not name.endswith(_SEALED):
+            continue
+        path = f"{folder}/{name}"
+        try:
+            stage = FileStage.found(disk, folder, name.removesuffix(_SEALED), lambda: None)
+        except (CorruptData, OSError, UnicodeDecodeError) as error:
+            yield path, 0, 0, str(error)
+            continue
+        handle = disk.open(path)
+        try:
+            for part in stage.parts:
+                if kernel.check(disk.pread(handle, part.length, part.position), 0, stage._seed) != part.length:
+                    yield path, part.position, part.length, "a staged batch does not check out"
+        finally:
+            disk.close(handle)
 
 
 def _refused(id: str, error: OSError) -> StorageError:
