@@ -121,6 +121,23 @@ class TestArchive:
             assert row[6] == row[5].astimezone(datetime.UTC).date()
             assert row[7] == "flight:admin"
 
+    @pytest.mark.parametrize("format", ["parquet", "iceberg"])
+    def test_a_time_that_no_calendar_has_stops_nothing(
+        self, spark: "SparkSession", broker: FlightServer, tmp_path: Path, format: Any
+    ) -> None:
+        topic = f"timeless-{format}"
+        create(broker, topic, retention_ms=FOREVER_MS)
+        put(broker, topic, {"value": [b"now", b"then"], "timestamp": [START_US, 1 << 61]})
+        options = archive.Options(
+            url=broker.flight, topics=topic, path=str(tmp_path / "table"), format=format, name="odd",
+            checkpoint=str(tmp_path / "checkpoint"), trigger="now",
+        )  # fmt: skip
+        _finish(archive.start(spark, options))
+        found = lake.read(spark, options.path).selectExpr(
+            "cast(value as string)", "year(date)", "unix_micros(timestamp)"
+        )
+        assert sorted(tuple(row) for row in found.collect()) == [("now", 2023, START_US), ("then", 9999, 1 << 61)]
+
     def test_a_batch_that_spark_does_not_know_it_did_is_not_there_twice(
         self, spark: "SparkSession", archived: Archived, tmp_path: Path
     ) -> None:

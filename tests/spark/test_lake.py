@@ -372,6 +372,16 @@ class TestColumns:
             assert found.column(name).to_pylist() == [value, value]
         assert table.listing()[0] == schema.normal(wide.schema)
 
+    def test_times_that_no_calendar_has_are_kept(self, table: Table) -> None:
+        odd = [-(1 << 56), 1 << 61, 0]
+        for epoch in range(2):
+            some = rows(3 * epoch, 3).set_column(5, "timestamp", pa.array(odd, pa.timestamp("us", tz="UTC")))
+            assert put(table, "q", epoch, some)
+        table.compact()
+        _, paths = table.listing()
+        times = files.read_files(paths).column("timestamp").cast(pa.int64()).to_pylist()
+        assert sorted(times) == sorted(odd * 2)
+
     def test_spellings_of_types_are_one(self) -> None:
         spelled = pa.schema(
             [

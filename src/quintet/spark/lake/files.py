@@ -133,6 +133,7 @@ def write_file(
             compression_level=COMPRESSION_LEVEL,
             row_group_size=ROW_GROUP_ROWS,
             use_dictionary=[field.name for field in rows.schema if repeats(field.type)],
+            write_statistics=[field.name for field in rows.schema if tellable(rows, field)],
         )
         sink.flush()
         os.fsync(sink.fileno())
@@ -143,6 +144,20 @@ def write_file(
 def repeats(kind: pa.DataType) -> bool:
     """Whether a dictionary is worth a try: not for times, which differ, nor for bytes, which are large."""
     return bool(pa.types.is_string(kind) or pa.types.is_int32(kind) or pa.types.is_date32(kind))
+
+
+def tellable(rows: pa.Table, field: pa.Field) -> bool:
+    """Whether a column gets statistics: not one with a time beyond the years 1 to 9999, which readers in Python (pyiceberg)
+    could not take, and no nested one, which nobody looks for."""
+    if pa.types.is_nested(field.type):
+        return False
+    if not pa.types.is_temporal(field.type):
+        return True
+    try:
+        pc.min_max(rows.column(field.name)).as_py()
+    except (OverflowError, ValueError):
+        return False
+    return True
 
 
 def staging(writer: str, epoch: int) -> Path:
@@ -182,8 +197,8 @@ def statistics(rows: pa.Table) -> str:
     nulls: dict[str, int] = {}
     for field in rows.schema:
         if pa.types.is_integer(field.type) or pa.types.is_date32(field.type) or pa.types.is_timestamp(field.type):
-            found = pc.min_max(rows.column(field.name)).as_py()
             nulls[field.name] = rows.column(field.name).null_count
+            found = pc.min_max(rows.column(field.name)).as_py() if tellable(rows, field) else {"min": None}
             if found["min"] is not None:
                 least[field.name], most[field.name] = _json(found["min"]), _json(found["max"])
     return json.dumps({"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls})

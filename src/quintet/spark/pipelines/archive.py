@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 
 SUMMARY = "topics into a Parquet, Delta or Iceberg table, exactly once"
 DATE: Final = "date"
-# The UTC day, whatever time zone the session shows times in.
-DAY: Final = "date_from_unix_date(cast(floor(unix_micros(timestamp) / 86400000000) as int))"
+# The UTC day, whatever time zone the session shows times in. A time beyond the years 1 to 9999 has the first or the last day
+# of them: no directory can be named after its own.
+DAYS: Final = (-719_162, 2_932_896)
+DAY: Final = (
+    "date_from_unix_date(cast(greatest(least("
+    f"floor(unix_micros(timestamp) / 86400000000), {DAYS[1]}), {DAYS[0]}) as int))"
+)
 
 
 class Options(Streaming, kw_only=True):
