@@ -127,6 +127,11 @@ def test_a_broker_that_refuses_ends_the_run_and_says_how_far_it_was(
     assert len(values(broker, topic)) == 2
 
 
+@pytest.mark.parametrize(("at_us", "year"), [(1 << 61, 9999), (-(1 << 61), 1), (0, 1970)])
+def test_a_story_with_a_time_that_no_calendar_has(at_us: int, year: int) -> None:
+    assert deadletters._said(at_us).year == year
+
+
 def test_slices_are_what_the_broker_takes() -> None:
     assert (deadletters.SLICE_IDS, deadletters.SLICE_BYTES) == (dead.REPLAY_MAX, dead.REPLAY_BYTES_MAX)
     assert deadletters.PREFIX.encode() == dead.PREFIX

@@ -1,6 +1,7 @@
 """The pipelines that turn one stream into another: decode, dedupe, join, aggregate; poison, late and missing data among it."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,22 @@ def test_dedupe_keeps_the_first_of_each_id_over_a_restart(
     found = records(broker, f"{topic}-once")
     assert sorted(row["value"] for row in found) == [b"nameless", b"nameless too", b"one", b"three", b"two"]
     assert {row["value"]: row["headers"] for row in found}[b"three"] == [{"key": "id", "value": b"3"}]
+
+
+def test_a_message_of_the_far_future_makes_no_other_one_late(
+    spark: SparkSession, broker: FlightServer, topic: str, settings: dict[str, Any]
+) -> None:
+    options = dedupe.Options(topic=topic, to_topic=f"{topic}-clean", within="1h", **settings)
+    for keys, times in (([b"future"], [1 << 61]), ([b"a", b"a", b"b"], [time.time_ns() // 1000] * 3)):
+        put(broker, topic, {"key": keys, "value": keys, "timestamp": times})
+        finish(dedupe.start(spark, options))
+    link = link_to(broker)
+    found = [
+        key
+        for batch in link.read(wire.Ticket(f"{topic}-clean", 0, columns=("key",)))
+        for key in batch.column("key").to_pylist()
+    ]
+    assert sorted(found) == [b"a", b"b", b"future"]
 
 
 def test_dedupe_knows_four_kinds_of_ids(spark: SparkSession) -> None:

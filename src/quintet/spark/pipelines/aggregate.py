@@ -16,7 +16,7 @@
     revenue = "sum(total)"
     slowest = "percentile(total, 0.99)"
 
-emit = "final" publishes a window once, when the watermark has passed its end; "updates" publishes it whenever it changes.
+A time ahead of the clock counts as now. emit = "final" publishes a window once, when the watermark has passed its end; "updates" publishes it whenever it changes.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, Prefix, quoted, read_stream, spoken, typed, write
+from quintet.spark.pipelines.base import Into, Prefix, by_now, quoted, read_stream, spoken, typed, write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -81,6 +81,8 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
             raise ValueError(f"two columns of the result are called {one!r} and {other!r}: name a measure otherwise")
     if options.where:
         frame = frame.where(options.where)
+    if dict(frame.dtypes)[options.time] == "timestamp":
+        frame = frame.withColumn(options.time, by_now(options.time))
     span = F.window(quoted(options.time), spoken(options.window), spoken(options.slide) if options.slide else None)
     measured = [_measure(frame, name, text) for name, text in options.measures.items()]
     result = (

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -141,6 +141,15 @@ def loss(options: Streaming) -> str:
 def quoted(name: str) -> str:
     """A column's name as Spark's expressions want it: `a.b` is one name, a.b is a field of a."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def by_now(time: str) -> "Column":
+    """A column of times for a watermark: one ahead of the clock counts as now. Otherwise a single message with a time of the
+    far future would make all that follow it late, and late ones are left out."""
+    from pyspark.sql import functions as F
+
+    at = F.col(quoted(time))
+    return F.when(at.isNotNull(), F.least(at, F.current_timestamp()))
 
 
 def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: str) -> "DataFrame":

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from quintet.spark.link import Link
 
 SUMMARY = "dead letters by cause, topic and field, and sent again if you say so"
+FIRST: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+LAST: Final = datetime.datetime.max.replace(tzinfo=datetime.UTC)
+EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
 PREFIX: Final = "quintet-dead-"
 SLICE_IDS: Final = 1_000  # of one redrive, the broker's limit
 SLICE_BYTES: Final = 16 << 20  # the same, of keys and values
@@ -209,7 +212,11 @@ def _groups(letters: "DataFrame", sample: int) -> list[tuple[Any, ...]]:
 
 
 def _said(at_us: int) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(at_us / 1e6, datetime.UTC)
+    """A time beyond the years 1 to 9999 is the first or the last one in them: headers hold what somebody wrote."""
+    try:
+        return EPOCH + datetime.timedelta(microseconds=at_us)
+    except OverflowError:
+        return LAST if at_us > 0 else FIRST
 
 
 def _redrive(link: "Link", letters: "DataFrame", limit: int) -> tuple[list[str], bool]:

@@ -1,15 +1,16 @@
 """dedupe: the first message of each id within a time, published to another topic. For producers that may send twice.
 
 The id is the key, the value, a header, or a field of a JSON value. What is remembered is bounded by the watermark: an id is
-forgotten `within` after it was seen first. A message without an id is not taken for a copy of another one without: it
-passes.
+forgotten `within` after it was seen first, by the times of messages (one ahead of the clock counts as now). A message older
+than the newest one by more than `within` is left out: whether it is a copy is not known any more. A message without an id is
+not taken for a copy of another one without: it passes.
 """
 
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, read_stream, spoken, write
+from quintet.spark.pipelines.base import Into, by_now, read_stream, spoken, write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -37,11 +38,12 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     frame = (
         read_stream(spark, options, options.topic)
         .withColumn("_id", F.coalesce(F.concat(F.lit("id:"), F.hex(_identity(options.by))), place))
-        .withWatermark("timestamp", spoken(options.within))
+        .withColumn("_time", by_now("timestamp"))
+        .withWatermark("_time", spoken(options.within))
         .dropDuplicatesWithinWatermark(["_id"])
     )
     kept = frame.select("key", "value", "headers", "timestamp")
-    return [write(kept if options.to_topic else frame.drop("_id"), options)]
+    return [write(kept if options.to_topic else frame.drop("_id", "_time"), options)]
 
 
 def _identity(by: str) -> "Column":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, Prefix, quoted, read_stream, spoken, typed, write
+from quintet.spark.pipelines.base import Into, Prefix, by_now, quoted, read_stream, spoken, typed, write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -56,7 +56,7 @@ def _side(spark: "SparkSession", options: Options, side: str, topic: str) -> "Da
     value = F.struct(*fields) if fields else _text("value")
     return frame.select(
         F.col("key").alias(f"{side}_key"),
-        F.col("timestamp").alias(f"{side}_time"),
+        by_now("timestamp").alias(f"{side}_time"),
         F.col("offset").alias(f"{side}_offset"),
         value.alias(side),
     ).withWatermark(f"{side}_time", spoken(options.watermark))
