@@ -141,6 +141,27 @@ def test_wrong_words_are_exit_code_2(nowhere: Commands, arguments: tuple[str, ..
     assert said in nowhere("pipeline", "run", *arguments, code=2).err
 
 
+def test_credentials_of_the_environment_go_to_no_other_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from quintet.spark.pipelines import runner
+
+    asked: list[dict[str, str]] = []
+
+    def run(_kind: str, options: dict[str, str], **_: object) -> int:
+        asked.append(options)
+        return 0
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.delenv(flight.VARIABLE, raising=False)
+    commands = Commands("blipmq://:hush@home:5555")
+    config = tmp_path / "options.toml"
+    config.write_text('url = "flight://bob:pw@other"')
+    commands("pipeline", "run", "audit", "topic=a")
+    for where in (("--url", "flight://bob:pw@other"), ("url=flight://bob:pw@other",), ("--config", str(config))):
+        commands("pipeline", "run", "audit", "topic=a", *where)
+    assert asked[0]["token"] == "hush"
+    assert asked[1:] == [{"topic": "a", "url": "flight://bob:pw@other"}] * 3
+
+
 def test_no_broker_is_said_before_spark_starts(nowhere: Commands, tmp_path: Path) -> None:
     words = ("dedupe", "topic=a", "to_topic=b", "--restarts", "0", "--checkpoint", str(tmp_path / "c"))
     said = nowhere("pipeline", "run", *words, code=1).err

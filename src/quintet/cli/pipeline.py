@@ -154,9 +154,11 @@ def _run(
     start.check_packages()
     from quintet.spark.pipelines import given, runner
 
-    found: dict[str, Any] = {**flight.access(None), **(given.file(config) if config else {}), **given.words(words)}
+    found: dict[str, Any] = {**(given.file(config) if config else {}), **given.words(words)}
     found |= {"url": url} if url else {}
     found |= {"trigger": trigger} if trigger else {}
+    if "url" not in found:  # the environment's credentials are for the environment's broker, and for no other
+        found = flight.access(None) | found
     return runner.run(
         kind,
         found,
