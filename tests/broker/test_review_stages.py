@@ -154,6 +154,17 @@ def test_a_repetition_waits_until_the_first_is_visible() -> None:
     assert parts.files() == []
 
 
+def test_an_epoch_that_was_left_out_is_not_dropped_in_silence() -> None:
+    parts = Staging()
+    for epoch in (3, 5):
+        parts.commit(epoch, lines(parts, b"%d" % epoch, epoch=epoch))
+        parts.scheduler.settle()
+    with pytest.raises(EpochDiffers, match="0 rows and comes again with 1, and batch 5"):
+        parts.commit(4, lines(parts, b"4", epoch=4))
+    assert parts.commit(4) == [(False, None)]
+    assert parts.commit(2, rows=7) == [(False, None)], "older than what is remembered"
+
+
 def test_a_repetition_that_names_the_stage_of_another_does_not_touch_it() -> None:
     parts = Staging()
     parts.topic(b"b")

@@ -287,11 +287,12 @@ class Stages:
     def _repeat(
         self, owner: str, fence: FenceRow, epoch: int, ids: tuple[str, ...], rows: int, accept_other: bool
     ) -> None:
-        known = dict(fence.epochs).get(epoch, rows)
+        oldest = fence.epochs[0][0]
+        known = dict(fence.epochs).get(epoch, rows if epoch < oldest else 0)  # one that was left out had none
         if known != rows and not accept_other:
             raise EpochDiffers(
-                f"batch {epoch} of {fence.writer} was committed with {known} rows and comes again with {rows}: the checkpoint"
-                " was put back to an earlier state",
+                f"batch {epoch} of {fence.writer} was committed with {known} rows and comes again with {rows}, and batch"
+                f" {fence.last} was committed already: the checkpoint was put back to an earlier state",
                 hint="begin with a new checkpoint, or say failOnDataLoss=false to leave this batch as it was committed",
             )
         self.abort(owner, ids)
