@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from quintet.client.errors import AuthError, ConnectionLost
+from quintet.client.errors import AuthError, ConnectionLost, CorruptData
 from quintet.flight import wire
 from quintet.spark import reader as reading
 from quintet.spark.link import Link
@@ -365,6 +365,24 @@ def test_files_that_are_not_there_are_asked_of_the_broker(broker: FlightServer, 
         forced, _ = tasks_of(broker, subscribe=topic, access="files")
         with pytest.raises(OptionError, match=r"option access: the files of .* do not give offset 0 here"):
             list(forced.read(task))
+
+
+@pytest.mark.parametrize("access", ["auto", "flight"])
+def test_a_damaged_batch_is_an_error_or_a_warning(
+    own_broker: FlightServer, topic: str, access: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    create(own_broker, topic)
+    for value in (b"before", b"damaged", b"behind"):
+        put(own_broker, topic, {"value": [value]})
+    options = {"subscribe": topic, "access": access, "columns": "value"}
+    [part] = tasks_of(own_broker, **options | {"access": "auto"})[1][0].value
+    path = Path(part.files[0].path)
+    path.write_bytes(path.read_bytes().replace(b"damaged", b"demaged"))
+    with pytest.raises(CorruptData):
+        values(own_broker, **options)
+    with caplog.at_level(logging.WARNING, "quintet.spark"):
+        assert values(own_broker, **options, failOnDataLoss="false") == ["before", "behind"]
+    assert f"{topic}/0, 1 to 2: " in caplog.text
 
 
 def test_a_topic_in_memory_is_read_over_flight(topic: str) -> None:

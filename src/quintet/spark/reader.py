@@ -28,7 +28,7 @@ from quintet.client.errors import BadRequest, OffsetNotFound
 from quintet.flight import columns as arrow_columns
 from quintet.flight import wire
 from quintet.log import mapped
-from quintet.model.errors import DataLost
+from quintet.model.errors import CorruptData, DataLost, QuintetError
 from quintet.spark.link import Link
 from quintet.spark.narrow import Narrowing
 from quintet.spark.options import EARLIEST, LATEST, OptionError, ReadOptions, Start, plainly, plainly_each
@@ -259,7 +259,7 @@ def open_range(
     span = part.span
     first = span.first
     if part.machine is not None and part.files and same_machine(part.machine) and _readable(part.files):
-        first = yield from _from_files(part, columns)
+        first = yield from _from_files(options, part, columns)
     if first >= span.last:
         return
     if options.access == "files":
@@ -277,9 +277,11 @@ def _readable(files: Iterable[wire.SegmentFile]) -> bool:
     return all(os.access(file.path, os.R_OK) or not os.path.exists(file.path) for file in files)
 
 
-def _from_files(part: Part, columns: tuple[str, ...]) -> Generator[pa.RecordBatch, None, int]:
-    """Yields what the files have and returns the offset from which on they have no more."""
-    span = part.span
+def _from_files(options: ReadOptions, part: Part, columns: tuple[str, ...]) -> Generator[pa.RecordBatch, None, int]:
+    """Yields what the files have and returns the offset from which on they have no more, or nothing that is sound."""
+    span, following = part.span, part.span.first
+    if not options.fail_on_data_loss:
+        columns = _with_offset(columns)
     found = mapped.read(
         part.files,
         span.id,
@@ -292,25 +294,43 @@ def _from_files(part: Part, columns: tuple[str, ...]) -> Generator[pa.RecordBatc
     )
     try:
         for gathered in found:
-            yield arrow_columns.to_batch(gathered, span.topic, span.partition, columns)
+            batch = arrow_columns.to_batch(gathered, span.topic, span.partition, columns)
+            if not options.fail_on_data_loss:
+                following = _behind(batch)
+            yield batch
     except DataLost as error:
         return error.first
+    except CorruptData:
+        if options.fail_on_data_loss:
+            raise
+        return following
     return span.last
 
 
 def _from_broker(options: ReadOptions, span: Span, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Over Flight. What is lost is asked for strictly first, so that passing over it does not happen in silence."""
     link = Link.of(options.target)
-    wanted = tuple(name for name in wire.COLUMNS if name in columns or name == "offset")
-    ticket = wire.Ticket(span.topic, span.partition, span.first, span.last, wanted)
+    ticket = wire.Ticket(span.topic, span.partition, span.first, span.last, _with_offset(columns))
     following = span.first
     try:
         for batch in link.read(ticket):
-            following = batch.column("offset")[batch.num_rows - 1].as_py() + 1
+            following = _behind(batch)
             yield batch
-    except OffsetNotFound as error:
-        lost(options, f"{span.topic}/{span.partition}, {span.first} to {span.last - 1}: {error}")
+    except QuintetError as error:
+        damaged = error.code == CorruptData.code and not options.fail_on_data_loss
+        if not damaged and not isinstance(error, OffsetNotFound):
+            raise
+        lost(options, f"{span.topic}/{span.partition}, {following} to {span.last - 1}: {error}")
         yield from link.read(msgspec.structs.replace(ticket, first=following, fail_on_data_loss=False))
+
+
+def _with_offset(columns: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in wire.COLUMNS if name in columns or name == "offset")
+
+
+def _behind(batch: pa.RecordBatch) -> int:
+    """The offset behind the last row."""
+    return int(batch.column("offset")[batch.num_rows - 1].as_py()) + 1
 
 
 def read_task(options: ReadOptions, table: Table, task: InputPartition) -> Iterator[pa.RecordBatch]:
