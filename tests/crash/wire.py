@@ -88,7 +88,11 @@ class Wire:
         if receive_buffer:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         plain.settimeout(HANG_S)
-        plain.connect((host, int(port)))
+        try:
+            plain.connect((host, int(port)))
+        except OSError:
+            plain.close()
+            raise
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket: socket.socket = plain if tls is None else tls.wrap_socket(plain, server_hostname="localhost")
         self._buffer = bytearray()
