@@ -28,7 +28,7 @@ def test_everything_has_a_default_but_url_and_topic() -> None:
     assert found.target == Target("127.0.0.1", opt.PORT, retry_seconds=opt.RETRY_SECONDS)
     assert found.topics == ("a", "b")
     assert (found.starting, found.ending, found.starting_us, found.ending_us) == (None, "latest", None, None)
-    assert (found.rows_per_trigger, found.tasks_min, found.fail_on_data_loss) == (1_000_000, 0, True)
+    assert (found.rows_per_trigger, found.tasks_min, found.fail_on_data_loss) == (0, 0, True)
     assert (found.group_prefix, found.columns, found.typed, found.access) == ("spark-quintet", (), False, "auto")
 
 

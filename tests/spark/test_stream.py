@@ -13,11 +13,11 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from quintet.flight import wire
 from quintet.spark import progress
-from quintet.spark.options import ROWS_PER_TRIGGER, OptionError
+from quintet.spark.options import BYTES_PER_TRIGGER, OptionError
 from quintet.spark.source import QuintetSource
 from quintet.spark.stream import RefusedReader, StreamReader
 from tests.spark.conftest import FlightServer, flying
@@ -80,7 +80,7 @@ def test_a_limit_is_kept_and_everything_is_read_once(broker: FlightServer, topic
     reader = stream(broker, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="30")
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMaxRows(30)
-    assert stream(broker, subscribe=topic).getDefaultReadLimit() == ReadMaxRows(ROWS_PER_TRIGGER)
+    assert stream(broker, subscribe=topic).getDefaultReadLimit() == ReadMaxBytes(BYTES_PER_TRIGGER)
     start, seen, batches = reader.initialOffset(), [], 0
     while True:
         end = reader.latestOffset(start, limit)
@@ -95,6 +95,18 @@ def test_a_limit_is_kept_and_everything_is_read_once(broker: FlightServer, topic
     assert ends(start) == ends(reader.reportLatestOffset() or {}) == {topic: [50, 50, 1]}
     assert ends(reader.latestOffset(reader.initialOffset(), ALL)) == {topic: [50, 50, 1]}
     assert rows(reader, start, start) == []
+
+
+def test_bytes_become_rows_by_what_rows_take_here(broker: FlightServer, topic: str) -> None:
+    create(broker, topic, 2)
+    fill(broker, topic, 2, 500)
+    reader = stream(broker, subscribe=topic, startingOffsets="earliest")
+    start = reader.initialOffset()
+    size = sum(part.bytes for part in link_to(broker).topics(wire.Selection((topic,))).topics[0].partitions)
+    half = sum(sum(at) for at in ends(reader.latestOffset(start, ReadMaxBytes(size // 2))).values())
+    assert 490 <= half <= 510
+    assert sum(sum(at) for at in ends(reader.latestOffset(start, ReadMaxBytes(1))).values()) == 1
+    assert sum(sum(at) for at in ends(reader.latestOffset(start, ReadMaxBytes(1 << 40))).values()) == 1000
 
 
 def test_available_now_ends_where_it_was_asked(broker: FlightServer, topic: str) -> None:

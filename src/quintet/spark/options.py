@@ -25,7 +25,7 @@ from quintet.model.errors import QuintetError
 PORT: Final = 8815
 RETRY_SECONDS: Final = 30.0
 RETRY_SECONDS_MAX: Final = 3600.0
-ROWS_PER_TRIGGER: Final = 1_000_000
+BYTES_PER_TRIGGER: Final = 1 << 30  # of a micro-batch, about, when maxOffsetsPerTrigger is not given
 TASKS_MAX: Final = 10_000  # the most that minPartitions may ask for
 GROUP_PREFIX: Final = "spark-quintet"
 EARLIEST: Final = -2  # in offsets JSON, as Kafka's source has it
@@ -109,7 +109,7 @@ class ReadOptions:
     ending: Start = "latest"
     starting_us: int | None = None
     ending_us: int | None = None
-    rows_per_trigger: int = ROWS_PER_TRIGGER
+    rows_per_trigger: int = 0  # 0: as many as BYTES_PER_TRIGGER hold
     tasks_min: int = 0  # 0: as many as fit
     fail_on_data_loss: bool = True
     group_prefix: str = GROUP_PREFIX
@@ -195,7 +195,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         ending=_offsets("endingOffsets", given.get("endingOffsets", "latest")),
         starting_us=_moment(given, "startingTimestamp"),
         ending_us=_moment(given, "endingTimestamp"),
-        rows_per_trigger=_number(given, "maxOffsetsPerTrigger", ROWS_PER_TRIGGER, least=1),
+        rows_per_trigger=_number(given, "maxOffsetsPerTrigger", 0, least=1),
         tasks_min=_number(given, "minPartitions", 0, least=1, most=TASKS_MAX),
         fail_on_data_loss=_flag(given, "failOnDataLoss"),
         group_prefix=given.get("groupIdPrefix", GROUP_PREFIX),

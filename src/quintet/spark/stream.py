@@ -6,7 +6,7 @@ only the first time: later its checkpoint counts. Topics and partitions that app
 
 What a topic can do between two micro-batches, and what follows:
 
-    it grows                                  the next offsets, at most maxOffsetsPerTrigger of them
+    it grows                                  the next offsets: maxOffsetsPerTrigger of them, or about a gigabyte
     it is new, or has new partitions          read from the beginning
     its retention passed what was not read    failOnDataLoss: an error, or read on from where it begins now
     it was deleted                            failOnDataLoss: an error, or it is left out
@@ -19,13 +19,13 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 
 from quintet.flight import wire
 from quintet.model.errors import QuintetError
 from quintet.spark.link import Link
 from quintet.spark.offsets import Marks, Offsets, dump, load, share
-from quintet.spark.options import OptionError, ReadOptions, complain, plainly, plainly_each
+from quintet.spark.options import BYTES_PER_TRIGGER, OptionError, ReadOptions, complain, plainly, plainly_each
 from quintet.spark.reader import Span, at_time, cut, gone, lost, positions, read_task, select, tasks, whole
 from quintet.spark.table import Table
 
@@ -56,7 +56,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._options.rows_per_trigger)
+        rows = self._options.rows_per_trigger
+        return ReadMaxRows(rows) if rows else ReadMaxBytes(BYTES_PER_TRIGGER)
 
     @plainly
     def prepareForTriggerAvailableNow(self) -> None:
@@ -72,7 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for name, info in topics.items()
             for number, (offset, part) in enumerate(zip(begin[name].at, info.partitions, strict=True))
         }
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(backlog.values())
+        rows = _allowed(limit, sum(backlog.values()), topics)
         taken = share(rows, backlog, sum(sum(marks.at) for marks in begin.values()))
         end: Offsets = {}
         for name, info in topics.items():
@@ -187,6 +188,17 @@ class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         complain(self._error)
+
+
+def _allowed(limit: ReadLimit, there: int, topics: Mapping[str, wire.TopicInfo]) -> int:
+    """How many rows a micro-batch may have. Bytes are turned into rows by what the rows of these topics take on the average."""
+    if isinstance(limit, ReadMaxRows):
+        return limit.max_rows
+    if not isinstance(limit, ReadMaxBytes):
+        return there
+    parts = [part for info in topics.values() for part in info.partitions]
+    size, rows = sum(part.bytes for part in parts), sum(part.end - part.first for part in parts)
+    return max(1, limit.max_bytes * rows // size) if size else there
 
 
 def _firsts(info: wire.TopicInfo) -> tuple[int, ...]:

@@ -61,7 +61,9 @@ class Streaming(Common, kw_only=True):
     starting: Annotated[
         str, msgspec.Meta(description="Where a new run begins: earliest, latest, or offsets as JSON.")
     ] = "earliest"
-    max_per_trigger: Annotated[int, msgspec.Meta(description="Records of one batch at most.", ge=1)] = 1_000_000
+    max_per_trigger: Annotated[
+        int, msgspec.Meta(description="Records of one batch at most; 0: about a gigabyte of them.", ge=0)
+    ] = 0
     fail_on_data_loss: Annotated[
         bool,
         msgspec.Meta(description="false: go on when records are gone that were not read yet, and say so in the log."),
@@ -158,7 +160,7 @@ def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: 
         **options.access(),
         "subscribe": topics,
         "startingOffsets": options.starting,
-        "maxOffsetsPerTrigger": str(options.max_per_trigger),
+        **({"maxOffsetsPerTrigger": str(options.max_per_trigger)} if options.max_per_trigger else {}),
         "failOnDataLoss": loss(options),
         **more,
     }
