@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 TOPIC, SINK, PRODUCED, KAFKA_TOPIC = "bench.rows", "bench.sink", "bench.produced", "rows"
+WARM_UPS = 4  # of each side; a quick run has fewer
 SINK_BYTES = 128  # of a value that is written
 
 
@@ -67,11 +68,13 @@ def in_turn(
     skip: Callable[[str, str], None],
     clock: Callable[[], float] = time.monotonic,
     cpu: Callable[[], float] = spark_peers.cpu_seconds,
+    warm_ups: int = 1,
 ) -> list[Figure]:
-    """Warm every job up, then measure them in turn. A job that fails is left out from there on, loudly."""
+    """Warm every job up (a virtual machine compiles what it finds hot, for seconds), then measure them in turn. A job that
+    fails is left out from there on, loudly."""
     figures = {job.side: Timed(job.side, counts=job.counts, rows=job.rows) for job in jobs}
     failed: set[str] = set()
-    for turn in range(-1, repetitions):
+    for turn in range(-warm_ups, repetitions):
         for job in jobs:
             if job.side in failed:
                 continue
@@ -201,7 +204,11 @@ class Run:
     def compare(self, load: str, jobs: Sequence[Job], goal: float, unit: str = "row/s") -> None:
         """Measure jobs in turn and keep the comparison."""
         repetitions = self.bench.effort.repetitions
-        figures = in_turn(jobs, repetitions, lambda side, why: self.bench.skip(f"{load} / {side}", why))
+
+        def skip(side: str, why: str) -> None:
+            self.bench.skip(f"{load} / {side}", why)
+
+        figures = in_turn(jobs, repetitions, skip, warm_ups=min(WARM_UPS, repetitions))
         self.bench.add(Comparison(load, unit, figures, target=goal))
 
 
