@@ -54,12 +54,15 @@ def draw_latency(path: Path, curves: Mapping[str, Curve], title: str, foot: str)
 def draw_comparison(
     path: Path, ratios: Sequence[tuple[str, float, float | None]], curves: Mapping[str, Curve], title: str, foot: str
 ) -> None:
-    """The side-by-side picture: (load, ratio, target) as bars with a mark at the target, and the latency curves."""
+    """The side-by-side picture: (load, ratio, target) as bars with a mark at the target, and the latency curves if any."""
     _check(path)
     plot = _pyplot()
-    figure, (above, below) = plot.subplots(
-        2, 1, figsize=(10, 4.5 + 0.45 * len(ratios)), height_ratios=[max(1, len(ratios)), 7], layout="constrained"
+    heights = [max(1, len(ratios)), 7][: 2 if curves else 1]
+    size = (10, 0.45 * len(ratios) + (4.5 if curves else 1.5))
+    figure, axes = plot.subplots(
+        len(heights), 1, figsize=size, height_ratios=heights, layout="constrained", squeeze=False
     )
+    above = axes[0][0]
     places = list(range(len(ratios)))
     colours = [COLOURS[0] if target is None or ratio >= target else COLOURS[1] for _, ratio, target in ratios]
     above.barh(places, [ratio for _, ratio, _ in ratios], color=colours, height=0.6)
@@ -73,7 +76,8 @@ def draw_comparison(
     above.set_xlabel("times better than the peer (black mark: target)")
     above.set_title(title, fontsize=10)
     above.margins(x=0.15)
-    _latency_axes(below, curves, "latency end to end at a fixed rate, from the time a message was due")
+    if curves:
+        _latency_axes(axes[1][0], curves, "latency end to end at a fixed rate, from the time a message was due")
     _save(plot, figure, path, foot)
 
 
