@@ -79,7 +79,7 @@ def run(spark: "SparkSession", options: Options) -> Result:
         said, same = reconcile(spark, options, options.archive, options.format, sound) if sound else ([], ok)
         notes, ok = [*notes, *said], ok and same
     return Result(
-        title=f"audit of {sum(part.rows for part in slices)} records in {len(slices)} partitions",
+        title=f"audit: {sum(part.rows for part in slices)} records, partitions: {len(slices)}",
         columns=COLUMNS,
         rows=tuple(_row(part) for part in slices),
         notes=tuple(notes),

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import quintet.spark
-from quintet.spark import start
+from quintet.spark import launch, start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,10 +26,12 @@ def renewed(before: "SparkSession | None", master: str | None, name: str, verbos
             return before
         forget(before)
     fresh = not running()
+    # A command keeps no tables of its own: Spark's folder for them does not belong where the user happens to be.
+    conf = {"spark.sql.warehouse.dir": str(launch.cache_folder() / "warehouse")}
     if verbose:
-        return quintet.spark.session(master, name=name)
+        return quintet.spark.session(master, name=name, conf=conf)
     silence()
-    made = quintet.spark.session(master, name=name, conf=QUIET)
+    made = quintet.spark.session(master, name=name, conf=conf | QUIET)
     if fresh:
         hush(made)
     return made
