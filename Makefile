@@ -3,8 +3,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Processes of tests at once (tests/conftest.py says who shares one); 0: all in one, in the order of the files.
-PROCESSES ?= 2
+# Processes of tests at once (tests/conftest.py says who shares one): one more than two cores, as many of them wait. 0: all in one.
+PROCESSES ?= 3
 # The Rust kernel is built again when its sources change, and when Rust appears or disappears.
 CARGO := $(shell command -v cargo 2>/dev/null)
 KERNEL_STAMP := .venv/.stamp-kernel-$(if $(CARGO),rust,pure)
@@ -13,17 +13,20 @@ KERNEL_LOG := .venv/kernel-build.log
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate --upgrade --group build
 
-.PHONY: help setup run test check format lock docs kernel clean bench benchspark fuzz campaign
+.PHONY: help setup run spark test check format lock docs kernel clean bench benchspark fuzz campaign
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 19
 
 setup: $(KERNEL_STAMP) ## create .venv with locked packages and the kernel
 	@:
 
 run: setup ## start a development broker on loopback
 	@exec $(BIN)/quintet serve --dev
+
+spark: setup .venv/.stamp-spark ## install what topics in Spark need (a gigabyte; make test does it, too)
+	@:
 
 test: check ## lint, types and every test, those of Spark too
 	@$(BIN)/pytest -q -n $(PROCESSES) --dist loadgroup --session-timeout=1500
