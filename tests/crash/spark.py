@@ -36,7 +36,8 @@ from tests.crash import load
 
 HERE = Path(__file__).parent
 PARTITIONS = 4
-CHUNK_ROWS = 100_000
+CHUNK_ROWS = 50_000
+SPARE_BATCHES = 5
 VALUE_BYTES = 100
 START_S = 90  # a driver that has committed nothing after this is a hang
 FINISH_S = 600
@@ -165,8 +166,12 @@ class Campaign:
         self._server.start()
         driver: Driver | None = None
         try:
-            self._feed()
-            while self.verdict.kills.total() < self._kills and not self._finished():
+            self._feed(0, self._rows)
+            while self.verdict.kills.total() < self._kills:
+                if (self._batches() + SPARE_BATCHES) * self._per_batch > self._rows:  # it must not run out of work
+                    more = 4 * SPARE_BATCHES * self._per_batch
+                    self._feed(self._rows, self._rows + more)
+                    self._rows += more
                 if driver is None or not driver.alive():
                     self._note_failure(driver)
                     driver = self._begin("0")
@@ -184,10 +189,10 @@ class Campaign:
     def _link(self) -> Link:
         return Link.of(target({"url": self._server.flight}))
 
-    def _feed(self) -> None:
-        """Numbered rows: number, then its own bytes again, so that nothing can be taken for something else."""
-        for first in range(0, self._rows, CHUNK_ROWS):
-            numbers = range(first, min(first + CHUNK_ROWS, self._rows))
+    def _feed(self, begin: int, end: int) -> None:
+        """Numbered rows of one shape, so that nothing can be taken for something else."""
+        for first in range(begin, end, CHUNK_ROWS):
+            numbers = range(first, min(first + CHUNK_ROWS, end))
             values = pa.array([struct.pack("<q", number).ljust(VALUE_BYTES, b".") for number in numbers], pa.binary())
             keys = pa.array([b"%d" % (number % 997) for number in numbers], pa.binary())
             batch = pa.record_batch({"key": keys, "value": values})
@@ -257,9 +262,6 @@ class Campaign:
         folder = self._folder / "checkpoint/commits"
         names = [int(path.name) for path in folder.glob("[0-9]*")] if folder.is_dir() else []
         return max(names, default=-1)
-
-    def _finished(self) -> bool:
-        return self._batches() >= self._rows // self._per_batch + 1
 
     def _finish(self) -> None:
         """Whatever is left is copied in peace."""
