@@ -37,7 +37,7 @@ from tests.crash import load
 HERE = Path(__file__).parent
 PARTITIONS = 4
 CHUNK_ROWS = 50_000
-SPARE_BATCHES = 5
+BATCHES_PER_KILL = 20
 VALUE_BYTES = 100
 START_S = 90  # a driver that has committed nothing after this is a hang
 FINISH_S = 600
@@ -160,18 +160,14 @@ class Campaign:
         self._sabotage = sabotage
         self._kinds = list(kinds)
         self._server = Server(folder, {"QUINTET_TOPICS__PARTITIONS": str(PARTITIONS)})
-        self._per_batch = max(500, rows // (2 * kills + 10))
+        self._per_batch = max(100, rows // (BATCHES_PER_KILL * kills))  # so that it does not run out of work
 
     def run(self) -> Verdict:
         self._server.start()
         driver: Driver | None = None
         try:
-            self._feed(0, self._rows)
+            self._feed()
             while self.verdict.kills.total() < self._kills:
-                if (self._batches() + SPARE_BATCHES) * self._per_batch > self._rows:  # it must not run out of work
-                    more = 4 * SPARE_BATCHES * self._per_batch
-                    self._feed(self._rows, self._rows + more)
-                    self._rows += more
                 if driver is None or not driver.alive():
                     self._note_failure(driver)
                     driver = self._begin("0")
@@ -189,10 +185,10 @@ class Campaign:
     def _link(self) -> Link:
         return Link.of(target({"url": self._server.flight}))
 
-    def _feed(self, begin: int, end: int) -> None:
+    def _feed(self) -> None:
         """Numbered rows of one shape, so that nothing can be taken for something else."""
-        for first in range(begin, end, CHUNK_ROWS):
-            numbers = range(first, min(first + CHUNK_ROWS, end))
+        for first in range(0, self._rows, CHUNK_ROWS):
+            numbers = range(first, min(first + CHUNK_ROWS, self._rows))
             values = pa.array([struct.pack("<q", number).ljust(VALUE_BYTES, b".") for number in numbers], pa.binary())
             keys = pa.array([b"%d" % (number % 997) for number in numbers], pa.binary())
             batch = pa.record_batch({"key": keys, "value": values})
@@ -203,8 +199,9 @@ class Campaign:
     def _begin(self, trigger: str) -> Driver:
         self.verdict.lives += 1
         shuffle = self._chance.random() < 0.3
+        rows = self._rows if trigger == "now" else self._per_batch
         return Driver(
-            self._folder, self._server.flight, self._per_batch, trigger=trigger, shuffle=shuffle,
+            self._folder, self._server.flight, rows, trigger=trigger, shuffle=shuffle,
             sabotage=self._sabotage, life=self.verdict.lives,
         )  # fmt: skip
 
