@@ -296,7 +296,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--control-kills", type=int, default=6, help="kills of the sink without a fence; 0: none")
+    parser.add_argument("--control-kills", type=int, default=3, help="kills of the sink without a fence; 0: none")
     args = parser.parse_args()
     load.say(campaign="spark", seed=args.seed, kills=args.kills, rows=args.rows)
     with tempfile.TemporaryDirectory(prefix="quintet-spark-crash-") as folder:
@@ -304,7 +304,8 @@ def main() -> int:
     caught = True
     if args.control_kills:
         with tempfile.TemporaryDirectory(prefix="quintet-spark-crash-") as folder:
-            control = Campaign(Path(folder), args.seed, 20_000, args.control_kills, sabotage=True).run()
+            worst = ("after commit",) * args.control_kills
+            control = Campaign(Path(folder), args.seed, 20_000, len(worst), sabotage=True, kinds=worst).run()
         caught = not control.good
         load.say(control="a sink without a fence", found_out=caught, **control.facts())
     good = verdict.good and caught
