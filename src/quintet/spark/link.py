@@ -27,7 +27,7 @@ from quintet.client.errors import (
     ServerError,
 )
 from quintet.flight import wire
-from quintet.model.errors import DataLost, EpochDiffers
+from quintet.model.errors import DataLost
 from quintet.spark.options import OptionError, Target
 
 PAUSE_SECONDS: Final = 0.05  # before the first repetition; it doubles
@@ -49,7 +49,6 @@ _FAILED: Final = (flight.FlightError, pa.ArrowException, OSError)
 _KINDS: Final[dict[str, type[QuintetError]]] = {
     **BY_CODE,
     DataLost.code: OffsetNotFound,
-    EpochDiffers.code: EpochDiffers,
 }
 
 A = TypeVar("A")

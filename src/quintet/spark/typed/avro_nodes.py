@@ -8,6 +8,7 @@ puts the names in front of a reason.
 """
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from decimal import Decimal
 from operator import itemgetter
@@ -70,7 +71,7 @@ class Cursor:
         return self.take(length, what)
 
 
-class Node:
+class Node(ABC):
     """One type of the schema. `least` is the fewest bytes a value has."""
 
     least = 1
@@ -78,11 +79,13 @@ class Node:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
 
+    @abstractmethod
     def read(self, lanes: Lanes) -> pa.Array:
-        raise NotImplementedError
+        """The values of all rows, side by side."""
 
+    @abstractmethod
     def one(self, cursor: Cursor) -> Any:
-        raise NotImplementedError
+        """The value of one row."""
 
     def default(self, value: Any) -> Any:
         """A default as the definition writes it, as `one` would give it."""

@@ -217,4 +217,5 @@ def _primitive(kind: str, logical: str | None) -> Node:
         return Floating(pa.float32(), "<f4", "a float")
     if kind == "double":
         return Floating(pa.float64(), "<f8", "a double")
-    return {"null": Null, "boolean": Boolean, "string": Text}[kind]()
+    plain: dict[str, Callable[[], Node]] = {"null": Null, "boolean": Boolean, "string": Text}
+    return plain[kind]()

@@ -138,14 +138,7 @@ class ProtobufRows:
             together = self._together([texts[number] for number in numbers])
             if together is not None:
                 return together
-        sound = []
-        for number, row in zip(numbers, rows, strict=True):
-            reason = self._judge(row)
-            if reason is None:
-                sound.append(row)
-            else:
-                reasons[number] = reason
-        return sound
+        return _sound(rows, numbers, reasons, self._judge)
 
     def _judge(self, row: Any) -> str | None:
         """What is wrong with a row that parses."""
@@ -161,14 +154,7 @@ class ProtobufRows:
 
     def _probed(self, rows: Sequence[Any], numbers: Sequence[int], reasons: Reasons) -> list[Any]:
         """The rows that all columns take; `numbers` are their places in the batch."""
-        sound = []
-        for number, row in zip(numbers, rows, strict=True):
-            reason = self._probe(row)
-            if reason is None:
-                sound.append(row)
-            else:
-                reasons[number] = reason
-        return sound
+        return _sound(rows, numbers, reasons, self._probe)
 
     def _probe(self, row: Message) -> str | None:
         """The first field of a row that its column does not take."""
@@ -337,3 +323,17 @@ def _messages(message: Any, field: FieldDescriptor, is_map: bool) -> Iterator[tu
         yield from ((f"[{number}]", item) for number, item in enumerate(getattr(message, field.name)))
     elif message.HasField(field.name):
         yield "", getattr(message, field.name)
+
+
+def _sound(
+    rows: Sequence[Any], numbers: Sequence[int], reasons: Reasons, judge: Callable[[Any], str | None]
+) -> list[Any]:
+    """The rows that `judge` has nothing against; what it has is put down under their places in the batch."""
+    sound = []
+    for number, row in zip(numbers, rows, strict=True):
+        reason = judge(row)
+        if reason is None:
+            sound.append(row)
+        else:
+            reasons[number] = reason
+    return sound
