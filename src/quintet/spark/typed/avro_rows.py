@@ -18,6 +18,7 @@ one at 0.6 Mrow/cpu-s before a column is made of them. It parses the definition 
 """
 
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
