@@ -209,7 +209,27 @@ def test_dev_is_a_preset_below_everything_else(file: Path) -> None:
     assert [user.secret for user in Settings.load(file, {}, {"dev": True}).users] == [b"other"]
     file.write_text("[[keys]]\nname = 'a'\nkey = 'b'\n")
     both = Settings.load(file, {"QUINTET_DEV": "true"}, {"data": Path("here")})
-    assert (both.data, [key.name for key in both.keys]) == (Path("here"), ["a", "dev"])
+    assert (both.data, [key.name for key in both.keys]) == (Path("here"), ["a", "dev", "dev-peer"])
+
+
+def test_secrets_of_tokens_and_peers_are_long_and_hidden(file: Path) -> None:
+    long, short = "x" * 32, "y" * 31
+    file.write_text(f"[tokens]\nsecrets = [{{secret = '{long}'}}]\n[peers]\nhmac_secret = '{long}'\nverify = true\n")
+    settings = Settings.load(file, {}, {})
+    assert [secret.value for secret in settings.tokens.secrets] == [settings.peers.secret] == [long.encode()]
+    assert long not in repr(settings)
+    for text, words in (
+        (f"[tokens]\nsecrets = [{{secret = '{short}'}}]\n", "31 bytes; HS256 needs at least 32"),
+        (f"[tokens]\nalgorithms = ['HS512']\nsecrets = [{{secret = '{long}'}}]\n", "needs at least 64"),
+        ("[tokens]\nsecrets = [{}]\n", "exactly one of secret and secret_file"),
+        ("[tokens]\nalgorithms = ['none']\n", "HS256"),
+        (f"[peers]\nhmac_secret = '{short}'\n", "31 bytes"),
+        ("[peers]\nverify = true\n", "verify needs"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=words) as caught:
+            Settings.load(file, {}, {})
+        assert short not in str(caught.value)
 
 
 def test_tls_or_insecure_opens_the_door_to_others(file: Path) -> None:

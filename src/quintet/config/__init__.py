@@ -21,6 +21,7 @@ from quintet.broker.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
 from quintet.broker.passwords import check_hash
 from quintet.config.doors import Listener, Listeners
 from quintet.config.fields import Bytes, Count, Durability, Section, is_loopback, matches, read_secret
+from quintet.config.trust import Audit, Peers, Tokens
 from quintet.model import limits
 from quintet.model.errors import ConfigError
 
@@ -28,6 +29,7 @@ from quintet.model.errors import ConfigError
 DEV_NAME: Final = "dev"
 DEV_BLIPMQ_KEY: Final = "dev-key"
 DEV_FAST_MASTER_SECRET: Final = "quintet-development-master-secret"
+DEV_PEER: Final = "dev-peer"
 DEV_PEERBUS_TOKEN: Final = "dev-token"
 DEV_USER: Final = "admin"
 DEV_PASSWORD: Final = "admin"
@@ -331,6 +333,9 @@ class Settings(Section):
     keys: tuple[Key, ...] = Field(default=(), description="API keys. Without any, only users can log in.")
     users: tuple[User, ...] = Field(default=(), description="Users with a password; more can be made on the wire.")
     roles: tuple[Role, ...] = Field(default=(), description="Roles beside the built-in ones.")
+    tokens: Tokens = Field(default=Tokens(), description="JSON web tokens, as the Fast door takes them.")
+    peers: Peers = Field(default=Peers(), description="What peers of the peerbus door may do.")
+    audit: Audit = Field(default=Audit(), description="What can be proved afterwards.")
     topics: Topics = Field(default=Topics(), description="Defaults for new topics, and overrides by name.")
     delivery: Delivery = Field(default=Delivery(), description="How messages reach subscribers that acknowledge.")
     limits: Limits = Field(default=Limits(), description="What the broker protects itself with.")
@@ -454,13 +459,21 @@ def _apply_dev(tree: dict[str, Any], origins: Origins) -> None:
     for name in ("data", "keys", "users"):
         origins.setdefault((name,), "preset of dev")
     listeners = tree.setdefault("listeners", {})
-    sdk = listeners.setdefault("flymq_sdk", {}) if isinstance(listeners, dict) else None
-    if isinstance(sdk, dict) and "enabled" not in sdk:
-        sdk["enabled"] = True
-        origins["listeners", "flymq_sdk", "enabled"] = "preset of dev"
+    for name in ("flymq_sdk", "peerbus_tcp"):
+        extra = listeners.setdefault(name, {}) if isinstance(listeners, dict) else None
+        if isinstance(extra, dict) and "enabled" not in extra:
+            extra["enabled"] = True
+            origins["listeners", name, "enabled"] = "preset of dev"
+    tokens = tree.setdefault("tokens", {})
+    if isinstance(tokens, dict) and "secrets" not in tokens:
+        tokens["secrets"] = [{"secret": DEV_FAST_MASTER_SECRET}]
+        origins["tokens", "secrets"] = "preset of dev"
     keys = tree.setdefault("keys", [])
-    if isinstance(keys, list) and not any(isinstance(key, dict) and key.get("name") == DEV_NAME for key in keys):
-        tree["keys"] = [*keys, {"name": DEV_NAME, "key": DEV_BLIPMQ_KEY}]
+    if isinstance(keys, list):
+        known = [key.get("name") for key in keys if isinstance(key, dict)]
+        for name, secret in ((DEV_NAME, DEV_BLIPMQ_KEY), (DEV_PEER, DEV_PEERBUS_TOKEN)):
+            if name not in known:
+                tree["keys"] = [*tree["keys"], {"name": name, "key": secret}]
     users = tree.setdefault("users", [])
     if isinstance(users, list) and not any(isinstance(user, dict) and user.get("name") == DEV_USER for user in users):
         tree["users"] = [*users, {"name": DEV_USER, "password": DEV_PASSWORD, "roles": ["admin"]}]
@@ -513,7 +526,7 @@ def _origin_of(path: tuple[str | int, ...], origins: Origins) -> str | None:
 
 
 def _is_secret(path: tuple[str | int, ...]) -> bool:
-    return bool(path) and path[-1] in ("key", "key_sha256", "password", "password_argon2")
+    return bool(path) and path[-1] in ("key", "key_sha256", "password", "password_argon2", "secret", "hmac_secret")
 
 
 def _nearest(path: tuple[str | int, ...]) -> str:

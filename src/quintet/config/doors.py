@@ -93,6 +93,78 @@ class FlymqSdkListener(FlymqListener):
     dialect: Literal["document", "sdk"] = Field(default="sdk", description="As listeners.flymq.dialect.")
 
 
+class FastListener(TcpListener):
+    """The Fast TCP Pub/Sub door. Its tokens are signed with the secrets of [tokens]."""
+
+    port: Port = Field(default=7400, description="TCP port; 0 picks a free one, which --print-ready reports.")
+    mode: Literal["strict", "extended"] = Field(
+        default="strict",
+        description="strict: only packets of the document; extended: OK and ERROR answer every request. A client may ask "
+        "for the latter by itself.",
+    )
+    max_payload_bytes: Annotated[Bytes, Field(ge=1, le=32 * limits.MIB)] = Field(
+        default=16 * limits.MIB, description="Largest payload accepted, in bytes; a larger one closes the connection."
+    )
+    auth_failures_max: int = Field(
+        default=10, ge=0, description="Refused tokens on one connection before it is closed; 0: never."
+    )
+    require_create: bool = Field(
+        default=False, description="Whether CREATE needs the permission `create`; else any valid token may."
+    )
+    expire_subscriptions: bool = Field(
+        default=True, description="Whether deliveries stop when the token they were subscribed with expires."
+    )
+    key_updates: bool = Field(
+        default=True, description="Whether subscribers are told a new key when it is rotated (in clear without TLS)."
+    )
+    rotation_grace_seconds: int = Field(
+        default=60,
+        ge=0,
+        description="Time for subscribers to come back with a rotated key before they are evicted, in seconds.",
+    )
+    ttl_seconds: Count = Field(
+        default=3600, description="Time to live of messages in topics made with the TTL flag, in seconds."
+    )
+    subject_connections_max: Count = Field(
+        default=1_000, description="Connections open at once for one subject of tokens."
+    )
+    subject_messages_per_second: int = Field(
+        default=0,
+        ge=0,
+        description="Messages one subject may publish per second; it is slowed down above. 0: no limit.",
+    )
+    address_messages_per_second: int = Field(
+        default=0,
+        ge=0,
+        description="Messages one address may publish per second; it is slowed down above. 0: no limit.",
+    )
+
+
+class PeerbusListener(TcpListener):
+    """The peerbus door, over WebSocket."""
+
+    port: Port = Field(default=47821, description="TCP port; 0 picks a free one, which --print-ready reports.")
+    max_frame_bytes: Annotated[Bytes, Field(ge=1024, le=16 * limits.MIB)] = Field(
+        default=limits.MIB, description="Largest object accepted, in bytes; a larger one closes the connection."
+    )
+    origins: tuple[str, ...] = Field(
+        default=(), description="Web origins whose pages may connect, beside the listener's own; browsers say theirs."
+    )
+    ping_seconds: Count = Field(
+        default=30, description="Silence after which a peer is pinged, in seconds; two missed pings end the connection."
+    )
+
+
+class PeerbusTcpListener(TcpListener):
+    """The peerbus door again: the same objects, one a line, over plain TCP."""
+
+    enabled: bool = Field(default=False, description="Whether this listener is opened; --dev opens it.")
+    port: Port = Field(default=47822, description="TCP port; 0 picks a free one, which --print-ready reports.")
+    max_frame_bytes: Annotated[Bytes, Field(ge=1024, le=16 * limits.MIB)] = Field(
+        default=limits.MIB, description="As listeners.peerbus.max_frame_bytes."
+    )
+
+
 class FlightListener(TlsListener):
     """The Arrow Flight door."""
 
@@ -128,6 +200,11 @@ class Listeners(Section):
     flymq: FlymqListener = Field(default=FlymqListener(), description="The FlyMQ door.")
     flymq_sdk: FlymqSdkListener = Field(
         default=FlymqSdkListener(), description="The FlyMQ door again, in the dialect of the published clients."
+    )
+    fast: FastListener = Field(default=FastListener(), description="The Fast TCP Pub/Sub door.")
+    peerbus: PeerbusListener = Field(default=PeerbusListener(), description="The peerbus door, over WebSocket.")
+    peerbus_tcp: PeerbusTcpListener = Field(
+        default=PeerbusTcpListener(), description="The peerbus door again, one object a line over TCP."
     )
     flight: FlightListener = Field(
         default=FlightListener(), description="The Arrow Flight door: columns for Spark, DuckDB, Polars, pandas."

@@ -1,0 +1,156 @@
+"""The sections about trust: what tokens are signed with, what peers may do, what the audit proves."""
+
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from quintet.config.fields import Bytes, Count, Section, read_secret
+from quintet.model import limits
+
+SECRET_BYTES_MIN: Final = {"HS256": 32, "HS384": 48, "HS512": 64}  # RFC 7518, section 3.2: as long as the hash
+
+
+class TokenSecret(Section):
+    """One master secret, given as text or as a file. It is not shown again."""
+
+    secret: str | None = Field(default=None, description="The secret itself. Prefer secret_file.", repr=False)
+    secret_file: Path | None = Field(
+        default=None, description="File with the secret (one line), readable by its owner only; read again on SIGHUP."
+    )
+    _value: bytes = PrivateAttr(default=b"")
+
+    @model_validator(mode="after")
+    def _hide_the_secret(self) -> Self:
+        if (self.secret is None) == (self.secret_file is None):
+            raise ValueError("give exactly one of secret and secret_file")
+        self._value = (self.secret or (read_secret(self.secret_file) if self.secret_file else "")).encode()
+        # The model is frozen for its readers; this is still its construction.
+        self.__dict__["secret"] = None
+        return self
+
+    @property
+    def value(self) -> bytes:
+        return self._value
+
+
+class Tokens(Section):
+    """JSON web tokens, as the Fast door takes them. Without a secret every token is refused."""
+
+    secrets: tuple[TokenSecret, ...] = Field(
+        default=(), description="Master secrets; a token signed with any of them is good, so one can replace another."
+    )
+    algorithms: tuple[Literal["HS256", "HS384", "HS512"], ...] = Field(
+        default=("HS256",), description="Algorithms accepted, whatever a token says of itself.", min_length=1
+    )
+    leeway_seconds: int = Field(
+        default=60, ge=0, le=3600, description="How far clocks may be apart when exp and nbf are judged, in seconds."
+    )
+    issuer: str = Field(default="", description="What `iss` must be; empty: it is not looked at.")
+    audience: str = Field(default="", description="What `aud` must name; empty: it is not looked at.")
+    require_exp: bool = Field(default=False, description="Whether a token without `exp` is refused.")
+
+    @model_validator(mode="after")
+    def _long_enough(self) -> Self:
+        least = max(SECRET_BYTES_MIN[name] for name in self.algorithms)
+        for number, secret in enumerate(self.secrets):
+            if len(secret.value) < least:
+                raise ValueError(
+                    f"secrets[{number}] has {len(secret.value)} bytes; {', '.join(self.algorithms)} needs at least {least}"
+                )
+        return self
+
+
+class PeerKey(Section):
+    """The key one peer signs with, so that no other peer can sign as it. Two with different ids overlap in a rotation."""
+
+    name: str = Field(description="The peer.", min_length=1, max_length=200)
+    kid: str = Field(description="Id of the key, written before the signature.", pattern=r"^[A-Za-z0-9_.-]{1,32}$")
+    key_file: Path = Field(description="File with the key (one line), readable by its owner only.")
+
+
+class Peers(Section):
+    """What peers of the peerbus door may do, whichever listener they come by."""
+
+    hmac_secret: str | None = Field(
+        default=None, description="The secret all peers share. Prefer hmac_secret_file.", repr=False
+    )
+    hmac_secret_file: Path | None = Field(
+        default=None, description="File with the secret all peers share (one line), readable by its owner only."
+    )
+    peer_keys: tuple[PeerKey, ...] = Field(
+        default=(), description="Keys of single peers; a peer that has any must sign with one of them."
+    )
+    verify: bool = Field(
+        default=False,
+        description="Whether the broker verifies signatures on entry, and drops what does not verify; needs the secret.",
+    )
+    sender_check: Literal["refuse", "carry"] = Field(
+        default="refuse",
+        description="What becomes of an envelope whose `from` is not the peer that sent it: refuse, or carry it as the "
+        "published broker does.",
+    )
+    replay_window_seconds: Count = Field(
+        default=600, description="How long ids of messages are remembered, in seconds; also over a restart."
+    )
+    replay_ids_max: Count = Field(default=1_000_000, description="Ids of messages remembered at once.")
+    mailbox_messages_max: Count = Field(
+        default=100_000, description="Messages waiting in one mailbox; one more is dropped and counted."
+    )
+    mailbox_bytes_max: Bytes = Field(
+        default=256 * limits.MIB, description="Bytes waiting in one mailbox; what comes above is dropped and counted."
+    )
+    mailbox_ttl_seconds: int = Field(
+        default=7 * 24 * 3600, ge=0, description="Age at which a waiting message is dropped, in seconds; 0: never."
+    )
+    name_idle_days: Count = Field(
+        default=30, description="Days after which the name of a peer that does not come back is free again."
+    )
+    _secret: bytes = PrivateAttr(default=b"")
+
+    @model_validator(mode="after")
+    def _hide_the_secret(self) -> Self:
+        if self.hmac_secret is not None and self.hmac_secret_file is not None:
+            raise ValueError("give hmac_secret or hmac_secret_file, not both")
+        self._secret = (
+            self.hmac_secret or (read_secret(self.hmac_secret_file) if self.hmac_secret_file else "")
+        ).encode()
+        if self._secret and len(self._secret) < limits.HMAC_SECRET_BYTES_MIN:
+            raise ValueError(f"the HMAC secret has {len(self._secret)} bytes, it needs {limits.HMAC_SECRET_BYTES_MIN}")
+        if self.verify and not (self._secret or self.peer_keys):
+            raise ValueError("verify needs hmac_secret_file or peer_keys")
+        # The model is frozen for its readers; this is still its construction.
+        self.__dict__["hmac_secret"] = None
+        return self
+
+    @property
+    def secret(self) -> bytes:
+        """The secret all peers share; empty if the broker was not given it."""
+        return self._secret
+
+
+class Audit(Section):
+    """What can be proved afterwards: the chain over all records, its anchors, and who got and settled what."""
+
+    chain: Literal["durable", "all", "off"] = Field(
+        default="durable",
+        description="Which topics are hash chains: durable: those with durability fsync; all: also interval and os.",
+    )
+    key_file: Path | None = Field(
+        default=None,
+        description="File with a key (one line) for the chain: without it nobody can continue or rewrite a chain.",
+    )
+    anchor_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=10, description="How often the heads of the chains are written to the anchors, in seconds."
+    )
+    anchor_file: Path | None = Field(
+        default=None, description="File of the anchors, best on another disk. Not given: `anchors` in the data folder."
+    )
+    events: Literal["all", "acknowledged", "off"] = Field(
+        default="all",
+        description="Which deliveries leave a row in the audit: all, only those that must be acknowledged, or none.",
+    )
+    events_bytes: Annotated[Bytes, Field(ge=8 * limits.SEGMENT_BYTES_MIN)] = Field(
+        default=limits.EVENTS_BYTES_DEFAULT,
+        description="What the audit of deliveries and acknowledgements keeps, in bytes.",
+    )
