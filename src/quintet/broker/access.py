@@ -159,6 +159,8 @@ class Access:
         self._suffix = dead_letter_suffix
         self._keys: dict[str, Principal] = {}
         self._users: dict[str, tuple[int, Principal]] = {}
+        self._disabled: set[str] = set()
+        self._twins: dict[str, str] = {}  # of all users, disabled ones among them
         self._roles: dict[str, Role] = {role.name: role for role in BUILT_IN_ROLES}
         self._exact: dict[str, Acl] = {}
         self._prefixes: dict[str, Acl] = {}
@@ -185,10 +187,22 @@ class Access:
 
     def set_user(self, name: str, version: int, roles: tuple[str, ...]) -> None:
         self._users[name] = (version, self.principal(name, roles))
+        self._disabled.discard(name)
+        self._twins[twin_key(name)] = name
+        self.epoch += 1
+
+    def disable_user(self, name: str) -> None:
+        """The user is there and may do nothing, through whichever door and with whichever credential it comes."""
+        self._users.pop(name, None)
+        self._disabled.add(name)
+        self._twins[twin_key(name)] = name
         self.epoch += 1
 
     def drop_user(self, name: str) -> None:
+        """There is no user of this name."""
         self._users.pop(name, None)
+        self._disabled.discard(name)
+        self._twins.pop(twin_key(name), None)
         self.epoch += 1
 
     def set_acl(self, acl: Acl) -> None:
@@ -225,16 +239,36 @@ class Access:
         """(identity, principal) of whoever does not log in, where a listener allows that."""
         return f"anonymous:{role}", self.principal(ANONYMOUS, (role,))
 
+    def subject(self, name: str) -> tuple[str, Principal]:
+        """(identity, principal) of whoever a signed token speaks of: the user of that name with its rights, or, where there
+        is no such user, a principal of its own that may publish and subscribe wherever no ACL leaves it out."""
+        try:
+            clean = check_user_name(name)
+        except BadName as error:
+            raise AuthError(f"the subject of the token is no name: {error}") from error
+        identity = f"subject:{clean}"
+        principal = self.current(identity)
+        if principal is None:
+            if clean in self._disabled:
+                raise AuthError(f"the user {clean!r} is disabled", hint="an administrator can enable it")
+            raise AuthError(f"the subject {clean!r} looks the same as the user {self._twins[twin_key(clean)]!r}")
+        return identity, principal
+
     def current(self, identity: str) -> Principal | None:
         """The principal of an identity as it is now, or None: revoked, disabled, or its password changed since."""
-        found = self._keys.get(identity)
-        if identity.startswith("anonymous:"):
-            return self.principal(ANONYMOUS, (identity.removeprefix("anonymous:"),))
-        if found is not None or not identity.startswith("user:"):
-            return found
-        name, _, version = identity.removeprefix("user:").rpartition(":")
-        user = self._users.get(name)
-        return user[1] if user is not None and version == str(user[0]) else None
+        kind, _, rest = identity.partition(":")
+        if kind == "key":
+            return self._keys.get(identity)
+        if kind == "user":
+            name, _, version = rest.rpartition(":")
+            user = self._users.get(name)
+            return user[1] if user is not None and version == str(user[0]) else None
+        if kind == "subject":
+            user = self._users.get(rest)
+            if user is not None:
+                return user[1]
+            return None if twin_key(rest) in self._twins else Principal(rest)
+        return self.principal(ANONYMOUS, (rest,)) if kind == "anonymous" else None
 
     def principal(self, name: str, roles: tuple[str, ...]) -> Principal:
         """A user with these roles. A role that is no longer configured gives nothing."""

@@ -530,10 +530,12 @@ class Users:
             self._twins.pop(twin_key(name), None)
         else:
             self._twins[twin_key(name)] = name
-        if row is not None and row.enabled:
+        if row is None:
+            self._access.drop_user(name)
+        elif row.enabled:
             self._access.set_user(name, row.version, row.roles)
         else:
-            self._access.drop_user(name)
+            self._access.disable_user(name)
 
     def _follow_acl(self, pattern: str) -> None:
         acl = self.acl_get(pattern)
