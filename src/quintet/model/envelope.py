@@ -1,0 +1,192 @@
+"""The peerbus envelope over bytes: its canonical form, its signature, and the one way to read it.
+
+Broker and clients share this file: what one signs the other must be able to verify, byte for byte. Pure functions; the
+secret, the time and the id are parameters. Who may send what to whom is not decided here.
+
+An envelope is one JSON object with exactly nine members. The signature covers eight of them, in this order:
+
+    {"protocol_version":S,"id":S,"from":S,"to":S,"ts":S,"source":S,"kind":S,"body":RAW}
+
+    S    a string as Go's encoder writes it: UTF-8 as it is, but " \\ and the controls escaped (\\b \\f \\n \\r \\t, else \\u00xx),
+         and < > & U+2028 U+2029 as \\u003c \\u003e \\u0026 \\u2028 \\u2029
+    RAW  the body's own text: never decoded and encoded again, only without blanks between its tokens and with the same
+         five code points escaped. Those can only be inside strings, so the text means what it meant before.
+
+The members may come in any order, with blanks, and with any spelling of their strings: the signature is over the form
+above. Each must be there once, its name written plainly; a second `id` would let two readers see two messages.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from hashlib import sha256
+from hmac import compare_digest, digest
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import json
+
+from quintet.model.errors import ProtocolError
+
+VERSION: Final = "v1"
+SOURCE: Final = "peer-bus"
+EVERYONE: Final = "*"  # `to` of a broadcast
+MESSAGE: Final = "msg"
+BROADCAST: Final = "broadcast"
+SIGNED: Final = ("protocol_version", "id", "from", "to", "ts", "source", "kind", "body")
+MEMBERS: Final = (*SIGNED, "hmac")
+HMAC_DIGITS: Final = 64
+SECRET_BYTES_MIN: Final = 32  # what the reference broker asks of its operator, too
+
+_ESCAPES: Final = tuple((character.encode(), f"\\u{ord(character):04x}".encode()) for character in "<>&\u2028\u2029")
+_HEX: Final = frozenset("0123456789abcdef")
+_RAWS: Final = json.Decoder(dict[str, msgspec.Raw])
+_STRING: Final = json.Decoder(str)
+
+
+class Envelope(NamedTuple):
+    """A message as its sender signed it. `body` is in its canonical form; `sender` is the member "from"."""
+
+    protocol_version: str
+    id: str
+    sender: str
+    to: str
+    ts: str
+    source: str
+    kind: str
+    body: bytes
+    hmac: str = ""
+
+
+def string(value: str) -> bytes:
+    """A JSON string as Go's encoder writes it."""
+    return _escaped(_encoded(value))
+
+
+def text(data: bytes) -> bytes:
+    """One JSON text in its canonical form: no blanks between tokens, the five code points escaped. Nothing is null."""
+    if not data:
+        return b"null"
+    return _escaped(_compact(data))
+
+
+def canonical(envelope: Envelope) -> bytes:
+    """The bytes that are signed. The body must be compact already, as `parse` and `text` give it."""
+    version, id, sender, to, ts, source, kind, body, _ = envelope
+    members = {
+        "protocol_version": version,
+        "id": id,
+        "from": sender,
+        "to": to,
+        "ts": ts,
+        "source": source,
+        "kind": kind,
+        "body": msgspec.Raw(body or b"null"),
+    }
+    return _escaped(_encoded(members))
+
+
+def signature(envelope: Envelope, secret: bytes) -> str:
+    """The hmac of an envelope: 64 lowercase hexadecimal digits. Whatever `envelope.hmac` says does not matter."""
+    return digest(secret, canonical(envelope), sha256).hex()
+
+
+def wire(envelope: Envelope) -> bytes:
+    """The whole object as it goes over the wire, in the order of the canonical form."""
+    return b'%b,"hmac":%b}' % (canonical(envelope)[:-1], string(envelope.hmac))
+
+
+def sign(
+    secret: bytes, *, id: str, sender: str, to: str, ts: str, body: bytes, source: str = SOURCE, kind: str = ""
+) -> bytes:
+    """A signed envelope, ready for the wire. `body` is one JSON text; kind follows from `to` where it is not given. An
+    empty secret leaves the hmac empty: nobody who verifies will take it."""
+    kind = kind or (BROADCAST if to == EVERYONE else MESSAGE)
+    envelope = Envelope(VERSION, id, sender, to, ts, source, kind, text(body))
+    hmac = signature(envelope, secret) if secret else ""
+    return wire(envelope._replace(hmac=hmac))
+
+
+def parse(data: bytes, *, strict: bool = True) -> Envelope:
+    """The envelope in these bytes. ProtocolError says what is wrong with them, never what they hold.
+
+    strict: exactly the nine members. Otherwise, as the reference broker reads it: others are ignored, and one that is
+    missing is empty. A member that is there twice, or whose name is written with escapes, is refused in either case."""
+    compact = _compact(data)
+    if compact[:1] != b"{":
+        raise ProtocolError("an envelope is a JSON object")
+    try:
+        raws = {name: bytes(raw) for name, raw in _RAWS.decode(compact).items()}
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ProtocolError(f"an envelope that cannot be read: {error}") from None
+    # Braces and one colon and comma for each member: any byte more is a name twice, or one that is spelled otherwise.
+    plain = 1 + sum(len(name.encode()) + 2 + 1 + len(raw) + 1 for name, raw in raws.items())
+    if len(compact) != plain + (not raws):
+        raise ProtocolError("an envelope names a member twice, or writes its name with escapes")
+    if strict and raws.keys() != set(MEMBERS):
+        raise ProtocolError(f"an envelope has exactly the members {', '.join(MEMBERS)}; this one {_other(raws)}")
+    version, id, sender, to, ts, source, kind, hmac = (_text_of(raws, name) for name in MEMBERS if name != "body")
+    return Envelope(version, id, sender, to, ts, source, kind, _escaped(raws.get("body", b"null")), hmac)
+
+
+def genuine(envelope: Envelope, secret: bytes) -> bool:
+    """Whether an envelope that was parsed carries the signature of this secret. In constant time; without a secret, or
+    with an hmac that is not 64 lowercase hexadecimal digits, it does not."""
+    hmac = envelope.hmac
+    if not secret or len(hmac) != HMAC_DIGITS or not _HEX.issuperset(hmac):
+        return False
+    return compare_digest(hmac, signature(envelope, secret))
+
+
+def verify(data: bytes, secret: bytes) -> bool:
+    """Whether these bytes are an envelope, whole and as its sender signed it."""
+    try:
+        return genuine(parse(data), secret)
+    except ProtocolError:
+        return False
+
+
+def rfc3339(us: int) -> str:
+    """A time in microseconds since 1970 as the wire writes it: UTC, without trailing zeros."""
+    seconds, fraction = divmod(us, 1_000_000)
+    digits = f".{fraction:06d}".rstrip("0").rstrip(".")
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{digits}Z"
+
+
+def _compact(data: bytes) -> bytes:
+    """Without blanks between tokens. It reads every byte, so a text that is no JSON ends here; how deep it may be nested
+    is bounded by the interpreter's own limit of recursion."""
+    try:
+        data.decode()
+        return json.format(data, indent=-1)
+    except RecursionError:
+        raise ProtocolError("a JSON text that is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ProtocolError("a text that is not UTF-8") from None
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"not one JSON text: {error}") from None
+
+
+def _escaped(data: bytes) -> bytes:
+    for character, escape in _ESCAPES:
+        if character in data:
+            data = data.replace(character, escape)
+    return data
+
+
+def _encoded(value: object) -> bytes:
+    try:
+        return json.encode(value)
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"a text is not Unicode: {error.reason}") from None
+
+
+def _text_of(raws: dict[str, bytes], name: str) -> str:
+    try:
+        return _STRING.decode(raws[name]) if name in raws else ""
+    except (msgspec.MsgspecError, UnicodeError):
+        raise ProtocolError(f"the member {name} of an envelope is a string") from None
+
+
+def _other(names: Iterable[str]) -> str:
+    missing, extra = sorted(set(MEMBERS) - set(names)), len(set(names) - set(MEMBERS))
+    return f"lacks {', '.join(missing)}" if missing else f"has {extra} more"
