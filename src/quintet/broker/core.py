@@ -27,6 +27,7 @@ from quintet.broker.stages import TABLE as FENCES_TABLE
 from quintet.broker.stages import FenceRow, Stages
 from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
 from quintet.broker.table import T, Table
+from quintet.broker.tokens import TokenOptions, Tokens
 from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
 from quintet.broker.transactions import TransactionLimits, Transactions
 from quintet.broker.users import ConfiguredUser, Users
@@ -86,6 +87,7 @@ class Broker:
         self.scheduler = scheduler
         self.access = Access(dead_letter_suffix=options.dead_letter_suffix)
         self.access.on_refused = self._refused
+        self.tokens = Tokens()  # refuses every token until set_tokens
         self.draining = False
         self._waits = Waits(scheduler)
         self._options = options
@@ -157,6 +159,12 @@ class Broker:
             if self._credentials.get(key) != fresh:
                 self._credentials.put(key, fresh)
         self.access.replace(wanted.values())
+
+    def set_tokens(self, options: TokenOptions) -> None:
+        """Judge tokens by these options from now on; what sessions remember of tokens is judged again."""
+        if options != self.tokens.options:
+            self.tokens.replace(options)
+            self.access.look_again()
 
     def configure_users(
         self, roles: Iterable[Role], users: Iterable[ConfiguredUser], done: Callable[[Exception | None], None]

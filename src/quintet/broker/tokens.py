@@ -1,0 +1,418 @@
+"""JSON web tokens: a signed text that says who asks, which key of a queue it holds and what it may do.
+
+A token is judged by rules fixed here and in the configuration, never by what it says of itself (RFC 8725). The steps
+run in this order, and each needs the one before:
+
+    size -> three parts -> header -> signature (canonical, then each secret) -> claims -> times
+
+    HEADER . CLAIMS . SIGNATURE         each base64url without padding, in the one spelling its bytes have
+    {"alg":"HS256","typ":"JWT"}         alg, typ and kid; whatever else a header can carry is refused
+    {"sub":"ann","queue_key":"k","permissions":["publish"],"exp":1900000000}
+
+The header is read with no key in sight, and its `alg` only chooses among the algorithms of the configuration. `kid` is
+ignored: it never leads to a key, a file or an address. Claims are read after the signature is known to be right. A time
+is a whole number of seconds: RFC 7519 would allow a fraction, but a float is where texts, infinities and rounding get
+in, and issuers that write seconds lose nothing. A claim that is not named above is ignored; `iss` and `aud` are looked
+at when the configuration names them.
+
+RFC 8725 wants one algorithm for a key: that is the default, and listing several is the operator's choice. The clock is
+a parameter. Nothing here logs, and no error repeats a part of a token.
+"""
+
+import binascii
+import json
+import math
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from typing import Any, Final, NoReturn
+
+from jwt.algorithms import HMACAlgorithm
+from jwt.exceptions import InvalidKeyError
+
+from quintet.broker.access import check_user_name
+from quintet.model.errors import AuthError, BadName, ConfigError, TooLarge
+
+SECOND: Final = 1_000_000  # microseconds
+TOKEN_BYTES_MAX: Final = 255  # its length is one byte in the packets of Fast
+QUEUE_KEY_BYTES_MAX: Final = 255
+JSON_DEPTH_MAX: Final = 8  # objects and arrays inside each other
+INT_MAX: Final = (1 << 63) - 1
+INT_DIGITS_MAX: Final = 20  # with a sign; longer texts are not even made a number
+SECONDS_MAX: Final = 253_402_300_799  # the end of year 9999; what is above was written in milliseconds
+LEEWAY_US_DEFAULT: Final = 60 * SECOND
+
+PERMISSIONS: Final = frozenset({"publish", "subscribe", "rotate", "create"})
+HEADER_FIELDS: Final = frozenset({"alg", "typ", "kid"})
+HASHES: Final[dict[str, HMACAlgorithm]] = {
+    "HS256": HMACAlgorithm(HMACAlgorithm.SHA256),
+    "HS384": HMACAlgorithm(HMACAlgorithm.SHA384),
+    "HS512": HMACAlgorithm(HMACAlgorithm.SHA512),
+}
+SIGNATURE_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
+SECRET_BYTES_MIN: Final = SIGNATURE_BYTES  # RFC 7518, section 3.2: as long as the hash
+
+# Why a token is refused: the name of the rule, and what is said about it.
+RULES: Final = {
+    "no secret": "no token can be verified, because the broker has no secret for tokens",
+    "empty": "it is empty",
+    "size": "it is longer than a token may be here",
+    "parts": "it does not have exactly three parts",
+    "spelling": "a part is not base64url in its one spelling: no padding, no other characters, no spare bits",
+    "header json": "its header is no JSON object of UTF-8 text with each key once",
+    "header field": "its header has a field other than alg, typ and kid",
+    "kid": "its kid is not a string",
+    "typ": "its typ is not JWT",
+    "unsigned": "it is not signed",
+    "algorithm": "its algorithm is not one that this broker accepts",
+    "signature size": "its signature does not have the length its algorithm gives",
+    "signature": "its signature is wrong",
+    "claims json": "its claims are no JSON object of UTF-8 text with each key once",
+    "sub": "its sub is not the name of a user",
+    "queue_key": "its queue_key is not a string of 1 to 255 bytes",
+    "permissions": "its permissions are neither a string nor an array of strings",
+    "exp": "its exp is not a whole number of seconds since 1970",
+    "nbf": "its nbf is not a whole number of seconds since 1970",
+    "iat": "its iat is not a whole number of seconds since 1970",
+    "no exp": "it has no exp, and this broker wants one",
+    "iss": "its iss is not the issuer this broker trusts",
+    "aud": "its aud does not name this broker",
+    "expired": "it has expired",
+    "too early": "it is not valid yet",
+}
+HINTS: Final = {
+    "no secret": "give [[tokens.secrets]] in the configuration",
+    "algorithm": "sign with one of tokens.algorithms: HS256 unless the configuration says otherwise",
+    "header field": "sign with a header of alg and typ",
+    "signature": "sign with a secret of [[tokens.secrets]]",
+    "expired": "get a new token, and compare the clocks",
+    "too early": "wait, and compare the clocks",
+}
+
+
+def refuse(rule: str) -> NoReturn:
+    """Raise the AuthError of a rule. What led to it may hold parts of the token, so it is not shown with it."""
+    raise AuthError(f"token refused: {RULES[rule]}", hint=HINTS.get(rule, "")) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a token that was accepted says. Times are microseconds since 1970, 0 for none; the leeway is in them."""
+
+    subject: str
+    key: bytes
+    permissions: frozenset[str]
+    expires: int = 0  # from here on it is refused
+    not_before: int = 0  # until here it is
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOptions:
+    """By what tokens are judged. Raises ConfigError for a secret that is too short for its algorithms, or no secret at
+    all: a public key, a certificate, a key in JSON."""
+
+    secrets: tuple[bytes, ...] = dataclass_field(default=(), repr=False)
+    algorithms: tuple[str, ...] = ("HS256",)
+    leeway_us: int = LEEWAY_US_DEFAULT
+    issuer: str = ""
+    audience: str = ""
+    require_exp: bool = False
+    token_bytes_max: int = TOKEN_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if not self.algorithms or len(set(self.algorithms)) < len(self.algorithms):
+            raise ConfigError("tokens need an algorithm, and each once", hint="algorithms = ['HS256']")
+        if self.leeway_us < 0:
+            raise ConfigError("the leeway of tokens is negative", hint="0 is the least")
+        for algorithm in self.algorithms:
+            for number, secret in enumerate(self.secrets):
+                _prepared(secret, algorithm, f"secret {number} of tokens")
+
+
+def _prepared(secret: bytes, algorithm: str, what: str) -> bytes:
+    """The secret, if it may be used with this algorithm."""
+    if algorithm not in HASHES:
+        known = ", ".join(HASHES)
+        raise ConfigError(f"tokens are not signed with {algorithm!r} here", hint=f"one of {known}")
+    least = SECRET_BYTES_MIN[algorithm]
+    if len(secret) < least:
+        raise ConfigError(
+            f"{what} has {len(secret)} bytes, {algorithm} needs at least {least}",
+            hint=f"openssl rand -hex {least} makes one",
+        )
+    try:
+        return HASHES[algorithm].prepare_key(secret)
+    except InvalidKeyError:
+        raise ConfigError(
+            f"{what} is a public key, a certificate or a key in JSON, which others may know",
+            hint=f"openssl rand -hex {least} makes a secret",
+        ) from None
+
+
+# -- verifying --------------------------------------------------------------------------------------------------------
+
+
+class Tokens:
+    """Verifies tokens. `epoch` rises when the options change: who remembers a verdict asks again."""
+
+    def __init__(self, options: TokenOptions | None = None) -> None:
+        self.epoch = 0
+        self.options = TokenOptions()
+        self._keys: dict[str, tuple[bytes, ...]] = {}
+        self.replace(options or self.options)
+
+    def replace(self, options: TokenOptions) -> None:
+        self.options = options
+        self._keys = {
+            name: tuple(_prepared(secret, name, "a secret of tokens") for secret in options.secrets)
+            for name in options.algorithms
+        }
+        self.epoch += 1
+
+    def verify(self, token: bytes, now: int) -> Claims:
+        """What the token says, if every rule holds at `now`; else AuthError with the rule. Claims.expires tells how long
+        the answer may be remembered."""
+        options = self.options
+        if not options.secrets:
+            refuse("no secret")
+        header, claims, signature = _parts(token, options.token_bytes_max)
+        algorithm = check_header(_decoded(header, "header json"), options.algorithms)
+        _check_signature(token[: len(header) + 1 + len(claims)], _bytes_of(signature), algorithm, self._keys[algorithm])
+        return check_claims(_decoded(claims, "claims json"), options, now)
+
+
+def _parts(token: bytes, most: int) -> list[bytes]:
+    if not token:
+        refuse("empty")
+    if len(token) > most:
+        refuse("size")
+    parts = token.split(b".", 3)
+    if len(parts) != 3:
+        refuse("parts")
+    return parts
+
+
+def _bytes_of(part: bytes) -> bytes:
+    """What a part stands for. The decoder is lenient; that the bytes have exactly this spelling is the check."""
+    try:
+        found = urlsafe_b64decode(part + b"==="[: -len(part) % 4])
+    except (binascii.Error, ValueError):
+        refuse("spelling")
+    if urlsafe_b64encode(found).rstrip(b"=") != part:
+        refuse("spelling")
+    return found
+
+
+def _check_signature(signed: bytes, signature: bytes, algorithm: str, keys: tuple[bytes, ...]) -> None:
+    """PyJWT's HMAC, compared in constant time, with each secret in turn."""
+    if len(signature) != SIGNATURE_BYTES[algorithm]:
+        refuse("signature size")
+    hashed = HASHES[algorithm]
+    if not any(hashed.verify(signed, key, signature) for key in keys):
+        refuse("signature")
+
+
+def check_header(header: Mapping[str, Any], algorithms: tuple[str, ...]) -> str:
+    """The algorithm of a token whose header follows the rules."""
+    algorithm = header.get("alg")
+    if algorithm not in algorithms or type(algorithm) is not str:
+        absent = algorithm is None or (type(algorithm) is str and algorithm.strip().lower() in ("", "none"))
+        refuse("unsigned" if absent else "algorithm")
+    if not HEADER_FIELDS.issuperset(header):
+        refuse("header field")
+    typ = header.get("typ", "JWT")
+    if type(typ) is not str or typ.upper() != "JWT" or not typ.isascii():
+        refuse("typ")
+    if type(header.get("kid", "")) is not str:
+        refuse("kid")
+    return algorithm
+
+
+def check_claims(claims: Mapping[str, Any], options: TokenOptions, now: int) -> Claims:
+    """The claims, if they follow the rules at `now`; the signature is not looked at here."""
+    subject = _subject(claims.get("sub"))
+    key = _queue_key(claims.get("queue_key"))
+    permissions = _permissions(claims.get("permissions", ()))
+    expires, not_before, _ = _seconds(claims, "exp"), _seconds(claims, "nbf"), _seconds(claims, "iat")
+    if expires is None and options.require_exp:
+        refuse("no exp")
+    if options.issuer and claims.get("iss") != options.issuer:
+        refuse("iss")
+    if options.audience and not _names(claims.get("aud"), options.audience):
+        refuse("aud")
+    until = since = 0
+    if expires is not None:
+        until = expires * SECOND + options.leeway_us
+        if now >= until:
+            refuse("expired")
+    if not_before is not None:
+        since = max(0, not_before * SECOND - options.leeway_us)
+        if now < since:
+            refuse("too early")
+    return Claims(subject, key, permissions, until, since)
+
+
+def _subject(value: object) -> str:
+    if type(value) is not str:
+        refuse("sub")
+    try:
+        return check_user_name(value)
+    except BadName:
+        refuse("sub")
+
+
+def _queue_key(value: object) -> bytes:
+    if type(value) is not str:
+        refuse("queue_key")
+    try:
+        found = value.encode()
+    except UnicodeEncodeError:
+        refuse("queue_key")
+    if not 1 <= len(found) <= QUEUE_KEY_BYTES_MAX:
+        refuse("queue_key")
+    return found
+
+
+def _permissions(value: object) -> frozenset[str]:
+    """Those that are known; a token may speak of others."""
+    words = (value,) if type(value) is str else value
+    if not isinstance(words, list | tuple) or not all(type(word) is str for word in words):
+        refuse("permissions")
+    return PERMISSIONS.intersection(words)
+
+
+def _seconds(claims: Mapping[str, Any], name: str) -> int | None:
+    if name not in claims:
+        return None
+    value = claims[name]
+    if type(value) is not int or not 0 <= value <= SECONDS_MAX:  # True is an int, too, but not of this type
+        refuse(name)
+    return value
+
+
+def _names(value: object, audience: str) -> bool:
+    audiences = [value] if type(value) is str else value
+    return isinstance(audiences, list) and all(type(each) is str for each in audiences) and audience in audiences
+
+
+# -- JSON that can be read one way only -------------------------------------------------------------------------------
+
+
+class _Ambiguous(ValueError):
+    """JSON that two readers could understand differently, or that is made to hurt the reader."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Ambiguous
+    return found
+
+
+def _int(text: str) -> int:
+    if len(text) > INT_DIGITS_MAX or abs(found := int(text)) > INT_MAX:
+        raise _Ambiguous
+    return found
+
+
+def _float(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        raise _Ambiguous
+    return found
+
+
+def _constant(_name: str) -> NoReturn:
+    raise _Ambiguous  # NaN, Infinity: no JSON, but Python would read it
+
+
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_read: Final[Callable[[str], Any]] = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant
+).decode
+
+
+def _deep(data: bytes) -> bool:
+    if data.count(b"{") + data.count(b"[") <= JSON_DEPTH_MAX:
+        return False
+    depth = 0
+    for byte in _STRINGS.sub(b"", data):
+        depth += (byte in b"{[") - (byte in b"}]")
+        if depth > JSON_DEPTH_MAX:
+            return True
+    return False
+
+
+def _decoded(part: bytes, rule: str) -> dict[str, Any]:
+    """The JSON object in a part, or a refusal by `rule`."""
+    data = _bytes_of(part)
+    try:
+        found = None if _deep(data) else _read(data.decode())
+    except ValueError:  # JSONDecodeError, UnicodeDecodeError and ours are among it; their texts repeat the input
+        found = None
+    if type(found) is not dict:
+        refuse(rule)
+    return found
+
+
+# -- making and looking at --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What a token says of itself; nothing of it is verified. Sizes are bytes of JSON: a claim's name, value and comma."""
+
+    header: dict[str, Any]
+    claims: dict[str, Any]
+    sizes: dict[str, int]
+    size: int
+
+
+def inspect(token: bytes, bytes_max: int = 16 * 1024) -> Inspected:
+    """Take a token apart without verifying it; AuthError if it is none."""
+    header, claims, signature = _parts(token, bytes_max)
+    found = _decoded(claims, "claims json")
+    _bytes_of(signature)
+    return Inspected(_decoded(header, "header json"), found, claim_sizes(found), len(token))
+
+
+def claim_sizes(claims: Mapping[str, Any]) -> dict[str, int]:
+    return {name: len(_json({name: value})) - 1 for name, value in claims.items()}
+
+
+def mint(
+    secret: bytes,
+    claims: Mapping[str, Any],
+    algorithm: str = "HS256",
+    *,
+    typ: bool = True,
+    bytes_max: int = TOKEN_BYTES_MAX,
+) -> bytes:
+    """A token with these claims in this order. Raises TooLarge, with the claim to shorten, if it is over `bytes_max`
+    bytes, and ConfigError for a secret that no broker takes."""
+    key = _prepared(secret, algorithm, "the secret")
+    header = _spelled(_json({"alg": algorithm, "typ": "JWT"} if typ else {"alg": algorithm}))
+    said = _json(claims)
+    signed = header + b"." + _spelled(said)
+    token = signed + b"." + _spelled(HASHES[algorithm].sign(signed, key))
+    if len(token) > bytes_max:
+        sizes = claim_sizes(claims)
+        longest = max(sizes, key=sizes.__getitem__)
+        room = (bytes_max - len(token) + len(_spelled(said))) * 3 // 4
+        raise TooLarge(
+            f"the token would have {len(token)} bytes, {len(token) - bytes_max} over the {bytes_max} that fit; its longest "
+            f"claim is {longest} with {sizes[longest]} bytes",
+            hint=f"shorten the claims by {len(said) - room} bytes"
+            + ("; without typ there is room for 12 more" if typ else ""),
+        )
+    return token
+
+
+def _spelled(data: bytes) -> bytes:
+    return urlsafe_b64encode(data).rstrip(b"=")
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
