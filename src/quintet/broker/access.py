@@ -11,14 +11,21 @@ what a user may do. Nothing here is durable: users.py and core.py own the tables
     an ACL matches (exact name, else longest prefix)      public: yes; else listed by name or role AND a pattern covers it
     no ACL matches                                        a pattern covers it
 
-and a dead-letter topic needs the same answer for the topic it belongs to as well.
+and a dead-letter topic needs the same answer for the topic it belongs to as well. `explain` is the same decision with its
+steps written down, row by row.
+
+    identity             is who                                                            until
+    key:SHA256           the key's own principal, or the user it belongs to                 the key is removed, the user disabled
+    user:NAME:VERSION    the user that gave its password                                   disabled, deleted, another password
+    subject:NAME         the user of that name, or a principal of its own (JSON tokens)     the user is disabled
+    anonymous:ROLE       (anonymous), with that role                                       the connection ends
 """
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from quintet.model.errors import AuthError, BadName, Forbidden
 
@@ -31,11 +38,21 @@ ANONYMOUS: Final = "(anonymous)"  # the owner of what clients do that need not l
 _SCRIPTS: Final = ("LATIN", "CYRILLIC", "GREEK")  # their letters look alike: a name keeps to one of them
 
 
+def covering(patterns: tuple[str, ...], name: str) -> str | None:
+    """Which of these patterns (a name, or a prefix ending in `*`) speaks of this name, if one does."""
+    if "*" in patterns:
+        return "*"
+    if name in patterns:
+        return name
+    for pattern in patterns:
+        if pattern[-1:] == "*" and name.startswith(pattern[:-1]):
+            return pattern
+    return None
+
+
 def covers(patterns: tuple[str, ...], name: str) -> bool:
-    """Whether one of these patterns (a name, or a prefix ending in `*`) speaks of this name."""
-    if "*" in patterns or name in patterns:
-        return True
-    return any(pattern[-1:] == "*" and name.startswith(pattern[:-1]) for pattern in patterns)
+    """Whether one of these patterns speaks of this name."""
+    return covering(patterns, name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +80,14 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """One API key: whose it is, the hex SHA-256 of its secret, and its rights."""
+    """One API key: its name, the hex SHA-256 of its secret, and its rights: those of the user it belongs to, or, where
+    it belongs to none, its own patterns."""
 
     name: str
     secret_sha256: str
     publish: tuple[str, ...] = EVERYTHING
     subscribe: tuple[str, ...] = EVERYTHING
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +126,21 @@ class Acl:
 
     def lists(self, principal: Principal) -> bool:
         return self.public or principal.name in self.users or any(role in self.roles for role in principal.roles)
+
+
+Reason = Literal["internal", "administers", "not administered", "public", "left out", "covered", "not covered"]
+GRANTS: Final[frozenset[Reason]] = frozenset({"administers", "public", "covered"})
+Rule = Literal["internal name", "admin pattern", "access rule", "role or key pattern", "dead letters"]
+Outcome = Literal["yes", "no", "next"]
+
+
+class Step(NamedTuple):
+    """One row of the table, asked for one name: it decided (yes, no), or the next row must; and why."""
+
+    topic: str
+    rule: Rule
+    outcome: Outcome
+    why: str
 
 
 def hash_secret(secret: bytes) -> str:
@@ -157,7 +191,7 @@ class Access:
         self.epoch = 0
         self.on_refused: Callable[[Principal, Action, str, str], None] | None = None  # for the audit
         self._suffix = dead_letter_suffix
-        self._keys: dict[str, Principal] = {}
+        self._keys: dict[str, Principal | str] = {}  # by identity; a str is the name of the user it belongs to
         self._users: dict[str, tuple[int, Principal]] = {}
         self._disabled: set[str] = set()
         self._twins: dict[str, str] = {}  # of all users, disabled ones among them
@@ -171,9 +205,15 @@ class Access:
 
     def replace(self, credentials: Iterable[Credential]) -> None:
         """Make these the API keys, whole and at once."""
-        self._keys = {
-            f"key:{found.secret_sha256}": Principal(found.name, found.publish, found.subscribe) for found in credentials
-        }
+        self._keys = {f"key:{found.secret_sha256}": _owner(found) for found in credentials}
+        self.epoch += 1
+
+    def set_key(self, credential: Credential) -> None:
+        self._keys[f"key:{credential.secret_sha256}"] = _owner(credential)
+        self.epoch += 1
+
+    def drop_key(self, secret_sha256: str) -> None:
+        self._keys.pop(f"key:{secret_sha256}", None)
         self.epoch += 1
 
     def set_roles(self, roles: Iterable[Role]) -> None:
@@ -228,10 +268,12 @@ class Access:
     def authenticate(self, secret: bytes) -> tuple[str, Principal]:
         """(identity, principal) of an API key: the identity is what `current` wants later."""
         identity = f"key:{hash_secret(secret)}"
-        principal = self._keys.get(identity)
+        principal = self.current(identity)
         if principal is None:
+            if identity in self._keys:
+                raise AuthError(f"the user {self._keys[identity]!r} of this key is disabled, or there is none")
             raise AuthError(
-                "invalid API key", hint="add it to [[keys]] in the configuration, or use a key that is there"
+                "invalid API key", hint="`quintet user key add`, or [[keys]] in the configuration, makes one"
             )
         return identity, principal
 
@@ -258,7 +300,11 @@ class Access:
         """The principal of an identity as it is now, or None: revoked, disabled, or its password changed since."""
         kind, _, rest = identity.partition(":")
         if kind == "key":
-            return self._keys.get(identity)
+            owner = self._keys.get(identity)
+            if not isinstance(owner, str):
+                return owner
+            user = self._users.get(owner)
+            return None if user is None else user[1]
         if kind == "user":
             name, _, version = rest.rpartition(":")
             user = self._users.get(name)
@@ -289,35 +335,96 @@ class Access:
         return name in self._roles
 
     def key_names(self) -> set[str]:
-        return {principal.name for principal in self._keys.values()}
+        """Of keys that belong to no user."""
+        return {owner.name for owner in self._keys.values() if isinstance(owner, Principal)}
+
+    def of_name(self, name: str) -> Principal | None:
+        """The user of that name, or None: there is none, or (`disabled`) it may do nothing."""
+        user = self._users.get(name)
+        return None if user is None else user[1]
+
+    def disabled(self, name: str) -> bool:
+        return name in self._disabled
 
     # -- what ------------------------------------------------------------------------------------------------------
 
     def allowed(self, principal: Principal, action: Action, topic: str) -> bool:
         """See the table above."""
-        if not self._allowed(principal, action, topic):
+        if self._judge(principal, action, topic)[0] not in GRANTS:
             return False
         suffix = self._suffix
         while topic.endswith(suffix) and len(topic) > len(suffix):
             topic = topic[: -len(suffix)]
-            if not self._allowed(principal, action, topic):
+            if self._judge(principal, action, topic)[0] not in GRANTS:
                 return False
         return True
 
-    def _allowed(self, principal: Principal, action: Action, topic: str) -> bool:
+    def _judge(self, principal: Principal, action: Action, topic: str) -> tuple[Reason, Acl | None, str]:
+        """The rows of the table in their order, for one name: which one decided, the ACL that matches, the pattern that
+        covers it."""
         if topic.startswith(INTERNAL_PREFIX):
-            return False
-        if principal.admin and covers(principal.admin, topic):
-            return True
+            return "internal", None, ""
+        if principal.admin and (found := covering(principal.admin, topic)) is not None:
+            return "administers", None, found
         if action == "admin":
-            return False
+            return "not administered", None, ""
         acl = self._find(topic)
         if acl is not None:
             if acl.public:
-                return True
+                return "public", acl, ""
             if not acl.lists(principal):
-                return False
-        return covers(principal.publish if action == "publish" else principal.subscribe, topic)
+                return "left out", acl, ""
+        found = covering(principal.publish if action == "publish" else principal.subscribe, topic)
+        return ("not covered", acl, "") if found is None else ("covered", acl, found)
+
+    def explain(self, principal: Principal, action: Action, topic: str) -> tuple[bool, list[Step]]:
+        """What `allowed` says, and the rows of the table on the way to it: of the topic, and of those whose dead letters
+        it holds, up to the first that is refused."""
+        steps: list[Step] = []
+        suffix = self._suffix
+        while True:
+            reason, acl, pattern = self._judge(principal, action, topic)
+            steps += self._steps(principal, action, topic, reason, acl, pattern)
+            if reason not in GRANTS or not (topic.endswith(suffix) and len(topic) > len(suffix)):
+                return reason in GRANTS, steps
+            topic = topic[: -len(suffix)]
+            steps.append(Step(topic, "dead letters", "next", f"{topic + suffix!r} holds what died in this topic"))
+
+    def _steps(
+        self, principal: Principal, action: Action, topic: str, reason: Reason, acl: Acl | None, pattern: str
+    ) -> Iterator[Step]:
+        """The rows up to the one that decided, in words."""
+        if reason == "internal":
+            yield Step(topic, "internal name", "no", f"names that begin with {INTERNAL_PREFIX} are the broker's own")
+            return
+        yield Step(topic, "internal name", "next", "the name is not one of the broker's own")
+        if reason == "administers":
+            why = f"it administers {pattern!r}{self._by(principal, 'admin', pattern)}"
+            yield Step(topic, "admin pattern", "yes", why)
+            return
+        why = f"it administers {_list(principal.admin)}"
+        yield Step(topic, "admin pattern", "no" if reason == "not administered" else "next", why)
+        if reason == "not administered":
+            return
+        if acl is None:
+            yield Step(topic, "access rule", "next", "no access rule names it or a prefix of it")
+        else:
+            outcome: Outcome = "yes" if reason == "public" else "no" if reason == "left out" else "next"
+            yield Step(topic, "access rule", outcome, _rule_words(acl, principal))
+        if reason == "covered":
+            why = f"it may {action} on {pattern!r}{self._by(principal, action, pattern)}"
+            yield Step(topic, "role or key pattern", "yes", why)
+        elif reason == "not covered":
+            patterns = principal.publish if action == "publish" else principal.subscribe
+            yield Step(topic, "role or key pattern", "no", f"it may {action} on {_list(patterns)}")
+
+    def _by(self, principal: Principal, action: Action, pattern: str) -> str:
+        """Which of its roles give it this pattern, in words."""
+        field = "write" if action == "publish" else "read" if action == "subscribe" else "admin"
+        names = [
+            name for name in principal.roles if name in self._roles and pattern in getattr(self._roles[name], field)
+        ]
+        return f", by the role {' and '.join(names)}" if names else ""
 
     def require(self, principal: Principal, action: Action, topic: str, peer: str = "") -> None:
         """Forbidden unless allowed. `peer` is where the request came from, for the audit."""
@@ -372,3 +479,23 @@ def _words(*rights: tuple[str, tuple[str, ...]]) -> tuple[str, ...]:
     for word, patterns in rights:
         found.extend((word,) if "*" in patterns else (f"{word}:{pattern}" for pattern in patterns))
     return tuple(found)
+
+
+def _owner(credential: Credential) -> Principal | str:
+    return credential.user or Principal(credential.name, credential.publish, credential.subscribe)
+
+
+def _list(patterns: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, patterns)) or "nothing"
+
+
+def _rule_words(acl: Acl, principal: Principal) -> str:
+    kind = "prefix" if acl.pattern.endswith("*") else "exact"
+    if acl.public:
+        return f"the rule of {acl.pattern!r} ({kind}) is public: everybody may"
+    if principal.name in acl.users:
+        return f"the rule of {acl.pattern!r} ({kind}) lists it by name"
+    roles = [role for role in principal.roles if role in acl.roles]
+    if roles:
+        return f"the rule of {acl.pattern!r} ({kind}) lists its role {' and '.join(roles)}"
+    return f"the rule of {acl.pattern!r} ({kind}) lists neither it nor a role of it"
