@@ -131,6 +131,22 @@ class Comparison:
         return value >= self.target if self.better == "higher" else value <= self.target
 
 
+class Counts:
+    """How many messages a side sends per repetition: the sides that count all send the same number."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._rates: dict[str, float] = {}
+
+    def probed(self, side: Side, outcome: Outcome, per_message: int = 1) -> None:
+        self._rates[side.name] = outcome.rate / per_message
+
+    def of(self, side: Side, sides: list[Side]) -> int:
+        rivals = [self._rates[other.name] for other in sides if other.counts and other.name in self._rates]
+        rate = max(rivals) if side.counts else self._rates[side.name]
+        return max(1000, int(rate * self._seconds))
+
+
 class Bench:
     """The servers of a run, started when first asked for and all stopped at the end."""
 

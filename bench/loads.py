@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from bench.harness import DURABLE_TOPIC, OURS, Bench, Comparison, Figure, Side
+from bench.harness import DURABLE_TOPIC, OURS, Bench, Comparison, Counts, Figure, Side
 
 from bench import closed_loop
 from quintet.bench import run
@@ -28,22 +28,6 @@ MEMORY_SIDES = {OURS: True, "nats core": True, "redis memory": False, "mosquitto
 PUSH_SIDES = {OURS: True, "nats core": True, "mosquitto": False}
 DURABLE_SIDES = {OURS: True, "nats jetstream": True, "redis durable": True}
 QOS0_TARGETS = {16: 4.0, 128: 3.0, 1024: 1.0}
-
-
-class Counts:
-    """How many messages a side sends per repetition: the sides that count all send the same number."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._rates: dict[str, float] = {}
-
-    def probed(self, side: Side, outcome: run.Outcome, per_message: int = 1) -> None:
-        self._rates[side.name] = outcome.rate / per_message
-
-    def of(self, side: Side, sides: list[Side]) -> int:
-        rivals = [self._rates[other.name] for other in sides if other.counts and other.name in self._rates]
-        rate = max(rivals) if side.counts else self._rates[side.name]
-        return max(1000, int(rate * self._seconds))
 
 
 def qos0_publish(bench: Bench) -> None:

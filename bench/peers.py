@@ -26,6 +26,7 @@ from quintet.bench.wire import Address, BenchError
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 PEERS = HERE / ".peers"
+DOORS = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FAST", "PEERBUS", "PEERBUS_TCP", "FLIGHT", "ADMIN")
 START_S = 20.0
 STOP_S = 20.0
 INSTALL_S = 900.0
@@ -267,12 +268,21 @@ def kafka(directory: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
+def picows(directory: Path) -> Iterator[Server]:
+    """A WebSocket server that only echoes."""
+    port = free_port()
+    command = [sys.executable, str(Path(__file__).parent / "picows_echo.py"), str(port)]
+    with _running("picows echo", command, port, directory) as server:
+        yield server
+
+
+@contextlib.contextmanager
 def quintet(
     directory: Path, settings: dict[str, str] | None = None, ready_within_s: float = START_S, door: str = "blipmq"
 ) -> Iterator[Server]:
     """Our own server, as a user starts it; ready_s is from exec to the ready line. The address is that of `door`."""
     directory.mkdir(parents=True, exist_ok=True)
-    ports = {f"QUINTET_LISTENERS__{name}__PORT": "0" for name in ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FLIGHT", "ADMIN")}
+    ports = {f"QUINTET_LISTENERS__{name}__PORT": "0" for name in DOORS}
     environment = os.environ | ports
     command = [sys.executable, "-m", "quintet", "serve", "--dev", "--data", str(directory / "data"), "--print-ready"]
     log = directory / "server.log"

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from bench.harness import FULL, OURS, QUICK, Bench
 from rich.console import Console
 
-from bench import loads, loads_fly, loads_fly_own, loads_own, peers, report
+from bench import loads, loads_doors, loads_fly, loads_fly_own, loads_own, peers, report
 from quintet.bench.machine import facts
 from quintet.bench.wire import BenchError
 
@@ -47,6 +47,10 @@ LOADS: dict[str, Callable[[Bench], None]] = {
     "fly_fetch": loads_fly.fly_fetch,
     "fly_topics": loads_fly_own.fly_topics,
     "fly_group": loads_fly_own.fly_group,
+    "fast_publish": loads_doors.fast_publish,
+    "fast_fanout": loads_doors.fast_fanout,
+    "peerbus_acked": loads_doors.peerbus_acked,
+    "peerbus_idle": loads_doors.peerbus_idle,
 }
 SIDES = (OURS, "nats", "redis", "mosquitto", "kafka")
 
