@@ -25,6 +25,7 @@ from quintet.admin.app import create_app
 from quintet.admin.listener import AdminServer, serve_admin
 from quintet.broker.access import Credential, Role
 from quintet.broker.core import Broker, BrokerOptions
+from quintet.broker.tokens import TokenOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.broker.users import ConfiguredUser
 from quintet.config import Settings
@@ -136,6 +137,7 @@ class Server:
         try:
             self.broker = Broker(self.log, scheduler, _broker_options(settings), _report)
             self.broker.set_credentials(_credentials(settings))
+            self.broker.set_tokens(_tokens(settings))
             await self._configure_users()
             await self._open_doors()
         except BaseException:
@@ -287,6 +289,7 @@ class Server:
         """SIGHUP: all or nothing, and whatever is wrong with the new files, the old policy stays."""
         try:
             fresh = self._read_again()
+            tokens = _tokens(fresh)
             for name, context in self.contexts.items():
                 door = getattr(fresh.listeners, _key_of(name))
                 load_into(context, door.tls_cert, door.tls_key)
@@ -296,6 +299,7 @@ class Server:
             )
             return
         self.broker.set_credentials(_credentials(fresh))
+        self.broker.set_tokens(tokens)
         self.broker.configure_users(*_users(fresh), _users_reloaded)
         self.settings = fresh
         self._let_sessions_look_again()
@@ -373,6 +377,18 @@ def _report(event: str, fields: dict[str, object]) -> None:
 
 def _credentials(settings: Settings) -> list[Credential]:
     return [Credential(key.name, key.digest.hex(), key.publish, key.subscribe) for key in settings.keys]
+
+
+def _tokens(settings: Settings) -> TokenOptions:
+    tokens = settings.tokens
+    return TokenOptions(
+        secrets=tuple(secret.value for secret in tokens.secrets),
+        algorithms=tokens.algorithms,
+        leeway_us=tokens.leeway_seconds * 1_000_000,
+        issuer=tokens.issuer,
+        audience=tokens.audience,
+        require_exp=tokens.require_exp,
+    )
 
 
 def _users(settings: Settings) -> tuple[list[Role], list[ConfiguredUser]]:

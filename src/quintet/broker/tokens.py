@@ -33,7 +33,7 @@ from jwt.algorithms import HMACAlgorithm
 from jwt.exceptions import InvalidKeyError
 
 from quintet.broker.access import check_user_name
-from quintet.model.errors import AuthError, BadName, ConfigError, TooLarge
+from quintet.model.errors import AuthError, BadName, BadRequest, ConfigError, TooLarge
 
 SECOND: Final = 1_000_000  # microseconds
 TOKEN_BYTES_MAX: Final = 255  # its length is one byte in the packets of Fast
@@ -174,13 +174,18 @@ class Tokens:
     def verify(self, token: bytes, now: int) -> Claims:
         """What the token says, if every rule holds at `now`; else AuthError with the rule. Claims.expires tells how long
         the answer may be remembered."""
+        return check_claims(self.opened(token), self.options, now)
+
+    def opened(self, token: bytes) -> dict[str, Any]:
+        """The claims of a token whose signature is right, whatever they are; else AuthError with the rule."""
         options = self.options
         if not options.secrets:
             refuse("no secret")
         header, claims, signature = _parts(token, options.token_bytes_max)
         algorithm = check_header(_decoded(header, "header json"), options.algorithms)
-        _check_signature(token[: len(header) + 1 + len(claims)], _bytes_of(signature), algorithm, self._keys[algorithm])
-        return check_claims(_decoded(claims, "claims json"), options, now)
+        signed = token[: len(header) + 1 + len(claims)]
+        _check_signature(signed, _bytes_of(signature), algorithm, self._keys[algorithm])
+        return _decoded(claims, "claims json")
 
 
 def _parts(token: bytes, most: int) -> list[bytes]:
@@ -379,7 +384,8 @@ def inspect(token: bytes, bytes_max: int = 16 * 1024) -> Inspected:
 
 
 def claim_sizes(claims: Mapping[str, Any]) -> dict[str, int]:
-    return {name: len(_json({name: value})) - 1 for name, value in claims.items()}
+    """Bytes of JSON that each claim takes: its name, its value and a comma."""
+    return {name: len(_json({name: value}, "surrogatepass")) - 1 for name, value in claims.items()}
 
 
 def mint(
@@ -391,7 +397,7 @@ def mint(
     bytes_max: int = TOKEN_BYTES_MAX,
 ) -> bytes:
     """A token with these claims in this order. Raises TooLarge, with the claim to shorten, if it is over `bytes_max`
-    bytes, and ConfigError for a secret that no broker takes."""
+    bytes, ConfigError for a secret that no broker takes, and BadRequest for claims that JSON cannot hold."""
     key = _prepared(secret, algorithm, "the secret")
     header = _spelled(_json({"alg": algorithm, "typ": "JWT"} if typ else {"alg": algorithm}))
     said = _json(claims)
@@ -414,5 +420,8 @@ def _spelled(data: bytes) -> bytes:
     return urlsafe_b64encode(data).rstrip(b"=")
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+def _json(value: Mapping[str, Any], errors: str = "strict") -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors=errors)
+    except (TypeError, ValueError, RecursionError):
+        raise BadRequest("the claims of a token are texts, numbers and lists of them, in UTF-8") from None

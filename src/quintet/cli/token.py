@@ -1,0 +1,232 @@
+"""`quintet token`: make tokens that fit the Fast door, and look inside of any.
+
+Whoever holds the master secret makes tokens; no broker is asked, and none needs to run. The rules are those by which the
+broker judges (quintet.broker.tokens): what `mint` prints was verified by them, and `inspect` says what they say.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from quintet.cli.common import Duration, json_option, lasting, now_ms, say_table, when
+from quintet.cli.main import EXIT_FAILED
+from quintet.model.errors import AuthError, ConfigError
+
+if TYPE_CHECKING:
+    from quintet.broker.tokens import Inspected
+
+ALGORITHMS: Final = ("HS256", "HS384", "HS512")
+PIPE_BYTES_MAX: Final = 64 * 1024  # of a token on stdin; far above what any door takes
+TIMES: Final = ("exp", "nbf", "iat")
+
+secret_file_option: Final = click.option(
+    "--secret-file", type=click.Path(path_type=Path), help="File with the master secret (one line), for its owner only."
+)
+secret_option: Final = click.option(
+    "--secret",
+    envvar="QUINTET_TOKEN_SECRET",
+    help="The master secret (or QUINTET_TOKEN_SECRET). Every user of the machine can see it as an argument.",
+)
+dev_option: Final = click.option("--dev", is_flag=True, help="The secret of `quintet serve --dev`.")
+algorithm_option: Final = click.option(
+    "--alg", "algorithm", type=click.Choice(ALGORITHMS), default="HS256", help="Algorithm of the signature [HS256]."
+)
+
+
+@click.group()
+def token() -> None:
+    """Tokens of the Fast door: mint, look inside.
+
+    \b
+    quintet token mint --dev --sub ann --queue-key k1
+    quintet token mint --secret-file master.key --sub ann --queue-key k1 --permissions rotate --expires 10m
+    quintet token inspect eyJhbGciOi... --secret-file master.key
+    """
+
+
+# -- mint -------------------------------------------------------------------------------------------------------------
+
+
+class Permissions(click.ParamType[list[str]]):
+    """Words with commas between them."""
+
+    name = "permissions"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        from quintet.broker.tokens import PERMISSIONS
+
+        words = [word.strip() for word in str(value).split(",") if word.strip()]
+        for word in words:
+            if word not in PERMISSIONS:
+                self.fail(f"{word!r} is no permission: {', '.join(sorted(PERMISSIONS))}", param, ctx)
+        return list(dict.fromkeys(words))
+
+
+@token.command()
+@click.option("--sub", "subject", required=True, help="Who the token speaks for.")
+@click.option("--queue-key", required=True, help="The key of the topics it is for.")
+@click.option(
+    "--permissions",
+    type=Permissions(),
+    default="publish,subscribe",
+    help="publish, subscribe, rotate, create, with commas [publish,subscribe].",
+)
+@click.option("--expires", "expires_ms", type=Duration(), default="1h", help="How long it is good; 0: for ever [1h].")
+@click.option("--issuer", default="", help="`iss`, for a broker that wants one.")
+@click.option("--audience", default="", help="`aud`, for a broker that wants one.")
+@secret_file_option
+@secret_option
+@dev_option
+@algorithm_option
+@click.option("--no-typ", is_flag=True, help="Leave the type out of the header: 12 bytes more for the claims.")
+@json_option
+def mint(
+    subject: str,
+    queue_key: str,
+    permissions: list[str],
+    expires_ms: int,
+    issuer: str,
+    audience: str,
+    secret_file: Path | None,
+    secret: str | None,
+    dev: bool,
+    algorithm: str,
+    no_typ: bool,
+    as_json: bool,
+) -> None:
+    """Make a token. It goes to stdout, its size to stderr.
+
+    \b
+    quintet token mint --dev --sub ann --queue-key k1
+    quintet token mint --dev --sub owner --queue-key k1 --permissions create,rotate --expires 5m
+    quintet token mint --secret-file master.key --alg HS512 --no-typ --sub ann --queue-key k1 --expires 7d
+    """
+    from quintet.broker import tokens
+
+    key = _secret(secret_file, secret, dev)
+    if key is None:
+        raise click.UsageError("Signed with what? Give --secret-file, --secret, QUINTET_TOKEN_SECRET or --dev.")
+    now = now_ms()
+    claims: dict[str, Any] = {"sub": subject, "queue_key": queue_key, "permissions": permissions}
+    claims |= {name: value for name, value in (("iss", issuer), ("aud", audience)) if value}
+    if expires_ms:
+        claims["exp"] = -(-(now + expires_ms) // 1000)
+    made = tokens.mint(key, claims, algorithm, typ=not no_typ)
+    options = tokens.TokenOptions((key,), (algorithm,), issuer=issuer, audience=audience)
+    tokens.Tokens(options).verify(made, now * 1000)
+    room = tokens.TOKEN_BYTES_MAX - len(made)
+    if as_json:
+        click.echo(json.dumps({"token": made.decode(), "bytes": len(made), "bytes_left": room, "claims": claims}))
+        return
+    click.echo(made.decode())
+    lives = f"expires {when(claims['exp'] * 1000)[:19]}" if expires_ms else "never expires"
+    click.echo(f"{len(made)} of {tokens.TOKEN_BYTES_MAX} bytes, {lives}", err=True)
+
+
+def _secret(file: Path | None, text: str | None, dev: bool) -> bytes | None:
+    """The one that was given. The variable is a default: a flag beside it wins."""
+    if dev and file is not None:
+        raise click.UsageError("--dev and --secret-file exclude each other.")
+    if dev:
+        from quintet.config import DEV_FAST_MASTER_SECRET
+
+        return DEV_FAST_MASTER_SECRET.encode()
+    if file is not None:
+        from quintet.config.fields import read_secret
+
+        try:
+            return read_secret(file).encode()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    return None if text is None else text.encode(errors="surrogateescape")
+
+
+# -- inspect ----------------------------------------------------------------------------------------------------------
+
+
+@token.command()
+@click.argument("text", metavar="[TOKEN]", default="-")
+@secret_file_option
+@secret_option
+@dev_option
+@algorithm_option
+@json_option
+@click.pass_context
+def inspect(
+    ctx: click.Context,
+    text: str,
+    secret_file: Path | None,
+    secret: str | None,
+    dev: bool,
+    algorithm: str,
+    as_json: bool,
+) -> None:
+    """Look inside of a token (- or nothing: stdin), and say what a broker would say. Exit code 1 if it would refuse.
+
+    \b
+    quintet token inspect eyJhbGciOi...
+    quintet token mint --dev --sub ann --queue-key k1 | quintet token inspect --dev
+    quintet token inspect --secret-file master.key < token.txt
+    """
+    from quintet.broker import tokens
+
+    data = sys.stdin.buffer.read(PIPE_BYTES_MAX).strip() if text == "-" else text.encode(errors="surrogateescape")
+    found = tokens.inspect(data)
+    key, now = _secret(secret_file, secret, dev), now_ms()
+    signature, verdict = _judged(data, found, key, algorithm, now)
+    if as_json:
+        facts = {"header": found.header, "claims": found.claims, "claim_bytes": found.sizes, "bytes": found.size}
+        click.echo(json.dumps(facts | {"signature": signature, "refused": verdict}, indent=2))
+    else:
+        _say(found, signature, verdict, now)
+    ctx.exit(EXIT_FAILED if verdict else 0)
+
+
+def _judged(token: bytes, found: "Inspected", key: bytes | None, algorithm: str, now: int) -> tuple[str, str]:
+    """What is known about the signature, and why a broker would refuse the token ("" if it would not)."""
+    from quintet.broker import tokens
+
+    options = tokens.TokenOptions(() if key is None else (key,), (algorithm,))
+    signature = "not checked"
+    try:
+        if key is not None:
+            tokens.Tokens(options).opened(token)
+            signature = "right"
+        elif found.size > options.token_bytes_max:
+            tokens.refuse("size")
+        tokens.check_header(found.header, options.algorithms)
+        tokens.check_claims(found.claims, options, now * 1000)
+    except AuthError as error:
+        why = str(error).removeprefix("token refused: ")
+        return ("wrong" if why in (tokens.RULES["signature"], tokens.RULES["signature size"]) else signature), why
+    return signature, ""
+
+
+def _say(found: "Inspected", signature: str, verdict: str, now: int) -> None:
+    from quintet.broker.tokens import TOKEN_BYTES_MAX
+
+    rows = [("header", name, _value(value), "-") for name, value in found.header.items()]
+    for name, value in found.claims.items():
+        said = _time(value, now) if name in TIMES else _value(value)
+        rows.append(("claim", name, said, str(found.sizes[name])))
+    say_table(("part", "name", "value", ">bytes"), rows, "an empty token")
+    click.echo(f"size: {found.size} of {TOKEN_BYTES_MAX} bytes")
+    click.echo(f"signature: {signature}")
+    if verdict:
+        click.echo(f"a broker refuses it: {verdict}")
+    else:
+        click.echo("a broker takes it" + ("" if signature == "right" else ", if the signature is right"))
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _time(value: object, now: int) -> str:
+    if type(value) is not int:
+        return f"{_value(value)} (no time)"
+    away = value - now / 1000
+    return f"{value}: {when(value * 1000)[:19]}, " + (f"in {lasting(away)}" if away >= 0 else f"{lasting(-away)} ago")
