@@ -18,8 +18,8 @@ pub const MAX_FRAME_CEILING_BYTES: usize = 32 * 1024 * 1024;
 const MAX_TOPIC_BYTES: usize = 255;
 pub const MAX_U16: usize = 0xFFFF;
 // A group's batch must stay under the batch limit of 64 MiB with its offsets and expiries.
-const MAX_GROUP_BYTES: usize = 32 * 1024 * 1024;
-const MAX_GROUP_RECORDS: usize = 1024 * 1024;
+pub const MAX_GROUP_BYTES: usize = 32 * 1024 * 1024;
+pub const MAX_GROUP_RECORDS: usize = 1024 * 1024;
 
 pub const HELLO: u8 = 1;
 pub const AUTH: u8 = 2;
@@ -420,43 +420,49 @@ pub struct DeliveryWish<'a> {
     pub now: i64,
 }
 
+/// (records, bytes of their values) of those of first..last that have not expired, all entries of the range checked.
+pub fn measure(batch: &Batch, first: i64, last: i64, now: i64) -> Result<(usize, usize), Refusal> {
+    if first < 0 || first > last || last > batch.head.count as i64 {
+        return Err("first and last must lie in the batch, in this order");
+    }
+    let (first, last) = (first as usize, last as usize);
+    let limit = batch.value_size() as i32;
+    let offsets = &batch.d[batch.at.value_offsets + 4 * first..batch.at.value_offsets + 4 * (last + 1)];
+    let pairs = offsets.chunks_exact(4).zip(offsets[4..].chunks_exact(4));
+    let inside = |a: i32, b: i32| (a >= 0) & (a <= b) & (b <= limit);
+    if batch.at.expiries == 0 {
+        if !pairs.fold(true, |ok, (a, b)| ok & inside(batch::i32_at(a, 0), batch::i32_at(b, 0))) {
+            return Err(SPARE);
+        }
+        let bytes = batch::i32_at(offsets, 4 * (last - first)) - batch::i32_at(offsets, 0);
+        return Ok((last - first, bytes as usize));
+    }
+    let (mut records, mut bytes) = (0, 0);
+    for (i, (a, b)) in pairs.enumerate() {
+        let (a, b) = (batch::i32_at(a, 0), batch::i32_at(b, 0));
+        if !inside(a, b) {
+            return Err(SPARE);
+        }
+        let expiry = batch.expiry(first + i);
+        if expiry == 0 || expiry > now {
+            records += 1;
+            bytes += (b - a) as usize;
+        }
+    }
+    Ok((records, bytes))
+}
+
 impl<'a> Delivery<'a> {
     pub fn new(wish: DeliveryWish<'a>) -> Result<Delivery<'a>, Refusal> {
         let DeliveryWish { version, topic, qos, data, first, last, first_tag, ids, now } = wish;
         let batch = Batch::open(data, 0)?;
-        if first < 0 || first > last || last > batch.head.count as i64 {
-            return Err("first and last must lie in the batch, in this order");
-        }
+        let (frames, value_bytes) = measure(&batch, first, last, now)?;
         let (first, last) = (first as usize, last as usize);
         let template = delivery_template(version, qos, topic);
-        let (mut frames, mut bytes) = (0, 0);
-        let limit = batch.value_size() as i32;
-        let offsets = &batch.d[batch.at.value_offsets + 4 * first..batch.at.value_offsets + 4 * (last + 1)];
-        let pairs = offsets.chunks_exact(4).zip(offsets[4..].chunks_exact(4));
-        let inside = |a: i32, b: i32| (a >= 0) & (a <= b) & (b <= limit);
-        if batch.at.expiries == 0 {
-            if !pairs.fold(true, |ok, (a, b)| ok & inside(batch::i32_at(a, 0), batch::i32_at(b, 0))) {
-                return Err(SPARE);
-            }
-            frames = last - first;
-            bytes = (batch::i32_at(offsets, 4 * frames) - batch::i32_at(offsets, 0)) as usize;
-        } else {
-            for (i, (a, b)) in pairs.enumerate() {
-                let (a, b) = (batch::i32_at(a, 0), batch::i32_at(b, 0));
-                if !inside(a, b) {
-                    return Err(SPARE);
-                }
-                let expiry = batch.expiry(first + i);
-                if expiry == 0 || expiry > now {
-                    frames += 1;
-                    bytes += (b - a) as usize;
-                }
-            }
-        }
         if version == 1 && qos == 0 && ids.len() / 8 < frames {
             return Err("fewer correlation ids than frames; give one id for each record");
         }
-        bytes += frames * template.len();
+        let bytes = value_bytes + frames * template.len();
         let delivery = Delivery { batch, first, last, template, version, qos, first_tag, ids, now, bytes, frames };
         if qos == 1 {
             delivery.check_tags()?

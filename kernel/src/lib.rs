@@ -1,14 +1,16 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
-//! Only the talking to Python lives here (in `fly_py.rs` for FlyMQ, in `arrow_py.rs` for Arrow): arguments in, objects
-//! out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs` and
-//! `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
+//! Only the talking to Python lives here (in `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `arrow_py.rs` for Arrow):
+//! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `fly.rs`,
+//! `fly_reply.rs`, `arrow.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
 //! columns are made or taken; no I/O, no clock, no state.
 
 mod arrow;
 mod arrow_py;
 mod batch;
 mod blip;
+mod fast;
+mod fast_py;
 mod fly;
 mod fly_py;
 mod fly_reply;
@@ -656,6 +658,8 @@ fn blip_received<'py>(py: Python<'py>, data: &Bound<'py, PyAny>, start: i64, max
 mod _native {
     #[pymodule_export]
     use super::arrow_py::{gather, scatter};
+    #[pymodule_export]
+    use super::fast_py::{fast_deliver, fast_publish, fast_received, fast_split};
     #[pymodule_export]
     use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split};
     #[pymodule_export]

@@ -180,6 +180,55 @@ def blip_received(data: Buffer, start: int, max_frame: int) -> tuple[list[tuple[
     (10 or 3, topic, [(cid, qos, value), ...]); any other known frame is (type, cid, payload). fatal as in
     blip_split, and 4 a malformed DELIVER or PUBLISH payload; consumed is then the start of that frame."""
 
+# -- Fast TCP ---------------------------------------------------------------------------------------------------------
+
+def fast_split(
+    data: Buffer,
+    start: int,
+    payload_max: int,
+    tokens: dict[bytes, bytes | None],
+    topics: dict[int, tuple[int, int]],
+    now: int,
+) -> tuple[list[tuple[Any, ...]], int, int, bytes | None]:
+    """Split a read into what the session must act on: (items, consumed, fatal, unknown). Call again from consumed until
+    there are no items and nothing unknown.
+
+    items, in wire order, each a tuple that starts with the packet type:
+      (3, jwt, topic_id, batch, count)  PUBLISHes with one token to one topic: an unsealed batch with the origin
+                                        tokens[jwt]. topics[topic_id] is (batch flags, ttl_us): with a ttl (not 0) every
+                                        record expires at now + ttl; an id that is not there has flags 0 and no expiry.
+                                        batch is None if tokens[jwt] is None: the token was refused, nothing is built.
+                                        PUBLISHes between two other items are grouped by topic, order within a topic kept
+                                        (a change of token starts a new group, and so do 32 MiB or 2**20 records).
+      (1, jwt, name, flags)             CREATE; name as bytes, unchecked
+      (2, jwt, topic_id)                SUBSCRIBE
+      (5, jwt, topic_id)                UNSUBSCRIBE
+      (7, jwt, topic_id, new_key)       ROTATE_KEY; new_key as bytes, unchecked
+      (0x70, version)                   EXTEND
+    CREATE, ROTATE_KEY and EXTEND end the splitting after them: what follows may depend on them. A token that is not in
+    `tokens` ends it as well: `unknown` is that token, and consumed the start of the first whole packet that carries it;
+    the items before it are good. Add it and call again.
+    consumed: position behind the last whole packet taken. fatal: 0, or 1 unknown or server-only type, 2 payload above
+    payload_max (1 byte to 32 MiB); the items before it are still good. Both are judged as soon as their bytes are in, so
+    a bad packet is fatal before it is whole, and before its token is looked up."""
+
+def fast_deliver(topic_id: int, batch: Buffer, first: int, last: int, now: int) -> tuple[bytes, int]:
+    """MESSAGE packets for records first..last-1 of a batch: (bytes, packets). Records whose expiry is not 0 and not after
+    `now` are left out. A null value is sent as an empty one."""
+
+def fast_publish(jwt: bytes, topic_id: int, values: Sequence[bytes]) -> bytes:
+    """PUBLISH packets for a client. ValueError for a token over 255 bytes or a value over 32 MiB."""
+
+def fast_received(data: Buffer, start: int, payload_max: int) -> tuple[list[tuple[Any, ...]], int, int]:
+    """Split what a client reads: (items, consumed, fatal).
+
+      (4, topic_id, [value, ...])             a run of MESSAGEs of one topic
+      (6, topic_id, key)                      KEY_UPDATE; key as bytes
+      (0x7E, request, topic_id, count)        a run of equal OKs; request is the packet type that is answered
+      (0x7F, request, topic_id, code, message)  ERROR; message as bytes
+    fatal as in fast_split, where every other type is unknown, and 3 an OK with a code or a message; consumed is then the
+    start of that packet."""
+
 # -- FlyMQ ------------------------------------------------------------------------------------------------------------
 
 def fly_split(

@@ -8,6 +8,7 @@ from quintet.kernel.pure_arrow import gather, scatter
 from quintet.kernel.pure_batch import build, check, find, layout, merge, place, reseal, rows, seal, select, walk
 from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, blip_split
 from quintet.kernel.pure_crc import crc32c
+from quintet.kernel.pure_fast import fast_deliver, fast_publish, fast_received, fast_split
 from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split
 
 __all__ = [
@@ -18,6 +19,10 @@ __all__ = [
     "build",
     "check",
     "crc32c",
+    "fast_deliver",
+    "fast_publish",
+    "fast_received",
+    "fast_split",
     "find",
     "fly_fetch",
     "fly_produce",

@@ -1,0 +1,234 @@
+//! The Fast TCP functions of `_native.pyi` as Python sees them: arguments in, objects out, refusals as ValueError.
+//!
+//! The work is in `fast.rs`. The interpreter lock is held throughout; no I/O, no clock, no state.
+
+use crate::batch::KNOWN_FLAGS;
+use crate::blip::MAX_U16;
+use crate::fast::{self, Next};
+use crate::{Held, Split, list_of, range, refuse, unzeroed_array, unzeroed_bytes};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+
+fn payload_bounds(start: i64, payload_max: i64, length: usize) -> PyResult<(usize, usize)> {
+    let (start, _) = range(start, length as i64, length)?;
+    if payload_max < 1 || payload_max > fast::MAX_PAYLOAD_CEILING_BYTES as i64 {
+        return Err(refuse("payload_max must be 1 byte to 32 MiB"));
+    }
+    Ok((start, payload_max as usize))
+}
+
+/// A token that was found in the caller's table, and its origin; None: the token was refused.
+struct Token<'a, 'py> {
+    jwt: &'a [u8],
+    name: Bound<'py, PyBytes>,
+    origin: Option<Bound<'py, PyBytes>>,
+}
+
+/// The tokens of a read, each looked up when it is first seen in a row.
+struct Tokens<'a, 'py> {
+    given: &'a Bound<'py, PyDict>,
+    seen: Vec<Token<'a, 'py>>,
+}
+
+impl<'a, 'py> Tokens<'a, 'py> {
+    /// The number of a token in `seen`, or None if the caller's table does not have it.
+    fn ask(&mut self, jwt: &'a [u8]) -> PyResult<Option<usize>> {
+        if self.seen.last().is_none_or(|last| last.jwt != jwt) {
+            let name = PyBytes::new(self.given.py(), jwt);
+            let Some(found) = self.given.get_item(&name)? else { return Ok(None) };
+            let origin = if found.is_none() { None } else { Some(found.cast_into::<PyBytes>()?) };
+            if origin.as_ref().is_some_and(|origin| origin.as_bytes().len() > MAX_U16) {
+                return Err(refuse("origin is over 65535 bytes"));
+            }
+            self.seen.push(Token { jwt, name, origin });
+        }
+        Ok(Some(self.seen.len() - 1))
+    }
+}
+
+/// (batch flags, expiry or 0) of a topic, by the caller's table of (flags, ttl_us).
+fn topic_rule(topics: &Bound<'_, PyDict>, topic: u32, now: i64) -> PyResult<(u16, i64)> {
+    let Some(rule) = topics.get_item(topic)? else { return Ok((0, 0)) };
+    let (flags, ttl): (i64, i64) = rule.extract()?;
+    if flags < 0 || flags > i64::from(KNOWN_FLAGS) {
+        return Err(refuse("unknown batch flag; known are bits 0 to 2"));
+    }
+    if !(0..1 << 62).contains(&ttl) {
+        return Err(refuse("a time to live must be 0 (none) to 2**62 - 1 microseconds"));
+    }
+    Ok((flags as u16, if ttl == 0 { 0 } else { now + ttl }))
+}
+
+type PublishSplit<'py> = (Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>);
+
+#[pyfunction]
+pub fn fast_split<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    payload_max: i64,
+    tokens: &Bound<'py, PyDict>,
+    topics: &Bound<'py, PyDict>,
+    now: i64,
+) -> PyResult<PublishSplit<'py>> {
+    let held = Held::new(data)?;
+    let d = held.bytes();
+    let (mut pos, payload_max) = payload_bounds(start, payload_max, d.len())?;
+    if !(0..1 << 62).contains(&now) {
+        return Err(refuse("now must be microseconds since 1970"));
+    }
+    let mut tokens = Tokens { given: tokens, seen: Vec::new() };
+    let items = PyList::empty(py);
+    loop {
+        let (kind, body, end) = match fast::next_request(d, pos, payload_max) {
+            Next::Packet { kind, body, end } => (kind, body, end),
+            Next::Wait => return Ok((items, pos, 0, None)),
+            Next::Fatal(fatal) => return Ok((items, pos, fatal, None)),
+        };
+        if kind == fast::PUBLISH {
+            let (window, (stop, unknown)) = fast::publishes(d, pos, payload_max, |jwt| tokens.ask(jwt))?;
+            append_groups(&items, d, &window, &tokens, topics, now)?;
+            pos = stop;
+            if let Some(jwt) = unknown {
+                return Ok((items, pos, 0, Some(PyBytes::new(py, jwt))));
+            }
+            continue;
+        }
+        if kind == fast::EXTEND {
+            items.append((kind, d[pos + 1]))?;
+            return Ok((items, end, 0, None));
+        }
+        let jwt = &d[pos + 2..body];
+        let Some(number) = tokens.ask(jwt)? else {
+            return Ok((items, pos, 0, Some(PyBytes::new(py, jwt))));
+        };
+        let name = &tokens.seen[number].name;
+        match kind {
+            fast::CREATE => items.append((kind, name, PyBytes::new(py, &d[body + 1..end - 1]), d[end - 1]))?,
+            fast::ROTATE => {
+                items.append((kind, name, fast::u32_be(d, body), PyBytes::new(py, &d[body + 5..end])))?;
+            }
+            _ => items.append((kind, name, fast::u32_be(d, body)))?,
+        }
+        pos = end;
+        if kind == fast::CREATE || kind == fast::ROTATE {
+            return Ok((items, pos, 0, None));
+        }
+    }
+}
+
+fn append_groups<'py>(
+    items: &Bound<'py, PyList>,
+    d: &[u8],
+    window: &fast::Window<'_>,
+    tokens: &Tokens<'_, 'py>,
+    topics: &Bound<'py, PyDict>,
+    now: i64,
+) -> PyResult<()> {
+    for group in &window.groups {
+        let token = &tokens.seen[group.token];
+        let batch = match &token.origin {
+            None => None,
+            Some(origin) => {
+                let (flags, expiry) = topic_rule(topics, group.topic, now)?;
+                let origin = origin.as_bytes();
+                let plan = window.plan(group, origin, flags, expiry).map_err(refuse)?;
+                let fill = |out: &mut [u8]| window.fill(d, group, &plan, origin, expiry, out);
+                Some(unzeroed_array(items.py(), plan.0.length, fill)?)
+            }
+        };
+        items.append((fast::PUBLISH, &token.name, group.topic, batch, group.packets))?;
+    }
+    Ok(())
+}
+
+#[pyfunction]
+pub fn fast_deliver<'py>(
+    py: Python<'py>,
+    topic_id: u32,
+    batch: &Bound<'py, PyAny>,
+    first: i64,
+    last: i64,
+    now: i64,
+) -> PyResult<(Bound<'py, PyBytes>, usize)> {
+    let held = Held::new(batch)?;
+    let delivery = fast::Delivery::new(topic_id, held.bytes(), first, last, now).map_err(refuse)?;
+    let packets = unzeroed_bytes(py, delivery.bytes, |out| delivery.fill(out))?;
+    Ok((packets, delivery.packets))
+}
+
+#[pyfunction]
+pub fn fast_publish<'py>(
+    py: Python<'py>,
+    jwt: &[u8],
+    topic_id: u32,
+    values: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    if jwt.len() > fast::MAX_TOKEN_BYTES {
+        return Err(refuse("token is over 255 bytes; mint one with fewer or shorter claims"));
+    }
+    let values = list_of(values)?.iter().map(|one| Ok(one.cast_into::<PyBytes>()?)).collect::<PyResult<Vec<_>>>()?;
+    let template = fast::publish_template(jwt, topic_id);
+    let mut total = 0;
+    for value in &values {
+        let size = value.as_bytes().len();
+        if size > fast::MAX_PAYLOAD_CEILING_BYTES {
+            return Err(refuse("message too large: a payload is over 32 MiB"));
+        }
+        total += template.len() + size;
+    }
+    unzeroed_bytes(py, total, |out| {
+        values.iter().fold(0, |at, value| fast::put_publish(out, at, &template, value.as_bytes()));
+    })
+}
+
+#[pyfunction]
+pub fn fast_received<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    payload_max: i64,
+) -> PyResult<Split<'py>> {
+    let held = Held::new(data)?;
+    let d = held.bytes();
+    let (mut pos, payload_max) = payload_bounds(start, payload_max, d.len())?;
+    let items = PyList::empty(py);
+    loop {
+        let (kind, end) = match fast::next_reply(d, pos, payload_max) {
+            Next::Packet { kind, end, .. } => (kind, end),
+            Next::Wait => return Ok((items, pos, 0)),
+            Next::Fatal(fatal) => return Ok((items, pos, fatal)),
+        };
+        match kind {
+            fast::MESSAGE => {
+                let (topic, head) = (fast::u32_be(d, pos + 1), &d[pos..pos + 5]);
+                let values = PyList::empty(py);
+                let mut next = Some(end);
+                while let Some(end) = next {
+                    values.append(PyBytes::new(py, &d[pos + fast::MESSAGE_HEAD_BYTES..end]))?;
+                    pos = end;
+                    next = match fast::next_reply(d, pos, payload_max) {
+                        Next::Packet { end, .. } if d[pos..].starts_with(head) => Some(end),
+                        _ => None,
+                    };
+                }
+                items.append((kind, topic, values))?;
+                continue;
+            }
+            fast::KEY_UPDATE => items.append((kind, fast::u32_be(d, pos + 1), PyBytes::new(py, &d[pos + 6..end])))?,
+            fast::OK => {
+                let (one, rest) = (&d[pos..end], &d[pos..]);
+                let count = rest.chunks_exact(one.len()).take_while(|next| *next == one).count();
+                items.append((kind, d[pos + 1], fast::u32_be(d, pos + 2), count))?;
+                pos += count * one.len();
+                continue;
+            }
+            _ => {
+                let code = u16::from_be_bytes([d[pos + 6], d[pos + 7]]);
+                let message = PyBytes::new(py, &d[pos + fast::RESULT_HEAD_BYTES..end]);
+                items.append((kind, d[pos + 1], fast::u32_be(d, pos + 2), code, message))?;
+            }
+        }
+        pos = end;
+    }
+}
