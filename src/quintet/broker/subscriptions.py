@@ -25,6 +25,9 @@ from quintet.model.scheduler import Scheduler
 
 SAVE_EVERY_US = 200_000
 IDLE_CHECK_EVERY_US = 60_000_000
+KEPT_OWNER = (
+    "(queue)"  # of the subscriptions that hold the backlog of a queue: they wait for a reader as long as it takes
+)
 ATTEMPTS_WITHOUT_END = 1 << 30  # on a dead-letter topic itself: there is nowhere further to go
 _SETTLED = "settled"  # (subscription id, partition, offset)
 
@@ -75,6 +78,7 @@ class Subscriptions:
         self._max = subscriptions_max
         self._by_id: dict[int, Subscription] = {}
         self._last_id = 0
+        self._last_transient = 0
         self._dirty: list[Subscription] = []
         self._timed: set[Subscription] = set()
         self._dead = dead
@@ -115,10 +119,7 @@ class Subscriptions:
 
     def create(self, owner: str, topic: Topic, qos: int, done: Callable[[Exception | None], None]) -> Subscription:
         """A new subscription at the tail of the topic; done when it would survive a restart."""
-        if len(self._by_id) >= self._max:
-            raise LimitExceeded(
-                f"no more subscriptions: there are {len(self._by_id)}, the limit is delivery.subscriptions_max"
-            )
+        self._check_room()
         self._last_id += 1
         # From `visible`, not `end`: what is on its way to the disk may yet be refused, and its offsets given to others.
         lanes = [Lane(partition, partition.visible) for partition in topic.partitions]
@@ -129,6 +130,19 @@ class Subscriptions:
             self._made(subscription, topic, None, error)
             raise
         return subscription
+
+    def transient(self, owner: str, topic: Topic) -> Subscription:
+        """A subscription at the tail of the topic that lives as long as its reader: QoS 0, an id below 0, in no table."""
+        self._check_room()
+        self._last_transient -= 1
+        lanes = [Lane(partition, partition.visible) for partition in topic.partitions]
+        return self._open(self._last_transient, owner, topic, 0, lanes)
+
+    def _check_room(self) -> None:
+        if len(self._by_id) >= self._max:
+            raise LimitExceeded(
+                f"no more subscriptions: there are {len(self._by_id)}, the limit is delivery.subscriptions_max"
+            )
 
     def _made(
         self,
@@ -163,7 +177,8 @@ class Subscriptions:
         return sum(lane.skipped for subscription in self._by_id.values() for lane in subscription.lanes)
 
     def remove(self, subscription: Subscription) -> None:
-        self._table.delete(_key(subscription.id))
+        if subscription.id > 0:
+            self._table.delete(_key(subscription.id))
         del self._by_id[subscription.id]
         self._delivered_by_removed += subscription.delivered
         self._timed.discard(subscription)
@@ -202,7 +217,7 @@ class Subscriptions:
         for subscription in dirty:
             subscription.dirty = False
             topic = self._topics.get(subscription.topic_name)
-            if topic is None or topic.in_memory or subscription.id not in self._by_id:
+            if topic is None or topic.in_memory or subscription.id < 0 or subscription.id not in self._by_id:
                 continue
             try:
                 self._table.put(_key(subscription.id), _row(subscription))
@@ -215,7 +230,8 @@ class Subscriptions:
             return
         self._idle_checked_at = now
         for subscription in list(self._by_id.values()):
-            if subscription.sink is None and now - subscription.last_used > self._idle_us:
+            idle = subscription.sink is None and now - subscription.last_used > self._idle_us
+            if idle and subscription.owner != KEPT_OWNER:
                 self._report("subscription_expired", {"subscription": subscription.id, "owner": subscription.owner,
                                                       "backlog": subscription.backlog()})  # fmt: skip
                 try:

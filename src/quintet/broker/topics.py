@@ -47,6 +47,7 @@ class TopicRow(msgspec.Struct, frozen=True):
     retention_bytes: int
     compact: bool
     segment_bytes: int
+    extra: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,11 +333,11 @@ class Topics:
             self._by_name[topic.raw] = topic
         done(error)
 
-    def ensure(self, raw: bytes, durable: bool) -> Topic:
-        """The topic of this name, made if need be, and at least as durable as asked."""
+    def ensure(self, raw: bytes, durable: bool, extra: dict[str, str] | None = None) -> Topic:
+        """The topic of this name, made (then with this `extra`) if need be, and at least as durable as asked."""
         topic = self._by_name.get(raw)
         if topic is None:
-            return self._create(raw, durable)
+            return self._create(raw, durable, changes=None if extra is None else {"extra": extra})
         fixed = self._policy.rule_for(topic.name).durability is not None
         if durable and topic.in_memory and not topic.waiting and not fixed:
             spec = replace(topic.spec, durability=self._policy.durable)
@@ -353,6 +354,40 @@ class Topics:
             except QuintetError as refused:
                 error = refused
         topic.release(error)
+
+    def set_extra(self, topic: Topic, extra: dict[str, str], done: Callable[[Exception | None], None]) -> None:
+        """Make this what is kept with a topic beside its own properties; done when it would survive a restart as the topic
+        does (perhaps within the call)."""
+        topic.after(partial(self._set_extra, topic, extra, done))
+
+    def _set_extra(
+        self, topic: Topic, extra: dict[str, str], done: Callable[[Exception | None], None], error: Exception | None
+    ) -> None:
+        if error is not None or topic.deleted:
+            done(error or TopicNotFound(f"topic {topic.name!r} was deleted"))
+            return
+        before = topic.spec.extra
+        topic.spec = replace(topic.spec, extra=extra)
+        if topic.in_memory:
+            done(None)
+            return
+        try:
+            self._table.put(topic.raw, _row(topic.spec), partial(self._extra_set, topic, extra, before, done))
+        except QuintetError as refused:
+            topic.spec = replace(topic.spec, extra=before)
+            done(refused)
+
+    def _extra_set(
+        self,
+        topic: Topic,
+        extra: dict[str, str],
+        before: dict[str, str],
+        done: Callable[[Exception | None], None],
+        error: Exception | None,
+    ) -> None:
+        if error is not None and topic.spec.extra is extra:
+            topic.spec = replace(topic.spec, extra=before)
+        done(error)
 
     def _create(
         self, raw: bytes, durable: bool, partitions: int = 0, changes: Mapping[str, Any] | None = None

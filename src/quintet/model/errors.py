@@ -37,6 +37,12 @@ class Forbidden(QuintetError, PermissionError):
     code = "E1201"
 
 
+class WrongKey(AuthError):
+    """The key that was shown is not the one of this queue."""
+
+    code = "E1202"
+
+
 class BadName(QuintetError, ValueError):
     """A topic name that no door may use."""
 
@@ -77,6 +83,12 @@ class DataLost(QuintetError, LookupError):
         super().__init__(message, hint=hint)
         self.first = first
         self.last = last
+
+
+class Taken(QuintetError):
+    """A name, a number or a place that somebody else has."""
+
+    code = "E1306"
 
 
 class GroupNotFound(QuintetError, LookupError):
@@ -160,6 +172,12 @@ class UserExists(QuintetError, ValueError):
     """The user's name is taken, or looks the same as one that is."""
 
     code = "E1341"
+
+
+class KeyNotFound(QuintetError, LookupError):
+    """No such API key, or none of that user."""
+
+    code = "E1343"
 
 
 class AclNotFound(QuintetError, LookupError):
