@@ -41,6 +41,7 @@ TYPES: Final = frozenset(
         "data": "produce consume",
         "topic": "create delete",
         "user": "create update delete password",
+        "key": "create delete expire",
         "acl": "set delete",
         "schema": "register delete",
         "group": "create delete",

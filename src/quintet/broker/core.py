@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
-
 from quintet.broker.access import Access, Action, Credential, Principal, Role
 from quintet.broker.audit import Audit
 from quintet.broker.dead import TABLE as DEAD_TABLE
@@ -20,6 +18,7 @@ from quintet.broker.delays import DelayedRow, Delays
 from quintet.broker.group import GroupRow
 from quintet.broker.groups import SESSION_TIMEOUT_US, Groups
 from quintet.broker.intents import IntentRow, Intents
+from quintet.broker.keys import CREDENTIALS_TABLE, CredentialRow, Keys
 from quintet.broker.passwords import Entropy
 from quintet.broker.producers import ProducerRow, Producers
 from quintet.broker.schemas import SCHEMAS_TABLE, SchemaRow, Schemas
@@ -40,20 +39,10 @@ from quintet.model.errors import AuthError, Forbidden, QuintetError, ShuttingDow
 from quintet.model.scheduler import Scheduler
 
 TOPICS_TABLE = (1, "__topics")
-CREDENTIALS_TABLE = (2, "__credentials")
 SUBSCRIPTIONS_TABLE = (3, "__subscriptions")
 GROUPS_TABLE = (6, "__groups")
 INTENTS_TABLE = (8, "__intents")
 PRODUCERS_TABLE = (11, "__producers")
-
-
-class CredentialRow(msgspec.Struct, frozen=True):
-    """What `__credentials` keeps: never the secret."""
-
-    name: str
-    secret_sha256: str
-    publish: tuple[str, ...]
-    subscribe: tuple[str, ...]
 
 
 def no_entropy(_size: int) -> bytes:
@@ -91,15 +80,19 @@ class Broker:
         self.draining = False
         self._waits = Waits(scheduler)
         self._options = options
-        self._credentials = Table(log, *CREDENTIALS_TABLE, CredentialRow)
         topics_table = Table(log, *TOPICS_TABLE, TopicRow)
         subscriptions_table = Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow)
-        for table in (self._credentials, topics_table, subscriptions_table):
+        for table in (topics_table, subscriptions_table):
             table.load()
         self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
         self.audit.load()
         self.users = Users(log, scheduler, self.access, self.audit, options.entropy, options.password_bytes_min)
         self.users.load()
+        self.keys = Keys(
+            _loaded(Table(log, *CREDENTIALS_TABLE, CredentialRow)),
+            self.users, self.access, self.audit, scheduler, options.entropy,
+        )  # fmt: skip
+        self.keys.load()
         self.topics = Topics(log, topics_table, options.topics)
         self.topics.load()
         self.keeps_rejected = options.keep_rejected
@@ -149,16 +142,8 @@ class Broker:
     # -- who -------------------------------------------------------------------------------------------------------
 
     def set_credentials(self, credentials: Iterable[Credential]) -> None:
-        """Make these the valid API keys, durably; keys that are gone stop working at once."""
-        wanted = {c.secret_sha256.encode(): c for c in credentials}
-        for row in list(self._credentials):
-            if row.secret_sha256.encode() not in wanted:
-                self._credentials.delete(row.secret_sha256.encode())
-        for key, credential in wanted.items():
-            fresh = CredentialRow(credential.name, credential.secret_sha256, credential.publish, credential.subscribe)
-            if self._credentials.get(key) != fresh:
-                self._credentials.put(key, fresh)
-        self.access.replace(wanted.values())
+        """Make these the configured API keys; those that are gone stop working at once. Keys of users stay."""
+        self.keys.configure(credentials)
 
     def set_tokens(self, options: TokenOptions) -> None:
         """Judge tokens by these options from now on; what sessions remember of tokens is judged again."""
@@ -272,6 +257,7 @@ class Broker:
     def tick(self, now: int) -> None:
         """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep."""
         self.subscriptions.tick(now)
+        self.keys.tick(now)
         self.groups.tick(now)
         self.delays.tick(now)
         self.transactions.tick(now)

@@ -155,6 +155,9 @@ class Users:
         self._waiting: deque[tuple[_Note, Callable[[Finish], tuple[Any, Follow]]]] = deque()
         self._under_way: tuple[_Note, Any, Follow] | None = None
         self._reloads: deque[tuple[tuple[ConfiguredUser, ...], Finish]] = deque()
+        self.on_deleted: Callable[[str], None] | None = (
+            None  # a user is gone, durably: what belonged to it should follow
+        )
 
     def load(self) -> None:
         """Fold the tables and make them live. Blocks: only used at start."""
@@ -198,6 +201,11 @@ class Users:
     def get(self, name: str) -> UserInfo | None:
         row = self._find(name)
         return None if row is None else self._info(row)
+
+    def born(self, name: str) -> int | None:
+        """When this user was made, in microseconds since 1970, or None: there is none."""
+        row = self._find(name)
+        return None if row is None else row.created_us
 
     def list(self) -> Sequence[UserInfo]:
         return [self._info(row) for row in sorted(self._table, key=lambda row: row.name)]
@@ -499,6 +507,8 @@ class Users:
         self._under_way = None
         if error is not None:
             follow()  # the table took it back
+        elif note.type == "user.delete" and self.on_deleted is not None:
+            self.on_deleted(check_user_name(note.resource))
         self._next()
         if error is not None:
             self._refuse(note, error)
