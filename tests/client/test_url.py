@@ -16,7 +16,7 @@ def test_all_parts() -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_default_port(scheme: str) -> None:
     endpoint = parse(f"{scheme}://:k@[::1]")
-    assert (endpoint.host, endpoint.port, endpoint.tls) == ("::1", SCHEMES[scheme].port, scheme.endswith("s"))
+    assert (endpoint.host, endpoint.port, endpoint.tls) == ("::1", SCHEMES[scheme].port, SCHEMES[scheme].tls)
 
 
 def test_the_key_may_stand_alone() -> None:

@@ -140,6 +140,7 @@ def test_both_implementations_agree(seed: int) -> None:
     same(Random(seed))
 
 
+@pytest.mark.timeout(3_600)  # the million takes some minutes
 def test_both_implementations_agree_many_times() -> None:
     random = Random(5)
     for _ in range(ROUNDS):

@@ -160,12 +160,16 @@ class PushLink(Link):
         """Acknowledge deliveries: a single one soon, several with one write now."""
 
 
-class AskLink(Link):
-    """A link of a door in which every operation is a request with an answer."""
+class RequestLink(Link):
+    """A link of a door that has operations beside publishing and receiving."""
 
     @abstractmethod
     def request(self, name: str, fields: Fields) -> "asyncio.Future[Fields]":
         """Ask, in order with all that was asked before; the answer's fields, or the error it was refused with."""
+
+
+class AskLink(RequestLink):
+    """A link of a door in which every operation is a request with an answer."""
 
     @abstractmethod
     def fetch(self, fields: Fields) -> "asyncio.Future[Fetched]":
@@ -187,8 +191,13 @@ class Door(Protocol):
 
     name: str
     limits: Limits
-    lacks: dict[str, str]
-    """Option of the API -> which doors have it."""
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        """Option of the API -> which doors have it."""
+
+    def for_bus(self, endpoint: Endpoint, name: str) -> "Door":
+        """The door of one bus: itself, or one of its own where the links of a bus share something."""
 
     async def open(self, setup: "Setup", target: Target, lost: Callable[["Link", QuintetError], None]) -> Link:
         """A link past its handshake, or the reason why not."""
@@ -218,6 +227,7 @@ class Setup(NamedTuple):
     timeout: float
     reconnect: bool
     tls: ssl.SSLContext | None
+    on_event: Callable[[object], None] | None = None
 
 
 class Sent(Protocol):
@@ -254,13 +264,19 @@ class Watch:
             self._timer.cancel()
 
 
-async def dial(setup: "Setup", link: "StreamLink") -> None:
-    """Connect this link's socket, with TLS if the endpoint has it; ConnectionLost says what to look at."""
+Connect = Callable[[ssl.SSLContext | None], Awaitable[object]]
+
+
+async def dial(setup: "Setup", link: "StreamLink", connect: Connect | None = None) -> None:
+    """Connect this link's socket, with TLS if the endpoint has it; ConnectionLost says what to look at. `connect` is for
+    a link whose frames are inside those of another protocol."""
     endpoint = setup.endpoint
+    tls = _tls(setup) if endpoint.tls else None
     try:
-        await asyncio.get_running_loop().create_connection(
-            lambda: link, endpoint.host, endpoint.port, ssl=_tls(setup) if endpoint.tls else None
-        )
+        if connect is not None:
+            await connect(tls)
+            return
+        await asyncio.get_running_loop().create_connection(lambda: link, endpoint.host, endpoint.port, ssl=tls)
     except ssl.SSLError as error:
         hint = "add ?ca=FILE with the authority that signed the server's certificate, or pass tls="
         raise ConnectionLost(f"TLS with {endpoint} failed: {error}", hint=hint) from error

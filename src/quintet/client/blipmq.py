@@ -22,6 +22,7 @@ from typing import Final, cast
 
 from quintet import kernel
 from quintet.client.base import (
+    Door,
     Limits,
     Link,
     Load,
@@ -39,6 +40,7 @@ from quintet.client.errors import BadUrl, ServerError
 from quintet.client.message import Rows, log
 from quintet.client.push import PushSource
 from quintet.client.subscription import Source
+from quintet.client.url import Endpoint
 from quintet.model.errors import (
     AuthError,
     BadName,
@@ -362,6 +364,9 @@ class BlipDoor:
         "replay": "the FlyMQ door reads what was there before",
         "headers": "BlipMQ frames have no place for headers; put them into the value",
     }
+
+    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+        return self
 
     async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
         endpoint = setup.endpoint

@@ -6,13 +6,13 @@ and a confirmation. Each subscription has a connection of its own, so that a slo
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, cast
 
 from quintet.client import url as urls
-from quintet.client.base import ANY, AskLink, Channel, Door, Load, Outcome, Setup, Silent, Wanted, deadline
+from quintet.client.base import ANY, AskLink, Channel, Door, Load, Outcome, RequestLink, Setup, Silent, Wanted, deadline
 from quintet.client.errors import BadName, BadUrl, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
 from quintet.client.message import Ack, Message, MessageBatch, key_bytes, to_bytes
 from quintet.client.producer import Producer
@@ -27,7 +27,12 @@ LINGER_S: Final = 0.005
 PRODUCER_BYTES_MAX: Final = 16 * 1024 * 1024
 PUBLISH_CHUNK_BYTES: Final = 8 * 1024 * 1024  # of one publish_batch: encoded and written at once
 
-DOORS: Final = {"blipmq": "quintet.client.blipmq", "flymq": "quintet.client.flymq"}
+DOORS: Final = {
+    "blipmq": "quintet.client.blipmq",
+    "flymq": "quintet.client.flymq",
+    "fast": "quintet.client.fast",
+    "peerbus": "quintet.client.peerbus",
+}
 
 
 def connect(
@@ -37,12 +42,14 @@ def connect(
     timeout: float = TIMEOUT_S,
     reconnect: bool = True,
     tls: ssl.SSLContext | None = None,
+    on_event: Callable[[object], None] | None = None,
 ) -> "Bus":
     """`async with connect("blipmq://:key@host:port") as bus`. The URL's scheme picks the door, see url.py.
 
     timeout    seconds that connecting, and every call without its own `timeout=`, may take
     reconnect  come back by itself after the connection is lost, and resume subscriptions
     tls        the context to use in place of the system's authorities (or `?ca=FILE` in the URL)
+    on_event   called with what the server says by itself and is no message: `fast.KeyUpdate`
     """
     endpoint = urls.parse(url)
     if endpoint.door not in DOORS:
@@ -50,8 +57,8 @@ def connect(
             f"{endpoint.door}:// is the door of Spark and the pipelines, not of messages",
             hint="use flymq:// or blipmq://",
         )
-    door = cast(Door, import_module(DOORS[endpoint.door]).DOOR)
-    return Bus(Setup(endpoint, door, name or "", timeout, reconnect, tls))
+    door = cast(Door, import_module(DOORS[endpoint.door]).DOOR).for_bus(endpoint, name or "")
+    return Bus(Setup(endpoint, door, name or "", timeout, reconnect, tls, on_event))
 
 
 def too_large(size: int, most: int) -> TooLarge:
@@ -120,7 +127,7 @@ class Bus:
         self._carries(request=operation)
         async with deadline(self._limit(timeout), operation):
             link = await self._open().link()
-            assert isinstance(link, AskLink), "a door without requests says so in `lacks`"
+            assert isinstance(link, RequestLink), "a door without requests says so in `lacks`"
             await link.writable()
             return await link.request(operation, fields)
 

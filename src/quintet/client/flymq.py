@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 from quintet import kernel
 from quintet.client.base import (
     AskLink,
+    Door,
     Fetched,
     Fields,
     Limits,
@@ -37,6 +38,7 @@ from quintet.client.base import (
 from quintet.client.errors import AuthError, BadUrl, Busy, ProtocolError, ServerError, TooLarge, from_server
 from quintet.client.group import GroupSource
 from quintet.client.subscription import Source
+from quintet.client.url import Endpoint
 from quintet.model.errors import QuintetError
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.codec import Layout
@@ -487,6 +489,9 @@ class FlyDoor:
         "qos=0": "every FlyMQ message is durable when it is answered; the BlipMQ door has qos=0",
         "resume": "a FlyMQ group is resumed by its name: group=; the BlipMQ door has ids to resume",
     }
+
+    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+        return self
 
     async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
         endpoint = setup.endpoint

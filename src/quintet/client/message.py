@@ -12,8 +12,12 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
-# A delivery: (tag, qos, value), and its key where the door has keys.
-Row = tuple[int, int, bytes] | tuple[int, int, bytes, bytes | None]
+# A delivery: (tag, qos, value), its key where the door has keys, and its headers where it has them.
+Row = (
+    tuple[int, int, bytes]
+    | tuple[int, int, bytes, bytes | None]
+    | tuple[int, int, bytes, bytes | None, dict[str, bytes] | None]
+)
 Rows = list[Row]
 
 log: Final = logging.getLogger("quintet.client")
@@ -142,7 +146,14 @@ class Message:
     __slots__ = ("_settler", "headers", "key", "qos", "tag", "topic", "value")
 
     def __init__(
-        self, settler: Settler, topic: str, tag: int, qos: int, value: bytes, key: bytes | None = None
+        self,
+        settler: Settler,
+        topic: str,
+        tag: int,
+        qos: int,
+        value: bytes,
+        key: bytes | None = None,
+        headers: dict[str, bytes] | None = None,
     ) -> None:
         self._settler = settler
         self.topic: str = topic
@@ -150,7 +161,7 @@ class Message:
         self.qos: int = qos
         self.value: bytes = value
         self.key: bytes | None = key
-        self.headers: dict[str, bytes] | None = None
+        self.headers: dict[str, bytes] | None = headers
 
     @property
     def partition(self) -> int | None:
@@ -205,7 +216,7 @@ class Message:
                      delivers again by itself (BlipMQ), as that is configured
         dead_letter  given up means put among the dead letters; False: acknowledged all the same
         """
-        rows: Rows = [(self.tag, self.qos, self.value, self.key)] if self.qos else []
+        rows: Rows = [(self.tag, self.qos, self.value, self.key, self.headers)] if self.qos else []
         return Processing(
             self._settler, rows, self, retry=retry, dead_letter=dead_letter, reraise=reraise, timeout=timeout
         )

@@ -4,7 +4,7 @@ Written by generate.py from the asynchronous classes; do not edit. `python -m qu
 """
 
 import ssl
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -630,11 +630,13 @@ def connect(
     timeout: float = TIMEOUT_S,
     reconnect: bool = True,
     tls: ssl.SSLContext | None = None,
+    on_event: Callable[[object], None] | None = None,
 ) -> Bus:
     """`with connect("blipmq://:key@host:port") as bus`. The URL's scheme picks the door, see url.py.
 
     timeout    seconds that connecting, and every call without its own `timeout=`, may take
     reconnect  come back by itself after the connection is lost, and resume subscriptions
     tls        the context to use in place of the system's authorities (or `?ca=FILE` in the URL)
+    on_event   called with what the server says by itself and is no message: `fast.KeyUpdate`
     """
-    return Bus(Portal(), _bus.connect(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls))
+    return Bus(Portal(), _bus.connect(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls, on_event=on_event))

@@ -5,6 +5,9 @@
     flymq://USER:PASSWORD@HOST:PORT?dialect=sdk&compression=zstd
     flymqs://USER:PASSWORD@HOST:PORT?ca=FILE&cert=FILE&key=FILE   cert and key show who we are (mutual TLS)
     flight://USER:PASSWORD@HOST:PORT        Arrow Flight, for Spark and the pipelines; flights:// with TLS
+    fast://:TOKEN@HOST:PORT                 Fast TCP Pub/Sub with a JSON web token; fasts:// with TLS
+    peerbus://:TOKEN@HOST:PORT?name=ALICE&secret_file=FILE   over WebSocket; peerbuss:// with TLS; name is the mailbox
+    peerbus+tcp://:TOKEN@HOST:PORT?name=ALICE                the same, one object a line; peerbuss+tcp:// with TLS
 
 A new door is a row in SCHEMES and, in bus.py, the module that speaks it. Nothing is resolved or opened here.
 """
@@ -21,6 +24,7 @@ class Scheme(NamedTuple):
     door: str
     tls: bool
     port: int
+    lines: bool = False
 
 
 SCHEMES: Final = {
@@ -34,19 +38,30 @@ SCHEMES: Final = {
     "flys": Scheme("flymq", True, 9092),
     "flight": Scheme("flight", False, 8815),
     "flights": Scheme("flight", True, 8815),
+    "fast": Scheme("fast", False, 7400),
+    "fasts": Scheme("fast", True, 7400),
+    "peerbus": Scheme("peerbus", False, 47821),
+    "peerbuss": Scheme("peerbus", True, 47821),
+    "peerbus+tcp": Scheme("peerbus", False, 47822, lines=True),
+    "peerbuss+tcp": Scheme("peerbus", True, 47822, lines=True),
 }
 
 DIALECTS: Final = ("document", "sdk")
 COMPRESSIONS: Final = ("none", "gzip", "lz4", "zstd", "snappy")
+ALL_DOORS: Final = ("blipmq", "flymq", "flight", "fast", "peerbus")
 # option -> the doors that have it, and what it may be; none: anything
 OPTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "ca": (("blipmq", "flymq", "flight"), ()),
-    "cert": (("blipmq", "flymq", "flight"), ()),
-    "key": (("blipmq", "flymq", "flight"), ()),
+    "ca": (ALL_DOORS, ()),
+    "cert": (ALL_DOORS, ()),
+    "key": (ALL_DOORS, ()),
     "dialect": (("flymq",), DIALECTS),
     "compression": (("flymq",), COMPRESSIONS),
+    "name": (("peerbus",), ()),
+    "secret_file": (("peerbus",), ()),
+    "verify": (("peerbus",), ("on", "off")),
 }
 _TLS_OPTIONS: Final = ("ca", "cert", "key")
+_KEY_DOORS: Final = ("blipmq", "fast", "peerbus")  # who is known by one secret: it may stand alone
 _EXAMPLE: Final = "a URL looks like flymq://admin:admin@127.0.0.1:9092 or blipmq://:dev-key@127.0.0.1:5555"
 
 
@@ -65,6 +80,10 @@ class Endpoint:
     key: str | None = None
     dialect: str = "document"
     compression: str = "none"
+    lines: bool = False
+    name: str = ""
+    secret_file: str | None = None
+    verify: str = "on"
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -90,8 +109,9 @@ def parse(url: str) -> Endpoint:
         host=parts.hostname or "127.0.0.1",
         port=scheme.port if port is None else port,
         user=user,
-        secret=secret or (user if scheme.door == "blipmq" else ""),
+        secret=secret or (user if scheme.door in _KEY_DOORS else ""),
         tls=scheme.tls,
+        lines=scheme.lines,
         **options,
     )
 
@@ -105,9 +125,14 @@ def _check_options(options: dict[str, str], scheme: Scheme, name: str) -> None:
         if choices and value not in choices:
             raise BadUrl(f"?{option}={value} is not known", hint=f"one of {', '.join(choices)}")
         if option in _TLS_OPTIONS and not scheme.tls:
-            raise BadUrl(f"?{option}= needs TLS", hint=f"write {name}s:// for a TLS connection")
+            raise BadUrl(f"?{option}= needs TLS", hint=f"write {_with_tls(name)}:// for a TLS connection")
     if "key" in options and "cert" not in options:
         raise BadUrl("?key= needs ?cert=", hint="key is the private key of the certificate; one file may hold both")
+
+
+def _with_tls(name: str) -> str:
+    first, plus, rest = name.partition("+")
+    return f"{first}s{plus}{rest}"
 
 
 def _unknown_scheme(name: str) -> BadUrl:

@@ -40,7 +40,7 @@ ENV_SEPARATOR: Final = "__"
 # Variables that are not options of the broker: other commands, the kernel and the tests read them.
 ENV_OTHER: Final = frozenset({
     "QUINTET_URL", "QUINTET_PURE", "QUINTET_CONFIG", "QUINTET_JAVA_HOME", "QUINTET_SPARK_MEMORY", "QUINTET_SPARK_LOG",
-    "QUINTET_DIFF_CASES", "QUINTET_FLIGHT_URL", "QUINTET_TOKEN_SECRET",
+    "QUINTET_DIFF_CASES", "QUINTET_FLIGHT_URL", "QUINTET_TOKEN_SECRET", "QUINTET_PEERBUS_SECRET",
 })  # fmt: skip
 ENV_OTHER_PREFIX: Final = "QUINTET_TEST_"
 
