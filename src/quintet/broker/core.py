@@ -15,12 +15,14 @@ from quintet.broker.dead import TABLE as DEAD_TABLE
 from quintet.broker.dead import DeadLetters, DeadRow
 from quintet.broker.delays import TABLE as DELAYED_TABLE
 from quintet.broker.delays import DelayedRow, Delays
+from quintet.broker.events import Events, Mode
 from quintet.broker.group import GroupRow
 from quintet.broker.groups import SESSION_TIMEOUT_US, Groups
 from quintet.broker.intents import IntentRow, Intents
 from quintet.broker.keys import CREDENTIALS_TABLE, CredentialRow, Keys
 from quintet.broker.passwords import Entropy
 from quintet.broker.producers import ProducerRow, Producers
+from quintet.broker.queues import QueueOptions, Queues
 from quintet.broker.schemas import SCHEMAS_TABLE, SchemaRow, Schemas
 from quintet.broker.stages import TABLE as FENCES_TABLE
 from quintet.broker.stages import FenceRow, Stages
@@ -62,8 +64,11 @@ class BrokerOptions:
     unsynced_bytes_max: int = limits.UNSYNCED_BYTES_MAX
     password_bytes_min: int = limits.PASSWORD_BYTES_MIN_DEFAULT
     audit_bytes: int = limits.AUDIT_BYTES_DEFAULT
+    events: Mode = "all"
+    events_bytes: int = limits.EVENTS_BYTES_DEFAULT
     group_timeout_us: int = SESSION_TIMEOUT_US
     transactions: TransactionLimits = field(default_factory=TransactionLimits)
+    queues: QueueOptions = field(default_factory=QueueOptions)
     keep_rejected: bool = False  # what a schema refuses goes to the dead letters, too
     entropy: Entropy = no_entropy
 
@@ -86,6 +91,7 @@ class Broker:
             table.load()
         self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
         self.audit.load()
+        self.events = Events(log, scheduler, report, mode=options.events, bytes_max=options.events_bytes)
         self.users = Users(log, scheduler, self.access, self.audit, options.entropy, options.password_bytes_min)
         self.users.load()
         self.keys = Keys(
@@ -117,14 +123,20 @@ class Broker:
             subscriptions_max=options.subscriptions_max,
             dead=self.dead,
             intents=self.intents,
+            events=self.events,
         )
         self.subscriptions.load()
+        self.queues = Queues(
+            self.topics, self.subscriptions, self.access, self.tokens, self.audit, scheduler, report, options.queues
+        )
+        self.queues.load()
         self.groups = Groups(
             _loaded(Table(log, *GROUPS_TABLE, GroupRow, packed=True)),
             self.topics,
             scheduler,
             report,
             session_timeout_us=options.group_timeout_us,
+            events=self.events,
         )
         self.groups.load()
         self.intents.on_effect("offset", self.groups.apply_commit)
@@ -256,6 +268,7 @@ class Broker:
 
     def tick(self, now: int) -> None:
         """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep."""
+        self.queues.tick(now)
         self.subscriptions.tick(now)
         self.keys.tick(now)
         self.groups.tick(now)
@@ -265,18 +278,20 @@ class Broker:
         self.stages.tick(now)
         self.producers.tick(now)
         self.audit.tick(now)
+        self.events.tick(now)
         self.log.maintain(now)
 
-    def save(self) -> None:
-        """Append the state that is saved from time to time only."""
+    def save(self, done: Callable[[], None] | None = None) -> None:
+        """Append the state that is saved from time to time only; done when all of it was appended."""
         self.subscriptions.save()
         self.producers.save()
+        if done is not None:
+            self.events.after(done)
 
     def drain(self, done: Callable[[], None]) -> None:
         """Save everything and close the log; done when it is on disk."""
         self.draining = True
-        self.save()
-        self.log.close(done)
+        self.save(partial(self.log.close, done))
 
 
 def _loaded(table: Table[T]) -> Table[T]:

@@ -1,0 +1,522 @@
+"""Keyed topics: who holds a topic's key may use it. Made, rotated, subscribed to; and what ends a subscription.
+
+A queue is a topic that a number (FNV-1a of its name) and a key belong to; both are kept with the topic (`extra` of its
+row), the key as its SHA-256. Two topics never share a number: the second is refused. A request passes four gates, each
+for itself and every time: the token is valid (`bearer`), its key is the queue's, it has the permission, and the broker's
+own rights allow it (`authorize`).
+
+    a member of a queue ends when              checked
+    it leaves, or its connection goes          at once
+    its token expires (switchable)             `tick`, by a heap of deadlines
+    the key was rotated and grace is over      `tick`, the same heap
+    its user, token or topic is gone           `tick`, when access.epoch moved
+
+A durable queue keeps what nobody has read: one subscription of the queue's own (KEPT_OWNER) holds the place. A fan-out
+queue lends it to its first member, and to another when that one leaves; in a queue of competing members it feeds
+all of them through one Share. Grace needs no table: a restart ends every connection, so who comes back shows the new key.
+"""
+
+import heapq
+import hmac
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from typing import Final
+
+from quintet.broker.access import Access, Principal
+from quintet.broker.audit import Audit
+from quintet.broker.subscriptions import KEPT_OWNER, Report, Subscriptions
+from quintet.broker.table import Done
+from quintet.broker.tokens import Claims, Tokens
+from quintet.broker.topics import Topic, Topics
+from quintet.delivery.lane import Lane
+from quintet.delivery.share import Share
+from quintet.delivery.sink import Sink
+from quintet.delivery.subscription import Subscription
+from quintet.model.batch import AT_MOST_ONCE
+from quintet.model.errors import (
+    AuthError,
+    BadRequest,
+    Busy,
+    Forbidden,
+    QuintetError,
+    Taken,
+    TopicNotFound,
+    WrongKey,
+)
+from quintet.model.keys import fnv1a
+from quintet.model.scheduler import Scheduler
+
+DURABLE: Final = 0x01
+EXCLUSIVE: Final = 0x02
+COMPETING: Final = 0x04
+TTL: Final = 0x08
+FLAGS: Final = DURABLE | EXCLUSIVE | COMPETING | TTL
+
+KEY_BYTES_MAX: Final = 255
+EXTRA_KEY: Final = "fast.key"  # in the topic's row: hex SHA-256 of the key
+EXTRA_FLAGS: Final = "fast.flags"
+SECOND_US: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """Times in microseconds."""
+
+    require_create: bool = False
+    expire_subscriptions: bool = True
+    key_updates: bool = True
+    rotation_grace_us: int = 60 * SECOND_US
+    ttl_us: int = 3600 * SECOND_US
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """Whoever shows a token that was verified. Its key is only here as its SHA-256."""
+
+    token: bytes
+    claims: Claims
+    identity: str
+    principal: Principal
+    key: bytes
+
+    @property
+    def name(self) -> str:
+        return self.principal.name
+
+
+class Member:
+    """One connection's place in a queue. `told` is what `sink.completed` gets: with the new key after a rotation, with an
+    error when the place is lost."""
+
+    __slots__ = ("bearer", "due", "grace", "queue", "sink", "subscription", "told")
+
+    def __init__(self, queue: "Queue", sink: Sink, bearer: Bearer, told: object) -> None:
+        self.queue = queue
+        self.sink = sink
+        self.bearer = bearer
+        self.told = told
+        self.subscription: Subscription | None = None  # of its own, or the queue's; None: it shares, or has not started
+        self.grace = 0  # until when an old key is good enough; 0: its key is the queue's
+        self.due = 0  # its earliest entry in the heap; 0: none
+
+
+class _Steps:
+    """Several things that must all be durable: told once, with the first error."""
+
+    __slots__ = ("_error", "_left", "_then")
+
+    def __init__(self, then: Done) -> None:
+        self._then = then
+        self._left = 0
+        self._error: Exception | None = None
+
+    def add(self) -> Done:
+        self._left += 1
+        return self._done
+
+    def _done(self, error: Exception | None) -> None:
+        self._error = self._error or error
+        self._left -= 1
+        if not self._left:
+            self._then(self._error)
+
+
+class Queue:
+    """A topic with a number and a key."""
+
+    __slots__ = ("backlog", "flags", "id", "key", "making", "members", "rotating", "share", "shared", "topic")
+
+    def __init__(self, topic: Topic, key: bytes, flags: int) -> None:
+        self.id = fnv1a(topic.raw)
+        self.topic = topic
+        self.key = key
+        self.flags = flags
+        self.members: dict[Sink, Member] = {}
+        self.backlog: Subscription | None = None  # of a durable queue
+        self.share = Share()
+        self.shared: Subscription | None = None  # what feeds the share now
+        self.rotating = False
+        self.making: list[Done] | None = None  # who waits until it would survive a restart; None: it would
+
+    @property
+    def extra(self) -> dict[str, str]:
+        return _extra(self.key, self.flags)
+
+    @property
+    def durable(self) -> bool:
+        return bool(self.flags & DURABLE)
+
+
+class Queues:
+    """All keyed topics by their number. `wire` is what the kernel needs of them: number -> (batch flags, ttl_us)."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        subscriptions: Subscriptions,
+        access: Access,
+        tokens: Tokens,
+        audit: Audit,
+        scheduler: Scheduler,
+        report: Report,
+        options: QueueOptions,
+    ) -> None:
+        self.options = options
+        self.wire: dict[int, tuple[int, int]] = {}
+        self.rotations = self.evicted = self.refused = self.promoted = 0
+        self._topics = topics
+        self._subscriptions = subscriptions
+        self._access = access
+        self._tokens = tokens
+        self._audit = audit
+        self._scheduler = scheduler
+        self._report = report
+        self._by_id: dict[int, Queue] = {}
+        self._deadlines: list[tuple[int, int, Member]] = []
+        self._order = 0
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def members(self) -> int:
+        return sum(len(queue.members) for queue in self._by_id.values())
+
+    def load(self) -> None:
+        """Take up the queues of the last run, each with its backlog."""
+        kept = {s.topic_name: s for s in self._subscriptions.all() if s.owner == KEPT_OWNER}
+        for topic in self._topics.all():
+            if EXTRA_KEY in topic.spec.extra:
+                self._adopt(topic, kept.pop(topic.raw, None))
+        for orphan in kept.values():  # a crash came between the rows of a queue and of its backlog
+            self._subscriptions.remove(orphan)
+
+    def _adopt(self, topic: Topic, backlog: Subscription | None) -> Queue:
+        """A topic whose row says that it is a queue."""
+        extra = topic.spec.extra
+        queue = Queue(topic, bytes.fromhex(extra[EXTRA_KEY]), int(extra.get(EXTRA_FLAGS, "0")))
+        queue.backlog = backlog
+        if backlog is None and queue.durable and not topic.in_memory:
+            queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, lambda error: None)
+        self._enter(queue)
+        return queue
+
+    def _enter(self, queue: Queue) -> None:
+        self._by_id[queue.id] = queue
+        flags = 0 if queue.durable else AT_MOST_ONCE
+        self.wire[queue.id] = (flags, self.options.ttl_us if queue.flags & TTL else 0)
+
+    # -- who, and what it may --------------------------------------------------------------------------------------
+
+    def bearer(self, token: bytes, now: int) -> Bearer:
+        """Whoever a token speaks of, as far as access.epoch does not change; AuthError with the reason."""
+        claims = self._tokens.verify(token, now)
+        identity, principal = self._access.subject(claims.subject)
+        return Bearer(token, claims, identity, principal, sha256(claims.key).digest())
+
+    def authorize(self, bearer: Bearer, id: int, permission: str, peer: str = "") -> Queue:
+        """The queue of that number, if this bearer may do this there."""
+        queue = self._by_id.get(id)
+        if queue is None or queue.topic.deleted:
+            raise TopicNotFound(f"no topic of number {id:08x} has a key", hint="CREATE it first")
+        if not hmac.compare_digest(bearer.key, queue.key):
+            raise WrongKey(
+                f"the queue_key of the token is not that of topic {queue.topic.name!r}",
+                hint="get a token with the present key",
+            )
+        self._require(bearer, permission, queue.topic.name, peer)
+        return queue
+
+    def _require(self, bearer: Bearer, permission: str, topic: str, peer: str) -> None:
+        if permission and permission not in bearer.claims.permissions:
+            raise Forbidden(
+                f"the token of {bearer.name} does not permit to {permission}", hint=f"get one with {permission!r}"
+            )
+        if permission == "subscribe":
+            self._access.require(bearer.principal, "subscribe", topic, peer)
+        elif permission == "publish" or not self._access.allowed(bearer.principal, "subscribe", topic):
+            # To make a topic or to rotate its key, whoever may use it in one way or the other.
+            self._access.require(bearer.principal, "publish", topic, peer)
+
+    # -- making ----------------------------------------------------------------------------------------------------
+
+    def create(self, bearer: Bearer, raw: bytes, flags: int, done: Done, peer: str = "") -> Queue:
+        """Bind the bearer's key to a topic, made if need be; done when that would survive a restart (perhaps within the
+        call). The same key again changes nothing; another key, and a number that another name has, are refused."""
+        name = raw.decode("utf-8", "replace")
+        self._require(bearer, "create" if self.options.require_create else "", name, peer)
+        queue = self._by_id.get(fnv1a(raw))
+        if queue is not None and queue.topic.deleted:
+            self._forget(queue)
+            queue = None
+        if queue is None and (bound := self._topics.get(raw)) is not None and EXTRA_KEY in bound.spec.extra:
+            queue = self._adopt(bound, None)
+        if queue is not None:
+            self._same(queue, bearer, raw)
+            if queue.making is not None:
+                queue.making.append(done)
+            else:
+                queue.topic.after(done)
+            return queue
+        queue = self._make(raw, bearer.key, flags & FLAGS, done)
+        self._audit.record("topic.create", bearer.name, queue.topic.name, "success", peer, "queue")
+        return queue
+
+    def _same(self, queue: Queue, bearer: Bearer, raw: bytes) -> None:
+        if queue.topic.raw != raw:
+            raise Taken(
+                f"topic number {queue.id:08x} is that of another topic whose name has the same hash",
+                hint="choose another name: numbers are how this wire tells topics apart",
+            )
+        if not hmac.compare_digest(bearer.key, queue.key):
+            raise WrongKey(f"topic {queue.topic.name!r} has another key", hint="its owner can rotate it")
+
+    def _make(self, raw: bytes, key: bytes, flags: int, done: Done) -> Queue:
+        existed = self._topics.get(raw) is not None
+        topic = self._topics.ensure(raw, bool(flags & DURABLE), _extra(key, flags))
+        queue = Queue(topic, key, flags)
+        queue.making = [done]
+        steps = _Steps(partial(self._made, queue))
+        if queue.durable and (not topic.in_memory or topic.waiting):
+            try:
+                queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, steps.add())
+            except QuintetError:
+                self._topics.set_extra(topic, {}, lambda _: None)
+                raise
+        self._enter(queue)
+        if existed:
+            self._topics.set_extra(topic, queue.extra, steps.add())
+        else:
+            topic.after(steps.add())
+        return queue
+
+    def _made(self, queue: Queue, error: Exception | None) -> None:
+        if error is not None:
+            self._forget(queue)
+        waiting, queue.making = queue.making or [], None
+        for done in waiting:
+            done(error)
+
+    def _forget(self, queue: Queue) -> None:
+        """Its topic is gone, or never came to be: its members are told, its number is free."""
+        if self._by_id.get(queue.id) is queue:
+            del self._by_id[queue.id]
+            self.wire.pop(queue.id, None)
+        for member in list(queue.members.values()):
+            self._end(member, TopicNotFound(f"topic {queue.topic.name!r} is gone"))
+        backlog, queue.backlog = queue.backlog, None
+        if backlog is not None:
+            self._drop(backlog)
+
+    # -- members ---------------------------------------------------------------------------------------------------
+
+    def join(self, bearer: Bearer, id: int, sink: Sink, told: object, peer: str = "") -> Member:
+        """A place in the queue for this connection; `start` begins to deliver. Who has one shows its token afresh."""
+        queue = self.authorize(bearer, id, "subscribe", peer)
+        member = queue.members.get(sink)
+        if member is None:
+            if queue.flags & EXCLUSIVE and queue.members:
+                raise Taken(
+                    f"topic {queue.topic.name!r} is exclusive and has its subscriber", hint="wait until it leaves"
+                )
+            member = queue.members[sink] = Member(queue, sink, bearer, told)
+        member.bearer = bearer
+        member.grace = 0
+        self._watch(member)
+        return member
+
+    def start(self, member: Member) -> None:
+        """Deliver from here on: the backlog first, if nobody else is reading it."""
+        queue = member.queue
+        if queue.flags & COMPETING:
+            if queue.shared is None:
+                queue.shared = queue.backlog or self._subscriptions.transient(member.bearer.name, queue.topic)
+            queue.share.add(member.sink)
+            queue.shared.attach(queue.share)
+        elif member.subscription is None:
+            if queue.backlog is not None and queue.backlog.sink is None:
+                member.subscription = queue.backlog
+            else:
+                member.subscription = self._subscriptions.transient(member.bearer.name, queue.topic)
+            member.subscription.attach(member.sink)
+
+    def leave(self, member: Member) -> None:
+        """Give the place up. A backlog goes to another member, or waits for the next."""
+        queue = member.queue
+        if queue.members.get(member.sink) is not member:
+            return
+        del queue.members[member.sink]
+        if queue.flags & COMPETING:
+            self._unshare(queue, member.sink)
+        elif member.subscription is not None:
+            subscription, member.subscription = member.subscription, None
+            subscription.detach(member.sink)
+            if subscription is not queue.backlog:
+                self._drop(subscription)
+            elif queue.members and not queue.topic.deleted:
+                self._promote(queue, subscription)
+
+    def _unshare(self, queue: Queue, sink: Sink) -> None:
+        queue.share.remove(sink)
+        if not len(queue.share) and queue.shared is not None:
+            shared, queue.shared = queue.shared, None
+            shared.detach(queue.share)
+            if shared is not queue.backlog:
+                self._drop(shared)
+
+    def _promote(self, queue: Queue, backlog: Subscription) -> None:
+        """The backlog goes on where another member is: that one's place is kept from now on."""
+        heir = next((member for member in queue.members.values() if member.subscription is not None), None)
+        if heir is None:
+            return
+        own = heir.subscription
+        assert own is not None
+        own.detach(heir.sink)
+        backlog.lanes = [Lane(lane.partition, lane.position) for lane in own.lanes]
+        heir.subscription = backlog
+        self._drop(own)
+        self.promoted += 1
+        backlog.attach(heir.sink)
+
+    def _drop(self, subscription: Subscription) -> None:
+        if self._subscriptions.find(subscription.owner, subscription.id) is subscription:  # else it went with its topic
+            self._subscriptions.remove(subscription)
+
+    def _end(self, member: Member, why: QuintetError) -> None:
+        """Take the place away, and say so."""
+        self.leave(member)
+        self.evicted += 1
+        self._report(
+            "queue_member_ended",
+            {"topic": member.queue.topic.name, "who": member.bearer.name, "reason": str(why)},
+        )
+        member.sink.completed(member.told, None, why)
+
+    # -- rotation --------------------------------------------------------------------------------------------------
+
+    def rotate(self, bearer: Bearer, id: int, key: bytes, done: Done, peer: str = "") -> None:
+        """Another key for a queue, from now on; done when it would survive a restart. Its members are told then."""
+        queue = self.authorize(bearer, id, "rotate", peer)
+        if not 1 <= len(key) <= KEY_BYTES_MAX or not _is_utf8(key):
+            raise BadRequest(f"a new key has 1 to {KEY_BYTES_MAX} bytes of UTF-8")
+        fresh, old = sha256(key).digest(), queue.key
+        if hmac.compare_digest(fresh, old):
+            raise BadRequest("the new key is the old one", hint="choose another")
+        if queue.rotating:
+            raise Busy(f"a key of topic {queue.topic.name!r} is just being changed", hint="try again in a moment")
+        queue.key, queue.rotating = fresh, True
+        until = self._scheduler.now() + self.options.rotation_grace_us
+        told = []
+        for member in queue.members.values():
+            if not member.grace:
+                member.grace = until
+                told.append(member)
+                self._watch(member)
+        self._topics.set_extra(
+            queue.topic, queue.extra, partial(self._rotated, queue, old, key, told, bearer, peer, done)
+        )
+
+    def _rotated(
+        self,
+        queue: Queue,
+        old: bytes,
+        key: bytes,
+        told: list[Member],
+        bearer: Bearer,
+        peer: str,
+        done: Done,
+        error: Exception | None,
+    ) -> None:
+        queue.rotating = False
+        if error is not None:
+            queue.key = old
+            for member in told:
+                member.grace = 0
+            done(error)
+            return
+        self.rotations += 1
+        self._audit.record("config.change", bearer.name, queue.topic.name, "success", peer, "rotate")
+        done(None)
+        if self.options.key_updates:
+            for member in told:
+                if queue.members.get(member.sink) is member and self._valid(member):
+                    member.sink.completed(member.told, key, None)
+
+    def _valid(self, member: Member) -> bool:
+        expires = member.bearer.claims.expires
+        return not expires or self._scheduler.now() < expires
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def _deadline(self, member: Member) -> int:
+        """When the place ends unless something changes; 0: it does not."""
+        expires = member.bearer.claims.expires if self.options.expire_subscriptions else 0
+        return min(expires, member.grace) if expires and member.grace else expires or member.grace
+
+    def _watch(self, member: Member) -> None:
+        """An entry in the heap that is no later than its deadline. Later deadlines are found when it comes up."""
+        deadline = self._deadline(member)
+        if deadline and (not member.due or deadline < member.due):
+            member.due = deadline
+            self._order += 1
+            heapq.heappush(self._deadlines, (deadline, self._order, member))
+
+    def tick(self, now: int) -> None:
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now:
+            due, _, member = heapq.heappop(deadlines)
+            if due == member.due:
+                member.due = 0
+            if member.queue.members.get(member.sink) is not member:
+                continue
+            deadline = self._deadline(member)
+            if deadline and deadline <= now:
+                self._end(member, _ending(member, now))
+            else:
+                self._watch(member)
+        if self._epoch != self._access.epoch:
+            self._epoch = self._access.epoch
+            self._look_again(now)
+
+    def _look_again(self, now: int) -> None:
+        """Rights, tokens or topics changed: who is here must still be welcome."""
+        for queue in list(self._by_id.values()):
+            if queue.topic.deleted:
+                self._forget(queue)
+                continue
+            for member in list(queue.members.values()):
+                try:
+                    self._still_welcome(member, now)
+                except QuintetError as refused:
+                    self._end(member, refused)
+
+    def _still_welcome(self, member: Member, now: int) -> None:
+        bearer = member.bearer
+        if self.options.expire_subscriptions or not bearer.claims.expires or now < bearer.claims.expires:
+            bearer = self.bearer(bearer.token, now)
+        else:  # expired, and subscriptions may outlive their token: then only the user counts
+            identity, principal = self._access.subject(bearer.claims.subject)
+            bearer = Bearer(bearer.token, bearer.claims, identity, principal, bearer.key)
+        self._require(bearer, "subscribe", member.queue.topic.name, "")
+        member.bearer = bearer
+
+
+def _extra(key: bytes, flags: int) -> dict[str, str]:
+    return {EXTRA_KEY: key.hex(), EXTRA_FLAGS: str(flags)}
+
+
+def _ending(member: Member, now: int) -> QuintetError:
+    name = member.queue.topic.name
+    if member.grace and member.grace <= now:
+        return WrongKey(f"the key of topic {name!r} was rotated", hint="SUBSCRIBE with a token that has the new one")
+    return AuthError(f"the token of the subscription to {name!r} has expired", hint="SUBSCRIBE again with a fresh one")
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
