@@ -28,7 +28,8 @@ NEEDS = {
     "GET_LAG": "r", "DELETE_GROUP": "r", "SEEK_TO_TIMESTAMP": "r", "AUTH": "", "WHOAMI": "k", "USER_CREATE": "a",
     "USER_DELETE": "a", "USER_UPDATE": "a", "USER_LIST": "a", "USER_GET": "a", "ACL_SET": "a", "ACL_GET": "a",
     "ACL_DELETE": "a", "ACL_LIST": "a", "PASSWORD_CHANGE": "p", "ROLE_LIST": "k", "AUDIT_QUERY": "a",
-    "AUDIT_EXPORT": "a", "AUDIT_QUERY_SDK": "a", "AUDIT_EXPORT_SDK": "a",
+    "AUDIT_EXPORT": "a", "AUDIT_QUERY_SDK": "a", "AUDIT_EXPORT_SDK": "a", "KEY_CREATE": "p", "KEY_LIST": "p",
+    "KEY_REMOVE": "p", "ACL_EXPLAIN": "a",
 }  # fmt: skip
 
 PRINCIPALS = {
@@ -65,6 +66,7 @@ HAS = {
     ("tenant", "public"): "rw", ("tenant", "tenant.a"): "rwm", ("tenant", "tenant.b-dlq"): "rwm",
 } | {("admin", topic): "rwm" for topic in TOPICS if topic != "__users"}  # fmt: skip
 
+KEY_ID = "qk_cd072cd8"  # of bruno's key: the entropy of a simulated broker is the same every time
 REFUSALS = {"E1200", "E1201"}  # authenticate first; forbidden
 
 
@@ -118,6 +120,8 @@ def fields_of(name: str, topic: str, own_txn: str, foreign_txn: str) -> dict[str
         "ACL_GET": {"topic": topic}, "ACL_DELETE": {"topic": "denied"}, "ACL_LIST": {}, "PASSWORD_CHANGE": user,
         "ROLE_LIST": {}, "AUDIT_QUERY": query, "AUDIT_EXPORT": {"query": query, "format": "json"},
         "AUDIT_QUERY_SDK": query, "AUDIT_EXPORT_SDK": query | {"format": "json"},
+        "KEY_CREATE": {"user": "bruno", "name": "mine now", "expires_s": 0}, "KEY_LIST": {"user": "bruno", "everyone": False},
+        "KEY_REMOVE": {"user": "bruno", "id": KEY_ID}, "ACL_EXPLAIN": {"who": "bruno", "action": "publish", "topic": topic},
     }  # fmt: skip
     return found[name]
 
@@ -137,6 +141,7 @@ class World:
         admin.ask("ACL_SET", topic="public", public=True, users=[], roles=[])
         bruno = Client(self.sim, "bruno")
         bruno.ask("COMMIT", topic="there", group="foreign", partition=0, offset=1)
+        assert bruno.ask("KEY_CREATE", user="", name="", expires_s=0)["id"] == KEY_ID
         self.foreign = bruno.ask("TXN_BEGIN")["txn_id"]
         bruno.ask("TXN_PRODUCE", txn_id=self.foreign, topic="there", data=b"not yours")
         self.clients = {who: Client(self.sim, user) for who, user in PRINCIPALS.items()}

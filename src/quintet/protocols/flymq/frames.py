@@ -92,6 +92,10 @@ PASSWORD_CHANGE: Final = 0x7C
 ROLE_LIST: Final = 0x7D
 AUDIT_QUERY: Final = 0x80
 AUDIT_EXPORT: Final = 0x81
+KEY_CREATE: Final = 0x90
+KEY_LIST: Final = 0x91
+KEY_REMOVE: Final = 0x92
+ACL_EXPLAIN: Final = 0x93
 AUDIT_QUERY_SDK: Final = 0xA0
 AUDIT_EXPORT_SDK: Final = 0xA1
 ERROR: Final = 0xFF
@@ -107,6 +111,7 @@ _ROWS: Final = "{offset:u64 key:bytes32 value:bytes32}"
 _GROUP: Final = "topic:str16 group:str16 members:u32 offsets:{partition:i32 offset:u64}*"
 _USER_ASK: Final = "user:str16! password:str16 old_password:str16 roles:str16* enabled:bool"
 _USER: Final = "user:str16 roles:str16* permissions:str16* enabled:bool created_s:i64 updated_s:i64"
+_KEY: Final = "id:str16 user:str16 name:str16 created_s:i64 expires_s:i64 configured:bool"
 _SCHEMA_ROWS: Final = "schemas:{name:str16 type:str8 version:u32}*"
 _SCHEMA: Final = "id:str16 topic:str16 version:u32 type:str8 definition:bytes32 compatibility:str8"
 _AUDIT_ASK: Final = (
@@ -290,6 +295,16 @@ _TABLE: Final = (
         _USER_ASK, "success:bool user:str16"),
     _op(ROLE_LIST, "ROLE_LIST", "roles and what they may", "known", "",
         "roles:{name:str16 permissions:str16* description:str16}*"),
+    _op(KEY_CREATE, "KEY_CREATE", "an API key of one's own, or as an administrator of anybody; its secret comes once", "known",
+        "user:str16 name:str16 expires_s:i64", f"{_KEY} secret:str16", ours="the whole operation; no user: oneself"),
+    _op(KEY_LIST, "KEY_LIST", "API keys, one's own, or as an administrator anybody's", "known",
+        "user:str16 everyone:bool", f"keys:{{{_KEY}}}*", ours="the whole operation"),
+    _op(KEY_REMOVE, "KEY_REMOVE", "revoke an API key of one's own, or as an administrator anybody's", "known",
+        "user:str16 id:str16!", _DONE, ours="the whole operation"),
+    _op(ACL_EXPLAIN, "ACL_EXPLAIN", "whether somebody may publish to, subscribe to or administer a topic, and why", "admin",
+        "who:str16! action:str8 topic:str16!",
+        "allowed:bool kind:str16 name:str16 steps:{topic:str16 rule:str16 outcome:str16 why:str16}*",
+        ours="the whole operation"),
     # -- audit
     _op(AUDIT_QUERY, "AUDIT_QUERY", "who did what", "admin", _AUDIT_ASK.format("*"),
         f"events:({{{_EVENT}}})* total:i32 more:bool", ours="not in the document; published clients ask it"),

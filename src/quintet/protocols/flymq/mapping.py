@@ -18,6 +18,7 @@ from quintet.broker.core import Broker
 from quintet.broker.dead import DeadLetter
 from quintet.broker.delays import DELAY_MAX_US
 from quintet.broker.group import Assignment, GroupInfo, Lag
+from quintet.broker.keys import Explanation, KeyInfo
 from quintet.broker.schemas import Schema
 from quintet.broker.topics import ANY, Topic
 from quintet.broker.users import UserInfo
@@ -187,15 +188,9 @@ def _peek(call: Call, ask: Values) -> None:
 
 def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None) -> None:
     messages = [
-        {
-            "offset": offset,
-            "timestamp_ms": time // 1000,
-            "expiry_ms": expiry // 1000,
-            "key": key or b"",
-            "value": value or b"",
-            "origin": origin.decode(errors="replace"),
-            "headers": [{"name": name, "value": text} for name, text in headers],
-        }
+        {"offset": offset, "timestamp_ms": time // 1000, "expiry_ms": expiry // 1000}
+        | {"key": key or b"", "value": value or b"", "origin": origin.decode(errors="replace")}
+        | {"headers": [{"name": name, "value": text} for name, text in headers]}
         for offset, time, key, value, headers, expiry, origin in rows
     ]
     call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
@@ -313,12 +308,9 @@ def _register_schema(call: Call, ask: Values) -> None:
 
 def _get_schema(call: Call, ask: Values) -> Values:
     schema = call.broker.schemas.get(ask["topic"], ask["version"])
-    return {
+    found = _schema_row(schema) | {"id": schema.id, "topic": schema.name}
+    return found | {
         "schemas": [_schema_row(schema)],
-        "id": schema.id,
-        "topic": schema.name,
-        "version": schema.version,
-        "type": schema.type,
         "definition": schema.definition,
         "compatibility": schema.compatibility,
     }
@@ -381,13 +373,8 @@ def _fetch_dlq(call: Call, ask: Values) -> None:
         }
         if "after" in ask:
             values["details"] = [
-                {
-                    "cause": d.cause,
-                    "partition": d.partition,
-                    "offset": max(d.offset, 0),
-                    "key": d.key or b"",
-                    "died_ms": d.last_us // 1000,
-                }
+                {"cause": d.cause, "partition": d.partition, "offset": max(d.offset, 0)}
+                | {"key": d.key or b"", "died_ms": d.last_us // 1000}
                 for d in letters
             ]
         return values
@@ -543,15 +530,12 @@ def _whoami(call: Call, _ask: Values) -> Values:
     return {"success": True, "username": call.owner, "roles": roles, "permissions": permissions}
 
 
+def _fields(info: UserInfo | KeyInfo | Explanation) -> Values:
+    return {name: getattr(info, name) for name in info.__slots__}
+
+
 def _user(info: UserInfo) -> Values:
-    return {
-        "user": info.name,
-        "roles": list(info.roles),
-        "permissions": list(info.permissions),
-        "enabled": info.enabled,
-        "created_s": info.created_s,
-        "updated_s": info.updated_s,
-    }
+    return _fields(info) | {"user": info.name}
 
 
 def _user_create(call: Call, ask: Values) -> None:
@@ -626,6 +610,27 @@ def _acl_list(call: Call, _ask: Values) -> Values:
     return {"rules": [_acl(acl) for acl in call.broker.users.acl_list()], "default_public": False}
 
 
+def _acl_explain(call: Call, ask: Values) -> Values:
+    found = call.broker.keys.explain(ask["who"], ask["action"], ask["topic"])
+    steps = [dict(zip(("topic", "rule", "outcome", "why"), step, strict=True)) for step in found.steps]
+    return _fields(found) | {"steps": steps}
+
+
+def _key_create(call: Call, ask: Values) -> None:
+    made = call.then(lambda key: _fields(key.info) | {"secret": key.secret})
+    call.broker.keys.create(call.principal, ask["user"], ask["name"], ask["expires_s"], made, peer=call.peer)
+
+
+def _key_list(call: Call, ask: Values) -> Values:
+    found = call.broker.keys.list(call.principal, ask["user"], ask["everyone"], call.peer)
+    return {"keys": [_fields(info) for info in found]}
+
+
+def _key_remove(call: Call, ask: Values) -> None:
+    made = call.then(lambda _: _done())
+    call.broker.keys.remove(call.principal, ask["user"], ask["id"], made, peer=call.peer)
+
+
 # -- audit ------------------------------------------------------------------------------------------------------------
 
 
@@ -653,34 +658,26 @@ def _audit_export(call: Call, ask: Values) -> Values:
 
 
 HANDLERS: Final[dict[int, Handler]] = {
-    frames.CONSUME: _consume, frames.CREATE_TOPIC: _create_topic,
-    frames.METADATA: _topic_metadata, frames.SUBSCRIBE: _subscribe,
-    frames.COMMIT: _commit, frames.FETCH: _fetch,
-    frames.LIST_TOPICS: _list_topics, frames.DELETE_TOPIC: _delete_topic,
-    frames.CONSUME_ZERO_COPY: _consume, frames.FETCH_BINARY: _fetch,
-    frames.PEEK: _peek, frames.REGISTER_SCHEMA: _register_schema,
-    frames.GET_SCHEMA: _get_schema, frames.LIST_SCHEMAS: _list_schemas,
-    frames.VALIDATE_SCHEMA: _validate_schema, frames.PRODUCE_WITH_SCHEMA: _produce_with_schema,
-    frames.DELETE_SCHEMA: _delete_schema, frames.FETCH_DLQ: _fetch_dlq,
-    frames.REPLAY_DLQ: _replay_dlq, frames.PURGE_DLQ: _purge_dlq,
-    frames.DEAD_LETTER: _dead_letter, frames.PRODUCE_DELAYED: _produce_delayed,
-    frames.CANCEL_DELAYED: _cancel_delayed, frames.PRODUCE_WITH_TTL: _produce_with_ttl,
-    frames.TXN_BEGIN: _txn_begin, frames.TXN_COMMIT: _txn_commit,
-    frames.TXN_ROLLBACK: _txn_rollback, frames.TXN_PRODUCE: _txn_produce,
-    frames.CLUSTER_JOIN: _no_cluster, frames.CLUSTER_LEAVE: _no_cluster,
-    frames.CLUSTER_STATUS: _cluster_status, frames.CLUSTER_METADATA: _cluster_metadata,
-    frames.GET_OFFSET: _get_offset, frames.RESET_OFFSET: _reset_offset,
-    frames.LIST_GROUPS: _list_groups, frames.DESCRIBE_GROUP: _describe_group,
-    frames.GET_LAG: _get_lag, frames.DELETE_GROUP: _delete_group,
-    frames.SEEK_TO_TIMESTAMP: _seek_to_timestamp, frames.WHOAMI: _whoami,
-    frames.USER_CREATE: _user_create, frames.USER_DELETE: _user_delete,
-    frames.USER_UPDATE: _user_update, frames.USER_LIST: _user_list,
-    frames.USER_GET: _user_get, frames.ACL_SET: _acl_set,
-    frames.ACL_GET: _acl_get, frames.ACL_DELETE: _acl_delete,
-    frames.ACL_LIST: _acl_list, frames.PASSWORD_CHANGE: _password_change,
-    frames.ROLE_LIST: _role_list, frames.AUDIT_QUERY: _audit_query,
-    frames.AUDIT_EXPORT: _audit_export, frames.AUDIT_QUERY_SDK: _audit_query,
-    frames.AUDIT_EXPORT_SDK: _audit_export,
+    frames.CONSUME: _consume, frames.CREATE_TOPIC: _create_topic, frames.METADATA: _topic_metadata,
+    frames.SUBSCRIBE: _subscribe, frames.COMMIT: _commit, frames.FETCH: _fetch, frames.LIST_TOPICS: _list_topics,
+    frames.DELETE_TOPIC: _delete_topic, frames.CONSUME_ZERO_COPY: _consume, frames.FETCH_BINARY: _fetch,
+    frames.PEEK: _peek, frames.REGISTER_SCHEMA: _register_schema, frames.GET_SCHEMA: _get_schema,
+    frames.LIST_SCHEMAS: _list_schemas, frames.VALIDATE_SCHEMA: _validate_schema,
+    frames.PRODUCE_WITH_SCHEMA: _produce_with_schema, frames.DELETE_SCHEMA: _delete_schema,
+    frames.FETCH_DLQ: _fetch_dlq, frames.REPLAY_DLQ: _replay_dlq, frames.PURGE_DLQ: _purge_dlq,
+    frames.DEAD_LETTER: _dead_letter, frames.PRODUCE_DELAYED: _produce_delayed, frames.CANCEL_DELAYED: _cancel_delayed,
+    frames.PRODUCE_WITH_TTL: _produce_with_ttl, frames.TXN_BEGIN: _txn_begin, frames.TXN_COMMIT: _txn_commit,
+    frames.TXN_ROLLBACK: _txn_rollback, frames.TXN_PRODUCE: _txn_produce, frames.CLUSTER_JOIN: _no_cluster,
+    frames.CLUSTER_LEAVE: _no_cluster, frames.CLUSTER_STATUS: _cluster_status,
+    frames.CLUSTER_METADATA: _cluster_metadata, frames.GET_OFFSET: _get_offset, frames.RESET_OFFSET: _reset_offset,
+    frames.LIST_GROUPS: _list_groups, frames.DESCRIBE_GROUP: _describe_group, frames.GET_LAG: _get_lag,
+    frames.DELETE_GROUP: _delete_group, frames.SEEK_TO_TIMESTAMP: _seek_to_timestamp, frames.WHOAMI: _whoami,
+    frames.USER_CREATE: _user_create, frames.USER_DELETE: _user_delete, frames.USER_UPDATE: _user_update,
+    frames.USER_LIST: _user_list, frames.USER_GET: _user_get, frames.ACL_SET: _acl_set, frames.ACL_GET: _acl_get,
+    frames.ACL_DELETE: _acl_delete, frames.ACL_LIST: _acl_list, frames.PASSWORD_CHANGE: _password_change,
+    frames.ROLE_LIST: _role_list, frames.AUDIT_QUERY: _audit_query, frames.AUDIT_EXPORT: _audit_export,
+    frames.AUDIT_QUERY_SDK: _audit_query, frames.AUDIT_EXPORT_SDK: _audit_export, frames.ACL_EXPLAIN: _acl_explain,
+    frames.KEY_CREATE: _key_create, frames.KEY_LIST: _key_list, frames.KEY_REMOVE: _key_remove,
 }  # fmt: skip
 
 # What is written down when it succeeds; changes of users and access rules write themselves down.
