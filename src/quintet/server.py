@@ -332,7 +332,9 @@ class Server:
             self._bridge.closed = True
         if self._ticker is not None:
             self._ticker.cancel()
-        self.broker.save()
+        saved = asyncio.Event()
+        self.broker.save(saved.set)
+        await asyncio.wait_for(saved.wait(), self.settings.drain_timeout_s)
         self.broker.audit.record("system.stop", "", "", "success")
         await self._close_log()
         if self.admin is not None:
@@ -435,5 +437,7 @@ def _broker_options(settings: Settings) -> BrokerOptions:
         keep_rejected=delivery.keep_rejected,
         password_bytes_min=settings.limits.password_bytes_min,
         audit_bytes=settings.limits.audit_bytes,
+        events=settings.audit.events,
+        events_bytes=settings.audit.events_bytes,
         entropy=os.urandom,
     )

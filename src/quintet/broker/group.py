@@ -274,6 +274,26 @@ class Group:
             partitions.append((number, offset))
         return Assignment(self.generation, tuple(partitions), partitions[0][1] if partitions else 0)
 
+    def when_made(self, call: Callable[[], None], done: Answer) -> None:
+        """Call now, or when its row is durable; `done` is told if it never is."""
+        if self.waiting is None:
+            call()
+        else:
+            self.waiting.append((call, done))
+
+    def tell(self, error: Exception | None) -> None:
+        """Answer everybody who joined, unless a transaction is being committed: nobody may begin behind its back."""
+        if self.committing and error is None:
+            return
+        joins, self.joins = self.joins, []
+        for slot, member, mode, done in joins:
+            if error is not None:
+                done(None, error)
+            elif self.by_member.get(member) is slot:
+                done(self.assignment(slot, mode), None)
+            else:
+                done(None, Fenced(f"this connection is no longer a member of group {self.name}: subscribe again"))
+
     def info(self) -> GroupInfo:
         return GroupInfo(
             topic=self.topic_name,
@@ -327,3 +347,22 @@ def check_still(group: Group) -> None:
 
 def unknown(topic: str, group: str) -> GroupNotFound:
     return GroupNotFound(f"consumer group not found: {topic}:{group}", hint="the first subscribe or commit makes it")
+
+
+def stored(
+    place: Place, offset: int, version: int, done: Callable[[Exception | None], None], error: Exception | None
+) -> None:
+    if error is None:
+        if version >= place.durable[1]:
+            place.durable = (offset, version)
+    elif place.version == version:
+        place.offset, place.version = place.durable
+    done(error)
+
+
+def group_row(group: Group, generation: int) -> GroupRow:
+    return GroupRow(group.topic_name, group.name, GROUP_ROW, owner=group.owner, generation=generation)
+
+
+def offset_key(group: Group, partition: int) -> bytes:
+    return group.key + str(partition).encode()

@@ -2,7 +2,7 @@
 
 A group is one name on one topic and belongs to the principal that used it first; `privileged` callers (an administrator,
 or whoever an ACL on `group:NAME` lists; the door knows) may act for the owner. Committed offsets and owners live in
-`__groups`; members do not outlive the broker, generations never repeat even so.
+`__groups`, and what was acknowledged by them in the audit before (broker/events.py); members do not outlive the broker, generations never repeat even so.
 
     group        | join (partition -1)     | leave, silence        | plain commit  | with generation    | reset, seek, delete
     absent       | made, then as empty     |                       | made, taken   | Fenced             | GroupNotFound
@@ -28,6 +28,7 @@ from typing import Final
 
 import msgspec
 
+from quintet.broker.events import Events
 from quintet.broker.group import (
     GROUP_ROW,
     Answer,
@@ -43,6 +44,9 @@ from quintet.broker.group import (
     check_name,
     check_offset,
     check_still,
+    group_row,
+    offset_key,
+    stored,
     unknown,
 )
 from quintet.broker.seek import EVER, Seek
@@ -76,7 +80,9 @@ class Groups:
         session_timeout_us: int = SESSION_TIMEOUT_US,
         members_max: int = MEMBERS_MAX,
         groups_max: int = GROUPS_MAX,
+        events: Events | None = None,
     ) -> None:
+        self._events = events
         self._table = table
         self._topics = topics
         self._scheduler = scheduler
@@ -136,7 +142,7 @@ class Groups:
         place.offset = end
         place.durable = (end, row.version)
         try:  # kept, or the next start would take the old offset for one of the records written since
-            self._table.put(_key(group, row.partition), msgspec.structs.replace(row, offset=end))
+            self._table.put(offset_key(group, row.partition), msgspec.structs.replace(row, offset=end))
         except StorageError as error:
             self._report("group_not_saved", {"topic": row.topic, "group": row.group, "error": str(error)})
 
@@ -170,7 +176,7 @@ class Groups:
         if found.waiting is not None:  # its connection may close before the group is made
             self._of.setdefault(member, {})[found] = None
             call = partial(self._unless_left, found, member, call)
-        self._when_made(found, call, done)
+        found.when_made(call, done)
 
     def _unless_left(self, group: Group, member: object, call: Callable[[], None]) -> None:
         if group not in self._of.get(member, ()):
@@ -284,7 +290,7 @@ class Groups:
                 group.rebalance()
                 self.rebalances += 1
             if group.generation <= group.reserved:
-                self._tell(group, None)
+                group.tell(None)
             elif not group.extending:
                 self._extend(group)
 
@@ -293,7 +299,7 @@ class Groups:
         reserved = group.generation + GENERATIONS_RESERVED
         group.extending = True
         try:
-            self._table.put(group.key, _group_row(group, reserved), partial(self._extended, group, reserved))
+            self._table.put(group.key, group_row(group, reserved), partial(self._extended, group, reserved))
         except QuintetError as error:
             self._extended(group, group.reserved, error)
 
@@ -301,19 +307,7 @@ class Groups:
         group.extending = False
         if error is None:
             group.reserved = reserved
-        self._tell(group, error)
-
-    def _tell(self, group: Group, error: Exception | None) -> None:
-        if group.committing and error is None:
-            return
-        joins, group.joins = group.joins, []
-        for slot, member, mode, done in joins:
-            if error is not None:
-                done(None, error)
-            elif group.by_member.get(member) is slot:
-                done(group.assignment(slot, mode), None)
-            else:
-                done(None, Fenced(f"this connection is no longer a member of group {group.name}: subscribe again"))
+        group.tell(error)
 
     # -- committing ------------------------------------------------------------------------------------------------
 
@@ -328,10 +322,12 @@ class Groups:
         generation: int | None,
         member: object,
         done: Answer,
+        door: str = "flymq",
     ) -> None:
         """done(None, None) when the offset is durable. Makes the group if it does not exist."""
         found = self._admit_commit(actor, privileged, topic, group, partition, offset, generation)
-        self._when_made(found, partial(self._commit, found, topic, partition, offset, generation, member, done), done)
+        call = partial(self._commit, found, topic, partition, offset, generation, member, done, (door, actor))
+        found.when_made(call, done)
 
     def _commit(
         self,
@@ -342,9 +338,10 @@ class Groups:
         generation: int | None,
         member: object,
         done: Answer,
+        by: tuple[str, str],
     ) -> None:
         self._fence(group, partition, generation, member)
-        self._put(group, topic, partition, offset, self._version(group, partition), lambda error: done(None, error))
+        self._put(group, topic, partition, offset, self._version(group, partition), lambda error: done(None, error), by)
         self.commits += 1
 
     def _admit_commit(
@@ -383,14 +380,32 @@ class Groups:
         place.issued = max(place.issued + 1, self._scheduler.now())
         return place.issued
 
-    def _put(self, group: Group, topic: Topic, partition: int, offset: int, version: int, done: Done) -> None:
-        """Readers see it at once, as they do their own writes; if the disk refuses it, what was durable is back."""
+    def _put(
+        self, group: Group, topic: Topic, partition: int, offset: int, version: int, done: Done,
+        by: tuple[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Readers see it at once, as they do their own writes; if the disk refuses it, what was durable is back. `by`: (door,
+        principal) who says that all before it is done; that is in the audit before the offset is in the table."""
         place = group.places.setdefault(partition, Place())
         row = GroupRow(group.topic_name, group.name, partition, topic_id=topic.spec.id, offset=offset, version=version)
-        self._table.put(_key(group, partition), row, partial(_stored, place, offset, version, done))
-        place.offset = offset
-        place.version = version
+        before, place.offset, place.version = place.offset, offset, version
         place.issued = max(place.issued, version)
+        store = partial(self._store, group, row, partial(stored, place, offset, version, done))
+        if self._events is None:
+            store()
+            return
+        if by is not None:
+            first = max(before, topic.partition(partition).start)
+            self._events.acked(*by, topic.name, partition, first, offset, group.name)
+        self._events.after(store)
+
+    def _store(self, group: Group, row: GroupRow, done: Done) -> None:
+        try:
+            if self._find(group.topic_name, group.name) is not group:
+                raise unknown(group.topic_name, group.name)
+            self._table.put(offset_key(group, row.partition), row, done)
+        except QuintetError as error:
+            self._scheduler.soon(partial(done, error))
 
     # -- committing within a transaction ---------------------------------------------------------------------------
 
@@ -441,7 +456,7 @@ class Groups:
             self._scheduler.soon(partial(done, None))
             return
         group = self._find(wanted.topic, wanted.group) or self._make(wanted.owner, wanted.topic, wanted.group)
-        self._when_made(group, partial(self._apply, group, topic, wanted, done), lambda _, error: done(error))
+        group.when_made(partial(self._apply, group, topic, wanted, done), lambda _, error: done(error))
 
     def _apply(self, group: Group, topic: Topic, wanted: CommitPayload, done: Done) -> None:
         place = group.places.setdefault(wanted.partition, Place())
@@ -451,7 +466,7 @@ class Groups:
             self._put(group, topic, wanted.partition, place.offset, place.version, done)
         else:
             offset = min(wanted.offset, topic.partition(wanted.partition).visible)
-            self._put(group, topic, wanted.partition, offset, wanted.version, done)
+            self._put(group, topic, wanted.partition, offset, wanted.version, done, ("flymq", wanted.owner))
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -519,7 +534,7 @@ class Groups:
         elif mode not in ("earliest", "latest"):
             raise BadRequest(f"unknown mode {mode!r} of a reset", hint="use earliest, latest, offset or timestamp")
         offset = {"earliest": log.start, "latest": log.visible}.get(mode, value)
-        self._when_made(found, partial(self._move, found, topic, partition, offset, done), done)
+        found.when_made(partial(self._move, found, topic, partition, offset, done), done)
 
     def seek_to_timestamp(
         self,
@@ -544,7 +559,7 @@ class Groups:
                     if self._find(topic.name, group) is not found:
                         raise unknown(topic.name, group)
                     move = partial(self._move, found, topic, partition, latest if record is None else record[0], done)
-                    self._when_made(found, move, done)
+                    found.when_made(move, done)
                 except QuintetError as refused:
                     error = refused
             if error is not None:
@@ -562,7 +577,7 @@ class Groups:
     def delete(self, actor: str, privileged: bool, topic: str, group: str, done: Answer) -> None:
         """done(None, None) when it would stay gone after a restart. Refused while it has members."""
         found = self._require(actor, privileged, topic, group)
-        self._when_made(found, partial(self._delete, found, done), done)
+        found.when_made(partial(self._delete, found, done), done)
 
     def _delete(self, group: Group, done: Answer) -> None:
         check_still(group)
@@ -595,11 +610,11 @@ class Groups:
         """Its offsets first and its owner last: what a crash leaves of it is never without an owner."""
         for partition, place in group.places.items():
             if place.issued:
-                self._table.delete(_key(group, partition))
+                self._table.delete(offset_key(group, partition))
         self._table.delete(group.key, done)
         self._take_out(group)
         self._unsettled.pop(group, None)
-        self._tell(group, unknown(group.topic_name, group.name))
+        group.tell(unknown(group.topic_name, group.name))
         for member in {*group.by_member, *group.plain, *group.fenced}:
             self._of[member].pop(group)
         for slot in list(group.slots):
@@ -637,7 +652,7 @@ class Groups:
                 hint="delete groups that nobody uses",
             )
         group = Group(topic, name, actor, 0)
-        self._table.put(group.key, _group_row(group, GENERATIONS_RESERVED), partial(self._made, group))
+        self._table.put(group.key, group_row(group, GENERATIONS_RESERVED), partial(self._made, group))
         group.waiting = []
         self._insert(group)
         return group
@@ -660,13 +675,6 @@ class Groups:
             if refusal is not None:
                 done(None, refusal)
 
-    @staticmethod
-    def _when_made(group: Group, call: Callable[[], None], done: Answer) -> None:
-        if group.waiting is None:
-            call()
-        else:
-            group.waiting.append((call, done))
-
     def _insert(self, group: Group) -> None:
         self._groups.setdefault(group.topic_name, {})[group.name] = group
         self._named.setdefault(group.name, {})[group.topic_name] = None
@@ -680,20 +688,3 @@ class Groups:
         if not topics:
             del self._named[group.name]
         self._count -= 1
-
-
-def _stored(place: Place, offset: int, version: int, done: Done, error: Exception | None) -> None:
-    if error is None:
-        if version >= place.durable[1]:
-            place.durable = (offset, version)
-    elif place.version == version:
-        place.offset, place.version = place.durable
-    done(error)
-
-
-def _group_row(group: Group, generation: int) -> GroupRow:
-    return GroupRow(group.topic_name, group.name, GROUP_ROW, owner=group.owner, generation=generation)
-
-
-def _key(group: Group, partition: int) -> bytes:
-    return group.key + str(partition).encode()

@@ -2,7 +2,7 @@
 
 A subscription belongs to the name of the principal that made it; to anybody else it does not exist. What it has not
 settled is saved in `__subscriptions` a moment after it changed (SAVE_EVERY_US): after a crash at most that much is
-delivered again, never less. A record whose attempts are used up goes to the dead-letter topic and is settled in one
+delivered again, never less. What it says was delivered and settled is in the audit first (broker/events.py). A record whose attempts are used up goes to the dead-letter topic and is settled in one
 intent: it is there exactly once, whenever the power goes.
 """
 
@@ -14,6 +14,7 @@ import msgspec
 
 from quintet.broker import reads
 from quintet.broker.dead import DeadLetters, Failure
+from quintet.broker.events import Events
 from quintet.broker.intents import Intents, pack
 from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
@@ -49,6 +50,7 @@ class SubscriptionRow(msgspec.Struct, frozen=True):
     topic: str
     qos: int
     lanes: list[LaneRow]
+    door: str = "blipmq"
 
 
 class Subscriptions:
@@ -67,7 +69,9 @@ class Subscriptions:
         subscriptions_max: int,
         dead: DeadLetters,
         intents: Intents,
+        events: Events | None = None,
     ) -> None:
+        self._events = events
         self._table = table
         self._topics = topics
         self._policy = policy
@@ -114,16 +118,18 @@ class Subscriptions:
                     saved = row.lanes[number]
                     lane.restore(min(saved.position, partition.visible), saved.pending)
                 lanes.append(lane)
-            self._open(row.id, row.owner, topic, row.qos, lanes)  # its idle time starts again with the broker
+            self._open(row.id, row.owner, topic, row.qos, lanes, row.door)  # its idle time starts again with the broker
             self._last_id = max(self._last_id, row.id)
 
-    def create(self, owner: str, topic: Topic, qos: int, done: Callable[[Exception | None], None]) -> Subscription:
+    def create(
+        self, owner: str, topic: Topic, qos: int, done: Callable[[Exception | None], None], *, door: str = "blipmq"
+    ) -> Subscription:
         """A new subscription at the tail of the topic; done when it would survive a restart."""
         self._check_room()
         self._last_id += 1
         # From `visible`, not `end`: what is on its way to the disk may yet be refused, and its offsets given to others.
         lanes = [Lane(partition, partition.visible) for partition in topic.partitions]
-        subscription = self._open(self._last_id, owner, topic, qos, lanes)
+        subscription = self._open(self._last_id, owner, topic, qos, lanes, door)
         try:
             self._table.put(_key(subscription.id), _row(subscription), partial(self._made, subscription, topic, done))
         except StorageError as error:
@@ -131,12 +137,12 @@ class Subscriptions:
             raise
         return subscription
 
-    def transient(self, owner: str, topic: Topic) -> Subscription:
+    def transient(self, owner: str, topic: Topic, *, door: str = "fast") -> Subscription:
         """A subscription at the tail of the topic that lives as long as its reader: QoS 0, an id below 0, in no table."""
         self._check_room()
         self._last_transient -= 1
         lanes = [Lane(partition, partition.visible) for partition in topic.partitions]
-        return self._open(self._last_transient, owner, topic, 0, lanes)
+        return self._open(self._last_transient, owner, topic, 0, lanes, door)
 
     def _check_room(self) -> None:
         if len(self._by_id) >= self._max:
@@ -157,11 +163,14 @@ class Subscriptions:
         if done is not None:
             done(error)
 
-    def _open(self, id: int, owner: str, topic: Topic, qos: int, lanes: list[Lane]) -> Subscription:
+    def _open(self, id: int, owner: str, topic: Topic, qos: int, lanes: list[Lane], door: str) -> Subscription:
         policy = self._policy
         if topic.name.endswith(self._suffix):
             policy = replace(policy, attempts_max=ATTEMPTS_WITHOUT_END)
-        subscription = Subscription(id, owner, topic.raw, qos, lanes, policy, self._scheduler.now, self._changed)
+        trails = None if self._events is None else self._events.trails
+        subscription = Subscription(
+            id, owner, topic.raw, qos, lanes, policy, self._scheduler.now, self._changed, door=door, trails=trails
+        )
         self._by_id[id] = subscription
         topic.subscribed(subscription)
         return subscription
@@ -219,11 +228,24 @@ class Subscriptions:
             topic = self._topics.get(subscription.topic_name)
             if topic is None or topic.in_memory or subscription.id < 0 or subscription.id not in self._by_id:
                 continue
-            try:
-                self._table.put(_key(subscription.id), _row(subscription))
-            except StorageError:  # a full disk: it stays dirty and is tried again
+            self._after(partial(self._store, subscription, _row(subscription)))
+
+    def _after(self, call: Callable[[], None]) -> None:
+        """Call when the rows of the audit that led to the state as it is now are durable."""
+        if self._events is None:
+            call()
+        else:
+            self._events.after(call)
+
+    def _store(self, subscription: Subscription, row: SubscriptionRow) -> None:
+        if self._by_id.get(subscription.id) is not subscription:  # removed meanwhile
+            return
+        try:
+            self._table.put(_key(subscription.id), row)
+        except StorageError:  # a full disk: it is dirty again, and tried again
+            if not subscription.dirty:
                 subscription.dirty = True
-                self._dirty.append(subscription)
+                self._changed(subscription)
 
     def _drop_idle(self, now: int) -> None:
         if not self._idle_us or now - self._idle_checked_at < IDLE_CHECK_EVERY_US:
@@ -274,7 +296,8 @@ class Subscriptions:
             "not acknowledged", attempts=attempts, more=((b"subscription", str(subscription.id).encode()),)
         )
         effect = (_SETTLED, pack((subscription.id, number, offset)))
-        self._dead.bury(subscription.topic_name, number, offset, row, failure, [effect], done)
+        bury = partial(self._dead.bury, subscription.topic_name, number, offset, row, failure, [effect], done)
+        self._after(bury)  # it says how often the record was delivered
 
     def _buried(
         self, subscription: Subscription, lane: Lane, offset: int, attempts: int, error: Exception | None
@@ -328,8 +351,14 @@ class Subscriptions:
         if subscription is None or topic is None or topic.in_memory:  # it is gone, or it does not outlive the broker
             saved(None)
             return
+        self._after(partial(self._store_settled, subscription, _row(subscription), saved))
+
+    def _store_settled(self, subscription: Subscription, row: SubscriptionRow, saved: Done) -> None:
+        if self._by_id.get(subscription.id) is not subscription:
+            saved(None)
+            return
         try:
-            self._table.put(_key(id), _row(subscription), saved)
+            self._table.put(_key(subscription.id), row, saved)
         except QuintetError as refused:
             saved(refused)
 
@@ -346,4 +375,5 @@ def _row(subscription: Subscription) -> SubscriptionRow:
         subscription.topic_name.decode(),
         subscription.qos,
         lanes,
+        subscription.door,
     )

@@ -22,6 +22,7 @@ from functools import partial
 
 from quintet import kernel
 from quintet.delivery.sink import Sink
+from quintet.delivery.trail import Trail
 from quintet.log.base import Partition
 from quintet.model.batch import EXPIRY, SPARSE, RecordBatch
 
@@ -59,6 +60,7 @@ class Lane:
         "position",
         "retry",
         "skipped",
+        "trail",
     )
 
     def __init__(self, partition: Partition, position: int) -> None:
@@ -68,6 +70,7 @@ class Lane:
         self.retry: dict[int, int] = {}  # offset -> attempts made, in the order they became due
         self.dead: dict[int, int] = {}  # offset -> attempts made, on their way to the dead-letter topic
         self.skipped = 0  # records that expired, or that retention took, before they could be delivered
+        self.trail: Trail | None = None  # what is told to the audit
         self._timers: list[tuple[int, int, Flight]] = []
         self._order = 0
         self._held: list[RecordBatch] = []
@@ -142,6 +145,8 @@ class Lane:
             self.inflight.update(dict.fromkeys(offsets, flight))
             self._order += 1
             heapq.heappush(self._timers, (deadline, self._order, flight))
+        if self.trail is not None:
+            self.trail.delivered(offsets[0], offsets[-1] + 1, qos > 0)
         return attempt
 
     def attempt_of(self, run: Run) -> int:

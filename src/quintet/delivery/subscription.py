@@ -1,8 +1,9 @@
 """From lanes to a peer: one subscription of one owner to one topic, pushed to an attached sink or taken by polls.
 
 Push pulls: before reading the log it asks the sink for room and the window for credit; without either it parks and is
-woken. Nothing here is queued between log and socket. Saving the state and dead letters are the broker's business
-(broker/subscriptions.py); this file only says when there is something to do (`changed`, `collect_dead`).
+woken. Nothing here is queued between log and socket. Saving the state, dead letters and the audit are the broker's
+business (broker/subscriptions.py, broker/events.py); this file only says when there is something to do (`changed`,
+`collect_dead`), and what was handed over and settled (`trails`), through which door and for whom.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from quintet.delivery.lane import Lane, Run
 from quintet.delivery.sink import Sink
+from quintet.delivery.trail import Trail, Trails
 
 MESSAGES_PER_RUN_MAX = 65_536
 BACKOFF_DOUBLINGS_MAX = 8  # records of a dead-letter topic are tried without end, and still within minutes
@@ -29,8 +31,8 @@ class Subscription:
     """`qos` is the highest a record is delivered with; a record published with QoS 0 stays at 0."""
 
     __slots__ = (
-        "_changed", "_now", "_parked", "_policy", "_pumping", "_turn", "delivered", "dirty", "id", "lanes", "last_used", "owner",
-        "qos", "sink", "topic_name",
+        "_changed", "_now", "_parked", "_policy", "_pumping", "_turn", "delivered", "dirty", "door", "id", "lanes",
+        "last_used", "owner", "qos", "sink", "topic_name",
     )  # fmt: skip
 
     def __init__(
@@ -43,12 +45,20 @@ class Subscription:
         policy: Policy,
         now: Callable[[], int],
         changed: Callable[["Subscription"], None],
+        *,
+        door: str = "blipmq",
+        who: str = "",
+        trails: Trails | None = None,
     ) -> None:
         self.id = id
         self.owner = owner
         self.topic_name = topic_name
         self.qos = qos
         self.lanes = lanes
+        self.door = door
+        if trails is not None:
+            for lane in lanes:
+                lane.trail = Trail(trails, door, who or owner, topic_name.decode(), lane.partition.number)
         self.sink: Sink | None = None
         self.dirty = False
         self.delivered = 0
@@ -184,7 +194,13 @@ class Subscription:
         if not 0 <= partition < len(self.lanes):
             return list(range(first, first + min(count, MESSAGES_PER_RUN_MAX)))
         lane = self.lanes[partition]
-        unknown = [offset for offset in range(first, first + min(count, MESSAGES_PER_RUN_MAX)) if not lane.ack(offset)]
+        last = first + min(count, MESSAGES_PER_RUN_MAX)
+        unknown = [offset for offset in range(first, last) if not lane.ack(offset)]
+        if lane.trail is not None:
+            for missing in (*unknown, last):
+                if first < missing:
+                    lane.trail.acked(first, missing)
+                first = missing + 1
         if self.sink is not None:
             self.pump()
         return unknown

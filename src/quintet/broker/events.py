@@ -1,0 +1,195 @@
+"""From deliveries and acknowledgements to rows that outlive them: the topic `__events`. What was sent is its own record.
+
+    {"event":"deliver"|"ack", "door":"blipmq", "who":"ann", "topic":"orders", "partition":0, "first":10, "last":25,
+     "time":1700000000000000, "group":"billing"}        the key is the topic's name
+
+says that offsets 10 to 24 (first <= offset < last) were handed to ann, or settled by her. A range may span offsets that have
+no record (expired, compacted away). `time` is when the row was made, in microseconds: up to EVERY_US after the delivery,
+never before it. `group` is there for offsets that a consumer group committed: from what was committed before on. A row may
+come twice (a crash between a row and the state it belongs to, a record delivered again), and says the truth each time.
+
+Moves are collected (delivery/trail.py for subscriptions, `delivered` and `acked` for doors that answer reads), joined, and
+appended as one batch about every EVERY_US. What the broker keeps as state (positions of subscriptions, committed offsets)
+goes through `after`, and is appended when the rows that explain it are durable: partitions are synced each by itself, so that
+both in one turn, rows first, would promise nothing. A crash may lose rows of the last EVERY_US whose state is lost with them,
+or that have none (QoS 0); it never leaves a position without the rows that led to it.
+
+A disk that fails is reported, the rows are counted as lost, and delivery goes on: `after` calls in any case, in order.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Literal
+
+import msgspec
+
+from quintet import kernel
+from quintet.delivery.trail import Kind, Move, Trails
+from quintet.log.base import Log, Partition, TopicSpec
+from quintet.model import limits
+from quintet.model.errors import QuintetError
+from quintet.model.scheduler import Scheduler
+
+EVENTS_TOPIC: Final = (15, "__events")
+SEGMENTS: Final = 8  # the topic's bytes are removed in pieces of this share
+EVERY_US: Final = 200_000
+EVENTS_WAITING_MAX: Final = 10_000  # ranges in memory; at so many they are appended at once
+EVENTS_OF_BATCH_MAX: Final = 10_000  # rows
+EVENTS_UNSYNCED_MAX: Final = 200_000  # rows that wait for the disk; what comes above is lost, and that is said
+REPORT_EVERY_US: Final = 1_000_000
+
+Mode = Literal["all", "acknowledged", "off"]
+Report = Callable[[str, dict[str, object]], None]
+Call = Callable[[], None]
+_Where = tuple[Kind, str, str, str, int, str]  # event, door, who, topic, partition, group
+
+
+class EventRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What `__events` keeps, as JSON."""
+
+    event: Kind
+    door: str
+    who: str
+    topic: str
+    partition: int
+    first: int
+    last: int
+    time: int
+    group: str = ""
+
+
+class Events:
+    """The rows of one broker. `trails` is what subscriptions are made with: None when nothing is to be written."""
+
+    def __init__(
+        self,
+        log: Log,
+        scheduler: Scheduler,
+        report: Report,
+        *,
+        mode: Mode = "all",
+        bytes_max: int = limits.EVENTS_BYTES_DEFAULT,
+    ) -> None:
+        segment_bytes = max(bytes_max // SEGMENTS, limits.SEGMENT_BYTES_MIN)
+        spec = TopicSpec(*EVENTS_TOPIC, retention_bytes=bytes_max, segment_bytes=segment_bytes)
+        self.recorded = self.lost = 0
+        self.trails = None if mode == "off" else Trails(mode == "all", EVENTS_WAITING_MAX, self.flush)
+        self._every = mode == "all"
+        self._partition: Partition = log.open_topic(spec)[0]
+        self._scheduler = scheduler
+        self._report = report
+        self._ranges: dict[_Where, list[tuple[int, int]]] = {}
+        self._count = 0  # of these ranges
+        self._calls: list[Call] = []  # to be made when the next flush is durable
+        self._flying: deque[tuple[int, list[Call]]] = deque()  # rows of an append on its way, and what waits for it
+        self._unsynced = 0  # rows
+        self._armed = False
+        self._flushed_at = self._reported_at = 0
+        self._unreported = 0
+        self._encode = msgspec.json.Encoder().encode
+
+    @property
+    def partition(self) -> Partition:
+        """The topic, to be read."""
+        return self._partition
+
+    # -- collecting ------------------------------------------------------------------------------------------------
+
+    def delivered(self, door: str, who: str, topic: str, partition: int, first: int, last: int) -> None:
+        """Offsets first to last - 1 were handed to somebody, who need not say that they arrived."""
+        if self._every:
+            self._note(("deliver", door, who, topic, partition, ""), first, last)
+
+    def acked(self, door: str, who: str, topic: str, partition: int, first: int, last: int, group: str = "") -> None:
+        """Offsets first to last - 1 were settled by somebody, for a consumer group or for itself."""
+        if self.trails is not None:
+            self._note(("ack", door, who, topic, partition, group), first, last)
+
+    def _note(self, where: _Where, first: int, last: int) -> None:
+        if first >= last:
+            return
+        ranges = self._ranges.setdefault(where, [])
+        if ranges and ranges[-1][1] == first:
+            ranges[-1] = (ranges[-1][0], last)
+            return
+        ranges.append((first, last))
+        self._count += 1
+        if self._count >= EVENTS_WAITING_MAX:
+            self.flush()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def tick(self, now: int) -> None:
+        """Called about every 50 ms."""
+        if now - self._flushed_at >= EVERY_US:
+            self.flush()
+
+    def after(self, call: Call) -> None:
+        """Call when all that was collected up to now is durable, or lost: at once if there is nothing on its way. Calls are
+        made in the order in which they were given, and must not raise."""
+        if self._calls or self._count or (self.trails is not None and self.trails.moved):
+            self._calls.append(call)
+            if not self._armed:  # at the end of the turn: all who wait in it share one batch
+                self._armed = True
+                self._scheduler.soon(self.flush)
+        elif self._flying:
+            self._flying[-1][1].append(call)
+        else:
+            call()
+
+    def flush(self) -> None:
+        """Append what was collected."""
+        self._armed = False
+        now = self._flushed_at = self._scheduler.now()
+        calls, self._calls = self._calls, []
+        rows = self._rows(now)
+        for first in range(0, len(rows), EVENTS_OF_BATCH_MAX):
+            self._append(rows[first : first + EVENTS_OF_BATCH_MAX], now)
+        if self._flying:
+            self._flying[-1][1].extend(calls)
+            return
+        for call in calls:
+            call()
+
+    def _rows(self, now: int) -> list[EventRow]:
+        moves: list[Move] = [] if self.trails is None else self.trails.take()
+        rows = [EventRow(*move, now) for move in moves]
+        ranges, self._ranges, self._count = self._ranges, {}, 0
+        for (event, door, who, topic, partition, group), found in ranges.items():
+            rows += [EventRow(event, door, who, topic, partition, first, last, now, group) for first, last in found]
+        return rows
+
+    def _append(self, rows: list[EventRow], now: int) -> None:
+        if self._unsynced >= EVENTS_UNSYNCED_MAX:
+            self._lose(len(rows), f"{self._unsynced} rows wait for the disk already", now)
+            return
+        encode = self._encode
+        batch = kernel.build(
+            [encode(row) for row in rows], [row.topic.encode() for row in rows], origin=b"quintet:broker"
+        )
+        try:
+            self._partition.append(batch, self._appended)
+        except QuintetError as error:
+            self._lose(len(rows), str(error), now)
+            return
+        self.recorded += len(rows)
+        self._unsynced += len(rows)
+        self._flying.append((len(rows), []))
+
+    def _appended(self, _offset: int, error: Exception | None) -> None:
+        """The oldest append on its way is over: appends of a partition end in their order."""
+        rows, calls = self._flying.popleft()
+        self._unsynced -= rows
+        if error is not None:
+            self.recorded -= rows
+            self._lose(rows, str(error), self._scheduler.now())
+        for call in calls:
+            call()
+
+    def _lose(self, rows: int, why: str, now: int) -> None:
+        """The disk would not have them: the broker's own log is the place that is left."""
+        self.lost += rows
+        self._unreported += rows
+        if now - self._reported_at >= REPORT_EVERY_US:
+            self._report("audit_lost", {"event": "deliver and ack", "rows": self._unreported, "error": why})
+            self._reported_at, self._unreported = now, 0
