@@ -22,7 +22,9 @@ pub const HEADERS: u16 = 8;
 pub const TIMESTAMPS: u16 = 16;
 pub const EXPIRY: u16 = 32;
 pub const SPARSE: u16 = 64;
-const KNOWN_COLUMNS: u16 = 127;
+pub const CHAIN: u16 = 128;
+const KNOWN_COLUMNS: u16 = 255;
+pub const LINK_BYTES: usize = 32;
 
 pub const ZEROS: i64 = 0;
 pub const CUT_SHORT: i64 = -1;
@@ -251,6 +253,9 @@ fn place(head: &Head, limit: u64, found: Option<&[u8]>, sizes: &Sizes) -> Result
     if head.has(SPARSE) {
         w.deltas = p.take(4 * n as u64)?;
     }
+    if head.has(CHAIN) {
+        p.take(LINK_BYTES as u64)?;
+    }
     w.end = p.pos as usize;
     Ok(w)
 }
@@ -413,7 +418,9 @@ impl<'a> Batch<'a> {
         if w.deltas != 0 {
             let end = w.deltas + 4 * n;
             let rising = (1..n).all(|i| self.delta(i - 1) < self.delta(i));
-            return rising && self.delta(n - 1) < u64::from(self.head.span) && self.zero(end, w.end);
+            return rising
+                && self.delta(n - 1) < u64::from(self.head.span)
+                && self.zero(end, pad8(end as u64) as usize);
         }
         true
     }

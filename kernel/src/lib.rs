@@ -1,6 +1,6 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
-//! Only the talking to Python lives here (in `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `arrow_py.rs` for Arrow):
+//! Only the talking to Python lives here (in `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `arrow_py.rs` for Arrow, `chain_py.rs` for links):
 //! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `fly.rs`,
 //! `fly_reply.rs`, `arrow.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
 //! columns are made or taken; no I/O, no clock, no state.
@@ -9,6 +9,7 @@ mod arrow;
 mod arrow_py;
 mod batch;
 mod blip;
+mod chain_py;
 mod fast;
 mod fast_py;
 mod fly;
@@ -658,6 +659,8 @@ fn blip_received<'py>(py: Python<'py>, data: &Bound<'py, PyAny>, start: i64, max
 mod _native {
     #[pymodule_export]
     use super::arrow_py::{gather, scatter};
+    #[pymodule_export]
+    use super::chain_py::chain;
     #[pymodule_export]
     use super::fast_py::{fast_deliver, fast_publish, fast_received, fast_split};
     #[pymodule_export]

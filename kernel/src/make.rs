@@ -4,8 +4,8 @@
 //! exactly that size. Reading is `batch.rs`'s matter, Python objects are `lib.rs`'s.
 
 use crate::batch::{
-    Batch, HEADERS, Head, KEY_NULLS, KEYS, Layout, MAX_OFFSET, MAX_ORIGINS_ENTRIES, Refusal, SPARSE, Sizes, TOO_LARGE,
-    crc32c, i32_at, plan, put,
+    Batch, CHAIN, HEADERS, Head, KEY_NULLS, KEYS, LINK_BYTES, Layout, MAX_BATCH_BYTES, MAX_OFFSET, MAX_ORIGINS_ENTRIES, Refusal, SPARSE,
+    Sizes, TOO_LARGE, crc32c, i32_at, plan, put,
 };
 use std::collections::HashMap;
 
@@ -104,7 +104,7 @@ impl<'a> Merge<'a> {
             if h.has(SPARSE) {
                 return Err("a compacted (SPARSE) batch cannot be merged");
             }
-            head.columns |= h.columns;
+            head.columns |= h.columns & !CHAIN; // a link belongs to one place in one log
             head.count += h.count;
             all_keys &= h.has(KEYS);
             sizes.values += batch.value_size() as u64;
@@ -255,7 +255,7 @@ impl<'a> Select<'a> {
                 }
             }
         }
-        let mut head = Head { count: keep.len(), columns: h.columns | SPARSE, ..h };
+        let mut head = Head { count: keep.len(), columns: h.columns & !CHAIN | SPARSE, ..h };
         let at = plan(&mut head, &sizes)?;
         Ok(Some(Select { batch, keep, head, at }))
     }
@@ -322,4 +322,28 @@ pub fn seal(d: &mut [u8], place_and_time: Option<(i64, i64)>, seed: Option<u32>)
         put(d, 4, crc.to_le_bytes());
     }
     Ok(())
+}
+
+/// How many bytes of room for a link a batch lacks; refused if it would be too large with them.
+pub fn room_for_link(d: &[u8]) -> Result<usize, Refusal> {
+    let batch = Batch::open(d, 0)?;
+    let lacking = if batch.head.has(CHAIN) { 0 } else { LINK_BYTES };
+    if (batch.head.length + lacking) as u64 > MAX_BATCH_BYTES { Err(TOO_LARGE) } else { Ok(lacking) }
+}
+
+/// Gives a placed batch, now with room for it, its link: a hash of the link before it and of everything between the
+/// checksum and itself. Then the checksum.
+pub fn link(d: &mut [u8], seed: u32, before: &[u8; LINK_BYTES], key: Option<&[u8; LINK_BYTES]>) -> [u8; LINK_BYTES] {
+    let at = d.len() - LINK_BYTES;
+    let columns = u16::from_le_bytes([d[14], d[15]]) | CHAIN;
+    put(d, 8, (d.len() as u32).to_le_bytes());
+    put(d, 14, columns.to_le_bytes());
+    let mut hasher = key.map_or_else(blake3::Hasher::new, blake3::Hasher::new_keyed);
+    hasher.update(before);
+    hasher.update(&d[8..at]);
+    let link = *hasher.finalize().as_bytes();
+    put(d, at, link);
+    let crc = crc32c(&d[8..], seed);
+    put(d, 4, crc.to_le_bytes());
+    link
 }

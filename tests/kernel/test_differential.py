@@ -78,6 +78,8 @@ def valid_batch(native: ModuleType, r: random.Random) -> bytearray:
         fewer: bytearray = same(native, "select", built, sorted(r.sample(range(n), r.randrange(1, n + 1))))
         native.reseal(fewer, 7)
         built = fewer
+    if r.random() < 0.3:
+        native.chain(built, r.randrange(1 << 40), 5, 7, r.randbytes(32), b"")
     return built
 
 

@@ -28,6 +28,7 @@ merge = _chosen.merge
 seal = _chosen.seal
 place = _chosen.place
 reseal = _chosen.reseal
+chain = _chosen.chain
 check = _chosen.check
 walk = _chosen.walk
 find = _chosen.find

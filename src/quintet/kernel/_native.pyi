@@ -42,6 +42,12 @@ def seal(batch: bytearray, base_offset: int, timestamp: int, seed: int) -> None:
 def place(batch: bytearray, base_offset: int, timestamp: int) -> None:
     """As seal, without a checksum: for a batch that stays in memory. `reseal` gives it one when it goes to disk."""
 
+def chain(batch: bytearray, base_offset: int, timestamp: int, seed: int, before: bytes, key: bytes) -> bytes:
+    """As seal, for a batch of a chained log: it grows by its link (32 bytes, columns bit 7 CHAIN; one that has a link gets a
+    new one), which is returned: blake3 of `before`, the link of the batch before it, and of everything between checksum
+    and link, keyed if key has 32 bytes and not if it is empty. A batch over 64 MiB with its link: ValueError, nothing is
+    changed."""
+
 def check(data: Buffer, start: int, seed: int) -> int:
     """Length of the sound batch at `start`, or why there is none: 0 zeros (magic is 0), -1 cut short (the buffer ends
     before the batch does), -2 bad magic or header field, -3 checksum, -4 columns do not add up."""

@@ -5,7 +5,7 @@ here but the list.
 """
 
 from quintet.kernel.pure_arrow import gather, scatter
-from quintet.kernel.pure_batch import build, check, find, layout, merge, place, reseal, rows, seal, select, walk
+from quintet.kernel.pure_batch import build, chain, check, find, layout, merge, place, reseal, rows, seal, select, walk
 from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, blip_split
 from quintet.kernel.pure_crc import crc32c
 from quintet.kernel.pure_fast import fast_deliver, fast_publish, fast_received, fast_split
@@ -17,6 +17,7 @@ __all__ = [
     "blip_received",
     "blip_split",
     "build",
+    "chain",
     "check",
     "crc32c",
     "fast_deliver",

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from operator import le
 from typing import NamedTuple
 
+from blake3 import blake3
 from typing_extensions import Buffer
 
 from quintet.kernel.pure_crc import crc32c
@@ -30,8 +31,9 @@ MAX_OFFSET = (1 << 63) - 1
 
 AT_MOST_ONCE = 1
 KNOWN_FLAGS = 7
-VALUE_NULLS, KEYS, KEY_NULLS, HEADERS, TIMESTAMPS, EXPIRY, SPARSE = (1 << bit for bit in range(7))
-KNOWN_COLUMNS = 127
+VALUE_NULLS, KEYS, KEY_NULLS, HEADERS, TIMESTAMPS, EXPIRY, SPARSE, CHAIN = (1 << bit for bit in range(8))
+KNOWN_COLUMNS = 255
+LINK_BYTES = 32
 
 ZEROS, CUT_SHORT, BAD_HEADER, BAD_CHECKSUM, BAD_COLUMNS, OFFSETS_FELL = 0, -1, -2, -3, -4, -5
 FIND_STEP_BYTES = 1024 * 1024
@@ -186,6 +188,8 @@ def locate(view: memoryview, start: int, head: Head) -> Layout:
         expiries, pos = pos, _fixed(pos, 8 * n, length)
     if bits & SPARSE:
         deltas, pos = pos, _fixed(pos, 4 * n, length)
+    if bits & CHAIN:
+        pos = _fixed(pos, LINK_BYTES, length)
     if pos != length:
         raise ValueError("batch columns do not add up: the last column does not end where the batch does")
     return Layout(
@@ -517,7 +521,7 @@ def merge(batches: Sequence[Buffer], timestamp: int) -> bytearray:
             raise ValueError("a batch with a producer_id keeps its identity and cannot be merged")
         if head.columns & SPARSE:
             raise ValueError("a compacted (SPARSE) batch cannot be merged")
-        columns |= head.columns
+        columns |= head.columns & ~CHAIN  # a link belongs to one place in one log
     if columns & KEYS and not all(head.columns & KEYS for head, _ in taken):
         columns |= KEY_NULLS
     numbers: dict[bytes, int] = {}
@@ -573,6 +577,27 @@ def reseal(batch: bytearray, seed: int) -> None:
         struct.pack_into("<I", batch, 4, crc32c(view[8:], seed))
 
 
+def chain(batch: bytearray, base_offset: int, timestamp: int, seed: int, before: bytes, key: bytes) -> bytes:
+    if len(before) != LINK_BYTES:
+        raise ValueError("the link before must have 32 bytes")
+    if key and len(key) != LINK_BYTES:
+        raise ValueError("the key of a chain has 32 bytes, or none for no key")
+    head, _ = _exact(batch)
+    lacking = 0 if head.columns & CHAIN else LINK_BYTES
+    if head.length + lacking > MAX_BATCH_BYTES:
+        raise ValueError("batch too large: over 64 MiB; split it into several batches")
+    place(batch, base_offset, timestamp)
+    batch += bytes(lacking)
+    struct.pack_into("<IHH", batch, 8, len(batch), head.flags, head.columns | CHAIN)
+    hasher = blake3(before, key=key) if key else blake3(before)
+    with memoryview(batch) as view, view[8:-LINK_BYTES] as hashed:
+        hasher.update(hashed)
+    link = hasher.digest()
+    batch[-LINK_BYTES:] = link
+    reseal(batch, seed)
+    return link
+
+
 def select(batch: Buffer, keep: Sequence[int]) -> bytearray | None:
     _, head, got = _whole(batch)
     if any(a >= b for a, b in pairwise(keep)) or (keep and not (keep[0] >= 0 and keep[-1] < head.records)):
@@ -590,4 +615,4 @@ def select(batch: Buffer, keep: Sequence[int]) -> bytearray | None:
         [got.origin_index[i] for i in keep] if got.origin_index is not None else None,
         [deltas[i] for i in keep],
     )
-    return pack(records, head.columns | SPARSE, head._replace(crc=0))
+    return pack(records, head.columns & ~CHAIN | SPARSE, head._replace(crc=0))

@@ -32,6 +32,8 @@ from quintet.kernel.pure_blip import MAX_GROUP_BYTES, MAX_GROUP_RECORDS, MAX_U16
 #  EXTEND     |0x70 |version                                             big-endian; there is no outer length
 CREATE, SUBSCRIBE, PUBLISH, UNSUBSCRIBE, ROTATE, EXTEND = 1, 2, 3, 5, 7, 0x70
 REQUESTS = frozenset((CREATE, SUBSCRIBE, PUBLISH, UNSUBSCRIBE, ROTATE, EXTEND))
+# Bytes behind the token that must be in before a packet's size is known.
+FIXED_BYTES = {CREATE: 1, SUBSCRIBE: 4, PUBLISH: 8, UNSUBSCRIBE: 4, ROTATE: 5}
 ENDS_SPLITTING = frozenset((CREATE, ROTATE, EXTEND))
 
 #  replies:   0             1           5           9
@@ -70,17 +72,15 @@ def _request(view: memoryview, pos: int, payload_max: int) -> tuple[int, int]:
         return 0, 0
     if kind == EXTEND:
         return pos + 2, 0
-    body = 2 + view[pos + 1]
-    needed = {CREATE: body + 1, PUBLISH: body + 8, ROTATE: body + 5}.get(kind, body + 4)
-    if left < needed:
+    size = 2 + view[pos + 1] + FIXED_BYTES[kind]
+    if left < size:
         return 0, 0
-    size = needed
     if kind == CREATE:
-        size += view[pos + body] + 1
+        size += view[pos + size - 1] + 1
     elif kind == ROTATE:
-        size += view[pos + body + 4]
+        size += view[pos + size - 1]
     elif kind == PUBLISH:
-        length = _u32(view, pos + body + 4)
+        length = _u32(view, pos + size - 4)
         if length > payload_max:
             return 0, LONG_PAYLOAD
         size += length
