@@ -10,12 +10,12 @@ use crate::blip::{self, FINDER_SLOTS, MAX_GROUP_BYTES, MAX_GROUP_RECORDS, be, co
 use crate::make;
 use std::collections::HashMap;
 
-//  requests:  0      1     2       2+N         6+N         10+N
-//  CREATE     |1    |N    |token  |T u8       |name T bytes|flags u8
-//  SUBSCRIBE  |2    |N    |token  |topic u32  |                             UNSUBSCRIBE |5 is the same
+//  requests:  0      1     2       2+N         6+N          10+N
+//  CREATE     |1    |N    |token  |T u8 |name T bytes |flags u8
+//  SUBSCRIBE  |2    |N    |token  |topic u32                             UNSUBSCRIBE |5 is the same
 //  PUBLISH    |3    |N    |token  |topic u32  |length u32  |payload
-//  ROTATE     |7    |N    |token  |topic u32  |M u8        |new key M bytes
-//  EXTEND     |0x70 |version                                                big-endian; there is no outer length
+//  ROTATE     |7    |N    |token  |topic u32  |M u8 |new key M bytes
+//  EXTEND     |0x70 |version                                             big-endian; there is no outer length
 pub const CREATE: u8 = 1;
 pub const SUBSCRIBE: u8 = 2;
 pub const PUBLISH: u8 = 3;
@@ -23,10 +23,11 @@ pub const UNSUBSCRIBE: u8 = 5;
 pub const ROTATE: u8 = 7;
 pub const EXTEND: u8 = 0x70;
 
-//  replies:   0      1            2          5 or 6     8 or 9
-//  MESSAGE    |4    |topic u32              |length u32 |payload
-//  KEY_UPDATE |6    |topic u32              |M u8       |new key M bytes
-//  OK, ERROR  |0x7E or 0x7F |request u8 |topic u32 |code u16 |L u8 |message L bytes
+//  replies:   0             1           5           9
+//  MESSAGE    |4           |topic u32  |length u32 |payload
+//  KEY_UPDATE |6           |topic u32  |M u8 |new key M bytes
+//             0             1           2          6         8     9
+//  OK, ERROR  |0x7E, 0x7F  |request u8 |topic u32 |code u16 |L u8 |message L bytes
 pub const MESSAGE: u8 = 4;
 pub const KEY_UPDATE: u8 = 6;
 pub const OK: u8 = 0x7E;

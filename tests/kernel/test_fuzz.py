@@ -1,21 +1,26 @@
-"""The fuzz target as a test: a short run holds, and the fault it plants is found. Long runs: `make fuzz`."""
+"""The fuzz targets of the kernel as tests: a short run holds, and the fault each plants is found. Long runs: `make fuzz`."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-TARGET = Path(__file__).parents[2] / "fuzz" / "blip_codec.py"
+import pytest
+
+TARGETS = Path(__file__).parents[2] / "fuzz"
+
+pytestmark = pytest.mark.parametrize("target", ["blip_codec.py", "fast_codec.py"])
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(TARGET), *arguments], capture_output=True, text=True, check=False)
+def run(target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TARGETS / target), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_short_run_holds() -> None:
-    done = run("--frames", "30000", "--seed", "4")
+def test_a_short_run_holds(target: str) -> None:
+    done = run(target, "--frames", "30000", "--seed", "4")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_planted_fault_is_found() -> None:
-    done = run("--frames", "30000", "--seed", "4", "--sabotage")
+def test_the_planted_fault_is_found(target: str) -> None:
+    done = run(target, "--frames", "30000", "--seed", "4", "--sabotage")
     assert (done.returncode, "planted fault caught" in done.stdout) == (0, True), done.stdout + done.stderr
