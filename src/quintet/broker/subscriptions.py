@@ -29,6 +29,11 @@ IDLE_CHECK_EVERY_US = 60_000_000
 KEPT_OWNER = (
     "(queue)"  # of the subscriptions that hold the backlog of a queue: they wait for a reader as long as it takes
 )
+MAILBOX_OWNER = (
+    "(mailbox)"  # of the subscriptions of peers' mailboxes: what is not settled waits for the next connection
+)
+MAILBOX_TIMEOUT_US = 10 * 365 * 24 * 3600 * 1_000_000  # nothing is sent twice over one connection
+MAILBOX_IN_FLIGHT_MAX = 1_000_000  # a peer may acknowledge when it likes: the mailbox's own limits are smaller
 ATTEMPTS_WITHOUT_END = 1 << 30  # on a dead-letter topic itself: there is nowhere further to go
 _SETTLED = "settled"  # (subscription id, partition, offset)
 
@@ -75,6 +80,12 @@ class Subscriptions:
         self._table = table
         self._topics = topics
         self._policy = policy
+        self._mailbox_policy = replace(
+            policy,
+            attempts_max=ATTEMPTS_WITHOUT_END,
+            push_timeout_us=MAILBOX_TIMEOUT_US,
+            in_flight_max=MAILBOX_IN_FLIGHT_MAX,
+        )
         self._scheduler = scheduler
         self._report = report
         self._suffix = dead_letter_suffix
@@ -122,13 +133,20 @@ class Subscriptions:
             self._last_id = max(self._last_id, row.id)
 
     def create(
-        self, owner: str, topic: Topic, qos: int, done: Callable[[Exception | None], None], *, door: str = "blipmq"
+        self,
+        owner: str,
+        topic: Topic,
+        qos: int,
+        done: Callable[[Exception | None], None],
+        *,
+        door: str = "blipmq",
+        from_start: bool = False,
     ) -> Subscription:
-        """A new subscription at the tail of the topic; done when it would survive a restart."""
+        """A new subscription at the tail of the topic, or at its start; done when it would survive a restart."""
         self._check_room()
         self._last_id += 1
         # From `visible`, not `end`: what is on its way to the disk may yet be refused, and its offsets given to others.
-        lanes = [Lane(partition, partition.visible) for partition in topic.partitions]
+        lanes = [Lane(p, p.start if from_start else p.visible) for p in topic.partitions]
         subscription = self._open(self._last_id, owner, topic, qos, lanes, door)
         try:
             self._table.put(_key(subscription.id), _row(subscription), partial(self._made, subscription, topic, done))
@@ -165,11 +183,25 @@ class Subscriptions:
 
     def _open(self, id: int, owner: str, topic: Topic, qos: int, lanes: list[Lane], door: str) -> Subscription:
         policy = self._policy
-        if topic.name.endswith(self._suffix):
+        who = ""
+        if owner == MAILBOX_OWNER:
+            policy = self._mailbox_policy
+            who = topic.name.partition("/")[2]
+        elif topic.name.endswith(self._suffix):
             policy = replace(policy, attempts_max=ATTEMPTS_WITHOUT_END)
         trails = None if self._events is None else self._events.trails
         subscription = Subscription(
-            id, owner, topic.raw, qos, lanes, policy, self._scheduler.now, self._changed, door=door, trails=trails
+            id,
+            owner,
+            topic.raw,
+            qos,
+            lanes,
+            policy,
+            self._scheduler.now,
+            self._changed,
+            door=door,
+            who=who,
+            trails=trails,
         )
         self._by_id[id] = subscription
         topic.subscribed(subscription)
@@ -253,7 +285,7 @@ class Subscriptions:
         self._idle_checked_at = now
         for subscription in list(self._by_id.values()):
             idle = subscription.sink is None and now - subscription.last_used > self._idle_us
-            if idle and subscription.owner != KEPT_OWNER:
+            if idle and subscription.owner not in (KEPT_OWNER, MAILBOX_OWNER):
                 self._report("subscription_expired", {"subscription": subscription.id, "owner": subscription.owner,
                                                       "backlog": subscription.backlog()})  # fmt: skip
                 try:

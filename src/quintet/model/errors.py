@@ -43,6 +43,12 @@ class WrongKey(AuthError):
     code = "E1202"
 
 
+class NameClaimed(Forbidden):
+    """A peer's name that another owner registered."""
+
+    code = "E1203"
+
+
 class BadName(QuintetError, ValueError):
     """A topic name that no door may use."""
 
