@@ -1,6 +1,7 @@
 """`quintet user`, `quintet acl` and `quintet role`: who there is, what they may, and who may use a topic.
 
-Passwords are typed, piped or read from a file; never an argument, which every user of the machine can see.
+Passwords are typed, piped or read from a file; never an argument, which every user of the machine can see. API keys are
+made by the broker and printed once.
 """
 
 from pathlib import Path
@@ -22,8 +23,11 @@ from quintet.cli.common import (
     when,
     yes_option,
 )
-from quintet.client.manage import Manage, Rule, User
-from quintet.model.errors import AclNotFound
+from quintet.client.manage import Explanation, Manage, Rule, User
+from quintet.model.errors import AclNotFound, QuintetError
+
+EXPLAIN_REFUSED: Final = 1  # exit codes of `quintet acl explain`
+EXPLAIN_FAILED: Final = 2
 
 name_argument: Final = click.argument("name")
 password_option: Final = click.option(
@@ -45,6 +49,7 @@ def user() -> None:
     quintet user create ann --role producer --role consumer       asks for the password
     quintet user update ann --role consumer --disable
     quintet user password ann < password.txt
+    quintet user key add ann --name laptop                         an API key for other doors
     """
 
 
@@ -162,6 +167,100 @@ def password(url: str, name: str | None, password_file: Path | None, as_json: bo
     say(as_json, {"user": who, "changed": True}, f"{who}: has a new password; connections with the old one end")
 
 
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+@user.group()
+def key() -> None:
+    """API keys of users: what BlipMQ, peerbus (as its token) and Flight take.
+
+    \b
+    quintet user key add --name laptop               one of your own
+    quintet user key add ann --expires 90d           of ann, as an administrator
+    quintet user key list ann
+    quintet user key remove qk_1a2b3c4d
+    """
+
+
+@key.command("add")
+@url_option
+@click.argument("name", required=False, default="")
+@click.option("--name", "label", default="", help="What it is for, to tell it from others.")
+@click.option("--expires", type=common.Duration(), help="Time until it stops working: 12h, 90d. Not given: never.")
+@json_option
+def add_key(url: str, name: str, label: str, expires: int | None, as_json: bool) -> None:
+    """A new key of yours, or as an administrator of the user NAME. It is printed this once.
+
+    \b
+    quintet user key add --name laptop > key.txt
+    quintet user key add ann --expires 90d
+    """
+    until = 0 if expires is None else (common.now_ms() + expires) // 1000
+    made, secret = manage(url, lambda broker: broker.create_key(name, label, until))
+    if as_json:
+        say_json(plain(made) | {"secret": secret})
+        return
+    click.echo(f"quintet: {made.id} of {made.user}; the broker keeps only a hash of it", err=True)
+    click.echo(secret)
+
+
+@key.command("list")
+@url_option
+@click.argument("name", required=False, default="")
+@click.option("--all", "everyone", is_flag=True, help="Keys of all users, and of the configuration.")
+@json_option
+def list_keys(url: str, name: str, everyone: bool, as_json: bool) -> None:
+    """Your keys, or as an administrator those of the user NAME.
+
+    \b
+    quintet user key list
+    quintet user key list --all
+    """
+    found = manage(url, lambda broker: broker.keys(name, everyone=everyone))
+    if as_json:
+        say_json(plain(found))
+        return
+    rows = [
+        (each.id or "(configured)", each.user or "-", each.name or "-", _day(each.created_s), _day(each.expires_s))
+        for each in found
+    ]
+    say_table(("key", "user", "name", "created", "expires"), rows, "no keys")
+
+
+def _day(seconds: int) -> str:
+    return when(seconds * 1000)[:19] if seconds else "-"
+
+
+@key.command("remove")
+@url_option
+@click.argument("id")
+@click.option("--user", "name", default="", help="Whose it is; an administrator need not say.")
+@yes_option
+@json_option
+def remove_key(url: str, id: str, name: str, yes: bool, as_json: bool) -> None:
+    """Revoke a key: it stops working at once, and its connections are closed.
+
+    \b
+    quintet user key remove qk_1a2b3c4d
+    """
+    common.confirm(f"Revoke the key {id}?", yes)
+
+    async def work(broker: Manage) -> str:
+        owner = name or await _owner_of(broker, id)
+        await broker.remove_key(id, owner)
+        return owner
+
+    owner = manage(url, work)
+    say(as_json, {"id": id, "user": owner, "removed": True}, f"{id}: revoked")
+
+
+async def _owner_of(broker: Manage, id: str) -> str:
+    me, _, may = await broker.whoami()
+    everyone = "admin" in may
+    found = await broker.keys(everyone=everyone)
+    return next((each.user for each in found if each.id == id), me)
+
+
 # -- rules ------------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +274,7 @@ def acl() -> None:
     quintet acl set 'logs.*' --public                a prefix
     quintet acl set group:billing --user ann         a consumer group
     quintet acl get orders
+    quintet acl explain ann publish orders           yes or no, and why
     """
 
 
@@ -261,6 +361,40 @@ def delete_rule(url: str, topic: str, yes: bool, as_json: bool) -> None:
     common.confirm(f"Delete the rule of {topic}?", yes)
     manage(url, lambda broker: broker.delete_rule(topic))
     say(as_json, {"topic": topic, "deleted": True}, f"{topic}: rule deleted")
+
+
+@acl.command()
+@url_option
+@click.argument("who", metavar="USER")
+@click.argument("action", type=click.Choice(["publish", "subscribe", "admin"]))
+@click.argument("topic", shell_complete=common.complete_topic)
+@json_option
+@click.pass_context
+def explain(context: click.Context, url: str, who: str, action: str, topic: str, as_json: bool) -> None:
+    """Say whether USER may, and why, rule by rule. Exit code 0: yes, 1: no, 2: it could not be asked.
+
+    \b
+    quintet acl explain ann publish orders
+    quintet acl explain key:sensors subscribe orders-dlq      an API key, by its name or id
+    quintet acl explain subject:worker-7 publish orders       the subject of a token
+    """
+    try:
+        found = manage(url, lambda broker: broker.explain(who, action, topic))
+    except QuintetError as error:
+        click.echo(f"quintet: {error}{f' ({error.hint})' if error.hint else ''}", err=True)
+        context.exit(EXPLAIN_FAILED)
+    if as_json:
+        say_json(plain(found))
+    else:
+        what = "administer" if action == "admin" else f"{action} on"
+        click.echo(f"{'yes' if found.allowed else 'no'}: the {found.kind} {found.name} {_may(found)} {what} {topic}")
+        rows = [(each.topic or "-", each.rule, each.outcome, each.why) for each in found.steps]
+        say_table(("topic", "rule", "says", "because"), rows, "")
+    context.exit(0 if found.allowed else EXPLAIN_REFUSED)
+
+
+def _may(found: Explanation) -> str:
+    return "may" if found.allowed else "may not"
 
 
 # -- roles ------------------------------------------------------------------------------------------------------------

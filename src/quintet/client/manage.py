@@ -123,6 +123,38 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Key:
+    """An API key. Times are seconds since 1970; `expires_s` 0: never. Configured ones have no id."""
+
+    id: str
+    user: str
+    name: str
+    created_s: int
+    expires_s: int
+    configured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rule that was asked on the way to a decision: `outcome` is yes, no, or next."""
+
+    topic: str
+    rule: str
+    outcome: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Whether somebody may, and why. `kind` is what the name was taken for: user, key, or subject (of a token)."""
+
+    allowed: bool
+    kind: str
+    name: str
+    steps: list[Step]
+
+
+@dataclass(frozen=True, slots=True)
 class User:
     name: str
     roles: list[str]
@@ -436,6 +468,24 @@ class Manage:
         """One's own, with the old one; an administrator changes anybody's without."""
         await self._ask("PASSWORD_CHANGE", **_user_fields(name, new, (), old=old))
 
+    async def keys(self, user: str = "", *, everyone: bool = False) -> list[Key]:
+        """One's own API keys; an administrator sees those of another user, or of everyone."""
+        return [_key(row) for row in (await self._ask("KEY_LIST", user=user, everyone=everyone))["keys"]]
+
+    async def create_key(self, user: str = "", name: str = "", expires_s: int = 0) -> tuple[Key, str]:
+        """A new API key of one's own, or as an administrator of another user, and its secret: the broker keeps a hash."""
+        row = await self._ask("KEY_CREATE", user=user, name=name, expires_s=expires_s)
+        return _key(row), str(row["secret"])
+
+    async def remove_key(self, id: str, user: str = "") -> None:
+        """It stops working at once; connections that came with it are closed."""
+        await self._ask("KEY_REMOVE", user=user, id=id)
+
+    async def explain(self, who: str, action: str, topic: str) -> Explanation:
+        """Whether a user, a key or the subject of a token may publish, subscribe or admin, rule by rule."""
+        row = await self._ask("ACL_EXPLAIN", who=who, action=action, topic=topic)
+        return Explanation(row["allowed"], row["kind"], row["name"], [Step(**step) for step in row["steps"]])
+
     async def whoami(self) -> tuple[str, list[str], list[str]]:
         """(name, roles, permissions)"""
         found = await self._ask("WHOAMI")
@@ -504,6 +554,10 @@ def _record(row: Fields) -> Record:
 
 def _user(row: Fields) -> User:
     return User(row["user"], row["roles"], row["permissions"], row["enabled"], row["created_s"], row["updated_s"])
+
+
+def _key(row: Fields) -> Key:
+    return Key(row["id"], row["user"], row["name"], row["created_s"], row["expires_s"], row["configured"])
 
 
 def _user_fields(name: str, password: str, roles: Sequence[str], *, old: str = "", enabled: bool = True) -> Fields:

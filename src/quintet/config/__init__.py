@@ -65,7 +65,16 @@ class LogOutput(Section):
 class Key(Section):
     """One API key, given as text, as a file or as its SHA-256. After loading only the SHA-256 is kept."""
 
-    name: str = Field(description="Who this is; owns subscriptions and appears in logs.", min_length=1, max_length=255)
+    name: str = Field(
+        description="Who this is; owns subscriptions and appears in logs. With user: a name for the key alone.",
+        min_length=1,
+        max_length=255,
+    )
+    user: str = Field(
+        default="",
+        description="The user it belongs to: it is that user, with the rights it has now, and publish and subscribe are not "
+        "given. Empty: somebody of its own.",
+    )
     key: str | None = Field(default=None, description="The key itself. Prefer key_file.", min_length=1, repr=False)
     key_file: Path | None = Field(
         default=None, description="File with the key (one line), readable by its owner only; read again on SIGHUP."
@@ -88,6 +97,10 @@ class Key(Section):
         for pattern in (*self.publish, *self.subscribe):
             if "*" in pattern[:-1]:
                 raise ValueError(f"pattern {pattern!r}: a * is allowed at the end only")
+        if self.user and self.model_fields_set & {"publish", "subscribe"}:
+            raise ValueError(
+                "a key of a user has the rights of that user: give user, or publish and subscribe, not both"
+            )
         secret = self.key
         if self.key_file is not None:
             secret = read_secret(self.key_file)
@@ -357,7 +370,7 @@ class Settings(Section):
         roles = BUILT_IN_ROLE_NAMES | {role.name for role in self.roles}
         if len(roles) < len(BUILT_IN_ROLE_NAMES) + len(self.roles):
             raise PydanticCustomError("twin_roles", "two roles have the same name", {"path": ("roles",)})
-        seen = {twin_key(key.name): key.name for key in self.keys}
+        seen = {twin_key(key.name): key.name for key in self.keys if not key.user}
         users: set[str] = set()
         for number, user in enumerate(self.users):
             twin = seen.setdefault(twin_key(user.name), user.name)

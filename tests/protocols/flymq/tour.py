@@ -173,6 +173,18 @@ class Tour:
         self.expect({"rules": [rule | {"exists": True}], "default_public": False}, "ACL_LIST")
         self.expect({"success": True, "topic": "t"}, "ACL_DELETE", topic="t")
 
+    def keys(self) -> None:
+        made = self.ask("KEY_CREATE", user="conny", name="laptop", expires_s=NOW_MS // 1000 + 60)
+        secret = made.pop("secret")
+        assert secret.startswith(made["id"]) and len(secret) == len("qk_1a2b3c4d_") + 64
+        assert (made["user"], made["name"], made["expires_s"]) == ("conny", "laptop", NOW_MS // 1000 + 60)
+        self.expect({"keys": [made]}, "KEY_LIST", user="conny", everyone=False)
+        assert made in self.ask("KEY_LIST", user="", everyone=True)["keys"]
+        why = self.ask("ACL_EXPLAIN", who=made["id"], action="publish", topic="t")
+        assert (why["allowed"], why["kind"], why["steps"][-1]["rule"]) == (False, "key", "role or key pattern")
+        assert self.ask("ACL_EXPLAIN", who="conny", action="subscribe", topic="t")["allowed"]
+        self.expect({"success": True, "message": ""}, "KEY_REMOVE", user="conny", id=made["id"])
+
     def audit(self) -> None:
         for name in ("AUDIT_QUERY", "AUDIT_QUERY_SDK"):
             found = self.ask(name, **AUDIT)
@@ -187,7 +199,7 @@ def tour(sim: SimBroker, dialect: Any) -> Tour:
     assert answer == {"success": True, "error": "", "username": "admin", "roles": ["admin"]}
     for room in (
         made.messages, made.schemas, made.dead_letters, made.transactions, made.cluster, made.groups, made.people,
-        made.audit,
+        made.keys, made.audit,
     ):  # fmt: skip
         room()
     made.expect({"success": True, "message": ""}, "DELETE_GROUP", topic="t", group="g")
