@@ -67,6 +67,7 @@ def plan(call: Call, ask: wire.Ticket) -> Plan:
         raise _lost(source.name, ask.partition, end, max(last, ask.first), f"the topic ends at {end}")
     first, last = max(ask.first, start), min(last, end)
     files = None if source.in_memory else partition.files(first, last)
+    call.given(source, ask.partition, first, last)
     return Plan(source, partition, first, last, call.broker.scheduler.now(), files)
 
 

@@ -12,7 +12,7 @@ Every function takes the Call first: who asks and from where. Rights are those o
     stage_commit, stage_abort, fence                                   one's own
     pipeline_report, pipelines, pipeline_stop                          one's own, all as administrator
 
-Of the broker's own topics `__groups` and `__audit` are there for administrators, to be read. Nothing here blocks.
+Of the broker's own topics `__groups`, `__audit` and `__events` are there for administrators, to be read. Nothing here blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +25,11 @@ import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
 from quintet.broker import reads
 from quintet.broker.access import Action, Principal
+from quintet.broker.audit import Audit
 from quintet.broker.core import Broker
+from quintet.broker.events import Events
 from quintet.broker.group import GroupInfo, Lag
+from quintet.broker.groups import Groups
 from quintet.broker.intents import NotYetVisible
 from quintet.broker.pipelines import Pipelines, Report
 from quintet.broker.topics import Topic
@@ -56,6 +59,7 @@ ERROR_BYTES_MAX: Final = 4_000  # of one reject
 RANGES_MAX: Final = 10_000  # of one locate
 FILES_SHOWN_MAX: Final = 50_000  # in one answer of `locate`
 STAGES_OF_COMMIT_MAX: Final = 10_000
+FILES: Final = "flight:files"  # the door, in the audit, of who was told where the records are
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +133,21 @@ class Call:
         self.require("subscribe", name)
         return _source(self.broker.topics.find(_raw(name)))
 
+    def given(self, source: Source, partition: int, first: int, last: int, door: str = "flight") -> None:
+        """For the audit: a stream of these begins, or whoever asked knows the files they are in. Who reads the broker's own
+        topics leaves no row: a row of reading `__events` would be there to be read."""
+        if source.topic is not None:
+            self.broker.events.delivered(door, self.owner, source.name, partition, first, last)
 
-OWN_TOPICS: Final = frozenset({"__groups", "__audit"})
+
+OWN_TOPICS: Final = frozenset({"__groups", "__audit", "__events"})
 
 
 def _own(broker: Broker, name: str) -> Source:
-    partition = broker.audit.partition if name == "__audit" else broker.groups.partition
+    kept: dict[str, Groups | Audit | Events] = {
+        "__groups": broker.groups, "__audit": broker.audit, "__events": broker.events,
+    }  # fmt: skip
+    partition = kept[name].partition
     return Source(name, partition.topic_id, "fsync", (partition,), None)
 
 
@@ -221,6 +234,9 @@ def locate(machine: wire.Machine | None, call: Call, ask: wire.LocateRequest, do
     for partition, wanted in zip(partitions, ask.ranges, strict=True):
         found = partition.files(wanted.first, wanted.last)
         files.append(tuple(wire.SegmentFile(*file) for file in found))
+        call.given(
+            source, wanted.partition, max(wanted.first, partition.start), min(wanted.last, partition.visible), FILES
+        )
         count += len(found)
         if count > FILES_SHOWN_MAX:
             raise LimitExceeded(f"more than {FILES_SHOWN_MAX} files", hint="ask for fewer ranges at a time")
@@ -270,8 +286,9 @@ def group_commit(call: Call, ask: wire.GroupCommit, done: Done) -> None:
         raise LimitExceeded(f"more than {COMMITS_MAX} offsets in one commit")
     owner, privileged = call.group_rights(ask.group)
     found = {name: call.topic(name) for name in ask.offsets}
+    commit = partial(call.broker.groups.commit, door="flight")
     commits: list[Callable[[Done], None]] = [
-        partial(call.broker.groups.commit, owner, privileged, found[name], ask.group, partition, offset, None, call)
+        partial(commit, owner, privileged, found[name], ask.group, partition, offset, None, call)
         for name, places in ask.offsets.items()
         for partition, offset in places.items()
     ]

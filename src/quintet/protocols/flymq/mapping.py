@@ -47,7 +47,9 @@ Handler = Callable[["Call", Values], "Values | bytes | None"]
 class Call:
     """One request on its way: who asks, when, through which listener, and where the late answer goes."""
 
-    __slots__ = ("accept", "answer", "broker", "code", "member", "now", "options", "origin", "peer", "principal")
+    __slots__ = (
+        "accept", "answer", "broker", "code", "given", "member", "now", "options", "origin", "peer", "principal",
+    )  # fmt: skip
 
     answer: Callable[[Any, Exception | None], None]
 
@@ -58,12 +60,10 @@ class Call:
         self.broker = broker
         self.principal = principal
         self.member = member
-        self.now = now
-        self.options = options
-        self.origin = origin
-        self.peer = peer
+        self.now, self.options, self.origin, self.peer = now, options, origin, peer
         self.accept = accept
         self.code = code
+        self.given: list[tuple[int, int]] = []  # ranges of offsets whose records are in the answer, for the audit
 
     @property
     def owner(self) -> str:
@@ -137,6 +137,7 @@ def _publish(call: Call, ask: Values, expiry: int = 0) -> None:
 
 def _consume(call: Call, ask: Values) -> None:
     partition = call.topic(ask).partition(ask["partition"])
+    call.given = [(ask["offset"], ask["offset"] + 1)]
     made = call.then(lambda found: {"key": found[0] or b"", "value": found[1] or b""})
     reads.consume(partition, ask["offset"], call.now, made)
 
@@ -153,7 +154,8 @@ def _fetch(call: Call, ask: Values) -> Values | None:
     def encode(batches: list[RecordBatch]) -> bytes:
         buffers = [batch.buffer for batch in batches]
         start = max(offset, partition.start) if buffers else offset
-        reply, _, _ = kernel.fly_fetch(buffers, start, most, size, now(), call.code, frames.BINARY, sdk)
+        reply, count, last = kernel.fly_fetch(buffers, start, most, size, now(), call.code, frames.BINARY, sdk)
+        call.given = [(start, last)] if count else []
         return codec.frame(call.code, reply[frames.HEADER_BYTES :], call.accept) if call.accept else reply
 
     if ask.get("filter"):
@@ -176,6 +178,7 @@ def _fetch(call: Call, ask: Values) -> Values | None:
 
 def _filtered(call: Call, found: list[reads.Match], following: int, error: Exception | None) -> None:
     messages = [{"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in found]
+    call.given = [(offset, offset + 1) for offset, _, _ in found]
     call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
 
 
@@ -187,6 +190,7 @@ def _peek(call: Call, ask: Values) -> None:
 
 
 def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None) -> None:
+    call.given = [(row[0], row[0] + 1) for row in rows]
     messages = [
         {"offset": offset, "timestamp_ms": time // 1000, "expiry_ms": expiry // 1000}
         | {"key": key or b"", "value": value or b"", "origin": origin.decode(errors="replace")}

@@ -470,7 +470,7 @@ class FlySession:
             self._broker, self._principal, self, self._now, self._options, self._origin, self._peer, accept, code
         )
         self._acting = True
-        answered = partial(self._answered, slot, operation, accept, ask, self._epoch)
+        answered = partial(self._answered, slot, operation, call, ask, self._epoch)
         call.answer = partial(self._sink.completed, answered)
         try:
             made = HANDLERS[code](call, ask)
@@ -485,7 +485,7 @@ class FlySession:
         self,
         slot: Slot,
         operation: frames.Operation,
-        accept: int,
+        call: Call,
         ask: codec.Values,
         epoch: int,
         made: Any,
@@ -499,7 +499,7 @@ class FlySession:
             error = self._no_longer(operation, ask)
         if error is None and isinstance(made, dict):
             try:
-                made = codec.encode_answer(operation, self._options.dialect, made, accept)
+                made = codec.encode_answer(operation, self._options.dialect, made, call.accept)
             except QuintetError as refused:
                 error = refused
         if error is not None:
@@ -508,6 +508,9 @@ class FlySession:
             if operation.code == frames.DELETE_TOPIC:
                 self._forget_targets()  # a PRODUCE behind it makes the topic anew
             self._audit(AUDITED[operation.code], resource_of(ask), "success")
+        if error is None:
+            for first, last in call.given:
+                self._broker.events.delivered("flymq", call.owner, ask["topic"], ask["partition"], first, last)
         self._made += len(made)
         self._replies.fill(slot, made)
 
