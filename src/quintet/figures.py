@@ -11,6 +11,7 @@ from quintet import __version__, config, kernel
 from quintet.admin.health import Check
 from quintet.admin.metrics import Family
 from quintet.broker.pipelines import ENDED, Report
+from quintet.broker.tokens import mint
 from quintet.net.listener import Listener
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ _BROKER_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], 
     ),
     ("dead.replayed", "counter", "quintet_dead_letters_replayed_total", "Dead letters published again."),
     ("schemas.__len__", "gauge", "quintet_schemas", "Versions of schemas."),
+    ("queues.__len__", "gauge", "quintet_queues", "Topics with a number and a key."),
+    ("queues.members", "gauge", "quintet_queue_members", "Subscribers of queues."),
+    ("queues.rotations", "counter", "quintet_queue_rotations_total", "Keys of queues changed."),
+    ("queues.evicted", "counter", "quintet_queue_evicted_total", "Subscribers of queues the broker ended."),
+    ("queues.refused", "counter", "quintet_queue_refused_total", "Requests to queues that were refused."),
     ("audit.recorded", "counter", "quintet_audit_events_total", "Events written to the audit."),
     ("audit.left_out", "counter", "quintet_audit_left_out_total", "Events over the audit's rate, counted only."),
 )
@@ -182,6 +188,12 @@ def _log_families(stats: Mapping[str, int]) -> list[Family]:
     return found
 
 
+def development_token() -> str:
+    """A token for queues whose key is demo-key; it never expires, as the secret is known to everybody."""
+    claims = {"sub": "dev", "queue_key": "demo-key", "permissions": ["publish", "subscribe"]}
+    return mint(config.DEV_FAST_MASTER_SECRET.encode(), claims).decode()
+
+
 def development_lines(addresses: Mapping[str, str]) -> str:
     """One line to copy per door."""
     command = "quintet" if shutil.which("quintet") else os.path.relpath(sys.argv[0])
@@ -200,6 +212,11 @@ def development_lines(addresses: Mapping[str, str]) -> str:
         host, _, port = addresses["flymq-sdk"].rpartition(":")
         login = f"username={config.DEV_USER!r}, password={config.DEV_PASSWORD!r}"
         lines.append(f"           published clients: host {host}, port {port}, {login}")
+    if "fast" in addresses:
+        url = f"fast://:{development_token()}@{addresses['fast']}"
+        lines.append(f"  Fast     {command} sub --url {url} demo")
+        lines.append(f"           {command} pub --url {url} demo hello")
+        lines.append(f"           another token: {command} token mint --dev --sub ann --queue-key k1")
     if "flight" in addresses:
         url = f"flight://{config.DEV_USER}:{config.DEV_PASSWORD}@{addresses['flight']}"
         lines.append(f"  Flight   {url}   # Arrow: Spark, DuckDB, Polars, pandas")

@@ -25,11 +25,12 @@ from quintet.admin.app import create_app
 from quintet.admin.listener import AdminServer, serve_admin
 from quintet.broker.access import Credential, Role
 from quintet.broker.core import Broker, BrokerOptions
+from quintet.broker.queues import QueueOptions
 from quintet.broker.tokens import TokenOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.broker.users import ConfiguredUser
 from quintet.config import Settings
-from quintet.config.doors import FlightListener, FlymqListener, TcpListener
+from quintet.config.doors import FastListener, FlightListener, FlymqListener, TcpListener
 from quintet.delivery.subscription import Policy
 from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
@@ -40,6 +41,7 @@ from quintet.net.loop import LoopScheduler
 from quintet.net.tls import load_into, server_context
 from quintet.protocols.base import Session
 from quintet.protocols.blipmq.session import BlipSession
+from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
 from quintet.protocols.flymq.session import FlyOptions, FlySession
 
 if TYPE_CHECKING:
@@ -176,6 +178,9 @@ class Server:
             flymq = getattr(settings.listeners, _key_of(name))
             if flymq.enabled:
                 await self._open(name, flymq, partial(self._fly_session, name=name, door=flymq))
+        if settings.listeners.fast.enabled:
+            shared = FastDoor(self.broker, _fast_options(settings.listeners.fast))
+            await self._open("fast", settings.listeners.fast, partial(self._fast_session, shared=shared))
         if settings.listeners.flight.enabled:
             self._open_flight(settings.listeners.flight)
         if settings.listeners.admin.enabled:
@@ -185,6 +190,9 @@ class Server:
 
     def _blip_session(self, connection: Connection, frame_bytes_max: int) -> Session:
         return BlipSession(self.broker, connection, self.broker.scheduler.now(), frame_bytes_max)
+
+    def _fast_session(self, connection: Connection, shared: FastDoor) -> Session:
+        return FastSession(shared, connection, self.broker.scheduler.now(), connection.peer)
 
     def _fly_session(self, connection: Connection, name: str, door: FlymqListener) -> Session:
         address = self.listeners[name].address if name in self.listeners else ""
@@ -378,7 +386,7 @@ def _report(event: str, fields: dict[str, object]) -> None:
 
 
 def _credentials(settings: Settings) -> list[Credential]:
-    return [Credential(key.name, key.digest.hex(), key.publish, key.subscribe) for key in settings.keys]
+    return [Credential(key.name, key.digest.hex(), key.publish, key.subscribe, key.user) for key in settings.keys]
 
 
 def _tokens(settings: Settings) -> TokenOptions:
@@ -403,6 +411,27 @@ def _users_reloaded(error: Exception | None) -> None:
         _log.error(
             "users_refused", code=getattr(error, "code", "E1000"), error=str(error), kept="the users as they were"
         )
+
+
+def _fast_options(door: FastListener) -> FastOptions:
+    return FastOptions(
+        extended=door.mode == "extended",
+        payload_bytes_max=door.max_payload_bytes,
+        auth_failures_max=door.auth_failures_max,
+        subject_connections_max=door.subject_connections_max,
+        subject_messages_per_second=door.subject_messages_per_second,
+        address_messages_per_second=door.address_messages_per_second,
+    )
+
+
+def _queue_options(door: FastListener) -> QueueOptions:
+    return QueueOptions(
+        require_create=door.require_create,
+        expire_subscriptions=door.expire_subscriptions,
+        key_updates=door.key_updates,
+        rotation_grace_us=door.rotation_grace_seconds * 1_000_000,
+        ttl_us=door.ttl_seconds * 1_000_000,
+    )
 
 
 def _broker_options(settings: Settings) -> BrokerOptions:
@@ -434,6 +463,7 @@ def _broker_options(settings: Settings) -> BrokerOptions:
         subscriptions_max=delivery.subscriptions_max,
         unsynced_bytes_max=settings.limits.unsynced_bytes_max,
         group_timeout_us=delivery.group_timeout_ms * 1000,
+        queues=_queue_options(settings.listeners.fast),
         keep_rejected=delivery.keep_rejected,
         password_bytes_min=settings.limits.password_bytes_min,
         audit_bytes=settings.limits.audit_bytes,

@@ -21,7 +21,7 @@ class Server:
         self.folder = folder
         self.settings = settings
         self.port = 0
-        self.ports = {"blipmq": 0, "flymq": 0, "flymq-sdk": 0, "flight": 0}
+        self.ports = {"blipmq": 0, "flymq": 0, "flymq-sdk": 0, "flight": 0, "fast": 0}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

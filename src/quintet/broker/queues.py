@@ -231,6 +231,7 @@ class Queues:
 
     def _require(self, bearer: Bearer, permission: str, topic: str, peer: str) -> None:
         if permission and permission not in bearer.claims.permissions:
+            self._audit.record("access.denied", bearer.name, topic, "denied", peer, permission)
             raise Forbidden(
                 f"the token of {bearer.name} does not permit to {permission}", hint=f"get one with {permission!r}"
             )

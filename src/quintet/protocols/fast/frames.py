@@ -1,0 +1,80 @@
+"""The packets of Fast TCP Pub/Sub as data: types, sizes, flags, rights. No logic.
+
+Every packet begins with its type; there is no outer length, so a type that is not here cannot be passed over. Numbers
+are big-endian. `jwt` is [u8 n][n bytes].
+
+    0x01 CREATE       | 01 | n | jwt | t | name | flags |
+    0x02 SUBSCRIBE    | 02 | n | jwt | topic u32 |
+    0x03 PUBLISH      | 03 | n | jwt | topic u32 | length u32 | payload |
+    0x04 MESSAGE      | 04 | topic u32 | length u32 | payload |
+    0x05 UNSUBSCRIBE  | 05 | n | jwt | topic u32 |
+    0x06 KEY_UPDATE   | 06 | topic u32 | m | key |
+    0x07 ROTATE_KEY   | 07 | n | jwt | topic u32 | m | new key |
+
+Ours, on codes the document leaves free; a client that never sends EXTEND to a strict listener never sees the others:
+
+    0x70 EXTEND       | 70 | version |
+    0x7E OK           | 7e | request type | topic u32 | 00 00 | 00 |
+    0x7F ERROR        | 7f | request type | topic u32 | code u16 | l | text |
+"""
+
+import struct
+from typing import Final
+
+CREATE: Final = 0x01
+SUBSCRIBE: Final = 0x02
+PUBLISH: Final = 0x03
+MESSAGE: Final = 0x04
+UNSUBSCRIBE: Final = 0x05
+KEY_UPDATE: Final = 0x06
+ROTATE_KEY: Final = 0x07
+EXTEND: Final = 0x70
+OK: Final = 0x7E
+ERROR: Final = 0x7F
+
+NAMES: Final = {
+    CREATE: "CREATE",
+    SUBSCRIBE: "SUBSCRIBE",
+    PUBLISH: "PUBLISH",
+    MESSAGE: "MESSAGE",
+    UNSUBSCRIBE: "UNSUBSCRIBE",
+    KEY_UPDATE: "KEY_UPDATE",
+    ROTATE_KEY: "ROTATE_KEY",
+    EXTEND: "EXTEND",
+    OK: "OK",
+    ERROR: "ERROR",
+}
+
+# What a client must have to send it. Besides: a valid token, whose queue_key is the topic's (CREATE binds it), and the
+# broker's own rights for the topic. "server": nobody may, it closes. "none": it changes nothing but the answers.
+RIGHTS: Final[dict[int, str]] = {
+    CREATE: "create",  # only where the listener says require_create; else any valid token
+    SUBSCRIBE: "subscribe",
+    PUBLISH: "publish",
+    MESSAGE: "server",
+    UNSUBSCRIBE: "subscribe",  # or being subscribed on this connection
+    KEY_UPDATE: "server",
+    ROTATE_KEY: "rotate",
+    EXTEND: "none",
+    OK: "server",
+    ERROR: "server",
+}
+
+# CREATE flags; other bits mean nothing and are ignored.
+DURABLE: Final = 0x01
+EXCLUSIVE: Final = 0x02
+COMPETING: Final = 0x04
+TTL: Final = 0x08
+
+VERSION: Final = 1  # of EXTEND
+TOKEN_BYTES_MAX: Final = 255
+NAME_BYTES_MAX: Final = 255
+KEY_BYTES_MAX: Final = 255
+TEXT_BYTES_MAX: Final = 255
+PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
+
+TOPIC: Final = struct.Struct(">I")
+PUBLISH_TAIL: Final = struct.Struct(">II")  # topic, length
+MESSAGE_HEAD: Final = struct.Struct(">BII")
+KEY_UPDATE_HEAD: Final = struct.Struct(">BIB")
+RESULT: Final = struct.Struct(">BBIHB")  # OK and ERROR up to the text

@@ -1,0 +1,424 @@
+"""From bytes to broker verbs and from records to bytes: one Fast TCP connection, and what all of a listener share.
+
+There is no handshake. Every request carries a token and is judged by it alone; the connection itself only knows whether
+it has ever shown a valid one:
+
+    state \\ packet   with a valid token    with another token             EXTEND           server's own, unknown
+    STRANGER         KNOWN, then as KNOWN  refused                        answers from now closed
+    KNOWN            done or refused       refused                        answers from now closed
+
+A STRANGER has 5 seconds and no payload above 16 KiB (unless the token before it is good). A refused request changes
+nothing; a strict peer hears nothing of it, an extended one gets ERROR. The tokens of a listener are verified once and
+remembered by their bytes (`FastDoor`); key, permission and rights are looked at for every group of packets: those of one
+read with one token to one topic.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from quintet import kernel
+from quintet.broker.core import Broker
+from quintet.broker.queues import Bearer, Member
+from quintet.broker.topics import Topic
+from quintet.delivery.sink import Sink
+from quintet.delivery.subscription import Subscription
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, ShuttingDown
+from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot
+from quintet.protocols.fast import codec, errors, frames
+from quintet.protocols.fast.mapping import Bucket, origin_of, topic_id
+
+TOKENS_MAX: Final = 10_000  # verified ones that a listener remembers
+BUCKETS_MAX: Final = 10_000  # of rates, per listener
+SUBSCRIPTIONS_MAX: Final = 1_000  # of one connection
+REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for the disk; above it, it is not read from
+
+
+@dataclass(frozen=True, slots=True)
+class FastOptions:
+    """The listener's part of the configuration; what concerns queues is broker/queues.py's QueueOptions."""
+
+    extended: bool = False
+    payload_bytes_max: int = frames.PAYLOAD_BYTES_MAX
+    auth_failures_max: int = 10  # refused requests of one connection; 0: no limit
+    subject_connections_max: int = 1_000
+    subject_messages_per_second: int = 0
+    address_messages_per_second: int = 0
+
+
+class FastDoor:
+    """What the connections of one listener share: verified tokens, connections per subject, rates."""
+
+    __slots__ = ("_buckets", "_epoch", "_soonest", "bearers", "broker", "options", "origins", "refusals", "subjects")
+
+    def __init__(self, broker: Broker, options: FastOptions) -> None:
+        self.broker = broker
+        self.options = options
+        self.origins: dict[
+            bytes, bytes | None
+        ] = {}  # for the kernel: None is a refused token, kept within one read only
+        self.bearers: dict[bytes, Bearer] = {}
+        self.refusals: dict[bytes, AuthError] = {}
+        self.subjects: Counter[str] = Counter()
+        self._buckets: dict[str, Bucket] = {}
+        self._soonest = 0  # when the first remembered token expires; 0: none does
+        self._epoch = (0, 0)
+
+    def refresh(self, now: int) -> None:
+        """Forget what is no longer so: all tokens after a change of secrets or rights, those that have expired."""
+        epoch = (self.broker.access.epoch, self.broker.tokens.epoch)
+        if epoch != self._epoch:
+            self._epoch, self._soonest = epoch, 0
+            self.origins.clear()
+            self.bearers.clear()
+        elif self._soonest and now >= self._soonest:
+            for token in [t for t, b in self.bearers.items() if b.claims.expires and b.claims.expires <= now]:
+                del self.bearers[token], self.origins[token]
+            self._soonest = min((b.claims.expires for b in self.bearers.values() if b.claims.expires), default=0)
+
+    def learn(self, token: bytes, now: int) -> Bearer | None:
+        """Judge a token that is not remembered; None: it is refused, and `refusals` has the reason."""
+        try:
+            bearer = self.broker.queues.bearer(token, now)
+        except AuthError as refused:
+            self.refusals[token] = refused
+            self.origins[token] = None
+            return None
+        if len(self.bearers) >= TOKENS_MAX:
+            oldest = next(iter(self.bearers))
+            del self.bearers[oldest], self.origins[oldest]
+        self.bearers[token] = bearer
+        self.origins[token] = origin_of(bearer.name)
+        expires = bearer.claims.expires
+        if expires and (not self._soonest or expires < self._soonest):
+            self._soonest = expires
+        return bearer
+
+    def forget_refused(self) -> None:
+        for token in self.refusals:
+            self.origins.pop(token, None)
+        self.refusals.clear()
+
+    def buckets(self, subject: str, address: str, now: int) -> list[Bucket]:
+        """The rates that this subject from this address has to keep."""
+        options = self.options
+        found = []
+        for key, rate in (("s:" + subject, options.subject_messages_per_second),
+                          ("a:" + address, options.address_messages_per_second)):  # fmt: skip
+            if rate:
+                bucket = self._buckets.get(key)
+                if bucket is None:
+                    self._make_room(now)
+                    bucket = self._buckets[key] = Bucket(rate, now)
+                found.append(bucket)
+        return found
+
+    def _make_room(self, now: int) -> None:
+        if len(self._buckets) >= BUCKETS_MAX:
+            for key in [key for key, bucket in self._buckets.items() if bucket.full(now)]:
+                del self._buckets[key]
+            while len(self._buckets) >= BUCKETS_MAX:
+                del self._buckets[next(iter(self._buckets))]
+
+
+class _Request(Slot):
+    """The reply slot of requests on their way, and whether they are answered: EXTEND speaks of what comes behind it."""
+
+    __slots__ = ("answered", "count", "kind", "topic")
+
+    def __init__(self, kind: int, topic: int, count: int, answered: bool) -> None:
+        self.data = None
+        self.kind = kind
+        self.topic = topic
+        self.count = count
+        self.answered = answered
+
+
+class FastSession:
+    """See the table above. `sink` is the connection, for verbs that answer later."""
+
+    __slots__ = (
+        "_broker", "_deadline", "_door", "_extended", "_members", "_peer", "_refused", "_replies", "_sink", "_slow",
+        "_topic", "auth_failures", "closing", "principal_name", "take_output",
+    )  # fmt: skip
+
+    def __init__(self, door: FastDoor, sink: Sink, now: int, peer: str = "") -> None:
+        self.closing: str | None = None
+        self.principal_name: str | None = None
+        self.auth_failures = 0
+        self._door = door
+        self._broker = door.broker
+        self._sink = sink
+        self._peer = peer
+        self._extended = door.options.extended
+        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._refused = 0
+        self._replies = Replies()
+        self.take_output = self._replies.take
+        self._members: dict[int, Member] | None = None
+        self._topic: Topic | None = None  # the last one published to
+        self._slow: list[Bucket] = []
+
+    # -- the contract ----------------------------------------------------------------------------------------------
+
+    @property
+    def holding(self) -> bool:
+        return False  # every packet is taken when it is whole: late answers wait in their slots
+
+    @property
+    def stopped(self) -> bool:
+        return False  # deliveries ask for room before they are made, and other answers are small
+
+    def receive(self, view: memoryview, now: int) -> int:
+        door, position = self._door, 0
+        while self.closing is None:
+            door.refresh(now)
+            items, end, fatal, unknown = kernel.fast_split(
+                view, position, self._payload_max(), door.origins, self._broker.queues.wire, now
+            )
+            for item in items:
+                self._act(item, now)
+            if unknown is not None:
+                door.learn(unknown, now)
+            elif fatal and not (fatal == 2 and self._vouched(view, end, now)):
+                self._close(errors.FATAL[fatal])
+            elif not fatal and (end == len(view) or end == position):
+                position = end
+                break
+            position = end
+        if door.refusals:
+            door.forget_refused()
+        return position
+
+    def _close(self, reason: str) -> None:
+        """Shut when the output is sent; the first reason is the one that is told."""
+        self.closing = self.closing or reason
+
+    def _payload_max(self) -> int:
+        most = self._door.options.payload_bytes_max
+        return most if self.principal_name is not None else min(most, limits.UNAUTHENTICATED_FRAME_BYTES_MAX)
+
+    def _vouched(self, view: memoryview, start: int, now: int) -> bool:
+        """A payload that is too large for a stranger: the token before it may say that this is none."""
+        if self.principal_name is not None:
+            return False
+        token = codec.token_at(view, start)
+        bearer = None if token is None else self._door.bearers.get(token) or self._door.learn(token, now)
+        return bearer is not None and self._welcome(bearer)
+
+    def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
+        assert isinstance(token, _Request)
+        self._settled(token, None, error)
+
+    def on_completed(self, token: object, result: object, error: Exception | None) -> None:
+        assert callable(token), "every late verb of this session leaves a callable as its token"
+        token(result, error)
+
+    def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
+        """MESSAGE packets. A whole batch looks the same to every subscriber: it is encoded once."""
+        assert isinstance(subscription, Subscription)
+        whole = first == 0 and last == batch.count
+        if whole and batch.memo is not None and (found := batch.memo.get("fast")) is not None:
+            self._replies.push(found)
+            return
+        data, _ = kernel.fast_deliver(topic_id(subscription.topic_name), batch.buffer, first, last, 0)
+        if whole:
+            if batch.memo is None:
+                batch.memo = {}
+            batch.memo["fast"] = data
+        self._replies.push(data)
+
+    def congestion(self) -> int:
+        if self._slow:
+            now = self._broker.scheduler.now()
+            self._slow = [bucket for bucket in self._slow if bucket.empty(now)]
+        if self._slow or self._replies.waiting > REPLIES_WAITING_MAX:
+            return WAIT
+        if self._topic is None:
+            return FLOWING
+        if self._topic.waiting or self._broker.overloaded():
+            return WAIT
+        return STALL if self._topic.overrun() else FLOWING
+
+    def deadline(self) -> int | None:
+        return self._deadline
+
+    def tick(self, now: int) -> None:
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            self.closing = "no valid token within 5 seconds"
+
+    def closed(self) -> None:
+        members, self._members = self._members, None
+        for member in list((members or {}).values()):
+            self._broker.queues.leave(member)
+        if self.principal_name is not None:
+            subjects = self._door.subjects
+            subjects[self.principal_name] -= 1
+            if not subjects[self.principal_name]:
+                del subjects[self.principal_name]
+        self._topic = None
+        del self._sink  # connection and session hold each other: no work for the collector
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _act(self, item: tuple[Any, ...], now: int) -> None:
+        if self.closing is not None:
+            return
+        kind = item[0]
+        if kind == frames.EXTEND:
+            self._extend(item[1])
+            return
+        topic = topic_id(item[2]) if kind == frames.CREATE else item[2]
+        count = item[4] if kind == frames.PUBLISH else 1
+        try:
+            bearer = self._door.bearers.get(item[1])
+            if bearer is None:
+                raise self._door.refusals[item[1]]
+            if self.principal_name is None and not self._welcome(bearer):
+                return
+            if kind == frames.PUBLISH:
+                self._publish(bearer, topic, item[3], count, now)
+            elif kind == frames.SUBSCRIBE:
+                self._subscribe(bearer, topic)
+            elif kind == frames.UNSUBSCRIBE:
+                self._unsubscribe(bearer, topic)
+            elif kind == frames.CREATE:
+                self._create(bearer, topic, item[2], item[3])
+            else:
+                assert kind == frames.ROTATE_KEY, f"the kernel made an item of unknown type {kind}"
+                self._rotate(bearer, topic, item[3])
+        except QuintetError as error:
+            answer = self._refuse(kind, topic, count, error, self._extended)
+            if answer:
+                self._replies.put(answer)
+
+    def _welcome(self, bearer: Bearer) -> bool:
+        """The first valid token: from now on this connection is somebody's. False: that one has too many."""
+        self._deadline = None
+        self.principal_name = bearer.name
+        self._door.subjects[bearer.name] += 1
+        most = self._door.options.subject_connections_max
+        if self._door.subjects[bearer.name] > most:
+            self._close(f"more than {most} connections of {bearer.name}")
+            return False
+        return True
+
+    def _extend(self, version: int) -> None:
+        if version == frames.VERSION:
+            self._extended = True
+            self._replies.put(codec.ok(frames.EXTEND, 0))
+        else:  # who sends EXTEND knows ERROR
+            text = f"version {version} is not spoken here, {frames.VERSION} is"
+            self._replies.put(codec.error(frames.EXTEND, 0, errors.VERSION, text))
+
+    def _publish(self, bearer: Bearer, id: int, batch: bytearray, count: int, now: int) -> None:
+        queue = self._broker.queues.authorize(bearer, id, "publish", self._peer)
+        self._check_open()
+        topic = queue.topic
+        if self._extended or queue.durable:
+            slot = _Request(frames.PUBLISH, id, count, self._extended)
+            topic.publish(batch, count, queue.durable, partial(self._sink.appended, slot))
+            self._replies.add(slot)
+        else:
+            topic.publish(batch, count, False, None)
+        self._topic = topic
+        for bucket in self._door.buckets(bearer.name, self._peer.rpartition(":")[0], now):
+            bucket.take(count, now)
+            if bucket not in self._slow:
+                self._slow.append(bucket)
+
+    def _create(self, bearer: Bearer, id: int, name: bytes, flags: int) -> None:
+        self._check_open()
+        try:
+            name.decode()
+        except UnicodeDecodeError as error:
+            raise BadRequest("a topic name is UTF-8") from error
+        slot = _Request(frames.CREATE, id, 1, self._extended)
+        self._replies.add(slot)
+        try:
+            self._broker.queues.create(bearer, name, flags, self._late(slot), self._peer)
+        except QuintetError as error:
+            self._settled(slot, None, error)
+
+    def _rotate(self, bearer: Bearer, id: int, key: bytes) -> None:
+        self._check_open()
+        slot = _Request(frames.ROTATE_KEY, id, 1, self._extended)
+        self._replies.add(slot)
+        try:
+            self._broker.queues.rotate(bearer, id, key, self._late(slot), self._peer)
+        except QuintetError as error:
+            self._settled(slot, None, error)
+
+    def _late(self, slot: _Request) -> Callable[[Exception | None], None]:
+        """Back through the connection: it hands on nothing when it is gone, and sends what the session makes."""
+        return partial(self._sink.completed, partial(self._settled, slot), None)
+
+    def _settled(self, slot: _Request, _result: object, error: Exception | None) -> None:
+        """A request is durable, or could not be made so, or was refused."""
+        if error is not None:
+            answer = self._refuse(slot.kind, slot.topic, slot.count, error, slot.answered)
+        else:
+            answer = codec.ok(slot.kind, slot.topic) * slot.count if slot.answered else b""
+        self._replies.fill(slot, answer)
+
+    def _subscribe(self, bearer: Bearer, id: int) -> None:
+        if self._members is None:
+            self._members = {}
+        if id not in self._members and len(self._members) >= SUBSCRIPTIONS_MAX:
+            raise LimitExceeded(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection")
+        queues = self._broker.queues
+        member = queues.join(bearer, id, self._sink, partial(self._told, id), self._peer)
+        self._members[id] = member
+        self._ok(frames.SUBSCRIBE, id)
+        queues.start(member)
+
+    def _unsubscribe(self, bearer: Bearer, id: int) -> None:
+        """Whoever has a valid token may end a subscription of this very connection."""
+        member = None if self._members is None else self._members.pop(id, None)
+        if member is None:
+            self._broker.queues.authorize(bearer, id, "subscribe", self._peer)
+        else:
+            self._broker.queues.leave(member)
+        self._ok(frames.UNSUBSCRIBE, id)
+
+    def _told(self, id: int, key: object, error: Exception | None) -> None:
+        """The broker speaks of a subscription: its key has changed, or it is over."""
+        if error is None:
+            assert isinstance(key, bytes)
+            self._replies.push(codec.key_update(id, key))
+            return
+        if self._members is not None:
+            self._members.pop(id, None)
+        if self._extended:
+            self._replies.push(codec.error(frames.SUBSCRIBE, id, errors.ENDED, str(error)))
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._broker.draining:
+            raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+
+    def _ok(self, kind: int, id: int) -> None:
+        if self._extended:
+            self._replies.put(codec.ok(kind, id))
+
+    def _refuse(self, kind: int, id: int, count: int, error: Exception, answered: bool) -> bytes:
+        """Count what was refused; the ERRORs for it, if the peer wants them. Too many refusals of tokens, keys and rights
+        end the connection, and the answers end where one packet at a time would have ended it."""
+        self._broker.queues.refused += count
+        if isinstance(error, AuthError | Forbidden):
+            if isinstance(error, AuthError):
+                self.auth_failures += 1
+                name, what = self.principal_name or "", frames.NAMES[kind]
+                self._broker.audit.record("auth.failure", name, f"fast:{id:08x}", "denied", self._peer, what)
+            most = self._door.options.auth_failures_max
+            self._refused += count
+            if most and self._refused >= most:
+                count -= self._refused - most
+                self._close("too many refused requests")
+        return codec.error(kind, id, *errors.to_error(error)) * count if answered else b""
