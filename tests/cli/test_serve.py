@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from quintet.figures import development_lines
 
 QUINTET = (sys.executable, "-m", "quintet")
-FREE_PORTS = {f"QUINTET_LISTENERS__{door}__PORT": "0" for door in ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FLIGHT", "ADMIN")}
+DOORS = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FLIGHT", "FAST", "PEERBUS", "PEERBUS_TCP", "ADMIN")
+FREE_PORTS = {f"QUINTET_LISTENERS__{door}__PORT": "0" for door in DOORS}
 STOP_S = 10  # the promise of SIGTERM
 
 
@@ -88,7 +89,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def test_ready_answers_and_drains(start: Start) -> None:
     broker = start("--dev")
     assert broker.ready["ready"] is True
-    assert set(broker.ready["listeners"]) == {"blipmq", "flymq", "flymq-sdk", "flight", "admin"}
+    assert set(broker.ready["listeners"]) == {"blipmq", "flymq", "flymq-sdk", "flight", "fast", "admin"}
     for address in broker.ready["listeners"].values():
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=5):

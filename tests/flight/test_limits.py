@@ -16,7 +16,8 @@ from quintet.model.errors import BadRequest, Busy, ShuttingDown
 from tests.abuse.process import Broker
 from tests.flight.client import Client, basic, refused, rows
 
-DOORS = "[listeners.blipmq]\nport = 0\n[listeners.flymq]\nenabled = false\n[listeners.admin]\nport = 0\n"
+SHUT = "".join(f"[listeners.{door}]\nenabled = false\n" for door in ("flymq", "fast", "peerbus", "peerbus_tcp"))
+DOORS = f"[listeners.blipmq]\nport = 0\n{SHUT}[listeners.admin]\nport = 0\n"
 PEOPLE = '[[users]]\nname = "ann"\npassword = "a password"\nroles = ["admin"]\n[[keys]]\nname = "key"\nkey = "a-key"\n'
 
 
