@@ -32,17 +32,24 @@ from quintet.broker.users import ConfiguredUser
 from quintet.config import Settings
 from quintet.config.doors import FastListener, FlightListener, FlymqListener, TcpListener
 from quintet.delivery.subscription import Policy
+from quintet.flight import wire
 from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.errors import QuintetError
+from quintet.model.rights import check_rights
 from quintet.net.connection import Connection
 from quintet.net.listener import Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
 from quintet.net.tls import load_into, server_context
 from quintet.protocols.base import Session
+from quintet.protocols.blipmq import frames as blip_frames
 from quintet.protocols.blipmq.session import BlipSession
+from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
+from quintet.protocols.flymq import frames as fly_frames
+from quintet.protocols.flymq.mapping import HANDLERS
 from quintet.protocols.flymq.session import FlyOptions, FlySession
+from quintet.protocols.peerbus import frames as peer_frames
 
 if TYPE_CHECKING:
     from quintet.flight.bridge import Bridge
@@ -75,6 +82,16 @@ def serve(settings: Settings, *, print_ready: bool, reload: Callable[[], Setting
     except OSError as error:
         print(f"quintet: {error.strerror or error}", file=sys.stderr)
         return 1
+
+
+def check_doors() -> None:
+    """No door opens while an operation of any of them has no row in its table of rights."""
+    rows = {code: operation.right for code, operation in fly_frames.OPERATIONS.items()}
+    check_rights("blipmq", blip_frames.NAMES, blip_frames.RIGHTS)
+    check_rights("flymq", (*HANDLERS, fly_frames.PRODUCE, fly_frames.AUTH), rows)
+    check_rights("fast", fast_frames.NAMES, fast_frames.RIGHTS)
+    check_rights("peerbus", (*peer_frames.CONTROL, peer_frames.ENVELOPE), peer_frames.RIGHTS)
+    check_rights("flight", (*wire.ACTIONS, *wire.CALLS), wire.RIGHTS)
 
 
 def _leave_at_once(code: int) -> None:
@@ -123,6 +140,7 @@ class Server:
         self._access_seen = 0
 
     async def run(self, print_ready: bool) -> int:
+        check_doors()
         loop = asyncio.get_running_loop()
         scheduler = LoopScheduler(loop)
         settings = self.settings

@@ -16,6 +16,8 @@ from typing import Final
 
 import msgspec
 
+from quintet.model.rights import Right
+
 # The columns of a topic, in this order (docs of each in README.md). `columns` fields name some of them.
 COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "origin")
 ROWS_PER_BATCH: Final = 20_000  # what a reader asks for when it says nothing
@@ -341,4 +343,33 @@ ACTIONS: Final[dict[str, tuple[type, type]]] = {
     "pipeline_report": (PipelineReport, PipelineOrder),
     "pipelines": (Nothing, Pipelines),
     "pipeline_stop": (PipelineName, Nothing),
+}
+
+# The calls of Flight that the door answers. do_action asks for what its action needs.
+CALLS: Final = ("list_flights", "get_flight_info", "get_schema", "list_actions", "do_action", "do_get", "do_put")
+
+# What a call or an action needs, of each topic it names. "known" shows only what the caller may see.
+RIGHTS: Final[dict[str, Right]] = {
+    "list_flights": "known",
+    "get_flight_info": "known",
+    "get_schema": "known",
+    "list_actions": "known",
+    "do_action": "known",
+    "do_get": "read",
+    "do_put": "write",
+    "topics": "known",
+    "offsets_for_time": "read",
+    "locate": "read",
+    "stage_commit": "write",
+    "stage_abort": "owner",
+    "fence": "owner",
+    "group_commit": "read",
+    "groups": "known",
+    "schema": "read or write",
+    "reject": "read",
+    "redrive": "write",
+    "dead": "read",
+    "pipeline_report": "known",
+    "pipelines": "known",
+    "pipeline_stop": "owner",
 }

@@ -8,6 +8,8 @@
 import struct
 from typing import Final
 
+from quintet.model.rights import Right
+
 HELLO: Final = 0x01  # [u16 version]
 AUTH: Final = 0x02  # [u16 n][key]
 PUBLISH: Final = 0x03  # [u8 qos][u16 n][topic][message]; version 2: qos bit 0x80 = [u32 ttl_ms] follows the qos byte
@@ -30,6 +32,20 @@ NAMES: Final = {
     PONG: "PONG",
     POLL: "POLL",
     DELIVER: "DELIVER",
+}
+
+# What a client needs to send it. NACK and PONG of a client are passed over, whoever it is.
+RIGHTS: Final[dict[int, Right]] = {
+    HELLO: "open",
+    AUTH: "open",
+    PUBLISH: "write",
+    SUBSCRIBE: "read",
+    ACK: "owner",
+    NACK: "known",
+    PING: "known",
+    PONG: "known",
+    POLL: "owner",
+    DELIVER: "server",
 }
 
 MALFORMED: Final = 0  # not a frame: how the kernel marks a payload that does not parse

@@ -21,6 +21,8 @@ Ours, on codes the document leaves free; a client that never sends EXTEND to a s
 import struct
 from typing import Final
 
+from quintet.model.rights import Right
+
 CREATE: Final = 0x01
 SUBSCRIBE: Final = 0x02
 PUBLISH: Final = 0x03
@@ -45,17 +47,17 @@ NAMES: Final = {
     ERROR: "ERROR",
 }
 
-# What a client must have to send it. Besides: a valid token, whose queue_key is the topic's (CREATE binds it), and the
-# broker's own rights for the topic. "server": nobody may, it closes. "none": it changes nothing but the answers.
-RIGHTS: Final[dict[int, str]] = {
-    CREATE: "create",  # only where the listener says require_create; else any valid token
-    SUBSCRIBE: "subscribe",
-    PUBLISH: "publish",
+# What a client needs to send it, of the broker's own rights. Besides: a valid token, whose queue_key is the topic's
+# (CREATE binds it), and which has the permission.
+RIGHTS: Final[dict[int, Right]] = {
+    CREATE: "read or write",  # permission create, where the listener says require_create
+    SUBSCRIBE: "read",  # permission subscribe
+    PUBLISH: "write",  # permission publish
     MESSAGE: "server",
-    UNSUBSCRIBE: "subscribe",  # or being subscribed on this connection
+    UNSUBSCRIBE: "read",  # or being subscribed on this connection
     KEY_UPDATE: "server",
-    ROTATE_KEY: "rotate",
-    EXTEND: "none",
+    ROTATE_KEY: "read or write",  # permission rotate
+    EXTEND: "open",  # changes nothing but the answers
     OK: "server",
     ERROR: "server",
 }

@@ -23,6 +23,8 @@ A layout is a line of text, field by field in wire order:
 import struct
 from typing import Final, Literal, NamedTuple
 
+from quintet.model.rights import Right
+
 HEADER: Final = struct.Struct(">BBBBI")
 HEADER_BYTES: Final = HEADER.size
 MAGIC: Final = 0xAF
@@ -100,9 +102,6 @@ AUDIT_QUERY_SDK: Final = 0xA0
 AUDIT_EXPORT_SDK: Final = 0xA1
 ERROR: Final = 0xFF
 
-# Who may: anybody; anybody authenticated; read, write or manage the topic the request names; read or write it; the
-# owner of the transaction or group it names (checked where that is looked up); an administrator of the whole broker.
-Right = Literal["open", "known", "read", "write", "manage", "read or write", "owner", "admin"]
 Dialect = Literal["document", "sdk"]
 
 _RECORD: Final = "topic:str16 partition:i32 offset:u64 timestamp_ms:i64 key_size:i32 value_size:i32"

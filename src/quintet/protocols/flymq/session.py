@@ -25,6 +25,7 @@ from quintet.delivery.sink import Sink
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, TooLarge
+from quintet.model.rights import Right
 from quintet.protocols.base import FLOWING, WAIT, Replies, Slot
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call, origin_of, resource_of
@@ -62,7 +63,7 @@ class FlyOptions:
 
 
 # What a row's right asks of the topic: one of these; nothing for rights that are checked elsewhere.
-_NEEDS: Final[dict[frames.Right, tuple[Action, ...]]] = {
+_NEEDS: Final[dict[Right, tuple[Action, ...]]] = {
     "open": (),
     "known": (),
     "owner": (),
