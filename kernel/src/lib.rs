@@ -660,7 +660,7 @@ mod _native {
     #[pymodule_export]
     use super::arrow_py::{gather, scatter};
     #[pymodule_export]
-    use super::chain_py::chain;
+    use super::chain_py::{chain, follow};
     #[pymodule_export]
     use super::fast_py::{fast_deliver, fast_publish, fast_received, fast_split};
     #[pymodule_export]

@@ -4,8 +4,8 @@
 //! exactly that size. Reading is `batch.rs`'s matter, Python objects are `lib.rs`'s.
 
 use crate::batch::{
-    Batch, CHAIN, HEADERS, Head, KEY_NULLS, KEYS, LINK_BYTES, Layout, MAX_BATCH_BYTES, MAX_OFFSET, MAX_ORIGINS_ENTRIES, Refusal, SPARSE,
-    Sizes, TOO_LARGE, crc32c, i32_at, plan, put,
+    Batch, CHAIN, HEADER_BYTES, HEADERS, Head, KEY_NULLS, KEYS, LINK_BYTES, Layout, MAX_BATCH_BYTES, MAX_OFFSET,
+    MAX_ORIGINS_ENTRIES, Refusal, SPARSE, Sizes, TOO_LARGE, crc32c, head_at, i32_at, plan, put,
 };
 use std::collections::HashMap;
 
@@ -324,6 +324,38 @@ pub fn seal(d: &mut [u8], place_and_time: Option<(i64, i64)>, seed: Option<u32>)
     Ok(())
 }
 
+/// What the link of a whole batch with room for it must be.
+fn link_of(d: &[u8], before: &[u8; LINK_BYTES], key: Option<&[u8; LINK_BYTES]>) -> [u8; LINK_BYTES] {
+    let mut hasher = key.map_or_else(blake3::Hasher::new, blake3::Hasher::new_keyed);
+    hasher.update(before);
+    hasher.update(&d[8..d.len() - LINK_BYTES]);
+    *hasher.finalize().as_bytes()
+}
+
+/// The first batch of data[start..stop] whose link does not follow from the one before it, or where there is none, and the
+/// last link that did. start <= stop <= data.len().
+pub fn follow(
+    data: &[u8],
+    start: usize,
+    stop: usize,
+    before: [u8; LINK_BYTES],
+    key: Option<&[u8; LINK_BYTES]>,
+) -> (usize, [u8; LINK_BYTES]) {
+    let (mut at, mut last) = (start, before);
+    while let Ok(head) = head_at(data, at, stop) {
+        let d = &data[at..at + head.length];
+        if !head.has(CHAIN)
+            || d.len() < HEADER_BYTES + LINK_BYTES
+            || link_of(d, &last, key) != d[d.len() - LINK_BYTES..]
+        {
+            break;
+        }
+        last.copy_from_slice(&d[d.len() - LINK_BYTES..]);
+        at += d.len();
+    }
+    (at, last)
+}
+
 /// How many bytes of room for a link a batch lacks; refused if it would be too large with them.
 pub fn room_for_link(d: &[u8]) -> Result<usize, Refusal> {
     let batch = Batch::open(d, 0)?;
@@ -338,10 +370,7 @@ pub fn link(d: &mut [u8], seed: u32, before: &[u8; LINK_BYTES], key: Option<&[u8
     let columns = u16::from_le_bytes([d[14], d[15]]) | CHAIN;
     put(d, 8, (d.len() as u32).to_le_bytes());
     put(d, 14, columns.to_le_bytes());
-    let mut hasher = key.map_or_else(blake3::Hasher::new, blake3::Hasher::new_keyed);
-    hasher.update(before);
-    hasher.update(&d[8..at]);
-    let link = *hasher.finalize().as_bytes();
+    let link = link_of(d, before, key);
     put(d, at, link);
     let crc = crc32c(&d[8..], seed);
     put(d, 4, crc.to_le_bytes());

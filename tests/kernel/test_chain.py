@@ -83,6 +83,33 @@ class TestChain:
         assert (count, position, following, reason) == (12, len(data), 12, 0)
         assert buffers[4] == b"accc" * 3
 
+    @pytest.mark.parametrize("key", [b"", KEY])
+    def test_follows_links(self, k: ModuleType, key: bytes) -> None:
+        links, places, data = [BEFORE], [0], bytearray()
+        for number in range(5):
+            batch = k.build([b"v%d" % number])
+            links.append(k.chain(batch, number, 500, SEED, links[-1], key))
+            data += batch
+            places.append(len(data))
+        end = len(data)
+        assert k.follow(data, 0, end, BEFORE, key) == (end, links[-1])
+        assert k.follow(data + bytes(64), 0, end + 64, BEFORE, key) == (end, links[-1])
+        assert k.follow(data, places[2], places[4], links[2], key) == (places[4], links[4])
+        assert k.follow(data, 0, end - 8, BEFORE, key) == (places[4], links[4])
+        assert k.follow(data, 0, end, KEY, key) == (0, KEY)
+        assert k.follow(data, 0, end, BEFORE, b"" if key else KEY) == (0, BEFORE)
+        for at in (places[3] + 8 + 12, places[3] - 1, places[3] - 40):
+            wrong = bytearray(data)
+            wrong[at] ^= 1
+            stopped = places[3] if at > places[3] else places[2]
+            assert k.follow(wrong, 0, end, BEFORE, key)[0] == stopped
+        plain = k.build([b"plain"])
+        k.seal(plain, 5, 500, SEED)
+        assert k.follow(bytes(data + plain), 0, end + len(plain), BEFORE, key) == (end, links[-1])
+        for start, stop, before in ((-1, 0, BEFORE), (8, 0, BEFORE), (0, end + 1, BEFORE), (0, end, b"short")):
+            with pytest.raises(ValueError):
+                k.follow(data, start, stop, before, key)
+
     def test_refusals_change_nothing(self, k: ModuleType) -> None:
         batch = k.build([b"a"])
         kept = bytes(batch)
@@ -140,5 +167,6 @@ def test_twins_agree_on_hostile_batches() -> None:
         )
         first, second = outcome(native, batch, arguments), outcome(pure, batch, arguments)
         assert first == second
+        assert native.follow(batch, 0, len(batch), BEFORE, b"") == pure.follow(batch, 0, len(batch), BEFORE, b"")
         refused += first[0] == "refused"
     assert 0 < refused < CASES

@@ -29,6 +29,7 @@ seal = _chosen.seal
 place = _chosen.place
 reseal = _chosen.reseal
 chain = _chosen.chain
+follow = _chosen.follow
 check = _chosen.check
 walk = _chosen.walk
 find = _chosen.find

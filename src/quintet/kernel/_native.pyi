@@ -48,6 +48,12 @@ def chain(batch: bytearray, base_offset: int, timestamp: int, seed: int, before:
     and link, keyed if key has 32 bytes and not if it is empty. A batch over 64 MiB with its link: ValueError, nothing is
     changed."""
 
+def follow(data: Buffer, start: int, stop: int, before: bytes, key: bytes) -> tuple[int, bytes]:
+    """(position, link): the links of the batches in data[start:stop], each from the one before it, the first from
+    `before`. position is where the first batch begins whose link is not right or that has none, or where there is no whole
+    batch (stop, if all are right); link is the last one that was right. Checksums and columns are not looked at: walk
+    does that."""
+
 def check(data: Buffer, start: int, seed: int) -> int:
     """Length of the sound batch at `start`, or why there is none: 0 zeros (magic is 0), -1 cut short (the buffer ends
     before the batch does), -2 bad magic or header field, -3 checksum, -4 columns do not add up."""

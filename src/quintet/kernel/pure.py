@@ -5,7 +5,21 @@ here but the list.
 """
 
 from quintet.kernel.pure_arrow import gather, scatter
-from quintet.kernel.pure_batch import build, chain, check, find, layout, merge, place, reseal, rows, seal, select, walk
+from quintet.kernel.pure_batch import (
+    build,
+    chain,
+    check,
+    find,
+    follow,
+    layout,
+    merge,
+    place,
+    reseal,
+    rows,
+    seal,
+    select,
+    walk,
+)
 from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, blip_split
 from quintet.kernel.pure_crc import crc32c
 from quintet.kernel.pure_fast import fast_deliver, fast_publish, fast_received, fast_split
@@ -30,6 +44,7 @@ __all__ = [
     "fly_produced",
     "fly_received",
     "fly_split",
+    "follow",
     "gather",
     "layout",
     "merge",

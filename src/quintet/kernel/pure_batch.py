@@ -577,11 +577,36 @@ def reseal(batch: bytearray, seed: int) -> None:
         struct.pack_into("<I", batch, 4, crc32c(view[8:], seed))
 
 
-def chain(batch: bytearray, base_offset: int, timestamp: int, seed: int, before: bytes, key: bytes) -> bytes:
+def _link_of(view: memoryview, start: int, length: int, before: bytes, key: bytes) -> bytes:
+    """What the link of the batch at start must be."""
+    hasher = blake3(before, key=key) if key else blake3(before)
+    with view[start + 8 : start + length - LINK_BYTES] as hashed:
+        hasher.update(hashed)
+    return hasher.digest()
+
+
+def _check_link(before: bytes, key: bytes) -> None:
     if len(before) != LINK_BYTES:
         raise ValueError("the link before must have 32 bytes")
     if key and len(key) != LINK_BYTES:
         raise ValueError("the key of a chain has 32 bytes, or none for no key")
+
+
+def follow(data: Buffer, start: int, stop: int, before: bytes, key: bytes) -> tuple[int, bytes]:
+    _check_link(before, key)
+    view = view_of(data)
+    if not 0 <= start <= stop <= len(view):
+        raise ValueError("start and stop must lie in the buffer, in this order")
+    while (length := check_at(view, start, stop, 0, False)) >= HEADER_BYTES + LINK_BYTES:
+        link = bytes(view[start + length - LINK_BYTES : start + length])
+        if not view[start + 14] & CHAIN or link != _link_of(view, start, length, before, key):
+            break
+        start, before = start + length, link
+    return start, before
+
+
+def chain(batch: bytearray, base_offset: int, timestamp: int, seed: int, before: bytes, key: bytes) -> bytes:
+    _check_link(before, key)
     head, _ = _exact(batch)
     lacking = 0 if head.columns & CHAIN else LINK_BYTES
     if head.length + lacking > MAX_BATCH_BYTES:
@@ -589,10 +614,8 @@ def chain(batch: bytearray, base_offset: int, timestamp: int, seed: int, before:
     place(batch, base_offset, timestamp)
     batch += bytes(lacking)
     struct.pack_into("<IHH", batch, 8, len(batch), head.flags, head.columns | CHAIN)
-    hasher = blake3(before, key=key) if key else blake3(before)
-    with memoryview(batch) as view, view[8:-LINK_BYTES] as hashed:
-        hasher.update(hashed)
-    link = hasher.digest()
+    with memoryview(batch) as view:
+        link = _link_of(view, 0, len(view), before, key)
     batch[-LINK_BYTES:] = link
     reseal(batch, seed)
     return link
