@@ -1,6 +1,7 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
-//! Only the talking to Python lives here (in `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `arrow_py.rs` for Arrow, `chain_py.rs` for links):
+//! Only the talking to Python lives here (in `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
+//! `ws_py.rs` for WebSocket):
 //! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `fly.rs`,
 //! `fly_reply.rs`, `arrow.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
 //! columns are made or taken; no I/O, no clock, no state.
@@ -17,6 +18,7 @@ mod fly_py;
 mod fly_reply;
 mod make;
 mod scatter;
+mod ws_py;
 
 use batch::{Batch, Head, Layout, Refusal, Sizes};
 use make::VarWriter;
@@ -665,6 +667,8 @@ mod _native {
     use super::fast_py::{fast_deliver, fast_publish, fast_received, fast_split};
     #[pymodule_export]
     use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split};
+    #[pymodule_export]
+    use super::ws_py::ws_split;
     #[pymodule_export]
     use super::{
         blip_deliver, blip_publish, blip_received, blip_split, build, check, crc32c, find, layout, merge, place, reseal, rows,

@@ -51,3 +51,4 @@ fly_produced = _chosen.fly_produced
 fly_fetch = _chosen.fly_fetch
 fly_produce = _chosen.fly_produce
 fly_received = _chosen.fly_received
+ws_split = _chosen.ws_split

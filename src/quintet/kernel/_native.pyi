@@ -308,3 +308,16 @@ def fly_received(data: Buffer, start: int, max_frame: int, sdk: bool) -> tuple[l
     (7 or 11, [(offset, key or None, value), ...], next_offset); any other frame, and a compressed one, is
     (op, flags, payload). fatal as in fly_split, and 4 a reply to PRODUCE or FETCH that does not add up; consumed is then
     the start of that frame. max_frame is 1 byte to 64 MiB."""
+
+# -- WebSocket --------------------------------------------------------------------------------------------------------
+
+def ws_split(
+    data: Buffer, start: int, max_bytes: int, frames_max: int
+) -> tuple[list[bytes | tuple[int, bool, bytes]], int, int]:
+    """Split what a WebSocket client sent: (items, consumed, fatal). A whole text message is its bytes; any other frame is
+    (opcode, last, payload), opcode 0 continuation, 1 text (not the last piece), 2 binary, 8 close, 9 ping, 10 pong. Masks
+    are taken off, UTF-8 is not looked at. Ends after frames_max frames (0: no limit).
+
+    fatal: 0, or 1 a frame that RFC 6455 forbids a client (unknown opcode, reserved bits, no mask, a control frame in pieces
+    or above 125 bytes), 2 a payload above max_bytes (1 byte to 1 GiB); each judged as soon as its bytes are in, before the
+    payload. The items before it are still good, and consumed is the start of that frame."""

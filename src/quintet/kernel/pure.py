@@ -24,6 +24,7 @@ from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, 
 from quintet.kernel.pure_crc import crc32c
 from quintet.kernel.pure_fast import fast_deliver, fast_publish, fast_received, fast_split
 from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split
+from quintet.kernel.pure_ws import ws_split
 
 __all__ = [
     "blip_deliver",
@@ -55,4 +56,5 @@ __all__ = [
     "seal",
     "select",
     "walk",
+    "ws_split",
 ]
