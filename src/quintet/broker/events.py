@@ -97,17 +97,20 @@ class Events:
 
     def delivered(self, door: str, who: str, topic: str, partition: int, first: int, last: int) -> None:
         """Offsets first to last - 1 were handed to somebody, who need not say that they arrived."""
-        if self._every:
-            self._note(("deliver", door, who, topic, partition, ""), first, last)
+        if self._every and first < last:
+            where: _Where = ("deliver", door, who, topic, partition, "")
+            ranges = self._ranges.get(where)
+            if ranges is not None and ranges[-1][1] == first:  # whoever reads on: the common case
+                ranges[-1] = (ranges[-1][0], last)
+            else:
+                self._note(where, first, last)
 
     def acked(self, door: str, who: str, topic: str, partition: int, first: int, last: int, group: str = "") -> None:
         """Offsets first to last - 1 were settled by somebody, for a consumer group or for itself."""
-        if self.trails is not None:
+        if self.trails is not None and first < last:
             self._note(("ack", door, who, topic, partition, group), first, last)
 
     def _note(self, where: _Where, first: int, last: int) -> None:
-        if first >= last:
-            return
         ranges = self._ranges.setdefault(where, [])
         if ranges and ranges[-1][1] == first:
             ranges[-1] = (ranges[-1][0], last)

@@ -134,19 +134,25 @@ class Lane:
         """The run was handed to a peer. QoS 1: it is in flight until `deadline`. Returns the attempt number."""
         batch, first, last = run
         offsets = self._offsets(batch, first, last)
-        attempt = self.retry.get(offsets[0], 0) + 1
-        if offsets[0] in self.retry:
+        start = offsets[0]
+        attempt = self.retry.get(start, 0) + 1
+        if start in self.retry:
             for offset in offsets:
                 del self.retry[offset]
+            end = offsets[-1] + 1
         else:
-            self.position = self._behind(batch, last)
+            end = self.position = self._behind(batch, last)
         if qos:
             flight = Flight(attempt, offsets, sink)
             self.inflight.update(dict.fromkeys(offsets, flight))
             self._order += 1
             heapq.heappush(self._timers, (deadline, self._order, flight))
-        if self.trail is not None:
-            self.trail.delivered(offsets[0], offsets[-1] + 1, qos > 0)
+        trail = self.trail
+        if trail is not None and (qos or trail.every):
+            if trail.given == start:
+                trail.given = end
+            else:
+                trail.delivered(start, end)
         return attempt
 
     def attempt_of(self, run: Run) -> int:

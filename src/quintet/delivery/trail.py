@@ -53,30 +53,26 @@ class Trail:
     """What was delivered and settled in one lane since the last time it was asked."""
 
     __slots__ = (
-        "_acked", "_acks", "_begun", "_begun_ack", "_given", "_gifts", "_trails", "door", "partition", "topic", "who",
+        "_acked", "_acks", "_begun", "_begun_ack", "_gifts", "_trails", "door", "every", "given", "partition", "topic", "who",
     )  # fmt: skip
 
     def __init__(self, trails: Trails, door: str, who: str, topic: str, partition: int) -> None:
         self._trails = trails
+        self.every = trails.every
         self.door = door
         self.who = who
         self.topic = topic
         self.partition = partition
-        self._begun = self._given = NONE  # the open range of deliveries
+        self._begun = self.given = NONE  # the open range of deliveries: it ends before `given`
         self._begun_ack = self._acked = NONE  # and of acknowledgements
         self._gifts: list[tuple[int, int]] = []
         self._acks: list[tuple[int, int]] = []
 
-    def delivered(self, first: int, last: int, acknowledged: bool) -> None:
-        """These were handed over; whether they must be acknowledged."""
-        if not acknowledged and not self._trails.every:
-            return
-        if first == self._given:
-            self._given = last
-            return
+    def delivered(self, first: int, last: int) -> None:
+        """These were handed over. Where `first` is `given`, a lane moves that by itself: it is the common case."""
         self._moves()
-        begun, given = self._begun, self._given
-        self._begun, self._given = first, last
+        begun, given = self._begun, self.given
+        self._begun, self.given = first, last
         if given != NONE:
             self._gifts.append((begun, given))
             self._trails.closed_one()
@@ -94,17 +90,17 @@ class Trail:
             self._trails.closed_one()
 
     def _moves(self) -> None:
-        if self._given == NONE and self._acked == NONE:
+        if self.given == NONE and self._acked == NONE:
             self._trails.moved.append(self)
 
     def take(self) -> list[Move]:
         """The moves, and nothing is open any more."""
         gifts, acks = self._gifts, self._acks
-        if self._given != NONE:
-            gifts.append((self._begun, self._given))
+        if self.given != NONE:
+            gifts.append((self._begun, self.given))
         if self._acked != NONE:
             acks.append((self._begun_ack, self._acked))
-        self._given = self._acked = NONE
+        self.given = self._acked = NONE
         self._gifts, self._acks = [], []
         given: list[Move] = [Move("deliver", self.door, self.who, self.topic, self.partition, *one) for one in gifts]
         return given + [Move("ack", self.door, self.who, self.topic, self.partition, *one) for one in joined(acks)]
