@@ -136,7 +136,7 @@ class Keys:
             expired = row.expires_us and row.expires_us <= now
             if row.id and (expired or self._users.born(row.user) != row.born_us):
                 self._table.delete(row.secret_sha256.encode())
-        self._due = self._next_due()
+        self._due = self._next_due(now)
         self._access.replace(row.credential for row in self._table)
 
     # -- the configuration's ---------------------------------------------------------------------------------------
@@ -171,9 +171,7 @@ class Keys:
         secret = f"{id}_{self._entropy(SECRET_BYTES).hex()}"
         digest, now = hash_secret(secret.encode()), self._scheduler.now()
         row = CredentialRow(name, digest, (), (), owner, id, now, expires_s * SECOND_US, born)
-        made = NewKey(_info(row), secret)
-        self._table.put(digest.encode(), row, partial(self._written, digest, told, {"id": id, "name": name}, made))
-        self._follow(digest)
+        self._change(digest, row, partial(told, {"id": id, "name": name}, NewKey(_info(row), secret)))
         self._due = min(self._due, row.expires_us or inf)
 
     def list(self, actor: Principal, user: str, everyone: bool, peer: str = "") -> Iterator[KeyInfo]:
@@ -202,18 +200,19 @@ class Keys:
         except QuintetError as error:
             self._scheduler.soon(partial(told, None, error))
             return
-        self._delete(row, partial(told, _info(row)))
+        self._change(row.secret_sha256, None, partial(told, _info(row)))
 
     def tick(self, now: int) -> None:
-        """Keys whose time is over go."""
+        """Keys whose time is over go. One that the disk will not let go of is not live all the same, and goes at the next
+        start."""
         if now < self._due:
             return
-        for row in [row for row in self._table if row.expires_us and row.expires_us <= now]:
-            self._delete(row, partial(self._expired, row))
-        self._due = self._next_due()
+        for row in [row for row in self._table if self._due <= row.expires_us <= now]:
+            self._change(row.secret_sha256, None, partial(self._expired, row))
+        self._due = self._next_due(now)
 
-    def _next_due(self) -> float:
-        return min((row.expires_us for row in self._table if row.expires_us), default=inf)
+    def _next_due(self, now: int) -> float:
+        return min((row.expires_us for row in self._table if row.expires_us > now), default=inf)
 
     def _expired(self, row: CredentialRow, error: Exception | None) -> None:
         result: Literal["success", "failure"] = "success" if error is None else "failure"
@@ -283,38 +282,35 @@ class Keys:
             if id not in taken:
                 return id
 
-    def _delete(self, row: CredentialRow, told: Callable[[Exception | None], None]) -> None:
-        digest = row.secret_sha256
+    def _change(self, digest: str, row: CredentialRow | None, told: Callable[[Exception | None], None]) -> None:
+        """Write the row of a key, or delete it; told when it is durable, or taken back."""
 
         def written(error: Exception | None) -> None:
             if error is not None:
-                self._follow(digest)  # the table took it back
-                self._due = min(self._due, row.expires_us or inf)
+                self._follow(digest)
             told(error)
 
-        self._table.delete(digest.encode(), written)
+        try:
+            if row is None:
+                self._table.delete(digest.encode(), written)
+            else:
+                self._table.put(digest.encode(), row, written)
+        except QuintetError as error:
+            self._scheduler.soon(partial(told, error))
         self._follow(digest)
 
     def _forget_user(self, name: str) -> None:
         """Deleted, durably: a user of the same name that is made later must not inherit its keys."""
         for row in [row for row in self._table if row.id and row.user == name]:
-            self._table.delete(row.secret_sha256.encode())
-            self._follow(row.secret_sha256)
+            self._change(row.secret_sha256, None, lambda error: None)
 
     def _follow(self, digest: str) -> None:
-        """Access says what the table says."""
+        """Access says what the table says, and the clock."""
         row = self._table.get(digest.encode())
-        if row is None:
+        if row is None or 0 < row.expires_us <= self._scheduler.now():
             self._access.drop_key(digest)
         else:
             self._access.set_key(row.credential)
-
-    def _written(
-        self, digest: str, told: Callable[..., None], details: dict[str, str], made: NewKey, error: Exception | None
-    ) -> None:
-        if error is not None:
-            self._follow(digest)
-        told(details, made, error)
 
     def _told(
         self,

@@ -65,7 +65,8 @@ Told = Callable[[Any, Exception | None], None]
 
 
 class UserRow(msgspec.Struct, frozen=True):
-    """What `__users` keeps. `version` is another with every password, also after the user was deleted and made again."""
+    """What `__users` keeps. `version` is another with every password, also after the user was deleted and made again. So is
+    `created_us`, the first version, which tells users of one name apart for good: keys belong to one of them."""
 
     name: str
     hash: str
@@ -203,7 +204,7 @@ class Users:
         return None if row is None else self._info(row)
 
     def born(self, name: str) -> int | None:
-        """When this user was made, in microseconds since 1970, or None: there is none."""
+        """When this user was made, which no other user of this name was, in microseconds; None: there is none."""
         row = self._find(name)
         return None if row is None else row.created_us
 
@@ -241,8 +242,8 @@ class Users:
     def _create(self, name: str, roles: tuple[str, ...], hashed: str, finish: Finish) -> tuple[UserInfo, Follow]:
         clean = self._check_new(name)
         self._check_roles(roles)
-        now = self._scheduler.now()
-        row = UserRow(clean, hashed, roles, True, self._next_version(), now, now)
+        born = self._next_version()
+        row = UserRow(clean, hashed, roles, True, born, born, born)
         return self._info(row), self._put(row, finish)
 
     def update(
@@ -422,7 +423,8 @@ class Users:
         row = self._table.get(name.encode())
         now = self._scheduler.now()
         if row is None:
-            fresh = UserRow(name, hashed, roles, True, self._next_version(), now, now, True)
+            born = self._next_version()
+            fresh = UserRow(name, hashed, roles, True, born, born, born, True)
         else:
             version = row.version if row.hash == hashed else self._next_version()
             fresh = msgspec.structs.replace(
