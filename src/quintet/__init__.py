@@ -1,7 +1,8 @@
 """Quintet: one broker, five wire protocols, one durable log.
 
-The client's names are here and loaded when first used, because `import quintet` must stay quick: `connect`, `sync`,
-`Ack`, `Message`, `MessageBatch`, `Bus`, `Producer`, `Subscription`, `Transaction` and `errors`.
+The client's names are here and loaded when first used, because `import quintet` must stay quick: `connect`, `peer`,
+`sync`, `Ack`, `Message`, `MessageBatch`, `Bus`, `Producer`, `Subscription`, `Transaction`, `Peer`, `PeerMessage` and
+`errors`.
 """
 
 TYPE_CHECKING = False  # type checkers take it for true by its name; importing typing for it would be half the cost
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from quintet.client.message import Ack as Ack
     from quintet.client.message import Message as Message
     from quintet.client.message import MessageBatch as MessageBatch
+    from quintet.client.peer import Peer as Peer
+    from quintet.client.peer import PeerMessage as PeerMessage
+    from quintet.client.peer import peer as peer
     from quintet.client.producer import Producer as Producer
     from quintet.client.subscription import Subscription as Subscription
     from quintet.client.transaction import Transaction as Transaction
@@ -25,11 +29,14 @@ _LAZY = {
     "Bus": "quintet.client.bus",
     "Message": "quintet.client.message",
     "MessageBatch": "quintet.client.message",
+    "Peer": "quintet.client.peer",
+    "PeerMessage": "quintet.client.peer",
     "Producer": "quintet.client.producer",
     "Subscription": "quintet.client.subscription",
     "Transaction": "quintet.client.transaction",
     "connect": "quintet.client.bus",
     "errors": "",
+    "peer": "quintet.client.peer",
     "sync": "",
 }
 

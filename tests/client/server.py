@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from quintet.broker.tokens import mint
+from quintet.config import DEV_FAST_MASTER_SECRET
+
 START_S = 30
 STOP_S = 15
 
@@ -39,6 +42,16 @@ class Server:
     @property
     def flight(self) -> str:
         return f"flight://admin:admin@127.0.0.1:{self.ports['flight']}"
+
+    def token(self, subject: str = "ann", key: str = "k", *permissions: str, **claims: object) -> str:
+        """A token for the Fast door."""
+        rights = permissions or ("publish", "subscribe", "rotate")
+        said = {"sub": subject, "queue_key": key, "permissions": rights, **claims}
+        return mint(DEV_FAST_MASTER_SECRET.encode(), said).decode()
+
+    @property
+    def fast(self) -> str:
+        return f"fast://:{self.token()}@127.0.0.1:{self.ports['fast']}"
 
     def start(self) -> None:
         """Start, on the port it had before if it ran before, and wait until it accepts."""

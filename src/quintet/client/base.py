@@ -19,7 +19,16 @@ from math import inf
 from random import uniform
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
-from quintet.client.errors import AuthError, BadUrl, Closed, ConnectionLost, Forbidden, ProtocolError, Timeout
+from quintet.client.errors import (
+    AuthError,
+    BadUrl,
+    Closed,
+    ConnectionLost,
+    Forbidden,
+    ProtocolError,
+    SubscriptionEnded,
+    Timeout,
+)
 from quintet.client.message import Rows, log
 from quintet.client.url import Endpoint
 from quintet.model.errors import QuintetError
@@ -56,11 +65,13 @@ class Load(NamedTuple):
 
 class Outcome(NamedTuple):
     """What became of one publish call: how many were refused, the first of them as (place in the call, why), and where
-    the messages are as (partition, offset, time in ms): none, where the door does not tell; None for a refused one."""
+    the messages are as (partition, offset, time in ms): none, where the door does not tell; None for a refused one.
+    `durable`: whether a confirmation of this door says that they are on disk."""
 
     refused: int
     failures: tuple[tuple[int, QuintetError], ...]
     places: "Sequence[tuple[int, int, int] | None]" = ()
+    durable: bool = True
 
 
 class Fetched(NamedTuple):
@@ -71,7 +82,7 @@ class Fetched(NamedTuple):
 
 
 # What no later attempt can mend: reconnecting stops.
-FATAL: Final = (AuthError, Forbidden, ProtocolError, BadUrl)
+FATAL: Final = (AuthError, Forbidden, ProtocolError, BadUrl, SubscriptionEnded)
 
 
 @asynccontextmanager

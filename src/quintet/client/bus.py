@@ -160,7 +160,7 @@ class Bus:
         retry      after a lost connection publish again, until the timeout: it may then be stored twice. Without it
                    ConnectionLost is raised, and the message may or may not be stored.
         """
-        self._carries(key=key, headers=headers, partition=partition, delay=delay, schema=schema)
+        self._carries(key=key, headers=headers, partition=partition, delay=delay, schema=schema, ttl=ttl)
         ttl_ms = self._check(topic, qos, ttl)
         data = to_bytes(value)
         if len(data) > (most := self._value_bytes_max(topic, key)):
@@ -219,7 +219,7 @@ class Bus:
     ) -> Ack:
         """Publish many messages with one write; `keys` has one for each, `key` is for all. DeliveryError if the server
         refuses some; the others are stored."""
-        self._carries(key=key if keys is None else keys, headers=headers, partition=partition)
+        self._carries(key=key if keys is None else keys, headers=headers, partition=partition, ttl=ttl)
         ttl_ms = self._check(topic, qos, ttl)
         data = [value if type(value) is bytes else to_bytes(value) for value in values]
         encoded = None if keys is None else [key_bytes(one) for one in keys]
@@ -269,7 +269,7 @@ class Bus:
         compression  of messages from 1 KiB on: gzip, lz4, zstd or snappy; None is what the URL says
         retry        as for publish, for producers that are not idempotent
         """
-        self._carries(idempotent=idempotent or None, compression=compression)
+        self._carries(idempotent=idempotent or None, compression=compression, ttl=ttl)
         if compression is not None and compression not in COMPRESSIONS:
             raise ValueError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
         if idempotent and (ttl is not None or retry):
@@ -321,7 +321,7 @@ class Bus:
                 failures += [(start + at, error) for at, error in outcome.failures]
                 places += outcome.places
                 start = end
-        return Outcome(refused, tuple(failures), places)
+        return Outcome(refused, tuple(failures), places, outcome.durable)
 
     # -- subscribing -----------------------------------------------------------------------------------------------
 
@@ -474,6 +474,6 @@ class Bus:
 
 
 def _acknowledged(load: Load, outcome: Outcome) -> Ack:
-    count, durable = len(load.values), load.qos == 1
+    count, durable = len(load.values), load.qos == 1 and outcome.durable
     last = outcome.places[-1] if outcome.places else None
     return Ack(load.topic, count, durable) if last is None else Ack(load.topic, count, durable, *last)

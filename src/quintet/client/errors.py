@@ -21,6 +21,7 @@ from quintet.model.errors import (
     GroupNotFound,
     KeyNotFound,
     LimitExceeded,
+    NameClaimed,
     OffsetNotFound,
     OutOfSequence,
     PartitionFailed,
@@ -35,12 +36,14 @@ from quintet.model.errors import (
     ShuttingDown,
     StorageError,
     StorageFull,
+    Taken,
     TooLarge,
     TopicNotFound,
     TransactionNotFound,
     UnknownSubscription,
     UserExists,
     UserNotFound,
+    WrongKey,
 )
 
 
@@ -104,6 +107,12 @@ class BadUrl(QuintetError, ValueError):
     code = "E2007"
 
 
+class SubscriptionEnded(QuintetError):
+    """The server ended a subscription: its token expired, the key was rotated, or the topic is gone."""
+
+    code = "E2008"
+
+
 # Code on the wire -> the error it means, and what to do about it where the server's text does not say.
 _HINTS: Final[dict[type[QuintetError], str]] = {
     AclNotFound: "",
@@ -120,6 +129,7 @@ _HINTS: Final[dict[type[QuintetError], str]] = {
     GroupNotFound: "a group begins with its first subscription",
     KeyNotFound: "",
     LimitExceeded: "raise the limit in the server's configuration",
+    NameClaimed: "choose another name",
     OffsetNotFound: "METADATA, or `quintet topic describe`, tells the first and the next offset of each partition",
     OutOfSequence: "begin again with a new producer",
     PartitionFailed: "the partition is read-only until the broker is restarted",
@@ -133,12 +143,14 @@ _HINTS: Final[dict[type[QuintetError], str]] = {
     ShuttingDown: "connect again when the broker is back",
     StorageError: "nothing was acknowledged; see the server's log",
     StorageFull: "it goes on by itself when there is space",
+    Taken: "",
     TooLarge: "split it",
     TopicNotFound: "publish to it, or make it with CREATE_TOPIC, first",
     TransactionNotFound: "it timed out, was ended, or was fenced by a newer one of its name: begin again",
     UnknownSubscription: "it was settled already, or belongs to somebody else",
     UserExists: "",
     UserNotFound: "",
+    WrongKey: "take a token with the queue's key",
 }
 BY_CODE: Final = {kind.code: kind for kind in _HINTS}
 
@@ -180,6 +192,7 @@ ALL: Final = (
     GroupNotFound,
     KeyNotFound,
     LimitExceeded,
+    NameClaimed,
     OffsetNotFound,
     OutOfSequence,
     PartitionFailed,
@@ -195,6 +208,8 @@ ALL: Final = (
     ShuttingDown,
     StorageError,
     StorageFull,
+    SubscriptionEnded,
+    Taken,
     Timeout,
     TooLarge,
     TopicNotFound,
@@ -203,6 +218,7 @@ ALL: Final = (
     Unsupported,
     UserExists,
     UserNotFound,
+    WrongKey,
 )
 
 __all__ = [
@@ -227,6 +243,7 @@ __all__ = [
     "GroupNotFound",
     "KeyNotFound",
     "LimitExceeded",
+    "NameClaimed",
     "OffsetNotFound",
     "OutOfSequence",
     "PartitionFailed",
@@ -242,6 +259,8 @@ __all__ = [
     "ShuttingDown",
     "StorageError",
     "StorageFull",
+    "SubscriptionEnded",
+    "Taken",
     "Timeout",
     "TooLarge",
     "TopicNotFound",
@@ -250,5 +269,6 @@ __all__ = [
     "Unsupported",
     "UserExists",
     "UserNotFound",
+    "WrongKey",
     "from_server",
 ]

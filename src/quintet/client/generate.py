@@ -1,6 +1,7 @@
-"""Writes sync.py, the blocking twin, from the source of the asynchronous classes: `python -m quintet.client.generate`.
+"""Writes sync.py and sync_peer.py, the blocking twins, from the source of the asynchronous classes:
+`python -m quintet.client.generate`.
 
-Every public method keeps its name, signature and docstring; only how it waits differs. A test compares sync.py with what
+Every public method keeps its name, signature and docstring; only how it waits differs. A test compares them with what
 this file would write, so the twins cannot drift apart. Needs ruff, for its formatter, which only developers have.
 
     async def m() -> T            def m() -> T               run on the portal
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).parent
-TARGET: Final = HERE / "sync.py"
+# module -> the file its twins are in; sync.py if it is not here, which has the names of the others, too
+FILES: Final = {"peer": "sync_peer"}
+TARGETS: Final = ("sync", *FILES.values())
 
 # class -> its module; in the order they are written
 TWINS: Final = {
@@ -28,9 +31,11 @@ TWINS: Final = {
     "Subscription": "subscription",
     "Transaction": "transaction",
     "Bus": "bus",
+    "PeerMessage": "peer",
+    "Peer": "peer",
 }
-ROOT: Final = "Bus"  # owns the portal
-PLAIN: Final = {"Message", "MessageBatch"}  # values: their plain methods touch no shared state
+ROOTS: Final = {"Bus": "connect", "Peer": "peer"}  # they own the portal; and the function that makes them
+PLAIN: Final = {"Message", "MessageBatch", "PeerMessage"}  # values: their plain methods touch no shared state
 HIDDEN: Final = {
     "on_records",
     "on_refused",
@@ -44,6 +49,7 @@ HIDDEN: Final = {
     "drop",
     "wake",
     "room",
+    "source",
 }  # between the client's own parts
 DUNDERS: Final = {
     "__aenter__": "__enter__",
@@ -64,21 +70,24 @@ Written by generate.py from the asynchronous classes; do not edit. `python -m qu
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def generate() -> str:
-    """The text of sync.py, formatted."""
-    modules = {name: ast.parse((HERE / f"{name}.py").read_text()) for name in dict.fromkeys(TWINS.values())}
+def generate(target: str = "sync") -> str:
+    """The text of one of the files, formatted."""
+    twins = {name: module for name, module in TWINS.items() if FILES.get(module, "sync") == target}
+    modules = {name: ast.parse((HERE / f"{name}.py").read_text()) for name in dict.fromkeys(twins.values())}
     body: list[str] = []
     used: set[str] = set()
-    for twin, module in TWINS.items():
+    for twin, module in twins.items():
         tree = next(n for n in modules[module].body if isinstance(n, ast.ClassDef) and n.name == twin)
         body += _class(tree, used)
-    connect = next(n for n in modules["bus"].body if isinstance(n, ast.FunctionDef) and n.name == "connect")
-    body += _connect(connect, used)
-    text = HEADER + "\n".join(_imports(modules, used)) + "\n\n" + "\n".join(body)
+    for root, name in ROOTS.items():
+        if root in twins:
+            inside = modules[twins[root]].body
+            body += _maker(root, next(n for n in inside if isinstance(n, ast.FunctionDef) and n.name == name), used)
+    text = HEADER + "\n".join(_imports(modules, used, target)) + "\n\n" + "\n".join(body)
     command = [sys.executable, "-m", "ruff"]
     for arguments in (["check", "--select=I,F401", "--fix", "-q"], ["format", "-q"]):
         text = subprocess.run(
-            [*command, *arguments, "--stdin-filename", str(TARGET), "-"],
+            [*command, *arguments, "--stdin-filename", str(HERE / f"{target}.py"), "-"],
             input=text,
             text=True,
             stdout=subprocess.PIPE,
@@ -87,7 +96,7 @@ def generate() -> str:
     return text
 
 
-def _imports(modules: dict[str, ast.Module], used: set[str]) -> list[str]:
+def _imports(modules: dict[str, ast.Module], used: set[str], target: str) -> list[str]:
     """Imports for the names in signatures: from where the asynchronous module has them, or that module itself."""
     lines = ["from collections.abc import Iterator", "from quintet.client.portal import Portal, inner_of"]
     lines += [f"from quintet.client import {name} as _{name}" for name in modules]
@@ -99,8 +108,13 @@ def _imports(modules: dict[str, ast.Module], used: set[str]) -> list[str]:
                 lines += [f"import {alias.name}" for alias in node.names if alias.name in used]
             else:
                 lines += [f"from quintet.client.{name} import {own}" for own in _defines(node) if own in used]
-    twins = set(TWINS)
-    return [line for line in dict.fromkeys(lines) if line.rpartition(" ")[2] not in twins]
+    lines = [line for line in dict.fromkeys(lines) if line.rpartition(" ")[2] not in TWINS]
+    if target == "sync":
+        others = [name for name, module in TWINS.items() if module in FILES]
+        others += [maker for root, maker in ROOTS.items() if TWINS[root] in FILES]
+        lines += [f"from quintet.client.{FILES[module]} import {name}" for module in FILES for name in others]
+        lines += [f"__all__ = {sorted([*TWINS, *ROOTS.values()])}"]
+    return lines
 
 
 def _defines(node: ast.stmt) -> list[str]:
@@ -165,8 +179,10 @@ def _method(owner: str, node: Function, used: set[str]) -> list[str]:
         if returns.startswith("AsyncIterator"):
             return [*head, f"    return self._portal.iterate({call}, {wrap})"]
         return [*head, f"    return map({wrap}, iter(self._inner))"]
+    if returns.startswith("list[") and returns[5:-1] in TWINS:
+        return [*head, f"    return [{returns[5:-1]}(self._portal, item) for item in self._portal.run({call})]"]
     if isinstance(node, ast.AsyncFunctionDef):
-        if owner == ROOT and name in ("close", "__exit__"):
+        if owner in ROOTS and name in ("close", "__exit__"):
             return [
                 *head,
                 "    try:",
@@ -174,7 +190,7 @@ def _method(owner: str, node: Function, used: set[str]) -> list[str]:
                 "    finally:",
                 "        self._portal.stop()",
             ]
-        if owner == ROOT and name == "open":
+        if owner in ROOTS and name == "open":
             return [*head, *_opening(owner, call)]
         return [*head, f"    return {_wrapped(returns, f'self._portal.run({call})')}"]
     if owner in PLAIN or name.startswith("__"):
@@ -185,7 +201,7 @@ def _method(owner: str, node: Function, used: set[str]) -> list[str]:
 
 def _opening(owner: str, call: str) -> list[str]:
     """A bus that could not be opened leaves no thread behind."""
-    if owner != ROOT:
+    if owner not in ROOTS:
         return [f"    self._portal.run({call})"]
     return [
         "    try:",
@@ -196,10 +212,12 @@ def _opening(owner: str, call: str) -> list[str]:
     ]
 
 
-def _connect(node: ast.FunctionDef, used: set[str]) -> list[str]:
+def _maker(root: str, node: ast.FunctionDef, used: set[str]) -> list[str]:
+    """The function that makes a root, with a portal of its own."""
     _note(node.args, used)
-    head = f"def connect({ast.unparse(node.args)}) -> Bus:"
-    return [head, *_doc(node), f"    return Bus(Portal(), _bus.connect({_forward(node.args)}))"]
+    head = f"def {node.name}({ast.unparse(node.args)}) -> {root}:"
+    made = f"_{TWINS[root]}.{node.name}({_forward(node.args)})"
+    return [head, *_doc(node), f"    return {root}(Portal(), {made})", "", ""]
 
 
 def _wrapped(returns: str, call: str) -> str:
@@ -236,10 +254,12 @@ def _docstring(node: Function | ast.ClassDef) -> str:
         ("async for", "for"),
         ("await ", ""),
         ("quintet.connect", "quintet.sync.connect"),
+        ("quintet.peer(", "quintet.sync.peer("),
     ):
         text = text.replace(old, new)
     return f'"""{text}"""'
 
 
 if __name__ == "__main__":
-    TARGET.write_text(generate())
+    for each in TARGETS:
+        (HERE / f"{each}.py").write_text(generate(each))

@@ -208,6 +208,11 @@ class Subscription:
     def reconnects(self) -> int:
         return self._source.reconnects
 
+    @property
+    def source(self) -> Source:
+        """Where the messages come from: for those parts of the client that know more of one door."""
+        return self._source
+
     # -- from the source (see Inbox) -------------------------------------------------------------------------------
 
     @property

@@ -18,6 +18,21 @@ from quintet.client.message import Ack, Rows, T
 from quintet.client.portal import Portal, inner_of
 from quintet.client.reading import Moment
 from quintet.client.subscription import PREFETCH_DEFAULT
+from quintet.client.sync_peer import Peer, PeerMessage, peer
+
+__all__ = [
+    "Bus",
+    "Message",
+    "MessageBatch",
+    "Peer",
+    "PeerMessage",
+    "Processing",
+    "Producer",
+    "Subscription",
+    "Transaction",
+    "connect",
+    "peer",
+]
 
 
 class Processing:
