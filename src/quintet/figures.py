@@ -70,6 +70,17 @@ _BROKER_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], 
     ("queues.rotations", "counter", "quintet_queue_rotations_total", "Keys of queues changed."),
     ("queues.evicted", "counter", "quintet_queue_evicted_total", "Subscribers of queues the broker ended."),
     ("queues.refused", "counter", "quintet_queue_refused_total", "Requests to queues that were refused."),
+    ("peers.__len__", "gauge", "quintet_peers", "Peer names, connected or not."),
+    ("peers.connected", "gauge", "quintet_peers_connected", "Peers connected now."),
+    ("peers.remembered", "gauge", "quintet_peer_ids_remembered", "Ids of messages that are known, so not taken twice."),
+    ("peers.sent", "counter", "quintet_peer_messages_total", "Messages put into mailboxes, each copy of a broadcast."),
+    ("peers.broadcasts", "counter", "quintet_peer_broadcasts_total", "Broadcasts taken."),
+    (
+        "peers.takeovers",
+        "counter",
+        "quintet_peer_takeovers_total",
+        "Connections dropped because another took the name.",
+    ),
     ("audit.recorded", "counter", "quintet_audit_events_total", "Events written to the audit."),
     ("audit.left_out", "counter", "quintet_audit_left_out_total", "Events over the audit's rate, counted only."),
 )
@@ -152,6 +163,10 @@ class View:
         for path, kind, name, text in _BROKER_FIGURES:
             value = attrgetter(path)(server.broker)
             found.append(Family(name, kind, text, [({}, value() if callable(value) else value)]))
+        drops = [({"reason": reason}, count) for reason, count in server.broker.peers.dropped.items()]
+        found.append(
+            Family("quintet_peer_messages_dropped_total", "counter", "Messages of peers that went nowhere.", drops)
+        )
         if server.flight is not None:
             found += _flight_families(server.flight, server.broker.scheduler.now())
         return found + _log_families(server.log.stats())
@@ -217,6 +232,9 @@ def development_lines(addresses: Mapping[str, str]) -> str:
         lines.append(f"  Fast     {command} sub --url {url} demo")
         lines.append(f"           {command} pub --url {url} demo hello")
         lines.append(f"           another token: {command} token mint --dev --sub ann --queue-key k1")
+    if "peerbus" in addresses:
+        url = f"peerbus://:{config.DEV_PEERBUS_TOKEN}@{addresses['peerbus']}"
+        lines.append(f"  peerbus  {command} peer listen --url {url}/alice     # token {config.DEV_PEERBUS_TOKEN}")
     if "flight" in addresses:
         url = f"flight://{config.DEV_USER}:{config.DEV_PASSWORD}@{addresses['flight']}"
         lines.append(f"  Flight   {url}   # Arrow: Spark, DuckDB, Polars, pandas")

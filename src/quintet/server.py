@@ -25,12 +25,14 @@ from quintet.admin.app import create_app
 from quintet.admin.listener import AdminServer, serve_admin
 from quintet.broker.access import Credential, Role
 from quintet.broker.core import Broker, BrokerOptions
+from quintet.broker.peers import PeerOptions, options_of
 from quintet.broker.queues import QueueOptions
 from quintet.broker.tokens import TokenOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.broker.users import ConfiguredUser
 from quintet.config import Settings
 from quintet.config.doors import FastListener, FlightListener, FlymqListener, TcpListener
+from quintet.config.trust import Peers
 from quintet.delivery.subscription import Policy
 from quintet.flight import wire
 from quintet.log.embedded.disk import OsDisk
@@ -38,9 +40,10 @@ from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.errors import QuintetError
 from quintet.model.rights import check_rights
 from quintet.net.connection import Connection
-from quintet.net.listener import Listener, ListenerOptions
+from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
 from quintet.net.tls import load_into, server_context
+from quintet.net.websocket import Heartbeat, WebSocketSession
 from quintet.protocols.base import Session
 from quintet.protocols.blipmq import frames as blip_frames
 from quintet.protocols.blipmq.session import BlipSession
@@ -50,6 +53,7 @@ from quintet.protocols.flymq import frames as fly_frames
 from quintet.protocols.flymq.mapping import HANDLERS
 from quintet.protocols.flymq.session import FlyOptions, FlySession
 from quintet.protocols.peerbus import frames as peer_frames
+from quintet.protocols.peerbus.session import PeerSession
 
 if TYPE_CHECKING:
     from quintet.flight.bridge import Bridge
@@ -199,6 +203,7 @@ class Server:
         if settings.listeners.fast.enabled:
             shared = FastDoor(self.broker, _fast_options(settings.listeners.fast))
             await self._open("fast", settings.listeners.fast, partial(self._fast_session, shared=shared))
+        await self._open_peerbus()
         if settings.listeners.flight.enabled:
             self._open_flight(settings.listeners.flight)
         if settings.listeners.admin.enabled:
@@ -216,6 +221,28 @@ class Server:
         address = self.listeners[name].address if name in self.listeners else ""
         options = FlyOptions(door.dialect, door.max_frame_bytes, door.anonymous_role, address)
         return FlySession(self.broker, connection, self.broker.scheduler.now(), options, connection.peer)
+
+    async def _open_peerbus(self) -> None:
+        """One door, two ways in: WebSocket messages, and lines over plain TCP."""
+        websocket, lines = self.settings.listeners.peerbus, self.settings.listeners.peerbus_tcp
+        if websocket.enabled:
+            heart = Heartbeat(asyncio.get_running_loop(), websocket.ping_seconds)
+            heart.start()
+            make = partial(self._peer_websocket, heart=heart, origins=frozenset(websocket.origins))
+            await self._open("peerbus", websocket, partial(make, frame_bytes_max=websocket.max_frame_bytes))
+        if lines.enabled:
+            await self._open("peerbus-tcp", lines, partial(self._peer_lines, frame_bytes_max=lines.max_frame_bytes))
+
+    def _peer_lines(self, connection: Connection, frame_bytes_max: int) -> Session:
+        now = self.broker.scheduler.now()
+        return PeerSession(self.broker, connection, now, frame_bytes_max=frame_bytes_max, peer=connection.peer)
+
+    def _peer_websocket(
+        self, connection: Connection, heart: Heartbeat, origins: frozenset[str], frame_bytes_max: int
+    ) -> Session:
+        now, most = self.broker.scheduler.now(), frame_bytes_max
+        inner = PeerSession(self.broker, connection, now, framed=False, frame_bytes_max=most, peer=connection.peer)
+        return WebSocketSession(inner, connection, heart, origins)
 
     async def _open(self, name: str, door: TcpListener, make: partial[Session]) -> None:
         if door.tls_cert is not None and door.tls_key is not None:
@@ -326,6 +353,7 @@ class Server:
             return
         self.broker.set_credentials(_credentials(fresh))
         self.broker.set_tokens(tokens)
+        self.broker.peers.options = _peer_options(fresh.peers)
         self.broker.configure_users(*_users(fresh), _users_reloaded)
         self.settings = fresh
         self._let_sessions_look_again()
@@ -343,7 +371,7 @@ class Server:
         while self.log.unsynced_bytes and asyncio.get_running_loop().time() < deadline - 2 * GOODBYE_S:
             await asyncio.sleep(0.005)
         for listener in self.listeners.values():
-            listener.close_all("the broker is shutting down")
+            listener.close_all(SHUTTING_DOWN)
         await asyncio.sleep(0)
         until = asyncio.get_running_loop().time() + GOODBYE_S
         while any(listener.connections for listener in self.listeners.values()):
@@ -452,6 +480,21 @@ def _queue_options(door: FastListener) -> QueueOptions:
     )
 
 
+def _peer_options(peers: Peers) -> PeerOptions:
+    return PeerOptions(
+        secret=peers.secret,
+        keys=options_of((key.name, key.kid, key.value) for key in peers.peer_keys),
+        verify=peers.verify,
+        refuse_foreign_sender=peers.sender_check == "refuse",
+        replay_window_us=peers.replay_window_seconds * 1_000_000,
+        replay_ids_max=peers.replay_ids_max,
+        mailbox_messages_max=peers.mailbox_messages_max,
+        mailbox_bytes_max=peers.mailbox_bytes_max,
+        mailbox_ttl_us=peers.mailbox_ttl_seconds * 1_000_000,
+        name_idle_us=peers.name_idle_days * DAY_US,
+    )
+
+
 def _broker_options(settings: Settings) -> BrokerOptions:
     topics, delivery = settings.topics, settings.delivery
     rules = []
@@ -482,6 +525,7 @@ def _broker_options(settings: Settings) -> BrokerOptions:
         unsynced_bytes_max=settings.limits.unsynced_bytes_max,
         group_timeout_us=delivery.group_timeout_ms * 1000,
         queues=_queue_options(settings.listeners.fast),
+        peers=_peer_options(settings.peers),
         keep_rejected=delivery.keep_rejected,
         password_bytes_min=settings.limits.password_bytes_min,
         audit_bytes=settings.limits.audit_bytes,

@@ -24,7 +24,7 @@ class Server:
         self.folder = folder
         self.settings = settings
         self.port = 0
-        self.ports = {"blipmq": 0, "flymq": 0, "flymq-sdk": 0, "flight": 0, "fast": 0}
+        self.ports = {"blipmq": 0, "flymq": 0, "flymq-sdk": 0, "flight": 0, "fast": 0, "peerbus": 0, "peerbus-tcp": 0}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -52,6 +52,10 @@ class Server:
     @property
     def fast(self) -> str:
         return f"fast://:{self.token()}@127.0.0.1:{self.ports['fast']}"
+
+    @property
+    def peerbus(self) -> str:
+        return f"ws://127.0.0.1:{self.ports['peerbus']}"
 
     def start(self) -> None:
         """Start, on the port it had before if it ran before, and wait until it accepts."""

@@ -21,6 +21,8 @@ from quintet.broker.groups import SESSION_TIMEOUT_US, Groups
 from quintet.broker.intents import IntentRow, Intents
 from quintet.broker.keys import CREDENTIALS_TABLE, CredentialRow, Keys
 from quintet.broker.passwords import Entropy
+from quintet.broker.peers import TABLE as PEERS_TABLE
+from quintet.broker.peers import PeerOptions, PeerRow, Peers
 from quintet.broker.producers import ProducerRow, Producers
 from quintet.broker.queues import QueueOptions, Queues
 from quintet.broker.schemas import SCHEMAS_TABLE, SchemaRow, Schemas
@@ -69,6 +71,7 @@ class BrokerOptions:
     group_timeout_us: int = SESSION_TIMEOUT_US
     transactions: TransactionLimits = field(default_factory=TransactionLimits)
     queues: QueueOptions = field(default_factory=QueueOptions)
+    peers: PeerOptions = field(default_factory=PeerOptions)
     keep_rejected: bool = False  # what a schema refuses goes to the dead letters, too
     entropy: Entropy = no_entropy
 
@@ -130,6 +133,9 @@ class Broker:
             self.topics, self.subscriptions, self.access, self.tokens, self.audit, scheduler, report, options.queues
         )
         self.queues.load()
+        peers = _loaded(Table(log, *PEERS_TABLE, PeerRow))
+        self.peers = Peers(peers, self.topics, self.subscriptions, self.access, scheduler, options.peers)
+        self.peers.load()
         self.groups = Groups(
             _loaded(Table(log, *GROUPS_TABLE, GroupRow, packed=True)),
             self.topics,
@@ -269,6 +275,7 @@ class Broker:
     def tick(self, now: int) -> None:
         """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep."""
         self.queues.tick(now)
+        self.peers.tick(now)
         self.subscriptions.tick(now)
         self.keys.tick(now)
         self.groups.tick(now)
@@ -283,6 +290,7 @@ class Broker:
 
     def save(self, done: Callable[[], None] | None = None) -> None:
         """Append the state that is saved from time to time only; done when all of it was appended."""
+        self.peers.flush()
         self.subscriptions.save()
         self.producers.save()
         if done is not None:

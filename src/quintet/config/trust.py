@@ -66,7 +66,21 @@ class PeerKey(Section):
 
     name: str = Field(description="The peer.", min_length=1, max_length=200)
     kid: str = Field(description="Id of the key, written before the signature.", pattern=r"^[A-Za-z0-9_.-]{1,32}$")
-    key_file: Path = Field(description="File with the key (one line), readable by its owner only.")
+    key_file: Path = Field(
+        description="File with the key (one line), readable by its owner only; read again on SIGHUP."
+    )
+    _value: bytes = PrivateAttr(default=b"")
+
+    @model_validator(mode="after")
+    def _long_enough(self) -> Self:
+        self._value = read_secret(self.key_file).encode()
+        if len(self._value) < limits.HMAC_SECRET_BYTES_MIN:
+            raise ValueError(f"the key has {len(self._value)} bytes, it needs {limits.HMAC_SECRET_BYTES_MIN}")
+        return self
+
+    @property
+    def value(self) -> bytes:
+        return self._value
 
 
 class Peers(Section):

@@ -226,6 +226,10 @@ class Connection(asyncio.BufferedProtocol):
             self._session.receive(memoryview(b""), self._listener.now())
             self._drain()
 
+    def watch(self) -> None:
+        """The session has a deadline again: the listener's sweep looks at it."""
+        self._listener.watch_stall(self)
+
     # -- to the socket ---------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
@@ -243,7 +247,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._choked = True  # deliveries stop by themselves (room); only replies come this far
                 transport.pause_reading()
         if self._session.closing is not None and not transport.is_closing():
-            self._listener.closing(self, self._session.closing)
+            if self._session.closing:  # empty: the peer wanted it, and there is nothing to say
+                self._listener.closing(self, self._session.closing)
             transport.close()
             if transport.get_write_buffer_size():
                 self._watch_unsent()  # a peer that reads nothing must not keep a closing connection for ever

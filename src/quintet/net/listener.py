@@ -14,6 +14,7 @@ from quintet.protocols.base import Session
 SWEEP_S = 0.25
 MINUTE_US = 60_000_000
 TLS_HANDSHAKE_S = 5.0
+SHUTTING_DOWN = "the broker is shutting down"  # the reason `close_all` gives at the end
 
 Report = Callable[[str, dict[str, object]], None]
 

@@ -84,13 +84,15 @@ class Session(Protocol):
     """One connection's side of a protocol."""
 
     closing: str | None
-    """Why the transport must be shut after draining, or None."""
+    """Why the transport must be shut after draining, or None. Empty: the peer asked for it, and nothing is said."""
 
-    auth_failures: int
-    """Failed authentications so far: the listener counts them per address."""
+    @property
+    def auth_failures(self) -> int:
+        """Failed authentications so far: the listener counts them per address."""
 
-    principal_name: str | None
-    """Who is on the other side once authenticated, else None."""
+    @property
+    def principal_name(self) -> str | None:
+        """Who is on the other side once authenticated, else None."""
 
     @property
     def holding(self) -> bool:

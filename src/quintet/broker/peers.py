@@ -1,0 +1,590 @@
+"""Named peers and their mailboxes: who owns a name, who is connected, what waits for whom.
+
+    register:  name -> row in `__peers`, durable -> bound to a connection (the one before it is dropped)
+    send:      outbox of the recipient's mailbox -> end of the turn -> one batch per mailbox -> its topic -> subscription
+    deliver:   the mailbox's subscription pushes to the bound connection; what is not acknowledged comes again with the next
+
+A name belongs to the owner (a principal's name) that registered it first, after a disconnect and a restart, too. Its
+mailbox is the topic `peerbus/NAME`, made with the first message, and one subscription that outlives connections. A name is
+free again when that topic is deleted, or after `name_idle_us` with nothing waiting.
+
+Ids of messages are remembered per sender for at least `replay_window_us`; after a restart they are read back from the
+mailboxes, whose records have them as keys. Sockets, JSON and close codes are the door's business.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+
+from quintet import kernel
+from quintet.broker.access import Access, Principal
+from quintet.broker.subscriptions import MAILBOX_OWNER, Subscriptions
+from quintet.broker.table import Table
+from quintet.broker.topics import Topic, Topics
+from quintet.delivery.sink import Sink
+from quintet.delivery.subscription import Subscription
+from quintet.model import envelope, limits
+from quintet.model.errors import (
+    Busy,
+    LimitExceeded,
+    NameClaimed,
+    ProtocolError,
+    QuintetError,
+    StorageError,
+    TopicNotFound,
+)
+from quintet.model.scheduler import Scheduler
+
+TABLE: Final = (14, "__peers")
+DOOR: Final = "peerbus"
+TOPIC_PREFIX: Final = "peerbus/"
+ORIGIN_PREFIX: Final = b"peerbus:"
+
+DAY_US: Final = 24 * 3600 * 1_000_000
+PEERS_MAX: Final = 100_000  # names
+FIRST_PARTITION: Final = 0  # where all envelopes of a mailbox go: the order of each sender's is kept
+TAKEOVERS_MAX: Final = 10  # of one name within ...
+TAKEOVERS_WITHIN_US: Final = 10_000_000
+MEASURE_EVERY_US: Final = 100_000  # how often a full mailbox is looked at again
+PRUNE_EVERY_US: Final = 10_000_000  # how often what expired in the mailboxes of absent peers is passed over
+FLUSH_BYTES: Final = 4 * limits.MIB  # of an outbox: above it, it does not wait for the end of the turn
+BROADCAST_BYTES_PER_SECOND: Final = 64 * limits.MIB  # of copies one sender causes ...
+BROADCAST_BURST_BYTES: Final = 256 * limits.MIB  # ... and how much of it may be saved up
+
+DROPS: Final = (
+    "bad_envelope", "broadcast_budget", "duplicate", "forbidden", "quota", "sender", "signature", "stale", "storage",
+    "unknown_recipient",
+)  # fmt: skip
+
+Done = Callable[[Exception | None], None]
+Letter = tuple[bytes, bytes, bytes]  # origin, id, envelope
+
+
+class PeerRow(msgspec.Struct, frozen=True):
+    """What `__peers` keeps: whose a name is, since when, and when it was last used (to a day). Times in microseconds."""
+
+    name: str
+    owner: str
+    registered: int
+    seen: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOptions:
+    """The peers' branch of the configuration. Times in microseconds."""
+
+    secret: bytes = b""
+    keys: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # peer -> id of a key -> key
+    verify: bool = False
+    refuse_foreign_sender: bool = True
+    replay_window_us: int = 600_000_000
+    replay_ids_max: int = 1_000_000
+    mailbox_messages_max: int = 100_000
+    mailbox_bytes_max: int = 256 * limits.MIB
+    mailbox_ttl_us: int = 7 * DAY_US
+    name_idle_us: int = 30 * DAY_US
+
+
+class Holder(Protocol):
+    """The session a name is bound to."""
+
+    def lost_name(self, freed: bool) -> None:
+        """Another connection took the name over, or (`freed`) there is no such name any more."""
+
+
+class Mailbox:
+    """One name: its owner, what waits for it, and who is connected under it."""
+
+    __slots__ = (
+        "broadcast_bytes", "broadcast_since", "durable", "gone", "holder", "measured_at", "name", "origin", "outbox",
+        "outbox_bytes", "owner", "raw", "registered", "room_bytes", "room_messages", "seen", "sink", "subscription",
+        "takeovers", "takeovers_since", "topic", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, row: PeerRow, durable: bool) -> None:
+        self.name = row.name
+        self.raw = (TOPIC_PREFIX + row.name).encode()
+        self.origin = ORIGIN_PREFIX + row.name.encode()
+        self.owner = row.owner
+        self.registered = row.registered
+        self.seen = row.seen
+        self.durable = durable
+        self.gone = False
+        self.holder: Holder | None = None
+        self.sink: Sink | None = None
+        self.topic: Topic | None = None
+        self.subscription: Subscription | None = None
+        self.waiting: list[Done] | None = None  # registrations that wait for the row
+        self.outbox: list[Letter] | None = None
+        self.outbox_bytes = 0
+        self.room_messages = self.room_bytes = self.measured_at = 0
+        self.takeovers = self.takeovers_since = 0
+        self.broadcast_bytes = self.broadcast_since = 0
+
+    def attach(self, sink: Sink) -> None:
+        """Push to this connection from now on."""
+        self.sink = sink
+        if self.subscription is not None:
+            self.subscription.attach(sink)
+
+    def detach(self) -> None:
+        sink, self.sink = self.sink, None
+        if sink is not None and self.subscription is not None and self.subscription.sink is sink:
+            self.subscription.detach(sink)
+
+    @property
+    def backlog(self) -> int:
+        """Messages not settled, those on their way to the disk among them."""
+        found = len(self.outbox or ())
+        for lane in self.subscription.lanes if self.subscription is not None else ():
+            found += lane.partition.end - lane.position + lane.pending
+        return found
+
+
+class Seen:
+    """Ids of messages, each remembered for a window at least, and no more than `ids_max` of them: two generations."""
+
+    def __init__(self, window_us: int, ids_max: int) -> None:
+        self._window_us = window_us
+        self._half = max(ids_max // 2, 1)
+        self._young: set[str] = set()
+        self._old: set[str] = set()
+        self._since = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def add(self, key: str, now: int) -> bool:
+        """Remember it; False if it was there already."""
+        if now - self._since >= self._window_us or len(self._young) >= self._half:
+            # Begun two windows ago: even its last id is a whole window old.
+            self._old = self._young if now - self._since < 2 * self._window_us else set()
+            self._young = set()
+            self._since = now
+        if key in self._young or key in self._old:
+            return False
+        self._young.add(key)
+        return True
+
+    def forget(self, key: str) -> None:
+        self._young.discard(key)
+        self._old.discard(key)
+
+
+class Peers:
+    """All names. Made by the broker; the verbs are the door's."""
+
+    def __init__(
+        self,
+        table: Table[PeerRow],
+        topics: Topics,
+        subscriptions: Subscriptions,
+        access: Access,
+        scheduler: Scheduler,
+        options: PeerOptions,
+    ) -> None:
+        self.options = options
+        self.dropped = dict.fromkeys(DROPS, 0)
+        self.sent = self.broadcasts = self.takeovers = 0
+        self._table = table
+        self._topics = topics
+        self._subscriptions = subscriptions
+        self._access = access
+        self._scheduler = scheduler
+        self._by_name: dict[str, Mailbox] = {}
+        self._connected: list[str] = []
+        self._dirty: list[Mailbox] = []
+        self._seen = Seen(options.replay_window_us, options.replay_ids_max)
+        self._looked_at = (-1, -1)  # topics and rights when mailboxes were last compared with them
+        self._pruned_at = 0
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def connected(self) -> int:
+        return len(self._connected)
+
+    @property
+    def remembered(self) -> int:
+        """Ids of messages that would be refused as duplicates."""
+        return len(self._seen)
+
+    def load(self) -> None:
+        """Take up the names and mailboxes of the last run, and the ids of the recent past."""
+        for row in self._table:
+            self._by_name[row.name] = Mailbox(row, durable=True)
+        for subscription in self._subscriptions.all():
+            if subscription.owner == MAILBOX_OWNER:
+                name = subscription.topic_name.decode().removeprefix(TOPIC_PREFIX)
+                mailbox = self._by_name.get(name)
+                if mailbox is not None:
+                    mailbox.subscription = subscription
+                    mailbox.topic = self._topics.get(mailbox.raw)
+        now = self._scheduler.now()
+        for topic in self._topics.all():
+            if topic.name.startswith(TOPIC_PREFIX):
+                self._remember(topic, now)
+
+    def _remember(self, topic: Topic, now: int) -> None:
+        """Read back the ids of one mailbox. Blocks: only used at start."""
+        for partition in topic.partitions:
+            offset = partition.offset_at(now - self.options.replay_window_us)
+            while offset < partition.visible:
+                batches = partition.read_now(offset)
+                if not batches:
+                    break
+                for batch in batches:
+                    for _, _, key, _, _, _, origin in batch.rows():
+                        if key is not None and origin.startswith(ORIGIN_PREFIX):
+                            sender = origin.removeprefix(ORIGIN_PREFIX).decode(errors="replace")
+                            self._seen.add(_seen_key(sender, key.decode(errors="replace")), now)
+                    offset = batch.next_offset
+
+    # -- names -----------------------------------------------------------------------------------------------------
+
+    def register(self, name: str, principal: Principal, done: Done) -> Mailbox:
+        """The mailbox of this name for this owner. While it is `waiting`, done(error) comes when the name is its own after
+        a restart, too. NameClaimed if it is another's, Forbidden without the right, Busy after too many takeovers."""
+        self._access.require(principal, "subscribe", TOPIC_PREFIX + name)
+        mailbox = self._by_name.get(name)
+        now = self._scheduler.now()
+        if mailbox is None:
+            return self._new(PeerRow(name, principal.name, now, now), done)
+        if mailbox.owner != principal.name:
+            raise NameClaimed(f"the peer name {name!r} is another owner's", hint="choose another name")
+        if mailbox.holder is not None and not self._may_take_over(mailbox, now):
+            raise Busy(f"the peer name {name!r} was taken over {TAKEOVERS_MAX} times in a few seconds")
+        if mailbox.waiting is not None:
+            mailbox.waiting.append(done)
+        else:
+            self._keep_seen(mailbox, now)
+        return mailbox
+
+    def _new(self, row: PeerRow, done: Done) -> Mailbox:
+        if len(self._by_name) >= PEERS_MAX:
+            raise LimitExceeded(f"no more peer names: there are {PEERS_MAX}")
+        mailbox = Mailbox(row, durable=False)
+        mailbox.waiting = [done]
+        self._table.put(row.name.encode(), row, partial(self._kept, mailbox))
+        self._by_name[row.name] = mailbox
+        topic = self._topics.get(mailbox.raw)
+        if topic is not None:  # what is in it was put there before there was such a peer: no backfill
+            mailbox.topic = topic
+            topic.after(partial(self._subscribe, mailbox, False))
+        return mailbox
+
+    def _kept(self, mailbox: Mailbox, error: Exception | None) -> None:
+        waiting, mailbox.waiting = mailbox.waiting or [], None
+        mailbox.durable = error is None
+        if error is not None and self._by_name.get(mailbox.name) is mailbox:
+            self._forget(mailbox)
+        for done in waiting:
+            done(error)
+
+    def _keep_seen(self, mailbox: Mailbox, now: int) -> None:
+        if now - mailbox.seen > DAY_US:
+            mailbox.seen = now
+            row = PeerRow(mailbox.name, mailbox.owner, mailbox.registered, now)
+            with suppress(StorageError):  # a full disk: it is kept the next time
+                self._table.put(mailbox.name.encode(), row)
+
+    def _may_take_over(self, mailbox: Mailbox, now: int) -> bool:
+        if now - mailbox.takeovers_since > TAKEOVERS_WITHIN_US:
+            mailbox.takeovers, mailbox.takeovers_since = 0, now
+        mailbox.takeovers += 1
+        return mailbox.takeovers <= TAKEOVERS_MAX
+
+    def bind(self, mailbox: Mailbox, holder: Holder) -> None:
+        """The name is this session's now; the one that had it is told."""
+        before, mailbox.holder = mailbox.holder, holder
+        if before is None:
+            insort(self._connected, mailbox.name)
+        else:
+            self.takeovers += 1
+            mailbox.detach()
+            before.lost_name(freed=False)
+
+    def release(self, mailbox: Mailbox, holder: Holder) -> None:
+        """The session is gone. What it had not acknowledged waits for the next."""
+        if mailbox.holder is not holder:
+            return
+        mailbox.holder = None
+        mailbox.detach()
+        self._disconnected(mailbox.name)
+        if not mailbox.gone:
+            self._keep_seen(mailbox, self._scheduler.now())
+
+    def _disconnected(self, name: str) -> None:
+        at = bisect_left(self._connected, name)
+        assert self._connected[at] == name, "a name that was bound is among the connected ones"
+        del self._connected[at]
+
+    def names(self) -> list[str]:
+        """Connected peers, sorted."""
+        return self._connected
+
+    def find(self, name: str) -> Mailbox | None:
+        return self._by_name.get(name)
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def drop(self, reason: str) -> None:
+        """Count a message that goes nowhere: the wire has no word for it."""
+        self.dropped[reason] += 1
+
+    def admit(self, sender: Mailbox, id: str, claimed: str, ts: str, data: bytes, now: int) -> bool:
+        """Whether this peer may send this envelope now, and has not sent it before; counted if not."""
+        options = self.options
+        keys = options.keys.get(sender.name)
+        judged = options.verify or keys is not None
+        if claimed != sender.name and (judged or options.refuse_foreign_sender):
+            self.dropped["sender"] += 1
+            return False
+        if judged:
+            if not self._genuine(data, keys):
+                self.dropped["signature"] += 1
+                return False
+            said = _time_of(ts)
+            if said is not None and abs(now - said) > options.replay_window_us:
+                self.dropped["stale"] += 1
+                return False
+        if not self._seen.add(_seen_key(sender.name, id), now):
+            self.dropped["duplicate"] += 1
+            return False
+        return True
+
+    def _genuine(self, data: bytes, keys: Mapping[str, bytes] | None) -> bool:
+        try:
+            found = envelope.parse(data, strict=False)
+        except ProtocolError:
+            return False
+        secret = self.options.secret
+        if keys is not None:
+            kid, _, digits = found.hmac.partition(":")
+            secret, found = keys.get(kid, b""), found._replace(hmac=digits)
+        return envelope.genuine(found, secret)
+
+    def send(self, sender: Mailbox, recipient: Mailbox, id: str, data: bytes, now: int) -> None:
+        """Put an admitted envelope into a mailbox."""
+        if self._put(sender, recipient, id.encode(), data, now):
+            self.sent += 1
+        else:
+            self._seen.forget(_seen_key(sender.name, id))
+
+    def broadcast(self, sender: Mailbox, principal: Principal, id: str, data: bytes, now: int) -> None:
+        """Put an admitted envelope into the mailbox of every peer there is, but the sender's."""
+        others = [mailbox for mailbox in self._by_name.values() if mailbox is not sender and mailbox.durable]
+        allowed = [m for m in others if self._access.allowed(principal, "publish", m.raw.decode())]
+        self.dropped["forbidden"] += len(others) - len(allowed)
+        if not self._may_broadcast(sender, len(data) * len(allowed), now):
+            self.dropped["broadcast_budget"] += 1
+            self._seen.forget(_seen_key(sender.name, id))
+            return
+        self.broadcasts += 1
+        key = id.encode()
+        for mailbox in allowed:
+            self.sent += self._put(sender, mailbox, key, data, now)
+
+    def _may_broadcast(self, sender: Mailbox, cost: int, now: int) -> bool:
+        """Copies cost disk for every recipient: a sender has so many bytes of them a second, and some saved up."""
+        earned = (now - sender.broadcast_since) * BROADCAST_BYTES_PER_SECOND // 1_000_000
+        sender.broadcast_bytes = max(0, sender.broadcast_bytes - earned)
+        sender.broadcast_since = now
+        if sender.broadcast_bytes + cost > BROADCAST_BURST_BYTES:
+            return False
+        sender.broadcast_bytes += cost
+        return True
+
+    def _put(self, sender: Mailbox, mailbox: Mailbox, key: bytes, data: bytes, now: int) -> bool:
+        size = len(data)
+        if (mailbox.room_messages <= 0 or mailbox.room_bytes < size) and not self._measure(mailbox, size, now):
+            self.dropped["quota"] += 1
+            return False
+        mailbox.room_messages -= 1
+        mailbox.room_bytes -= size
+        letter = (sender.origin, key, data)
+        if mailbox.outbox is None:
+            mailbox.outbox = [letter]
+            mailbox.outbox_bytes = size
+            if not self._dirty:
+                self._scheduler.soon(self.flush)
+            self._dirty.append(mailbox)
+            return True
+        mailbox.outbox.append(letter)
+        mailbox.outbox_bytes += size
+        if mailbox.outbox_bytes >= FLUSH_BYTES:
+            self._write(mailbox)
+            mailbox.outbox = []  # it stays among the dirty ones
+        return True
+
+    def _measure(self, mailbox: Mailbox, size: int, now: int) -> bool:
+        """How much a mailbox may still take; whether that is one message of this size. Costly, so not at every refusal."""
+        if mailbox.measured_at and now - mailbox.measured_at < MEASURE_EVERY_US:
+            return False
+        mailbox.measured_at = now
+        waiting = mailbox.outbox_bytes if mailbox.outbox else 0
+        if mailbox.subscription is not None and mailbox.backlog:
+            waiting += sum(lane.partition.bytes_from(lane.floor) for lane in mailbox.subscription.lanes)
+        mailbox.room_messages = self.options.mailbox_messages_max - mailbox.backlog
+        mailbox.room_bytes = self.options.mailbox_bytes_max - waiting
+        return mailbox.room_messages > 0 and mailbox.room_bytes >= size
+
+    def flush(self) -> None:
+        """The end of a turn: one batch for each mailbox that was written to."""
+        dirty, self._dirty = self._dirty, []
+        for mailbox in dirty:
+            if mailbox.outbox:
+                self._write(mailbox)
+            mailbox.outbox, mailbox.outbox_bytes = None, 0
+
+    def _write(self, mailbox: Mailbox) -> None:
+        letters, mailbox.outbox, mailbox.outbox_bytes = mailbox.outbox or [], [], 0
+        now = self._scheduler.now()
+        expiry = now + self.options.mailbox_ttl_us if self.options.mailbox_ttl_us else 0
+        try:
+            topic = self._topic_of(mailbox)
+            batch = _batch(letters, expiry, now)
+            topic.publish(batch, len(letters), True, partial(self._stored, letters), FIRST_PARTITION)
+        except QuintetError as error:
+            self._stored(letters, -1, error)
+
+    def _stored(self, letters: list[Letter], _offset: int, error: Exception | None) -> None:
+        """Durable; or refused, then its senders may send it again."""
+        if error is not None:
+            self.dropped["storage"] += len(letters)
+            for origin, key, _ in letters:
+                self._seen.forget(_seen_key(origin.removeprefix(ORIGIN_PREFIX).decode(), key.decode()))
+
+    # -- mailboxes -------------------------------------------------------------------------------------------------
+
+    def _topic_of(self, mailbox: Mailbox) -> Topic:
+        topic = mailbox.topic
+        if topic is not None and topic.deleted:
+            self._free(mailbox)
+        if mailbox.gone:
+            raise TopicNotFound(f"the peer {mailbox.name!r} is gone")
+        if topic is None:
+            topic = self._topics.get(mailbox.raw)
+            if topic is None:
+                topic, _ = self._topics.create(mailbox.raw, 1, retention_us=self.options.mailbox_ttl_us)
+            self._open(mailbox, topic)
+        return topic
+
+    def _open(self, mailbox: Mailbox, topic: Topic) -> None:
+        """The mailbox has a topic now, made after its name: all in it is for this peer."""
+        mailbox.topic = topic
+        topic.after(partial(self._subscribe, mailbox, True))
+
+    def _subscribe(self, mailbox: Mailbox, from_start: bool, error: Exception | None) -> None:
+        if error is not None or mailbox.gone or mailbox.topic is None:
+            mailbox.topic = None
+            return
+        try:
+            subscription = self._subscriptions.create(
+                MAILBOX_OWNER, mailbox.topic, 1, _nothing, door=DOOR, from_start=from_start
+            )
+        except QuintetError:  # tried again with the next message
+            mailbox.topic = None
+            return
+        mailbox.subscription = subscription
+        if mailbox.sink is not None:
+            subscription.attach(mailbox.sink)
+
+    def tick(self, now: int) -> None:
+        """Topics that came or went by another way; what expired in the mailboxes of absent peers; names nobody uses."""
+        state = (len(self._topics), self._access.epoch)
+        if state != self._looked_at:
+            self._looked_at = state
+            self._compare()
+        if now - self._pruned_at >= PRUNE_EVERY_US:
+            self._pruned_at = now
+            self._prune(now)
+
+    def _compare(self) -> None:
+        for mailbox in list(self._by_name.values()):
+            topic = mailbox.topic
+            if topic is None:
+                found = self._topics.get(mailbox.raw)
+                if found is not None and not found.deleted:
+                    self._open(mailbox, found)
+            elif topic.deleted and mailbox.subscription is not None:
+                self._free(mailbox)
+
+    def _prune(self, now: int) -> None:
+        for mailbox in list(self._by_name.values()):
+            if mailbox.holder is not None:
+                continue
+            if mailbox.backlog and mailbox.subscription is not None:
+                for lane in mailbox.subscription.lanes:
+                    lane.take(1, now, _wake)  # passes over what expired, hands out nothing
+            elif now - mailbox.seen > self.options.name_idle_us and mailbox.durable:
+                self._free(mailbox)
+
+    def _free(self, mailbox: Mailbox) -> None:
+        """The name is nobody's."""
+        holder = mailbox.holder
+        try:
+            if mailbox.subscription is not None and mailbox.topic is not None and not mailbox.topic.deleted:
+                self._subscriptions.remove(mailbox.subscription)
+            self._table.delete(mailbox.name.encode())
+        except QuintetError:  # a full disk: it is freed later
+            return
+        self._forget(mailbox)
+        if holder is not None:
+            mailbox.holder = None
+            self._disconnected(mailbox.name)
+            holder.lost_name(freed=True)
+
+    def _forget(self, mailbox: Mailbox) -> None:
+        mailbox.gone = True
+        del self._by_name[mailbox.name]
+        mailbox.subscription = mailbox.topic = None
+
+
+def options_of(keys: Iterable[tuple[str, str, bytes]]) -> dict[str, dict[str, bytes]]:
+    """Keys of single peers, as PeerOptions wants them."""
+    found: dict[str, dict[str, bytes]] = {}
+    for name, kid, key in keys:
+        found.setdefault(name, {})[kid] = key
+    return found
+
+
+def _batch(letters: list[Letter], expiry: int, now: int) -> bytearray:
+    """One unsealed batch; its origins are the senders."""
+    batches, start = [], 0
+    for at in range(1, len(letters) + 1):
+        if at == len(letters) or letters[at][0] != letters[start][0]:
+            values = [letter[2] for letter in letters[start:at]]
+            keys = [letter[1] for letter in letters[start:at]]
+            expiries = [expiry] * len(values) if expiry else None
+            batches.append(kernel.build(values, keys, expiries=expiries, origin=letters[start][0]))
+            start = at
+    return batches[0] if len(batches) == 1 else kernel.merge(batches, now)
+
+
+def _seen_key(sender: str, id: str) -> str:
+    return f"{sender}|{id}"  # no name has a |
+
+
+def _time_of(ts: str) -> int | None:
+    """Microseconds since 1970 of a time in RFC 3339; None if it is something else."""
+    try:
+        found = datetime.fromisoformat(ts)
+    except ValueError:
+        return None
+    return None if found.tzinfo is None else int(found.timestamp() * 1_000_000)
+
+
+def _nothing(_error: Exception | None) -> None:
+    """A subscription whose row failed is made again with the next start: the position is that of the topic's beginning."""
+
+
+def _wake() -> None:
+    """What is read from disk is looked at when the next prune comes."""

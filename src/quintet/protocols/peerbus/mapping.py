@@ -1,0 +1,76 @@
+"""peerbus' nouns <-> ours: names <-> mailbox topics, records <-> envelopes with their delivery keys.
+
+A record that came in by this door is its envelope, byte for byte. One that another door put into a mailbox becomes an
+envelope made by the broker:
+
+    id "q:PARTITION:OFFSET"   from "DOOR:CLIENT", as the record's origin   to the mailbox's name   source "quintet"
+    body: the value if it is one JSON text, else a JSON string if it is UTF-8, else {"base64":"..."}
+"""
+
+import base64
+import unicodedata
+from typing import Final
+
+from quintet.broker.peers import ORIGIN_PREFIX
+from quintet.model import envelope
+from quintet.model.batch import Row
+from quintet.model.errors import BadName, ProtocolError
+from quintet.protocols.peerbus import codec, frames
+
+SOURCE: Final = "quintet"
+_EVERYONE: Final = b'"*"'  # a broadcast has this in it; whoever spells it otherwise is refused when it comes in
+_FORBIDDEN: Final = frozenset("|*/\\")
+_INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def check_peer_name(name: str) -> None:
+    """BadName if no peer may have this name. The empty one has its own words and is not judged here."""
+    size = len(name.encode())
+    if size > frames.NAME_BYTES_MAX:
+        raise BadName(f"a peer name has 1 to {frames.NAME_BYTES_MAX} bytes, this one has {size}")
+    if _FORBIDDEN & set(name):
+        raise BadName("a peer name has none of | * / and the backslash: they mean something in keys and topics")
+    if any(unicodedata.category(letter) in _INVISIBLE for letter in name):
+        raise BadName("a peer name has no control or invisible characters")
+    if name != name.strip() or unicodedata.normalize("NFC", name) != name:
+        raise BadName("a peer name is in its one spelling (NFC), without blanks around it")
+
+
+def is_id(id: str) -> bool:
+    """Whether a message may have this id: it becomes a delivery key, in which | divides id and name."""
+    return id != "" and len(id.encode()) <= frames.ID_BYTES_MAX and id.isprintable() and "|" not in id
+
+
+def is_everyone(to: str, data: bytes) -> bool:
+    return to == envelope.EVERYONE and _EVERYONE in data
+
+
+def delivery(row: Row, partition: int, name: str, secret: bytes) -> tuple[str, bytes]:
+    """(delivery key, envelope) of a record in the mailbox of `name`."""
+    offset, timestamp, key, value, _, _, origin = row
+    if origin.startswith(ORIGIN_PREFIX) and key is not None and value is not None:
+        id = key.decode()
+        if _EVERYONE in value and codec.decode(value).to == envelope.EVERYONE:
+            return f"{id}|{name}", value
+        return id, value
+    id = f"q:{partition}:{offset}"
+    sender = origin.decode(errors="replace") or SOURCE
+    made = envelope.sign(
+        secret, id=id, sender=sender, to=name, ts=envelope.rfc3339(timestamp), body=body_of(value), source=SOURCE
+    )
+    return id, made
+
+
+def body_of(value: bytes | None) -> bytes:
+    """Any value as one JSON text."""
+    if value is None:
+        return b"null"
+    try:
+        if value and codec.depth(value) <= frames.BODY_DEPTH_MAX:
+            return envelope.text(value)
+    except ProtocolError:
+        pass  # not JSON: it goes as a string
+    try:
+        return envelope.string(value.decode())
+    except UnicodeDecodeError:
+        return b'{"base64":"%b"}' % base64.b64encode(value)

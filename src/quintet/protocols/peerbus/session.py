@@ -1,0 +1,362 @@
+"""From objects to broker verbs and from records to objects: one peerbus connection, whatever it comes by.
+
+    state \\ frame    register                        ack        peers      envelope   no object
+    FRESH            judge, below                    close      close      close      close 1007
+    BINDING          (nothing is read meanwhile)
+    REGISTERED       passed over                     settle     reply      route      passed over, counted
+
+    register is judged in this order: type, version, name, token, right and owner, row durable, bound; the first that
+    fails is the close code (errors.py). The reply is `peers`, then everything that waits is delivered.
+
+`receive` takes objects one a line; over WebSocket net/websocket.py hands over whole messages with `receive_message` and
+calls `settle` behind the last of a read. A session never closes anything: `closing` and `close_code` say how it ends.
+"""
+
+from functools import partial
+from typing import Final
+
+from msgspec import UNSET, UnsetType
+
+from quintet.broker.access import Principal
+from quintet.broker.core import Broker
+from quintet.broker.peers import TOPIC_PREFIX, Mailbox
+from quintet.delivery.sink import Sink
+from quintet.delivery.subscription import Subscription
+from quintet.model import envelope, limits
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import AuthError, BadName, Forbidden, ProtocolError, QuintetError
+from quintet.protocols.base import FLOWING, WAIT
+from quintet.protocols.peerbus import codec, errors, frames
+from quintet.protocols.peerbus.mapping import check_peer_name, delivery, is_everyone, is_id
+
+FRESH: Final = "fresh"
+BINDING: Final = "binding"
+REGISTERED: Final = "registered"
+
+PARTITION_SHIFT: Final = 48  # place = partition << 48 | offset
+_OFFSETS: Final = (1 << PARTITION_SHIFT) - 1
+_BLANKS: Final = bytes.maketrans(b"\r\n", b"  ")
+TARGETS_MAX: Final = 10_000  # recipients one session remembers the right to write to
+
+
+class PeerSession:
+    """See the table above. `sink` is the connection; `framed`: objects are lines."""
+
+    __slots__ = (
+        "_acked", "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_framed", "_identity", "_mailbox", "_out", "_peer",
+        "_pending", "_principal", "_scanned", "_sink", "_state", "_targets", "auth_failures", "close_code", "closing",
+        "principal_name",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        broker: Broker,
+        sink: Sink,
+        now: int,
+        *,
+        framed: bool = True,
+        frame_bytes_max: int = frames.FRAME_BYTES_MAX,
+        peer: str = "",
+    ) -> None:
+        self.closing: str | None = None
+        self.close_code = 0
+        self.principal_name: str | None = None
+        self.auth_failures = 0
+        self._broker = broker
+        self._sink = sink
+        self._framed = framed
+        self._frame_bytes_max = frame_bytes_max
+        self._peer = peer
+        self._state = FRESH
+        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._identity = ""
+        self._principal: Principal | None = None
+        self._epoch = 0
+        self._mailbox: Mailbox | None = None
+        self._out: list[bytes] = []
+        self._scanned = 0  # bytes of an unfinished line that have no end of line in them
+        self._pending: dict[str, int | list[int]] | None = None  # delivery key -> place, or places, oldest first
+        self._acked: list[int] | None = None  # places acknowledged in this read
+        self._targets: dict[str, Mailbox] | None = None
+
+    # -- the contract ----------------------------------------------------------------------------------------------
+
+    @property
+    def holding(self) -> bool:
+        return self._state is BINDING
+
+    @property
+    def stopped(self) -> bool:
+        return False  # deliveries ask for room before they are made, and the other answers are asked for one by one
+
+    @property
+    def message_bytes_max(self) -> int:
+        """Of one object: whoever has not registered gets little memory."""
+        return self._frame_bytes_max if self._state is REGISTERED else limits.UNAUTHENTICATED_FRAME_BYTES_MAX
+
+    def receive(self, view: memoryview, now: int) -> int:
+        if not self._still_welcome() or self._state is BINDING:
+            return 0
+        if bytes(view[self._scanned :]).find(b"\n") < 0:
+            self._unfinished(len(view))
+            return 0
+        data = bytes(view)
+        at = self._scanned = 0
+        while self.closing is None and self._state is not BINDING:
+            end = data.find(b"\n", at)
+            if end < 0:
+                self._unfinished(len(data) - at)
+                break
+            if end - at > self.message_bytes_max:
+                self.close(errors.TOO_BIG)
+                break
+            line = data[at:end].strip(b" \t\r")
+            at = end + 1
+            if line:
+                self._object(line, now)
+        self.settle()
+        return at
+
+    def _unfinished(self, size: int) -> None:
+        """The last line has no end yet: what was looked at is not looked at again."""
+        self._scanned = size
+        if size > self.message_bytes_max:
+            self.close(errors.TOO_BIG)
+
+    def receive_message(self, data: bytes, now: int) -> None:
+        """One whole object. The connection calls `settle` when it has handed over all of a read."""
+        if self.closing is None and self._still_welcome():
+            self._object(data, now)
+
+    def receive_binary(self) -> None:
+        """A message that is not text: wrong as the first one, and nothing to us later."""
+        if self._state is FRESH and self.closing is None:
+            self.close(errors.NOT_TEXT)
+
+    def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
+        raise AssertionError("peers.py appends for its senders: no session waits for one")
+
+    def on_completed(self, token: object, result: object, error: Exception | None) -> None:
+        assert callable(token), "every late verb of this session leaves a callable as its token"
+        token(error)
+
+    def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
+        assert isinstance(subscription, Subscription)
+        assert self._mailbox is not None
+        if self._pending is None:
+            self._pending = {}
+        pending, out, name = self._pending, self._out, self._mailbox.name
+        secret, above = self._broker.peers.options.secret, partition << PARTITION_SHIFT
+        for row in batch.rows(first, last):
+            key, value = delivery(row, partition, name, secret)
+            place = above | row[0]
+            if key not in pending:
+                pending[key] = place
+            else:
+                _also(pending, key, place)
+            if self._framed:
+                # Ends of lines within an envelope are blanks between tokens: any other blank says the same.
+                out.append(codec.deliver(key, value.translate(_BLANKS) if b"\n" in value else value) + b"\n")
+            else:
+                out.append(codec.deliver(key, value))
+
+    def congestion(self) -> int:
+        return WAIT if self._broker.overloaded() else FLOWING
+
+    def deadline(self) -> int | None:
+        return self._deadline
+
+    def tick(self, now: int) -> None:
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            self.close(errors.NO_HANDSHAKE)
+
+    def take_output(self) -> list[bytes]:
+        out = self._out
+        if out:
+            self._out = []
+        return out
+
+    def closed(self) -> None:
+        mailbox, self._mailbox = self._mailbox, None
+        if mailbox is not None:
+            self._broker.peers.release(mailbox, self)
+        self._targets = self._pending = None
+        del self._sink  # connection and session hold each other: no work for the collector
+
+    def close(self, how: errors.Close) -> None:
+        """End the connection with this code and reason."""
+        if self.closing is None:
+            self.close_code, self.closing = how
+
+    # -- handshake -------------------------------------------------------------------------------------------------
+
+    def _object(self, data: bytes, now: int) -> None:
+        try:
+            frame = codec.decode(data)
+        except ProtocolError:
+            if self._state is REGISTERED:
+                self._broker.peers.drop("bad_envelope")
+            else:
+                self.close(errors.MALFORMED)
+            return
+        if self._state is not REGISTERED:
+            self._register(frame)
+        elif frame.type is UNSET or frame.type not in frames.CONTROL:
+            self._envelope(frame, data, now)
+        elif frame.type == frames.ACK:
+            self._ack(frame.id)
+        elif frame.type == frames.PEERS:
+            self._say(codec.peers(self._broker.peers.names()))
+        # Document, 2.1 and 2.4: a second register and a deliver from a client are ignored.
+
+    def _register(self, frame: codec.Frame) -> None:
+        if frame.type != frames.REGISTER:
+            return self.close(errors.NOT_REGISTER)
+        if frame.protocol_version != frames.VERSION:
+            return self.close(errors.VERSION)
+        name, token = frame.name or "", frame.token or ""
+        if not name:
+            return self.close(errors.EMPTY_NAME)
+        try:
+            check_peer_name(name)
+            self._identity, self._principal = self._broker.authenticate(token.encode(), self._peer)
+        except BadName:
+            return self.close(errors.BAD_NAME)
+        except AuthError:
+            self.auth_failures += 1
+            return self.close(errors.TOKEN)
+        self._epoch = self._broker.access.epoch
+        if self._broker.draining:
+            return self.close(errors.SHUTTING_DOWN)
+        try:
+            self._mailbox = self._broker.peers.register(
+                name, self._principal, partial(self._sink.completed, self._registered, None)
+            )
+        except QuintetError as error:
+            return self.close(errors.of_register(error))
+        self._state = BINDING
+        if self._mailbox.waiting is None:
+            self._registered(None)
+        return None
+
+    def _registered(self, error: Exception | None) -> None:
+        """The name is this owner's for good, or could not be kept."""
+        mailbox = self._mailbox
+        assert mailbox is not None and self._principal is not None
+        if error is not None or mailbox.gone:
+            self._mailbox, self._state = None, FRESH
+            self.close(errors.of_register(error) if error is not None else errors.FREED)
+            return
+        self._state, self._deadline = REGISTERED, None
+        self.principal_name = self._principal.name
+        self._broker.peers.bind(mailbox, self)
+        self._say(codec.peers(self._broker.peers.names()))
+        mailbox.attach(self._sink)
+
+    def lost_name(self, freed: bool) -> None:
+        """See Holder. Who is taken over is dropped without a word, as the published broker does."""
+        how = errors.FREED if freed else errors.TAKEN_OVER
+        self.close(how)
+        self._sink.evict(how[1])
+
+    def _still_welcome(self) -> bool:
+        """Access changed: take the rights as they are now, or leave."""
+        access = self._broker.access
+        if self._epoch == access.epoch or self._mailbox is None:
+            return self.closing is None
+        self._epoch = access.epoch
+        self._targets = None
+        self._principal = access.current(self._identity)
+        if self._principal is None:
+            self.close(errors.REVOKED)
+        elif not access.allowed(self._principal, "subscribe", TOPIC_PREFIX + self._mailbox.name):
+            self.close(errors.NOT_ALLOWED)
+        return self.closing is None
+
+    # -- registered ------------------------------------------------------------------------------------------------
+
+    def _envelope(self, frame: codec.Frame, data: bytes, now: int) -> None:
+        peers, sender, id, to = self._broker.peers, self._mailbox, frame.id or "", frame.to or ""
+        assert sender is not None and self._principal is not None
+        everyone = is_everyone(to, data)
+        try:
+            codec.check_envelope(frame, data)
+        except ProtocolError:
+            peers.drop("bad_envelope")
+            return
+        # Document, 3: id and to are not empty, the version is exactly ours, and only a broadcast is for everyone.
+        well_formed = is_id(id) and to and frame.protocol_version == frames.VERSION
+        if not well_formed or everyone is not (frame.kind == envelope.BROADCAST):
+            peers.drop("bad_envelope")
+            return
+        recipient = None if everyone else self._target(to)
+        if recipient is None and not everyone:
+            return
+        if not peers.admit(sender, id, frame.sender or "", frame.ts or "", data, now):
+            return
+        if recipient is None:
+            peers.broadcast(sender, self._principal, id, data, now)
+        else:
+            peers.send(sender, recipient, id, data, now)
+
+    def _target(self, to: str) -> Mailbox | None:
+        """The mailbox of a recipient that this peer may write to; counted if there is none."""
+        if self._targets is None or len(self._targets) > TARGETS_MAX:
+            self._targets = {}
+        found = self._targets.get(to)
+        if found is not None and not found.gone:
+            return found
+        found = self._broker.peers.find(to)
+        if found is None or not found.durable:
+            self._broker.peers.drop("unknown_recipient")
+            return None
+        assert self._principal is not None
+        try:
+            self._broker.access.require(self._principal, "publish", TOPIC_PREFIX + to, self._peer)
+        except Forbidden:
+            self._broker.peers.drop("forbidden")
+            return None
+        self._targets[to] = found
+        return found
+
+    def _ack(self, key: str | UnsetType) -> None:
+        """Only what was delivered to this very peer is settled; anything else is a late or a foreign one, and passed over."""
+        place = self._pending.pop(key, None) if self._pending and key else None
+        if place is None:
+            return
+        if isinstance(place, list):
+            first, *others = place
+            assert self._pending is not None and isinstance(key, str)
+            self._pending[key] = others[0] if len(others) == 1 else others
+            place = first
+        if self._acked is None:
+            self._acked = []
+        self._acked.append(place)
+
+    def settle(self) -> None:
+        """Settle what this read acknowledged, run by run."""
+        acked, self._acked = self._acked, None
+        subscription = None if self._mailbox is None else self._mailbox.subscription
+        if not acked or subscription is None:
+            return
+        acked.sort()
+        first = last = acked[0]
+        for place in acked[1:]:
+            if place != last + 1:
+                subscription.ack(first >> PARTITION_SHIFT, first & _OFFSETS, last - first + 1)
+                first = place
+            last = place
+        subscription.ack(first >> PARTITION_SHIFT, first & _OFFSETS, last - first + 1)
+
+    def _say(self, data: bytes) -> None:
+        self._out.append(data + b"\n" if self._framed else data)
+
+
+def _also(pending: dict[str, int | list[int]], key: str, place: int) -> None:
+    """Two messages of different senders with the same id: each acknowledgement settles one of them, the older first."""
+    known = pending[key]
+    if isinstance(known, list):
+        known.append(place)
+    else:
+        pending[key] = [known, place]
