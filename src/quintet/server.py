@@ -212,7 +212,7 @@ class Server:
             self.admin = await serve_admin(app, settings.listeners.admin.host, settings.listeners.admin.port)
 
     def _blip_session(self, connection: Connection, frame_bytes_max: int) -> Session:
-        return BlipSession(self.broker, connection, self.broker.scheduler.now(), frame_bytes_max)
+        return BlipSession(self.broker, connection, self.broker.scheduler.now(), frame_bytes_max, connection.peer)
 
     def _fast_session(self, connection: Connection, shared: FastDoor) -> Session:
         return FastSession(shared, connection, self.broker.scheduler.now(), connection.peer)

@@ -240,9 +240,9 @@ class Broker:
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 
-    def subscribe(self, principal: Principal, name: bytes, qos: int, sink: Sink, token: object) -> None:
+    def subscribe(self, principal: Principal, name: bytes, qos: int, sink: Sink, token: object, peer: str = "") -> None:
         """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart."""
-        self.access.require(principal, "subscribe", name.decode())
+        self.access.require(principal, "subscribe", name.decode(), peer)
         topic = self.topics.ensure(name, durable=qos > 0)
         topic.after(partial(self._subscribe, principal, topic, qos, sink, token))
 

@@ -52,12 +52,14 @@ class BlipSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_identity", "_made", "_origin", "_principal",
+        "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_identity", "_made", "_origin", "_peer", "_principal",
         "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures", "closing",
         "principal_name", "take_output",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, sink: Sink, now: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX) -> None:
+    def __init__(
+        self, broker: Broker, sink: Sink, now: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX, peer: str = ""
+    ) -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self._broker = broker
@@ -65,6 +67,7 @@ class BlipSession:
         self._state = FRESH
         self._version = 1
         self._frame_bytes_max = frame_bytes_max
+        self._peer = peer
         self._deadline: int | None = now + limits.HANDSHAKE_US
         self.auth_failures = 0
         self._made = 0
@@ -171,6 +174,8 @@ class BlipSession:
         else:
             # Document, "HELLO / AUTH Handshake": non-HELLO/AUTH frames before auth complete yield NACK 401.
             self._nack(frame.correlation_id, errors.UNAUTHENTICATED)
+            what = frames.NAMES.get(frame.type, f"frame {frame.type}")
+            self._broker.audit.record("access.denied", "", "", "denied", self._peer, what)
         return frame.end
 
     def _hello(self, frame: codec.Frame) -> None:
@@ -195,7 +200,7 @@ class BlipSession:
             self._nack(frame.correlation_id, errors.AUTH_INVALID)
         else:
             try:
-                self._identity, self._principal = self._broker.authenticate(key)
+                self._identity, self._principal = self._broker.authenticate(key, self._peer)
             except AuthError:
                 self._nack(frame.correlation_id, errors.AUTH_KEY)
                 self.auth_failures += 1
@@ -254,7 +259,7 @@ class BlipSession:
             topic = targets.get((name, qos))
             if topic is None:
                 assert self._principal is not None
-                topic = targets[name, qos] = self._broker.publish_target(self._principal, name, qos > 0)
+                topic = targets[name, qos] = self._broker.publish_target(self._principal, name, qos > 0, self._peer)
             if qos == 0:
                 topic.publish(batch, len(ids) >> 3, False, None)
             else:
@@ -291,7 +296,7 @@ class BlipSession:
         slot = self._replies.reserve()
         try:
             self._broker.subscribe(
-                self._principal, topic, qos, self._sink, partial(self._subscribed, slot, correlation_id)
+                self._principal, topic, qos, self._sink, partial(self._subscribed, slot, correlation_id), self._peer
             )
             self._made += 1
         except QuintetError as error:
