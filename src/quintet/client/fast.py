@@ -15,7 +15,7 @@ place, on every connection of the bus.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final, NamedTuple, cast
 from weakref import WeakSet
@@ -361,6 +361,9 @@ class FastSource(PushSource):
     @property
     def id(self) -> int:
         raise Unsupported("a subscription of Fast has no id", hint="a durable queue keeps what nobody has read")
+
+    async def settle(self, tags: Sequence[int], timeout: float) -> None:
+        """There is nothing to say: messages are not acknowledged here."""
 
 
 class FastDoor:
