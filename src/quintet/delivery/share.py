@@ -63,21 +63,19 @@ class Share:
             call()
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
-        takers = self._next_takers(last - first)
+        takers = self._takers()[: last - first]
+        assert takers, "records were handed over although no member has room"
         size, more = divmod(last - first, len(takers))
+        self._turn = self._members.index(takers[more - 1]) + 1  # behind the last one that got one more than others
         for number, member in enumerate(takers):
             end = first + size + (number < more)
             member.records(subscription, partition, batch, first, end)
             first = end
 
-    def _next_takers(self, most: int) -> list[Sink]:
-        """Members with room, the next in turn first, no more than there are records."""
-        members = self._members
-        start = self._turn % len(members)
-        takers = [member for member in members[start:] + members[:start] if member.room() > 0][:most]
-        assert takers, "records were handed over although no member has room"
-        self._turn = (members.index(takers[-1]) + 1) % len(members)
-        return takers
+    def _takers(self) -> list[Sink]:
+        """Members with room, the next in turn first."""
+        start = self._turn % len(self._members)
+        return [member for member in self._members[start:] + self._members[:start] if member.room() > 0]
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         raise AssertionError("a share publishes nothing")

@@ -27,21 +27,21 @@ class Bucket:
     """A token bucket that holds one second's worth. It may be overdrawn by one read; who overdrew waits until it is paid
     back, so the rate holds and nothing is dropped."""
 
-    __slots__ = ("_at", "_level", "_per_second")
+    __slots__ = ("_at", "_full", "_level", "_per_second")
 
     def __init__(self, per_second: int, now: int) -> None:
         self._per_second = per_second
-        self._level = float(per_second)
+        self._full = self._level = per_second * SECOND_US  # in millionths of a message: whole numbers do not drift
         self._at = now
 
     def _refill(self, now: int) -> None:
         if now > self._at:
-            self._level = min(self._per_second, self._level + (now - self._at) * self._per_second / SECOND_US)
+            self._level = min(self._full, self._level + (now - self._at) * self._per_second)
         self._at = now  # also back, when the clock was set back
 
     def take(self, count: int, now: int) -> None:
         self._refill(now)
-        self._level -= count
+        self._level -= count * SECOND_US
 
     def empty(self, now: int) -> bool:
         self._refill(now)
@@ -49,4 +49,4 @@ class Bucket:
 
     def full(self, now: int) -> bool:
         self._refill(now)
-        return self._level >= self._per_second
+        return self._level >= self._full

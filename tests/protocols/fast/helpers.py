@@ -1,0 +1,122 @@
+"""A simulated broker with tokens, and Fast peers on it."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quintet import kernel
+from quintet.broker.core import Broker, BrokerOptions
+from quintet.broker.queues import QueueOptions
+from quintet.broker.tokens import TokenOptions, mint
+from quintet.protocols.fast import codec, frames
+from quintet.protocols.fast.mapping import topic_id
+from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
+from quintet.testing.line import Peer, SimBroker
+
+SECRET = b"a master secret of more than 32 bytes"
+ALL = ("publish", "subscribe", "rotate", "create")
+SECOND = 1_000_000
+VECTORS = Path(__file__).parent.parent.parent / "vectors" / "fast"
+DEMO = topic_id(b"demo")
+WAITS_MAX = 1 << 24  # of values in one packet, for the splitter of a client
+
+
+def token(
+    sub: str = "ann", key: str = "k1", permissions: Iterable[str] = ALL, secret: bytes = SECRET, **more: object
+) -> bytes:
+    return mint(secret, {"sub": sub, "queue_key": key, "permissions": list(permissions), **more}, typ=False)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An OK (code 0) or an ERROR."""
+
+    request: int
+    topic: int
+    code: int
+
+
+class FastSim(SimBroker):
+    """A broker with one Fast door, made again with every start."""
+
+    def __init__(self, queues: QueueOptions | None = None, **options: object) -> None:
+        self._fast = FastOptions(**options)  # type: ignore[arg-type]
+        super().__init__(options=BrokerOptions(queues=queues or QueueOptions()))
+
+    def start(self) -> None:
+        super().start()
+        self.broker.set_tokens(TokenOptions(secrets=(SECRET,)))
+        self.door = FastDoor(self.broker, self._fast)
+
+    def peer(self, *packets: bytes, address: str = "10.0.0.1:5", extended: bool = False) -> "FastPeer":
+        peer = FastPeer(self, address)
+        if extended:
+            assert peer.ask(codec.extend()) == [Reply(frames.EXTEND, 0, 0)]
+        for packet in packets:
+            peer.feed(packet)
+            self.scheduler.settle()
+        peer.look()
+        peer.replies.clear()
+        return peer
+
+    def now_s(self) -> int:
+        return self.scheduler.now() // SECOND
+
+
+class FastPeer(Peer):
+    """Keeps what the broker sent, taken apart."""
+
+    def __init__(self, sim: FastSim, address: str = "10.0.0.1:5") -> None:
+        self._address = address
+        self._door = sim.door
+        super().__init__(sim, self._make)
+        self.values: list[tuple[int, bytes]] = []
+        self.keys: list[tuple[int, bytes]] = []
+        self.replies: list[Reply] = []
+        self.texts: list[str] = []
+
+    def _make(self, _broker: Broker, sink: Peer, now: int) -> FastSession:
+        return FastSession(self._door, sink, now, self._address)
+
+    def look(self) -> None:
+        """Sort what came."""
+        items, consumed, fatal = kernel.fast_received(data := self.take(), 0, WAITS_MAX)
+        assert consumed == len(data)
+        assert not fatal
+        for item in items:
+            if item[0] == frames.MESSAGE:
+                self.values += [(item[1], value) for value in item[2]]
+            elif item[0] == frames.KEY_UPDATE:
+                self.keys.append((item[1], item[2]))
+            elif item[0] == frames.OK:
+                self.replies += [Reply(item[1], item[2], 0)] * item[3]
+            else:
+                self.replies.append(Reply(item[1], item[2], item[3]))
+                self.texts.append(item[4].decode())
+
+    def ask(self, packet: bytes) -> list[Reply]:
+        """Send, let the broker come to rest, and take the replies that came since the last time."""
+        self.feed(packet)
+        self.sim.scheduler.settle()
+        self.look()
+        replies, self.replies = self.replies, []
+        return replies
+
+    def got(self, topic: int = DEMO) -> list[bytes]:
+        """The messages of a topic that came since the last time."""
+        self.sim.scheduler.settle()
+        self.look()
+        values = [value for number, value in self.values if number == topic]
+        self.values = [(number, value) for number, value in self.values if number != topic]
+        return values
+
+
+def collisions() -> list[tuple[int, bytes, bytes]]:
+    """(number, name, another name with that number)."""
+    found = json.loads((VECTORS / "collisions.json").read_text())
+    return [(int(number, 16), one.encode(), other.encode()) for number, one, other in found]
+
+
+def publish(jwt: bytes, *values: bytes, topic: int = DEMO) -> bytes:
+    return b"".join(codec.publish(jwt, topic, value) for value in values)
