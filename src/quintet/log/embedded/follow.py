@@ -1,0 +1,82 @@
+"""From the segment files of one partition to its batches, again and again, beside the broker that writes them. Read-only.
+
+`more` gives what has come since the last call. Only whole, sound batches are given, so the one that is being written comes
+with the next call. What is damaged is passed over as soon as there is something sound behind it; what retention took before
+it was read is missed. A batch may be here before it is synced: who needs to know that asks the broker.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from quintet import kernel
+from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.recovery import segment_bases
+from quintet.log.embedded.segment import HEADER_BYTES, parse_header, segment_name
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+
+CUT_SHORT: Final = -1  # see REASONS in segment.py
+READ_BYTES: Final = limits.MIB  # at a time; one batch that is longer is read whole
+
+
+class Follower:
+    """How far one partition was read: the segment, the place in it, and the offset behind what was given."""
+
+    __slots__ = ("_base", "_disk", "_next", "_position", "_seed", "directory")
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self.directory = directory
+        self._disk = disk
+        self._base = -1  # of the segment; -1: none yet
+        self._seed = 0
+        self._position = HEADER_BYTES
+        self._next = 0
+
+    def more(self) -> Iterator[RecordBatch]:
+        """What is there now and was not given yet."""
+        for base in segment_bases(self._disk, self.directory):
+            if base < self._base:
+                continue
+            try:
+                handle = self._disk.open(f"{self.directory}/{segment_name(base)}")
+            except FileNotFoundError:  # retention or compaction took it just now
+                continue
+            try:
+                if base != self._base and not self._enter(handle, base):
+                    continue
+                yield from self._read(handle)
+            finally:
+                self._disk.close(handle)
+
+    def _enter(self, handle: int, base: int) -> bool:
+        try:
+            header = parse_header(self._disk.pread(handle, HEADER_BYTES, 0))
+        except ValueError:  # of a later version of the format
+            return False
+        if header is None:  # it is being made, or damaged
+            return False
+        self._base, self._seed, self._position = base, header.seed, HEADER_BYTES
+        return True
+
+    def _read(self, handle: int) -> Iterator[RecordBatch]:
+        size = READ_BYTES
+        while True:
+            data = self._disk.pread(handle, size, self._position)
+            entries, taken, reason = kernel.walk(data, 0, len(data), self._seed, True)
+            for at, length, base, span, _ in entries:
+                if base >= self._next:
+                    self._next = base + span
+                    yield RecordBatch(memoryview(data)[at : at + length])
+            if entries:
+                self._position += taken
+                size = READ_BYTES
+                continue
+            if reason == 0:  # the end of what is written
+                return
+            found = kernel.find(data, 8, len(data), self._seed) if reason != CUT_SHORT else -1
+            if found >= 0:
+                self._position += found
+            elif len(data) == size < limits.BATCH_BYTES_MAX:
+                size = min(4 * size, limits.BATCH_BYTES_MAX)
+            else:  # it is being written, or nothing sound is behind it
+                return
