@@ -47,6 +47,7 @@ from quintet.model.errors import (
 from quintet.model.keys import fnv1a
 from quintet.model.scheduler import Scheduler
 
+DOOR: Final = "fast"
 DURABLE: Final = 0x01
 EXCLUSIVE: Final = 0x02
 COMPETING: Final = 0x04
@@ -199,7 +200,7 @@ class Queues:
         queue = Queue(topic, bytes.fromhex(extra[EXTRA_KEY]), int(extra.get(EXTRA_FLAGS, "0")))
         queue.backlog = backlog
         if backlog is None and queue.durable and not topic.in_memory:
-            queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, lambda error: None)
+            queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, lambda error: None, door=DOOR)
         self._enter(queue)
         return queue
 
@@ -282,7 +283,7 @@ class Queues:
         steps = _Steps(partial(self._made, queue))
         if queue.durable and (not topic.in_memory or topic.waiting):
             try:
-                queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, steps.add())
+                queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, steps.add(), door=DOOR)
             except QuintetError:
                 self._topics.set_extra(topic, {}, lambda _: None)
                 raise
@@ -323,6 +324,8 @@ class Queues:
                     f"topic {queue.topic.name!r} is exclusive and has its subscriber", hint="wait until it leaves"
                 )
             member = queue.members[sink] = Member(queue, sink, bearer, told)
+        if member.subscription is not None and member.bearer.name != bearer.name:
+            member.subscription.served_by(bearer.name)
         member.bearer = bearer
         member.grace = 0
         self._watch(member)
@@ -334,11 +337,14 @@ class Queues:
         if queue.flags & COMPETING:
             if queue.shared is None:
                 queue.shared = queue.backlog or self._subscriptions.transient(member.bearer.name, queue.topic)
+                queue.shared.served_by("")
+                queue.share.given = partial(self._given, queue)
             queue.share.add(member.sink)
             queue.shared.attach(queue.share)
         elif member.subscription is None:
             if queue.backlog is not None and queue.backlog.sink is None:
                 member.subscription = queue.backlog
+                queue.backlog.served_by(member.bearer.name)
             else:
                 member.subscription = self._subscriptions.transient(member.bearer.name, queue.topic)
             member.subscription.attach(member.sink)
@@ -359,6 +365,12 @@ class Queues:
             elif queue.members and not queue.topic.deleted:
                 self._promote(queue, subscription)
 
+    def _given(self, queue: Queue, sink: Sink, partition: int, first: int, last: int) -> None:
+        """For the audit: which of the members got these."""
+        member, events = queue.members.get(sink), self._subscriptions.events
+        if member is not None and events is not None:
+            events.delivered(DOOR, member.bearer.name, queue.topic.name, partition, first, last)
+
     def _unshare(self, queue: Queue, sink: Sink) -> None:
         queue.share.remove(sink)
         if not len(queue.share) and queue.shared is not None:
@@ -376,6 +388,7 @@ class Queues:
         assert own is not None
         own.detach(heir.sink)
         backlog.lanes = [Lane(lane.partition, lane.position) for lane in own.lanes]
+        backlog.served_by(heir.bearer.name)
         heir.subscription = backlog
         self._drop(own)
         self.promoted += 1

@@ -2,8 +2,9 @@
 
 A subscription belongs to the name of the principal that made it; to anybody else it does not exist. What it has not
 settled is saved in `__subscriptions` a moment after it changed (SAVE_EVERY_US): after a crash at most that much is
-delivered again, never less. What it says was delivered and settled is in the audit first (broker/events.py). A record whose attempts are used up goes to the dead-letter topic and is settled in one
-intent: it is there exactly once, whenever the power goes.
+delivered again, never less. What it says was delivered and settled is in the audit first (broker/events.py). A record whose
+attempts are used up goes to the dead-letter topic and is settled in one intent: it is there exactly once, whenever the power
+goes.
 """
 
 from collections.abc import Callable
@@ -76,7 +77,7 @@ class Subscriptions:
         intents: Intents,
         events: Events | None = None,
     ) -> None:
-        self._events = events
+        self.events = events
         self._table = table
         self._topics = topics
         self._policy = policy
@@ -189,7 +190,7 @@ class Subscriptions:
             who = topic.name.partition("/")[2]
         elif topic.name.endswith(self._suffix):
             policy = replace(policy, attempts_max=ATTEMPTS_WITHOUT_END)
-        trails = None if self._events is None else self._events.trails
+        trails = None if self.events is None else self.events.trails
         subscription = Subscription(
             id,
             owner,
@@ -264,10 +265,10 @@ class Subscriptions:
 
     def _after(self, call: Callable[[], None]) -> None:
         """Call when the rows of the audit that led to the state as it is now are durable."""
-        if self._events is None:
+        if self.events is None:
             call()
         else:
-            self._events.after(call)
+            self.events.after(call)
 
     def _store(self, subscription: Subscription, row: SubscriptionRow) -> None:
         if self._by_id.get(subscription.id) is not subscription:  # removed meanwhile

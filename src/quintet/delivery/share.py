@@ -17,9 +17,10 @@ from quintet.model.batch import RecordBatch
 class Share:
     """Competing consumers, as one Sink."""
 
-    __slots__ = ("_call", "_members", "_parked", "_turn")
+    __slots__ = ("_call", "_members", "_parked", "_turn", "given")
 
     def __init__(self) -> None:
+        self.given: Callable[[Sink, int, int, int], None] | None = None  # told who got which: partition, first, last
         self._members: list[Sink] = []
         self._parked: set[Sink] = set()  # members that will call back: each is asked once, however often we park
         self._call: Callable[[], None] | None = None
@@ -69,6 +70,8 @@ class Share:
         self._turn = self._members.index(takers[more - 1]) + 1  # behind the last one that got one more than others
         for number, member in enumerate(takers):
             end = first + size + (number < more)
+            if self.given is not None:
+                self.given(member, partition, batch.offset(first), batch.offset(end - 1) + 1)
             member.records(subscription, partition, batch, first, end)
             first = end
 

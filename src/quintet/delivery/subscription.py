@@ -31,7 +31,7 @@ class Subscription:
     """`qos` is the highest a record is delivered with; a record published with QoS 0 stays at 0."""
 
     __slots__ = (
-        "_changed", "_now", "_parked", "_policy", "_pumping", "_turn", "delivered", "dirty", "door", "id", "lanes",
+        "_changed", "_now", "_parked", "_policy", "_pumping", "_trails", "_turn", "delivered", "dirty", "door", "id", "lanes",
         "last_used", "owner", "qos", "sink", "topic_name",
     )  # fmt: skip
 
@@ -56,9 +56,8 @@ class Subscription:
         self.qos = qos
         self.lanes = lanes
         self.door = door
-        if trails is not None:
-            for lane in lanes:
-                lane.trail = Trail(trails, door, who or owner, topic_name.decode(), lane.partition.number)
+        self._trails = trails
+        self.served_by(who or owner)
         self.sink: Sink | None = None
         self.dirty = False
         self.delivered = 0
@@ -69,6 +68,13 @@ class Subscription:
         self._pumping = False
         self._parked = False
         self._turn = 0
+
+    def served_by(self, who: str) -> None:
+        """Who gets what is handed over from now on, for the audit; "": several do, and who hands it to them says which."""
+        if self._trails is not None:
+            topic = self.topic_name.decode()
+            for lane in self.lanes:
+                lane.trail = Trail(self._trails, self.door, who, topic, lane.partition.number) if who else None
 
     # -- push ------------------------------------------------------------------------------------------------------
 
