@@ -249,10 +249,10 @@ class Peers:
 
     # -- names -----------------------------------------------------------------------------------------------------
 
-    def register(self, name: str, principal: Principal, done: Done) -> Mailbox:
+    def register(self, name: str, principal: Principal, done: Done, peer: str = "") -> Mailbox:
         """The mailbox of this name for this owner. While it is `waiting`, done(error) comes when the name is its own after
         a restart, too. NameClaimed if it is another's, Forbidden without the right, Busy after too many takeovers."""
-        self._access.require(principal, "subscribe", TOPIC_PREFIX + name)
+        self._access.require(principal, "subscribe", TOPIC_PREFIX + name, peer)
         mailbox = self._by_name.get(name)
         now = self._scheduler.now()
         if mailbox is None:

@@ -14,7 +14,6 @@ from typing import Final
 
 from quintet.model import limits
 from quintet.model.rights import Right
-from quintet.model.rights import Right
 
 VERSION: Final = "v1"
 

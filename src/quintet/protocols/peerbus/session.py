@@ -24,7 +24,7 @@ from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadName, Forbidden, ProtocolError, QuintetError
+from quintet.model.errors import AuthError, BadName, Forbidden, NameClaimed, ProtocolError, QuintetError
 from quintet.protocols.base import FLOWING, WAIT
 from quintet.protocols.peerbus import codec, errors, frames
 from quintet.protocols.peerbus.mapping import check_peer_name, delivery, is_everyone, is_id
@@ -231,9 +231,12 @@ class PeerSession:
             return self.close(errors.SHUTTING_DOWN)
         try:
             self._mailbox = self._broker.peers.register(
-                name, self._principal, partial(self._sink.completed, self._registered, None)
+                name, self._principal, partial(self._sink.completed, self._registered, None), self._peer
             )
         except QuintetError as error:
+            if isinstance(error, NameClaimed):
+                who, topic = self._principal.name, TOPIC_PREFIX + name
+                self._broker.audit.record("access.denied", who, topic, "denied", self._peer, "register")
             return self.close(errors.of_register(error))
         self._state = BINDING
         if self._mailbox.waiting is None:
