@@ -30,6 +30,7 @@ DEV_NAME: Final = "dev"
 DEV_BLIPMQ_KEY: Final = "dev-key"
 DEV_FAST_MASTER_SECRET: Final = "quintet-development-master-secret"
 DEV_PEER: Final = "dev-peer"
+DEV_PEERBUS_SECRET: Final = "quintet-development-peerbus-secret"
 DEV_PEERBUS_TOKEN: Final = "dev-token"
 DEV_USER: Final = "admin"
 DEV_PASSWORD: Final = "admin"
@@ -481,6 +482,10 @@ def _apply_dev(tree: dict[str, Any], origins: Origins) -> None:
     if isinstance(tokens, dict) and "secrets" not in tokens:
         tokens["secrets"] = [{"secret": DEV_FAST_MASTER_SECRET}]
         origins["tokens", "secrets"] = "preset of dev"
+    peers = tree.setdefault("peers", {})
+    if isinstance(peers, dict) and not {"hmac_secret", "hmac_secret_file"} & peers.keys():
+        peers["hmac_secret"] = DEV_PEERBUS_SECRET
+        origins["peers", "hmac_secret"] = "preset of dev"
     keys = tree.setdefault("keys", [])
     if isinstance(keys, list):
         known = [key.get("name") for key in keys if isinstance(key, dict)]
