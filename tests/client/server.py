@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quintet.broker.tokens import mint
-from quintet.config import DEV_FAST_MASTER_SECRET
+from quintet.config import DEV_FAST_MASTER_SECRET, DEV_PEERBUS_TOKEN
 
 START_S = 30
 STOP_S = 15
@@ -56,6 +56,11 @@ class Server:
     @property
     def peerbus(self) -> str:
         return f"ws://127.0.0.1:{self.ports['peerbus']}"
+
+    def peer(self, name: str, *, lines: bool = False, token: str = DEV_PEERBUS_TOKEN) -> str:
+        """The URL of a peer; the secret is the caller's to put into the environment."""
+        scheme, port = ("peerbus+tcp", "peerbus-tcp") if lines else ("peerbus", "peerbus")
+        return f"{scheme}://:{token}@127.0.0.1:{self.ports[port]}?name={name}"
 
     def start(self) -> None:
         """Start, on the port it had before if it ran before, and wait until it accepts."""

@@ -25,6 +25,7 @@ from quintet.model.errors import ProtocolError, QuintetError
 TOPIC_PREFIX: Final = "peerbus/"
 SEEN_MAX: Final = 4_096  # ids of settled messages that are remembered
 PENDING_MAX: Final = 100_000  # messages handed out and never settled that are remembered
+Known = tuple[str, str]  # sender and id: nobody can make us miss a message by using its id first
 HEADERS: Final = ("from", "to", "ts", "source", "kind")  # of a message, from its envelope
 
 
@@ -59,10 +60,10 @@ class PeerSource(Source):
         self._inbox: Inbox | None = None
         self._next_tag = 1
         self._keys: dict[int, list[str]] = {}  # tag -> delivery keys that settle it
-        self._pending: OrderedDict[str, int] = OrderedDict()  # envelope id -> tag, queued here or in somebody's hands
+        self._pending: OrderedDict[Known, int] = OrderedDict()  # -> tag, queued here or in somebody's hands
         self._queued: set[int] = set()
-        self._ids: dict[int, str] = {}
-        self._seen: OrderedDict[str, None] = OrderedDict()  # ids that are settled, the last used last
+        self._ids: dict[int, Known] = {}
+        self._seen: OrderedDict[Known, None] = OrderedDict()  # what is settled, the last used last
         self.forged = 0
         self.duplicates = 0
 
@@ -132,11 +133,12 @@ class PeerSource(Source):
         letter = self._judged(data)
         if letter is None:
             return
-        if letter.id in self._seen:
-            self._seen.move_to_end(letter.id)
+        known = (letter.sender, letter.id)
+        if known in self._seen:
+            self._seen.move_to_end(known)
             self.duplicates += 1
             self._acknowledge([key])
-        elif (tag := self._pending.get(letter.id)) is not None:
+        elif (tag := self._pending.get(known)) is not None:
             self.duplicates += 1
             if key not in self._keys[tag]:
                 self._keys[tag].append(key)
@@ -166,8 +168,8 @@ class PeerSource(Source):
     def _row(self, key: str, letter: envelope.Envelope) -> Row:
         tag, self._next_tag = self._next_tag, self._next_tag + 1
         self._keys[tag] = [key]
-        self._pending[letter.id] = tag
-        self._ids[tag] = letter.id
+        self._pending[letter.sender, letter.id] = tag
+        self._ids[tag] = (letter.sender, letter.id)
         self._queued.add(tag)
         if len(self._pending) > PENDING_MAX:
             self._forget(next(iter(self._pending.values())))

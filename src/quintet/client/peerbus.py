@@ -600,6 +600,8 @@ async def _dial_socket(setup: Setup, link: SocketWire) -> None:
                 max_redirects=0,
             ),
         )
+        if link.socket is None:
+            raise WSError("it closed the connection")
     except WSError as error:
         hint = f"is {endpoint} the peerbus port of a Quintet broker? peerbus+tcp:// is for the one without WebSocket"
         raise ConnectionLost(f"{endpoint} does not speak WebSocket: {error}", hint=hint) from error
