@@ -16,9 +16,12 @@ from quintet.delivery.trail import Trail, Trails, joined
 from quintet.model.errors import QuintetError
 from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.mapping import tag_of
+from quintet.protocols.fast import codec as fast_codec
+from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer, SimBroker
 from tests.broker.parts import all_rows
 from tests.protocols.blipmq.helpers import publish, ready, subscribed, tags_of, values_of
+from tests.protocols.fast import helpers as fast
 from tests.protocols.flymq.helpers import Client, abandon, configure, make_sim, parse, power_cut, request
 
 Rows = list[dict[str, Any]]
@@ -46,6 +49,26 @@ def row(
 
 def ack(subscription: int, offset: int) -> bytes:
     return codec.ack(tag_of(0, offset), subscription)
+
+
+class PeerbusPeer(Peer):
+    """A registered peer that sends objects one a line."""
+
+    def __init__(self, sim: SimBroker, name: str) -> None:
+        super().__init__(sim, PeerSession)
+        self.name = name
+        word = {"type": "register", "protocol_version": "v1", "name": name, "token": "dev-key"}
+        self.exchange(json.dumps(word).encode() + b"\n")
+        assert self.session.closing is None, self.session.closing
+
+    def send(self, to: str, id: str) -> None:
+        word = {"protocol_version": "v1", "id": id, "from": self.name, "to": to, "ts": "2026-11-16T00:00:00Z",
+                "source": "test", "kind": "msg", "body": {"n": 1}, "hmac": ""}  # fmt: skip
+        self.feed(json.dumps(word).encode() + b"\n")
+        self.sim.scheduler.settle()
+
+    def objects(self, type: str) -> list[dict[str, Any]]:
+        return [found for each in self.take().splitlines() if (found := json.loads(each)).get("type") == type]
 
 
 # -- collecting -------------------------------------------------------------------------------------------------------
@@ -217,6 +240,43 @@ def test_reading_the_audit_leaves_no_row() -> None:
     for topic in ("__events", "__audit", "__groups"):
         reading.plan(call, wire.Ticket(topic, 0, 0, -1, ("value",)))
     assert later(sim) == expected
+
+
+def test_members_of_a_fast_queue() -> None:
+    """A backlog goes to who comes first and then to who is left; competing members have each their own rows."""
+    sim = fast.FastSim()
+    ann, bob = fast.token("ann"), fast.token("bob")
+    first = sim.peer(fast_codec.create(ann, b"demo", 0x01), fast_codec.subscribe(ann, fast.DEMO))
+    second = sim.peer(fast_codec.subscribe(bob, fast.DEMO))
+    writer = sim.peer(fast.publish(ann, b"1", b"2"))
+    first.close()
+    writer.ask(fast.publish(ann, b"3"))
+    assert (len(second.got()), later(sim)) == (
+        3,
+        [
+            *(row("deliver", 0, 2, "fast", who, "demo") for who in ("ann", "bob")),
+            row("deliver", 2, 3, "fast", "bob", "demo"),
+        ],
+    )
+    sim = fast.FastSim()
+    for jwt in (ann, bob):
+        sim.peer(fast_codec.create(ann, b"demo", 0x04), fast_codec.subscribe(jwt, fast.DEMO))
+    sim.peer(fast.publish(ann, *[b"x"] * 6))
+    found = later(sim)
+    assert sum(each["last"] - each["first"] for each in found) == 6, "each record went to exactly one of them"
+    assert {each["who"] for each in found} == {"ann", "bob"}
+
+
+def test_mailboxes_of_peers() -> None:
+    sim = SimBroker()
+    alice, bob = (PeerbusPeer(sim, name) for name in ("alice", "bob"))
+    alice.send(to="bob", id="m1")
+    alice.send(to="bob", id="m2")
+    assert [each["envelope"]["id"] for each in bob.objects("deliver")] == ["m1", "m2"]
+    bob.exchange(b'{"type":"ack","id":"m2"}\n')
+    assert later(sim) == [
+        row("deliver", 0, 2, "peerbus", "bob", "peerbus/bob"), row("ack", 1, 2, "peerbus", "bob", "peerbus/bob"),
+    ]  # fmt: skip
 
 
 # -- kept -------------------------------------------------------------------------------------------------------------
