@@ -1,0 +1,506 @@
+"""Hostile and broken Fast peers, over real sockets, against one running broker that must serve others on.
+
+Peers here share no code with the broker: packets are packed by hand, tokens are PyJWT's. Each test ends with the broker
+alive: the fixture asks it. Forged tokens are tests/broker/test_tokens.py's; here is what a connection can do.
+"""
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jwt as pyjwt
+import pytest
+
+from tests.abuse.process import Broker, config
+
+SECRET = "the master secret of this very test run"
+NEXT_SECRET = "the one that comes after it, as long as it"
+MIB = 1024 * 1024
+ANSWER_S = 10.0
+SILENCE_S = 0.3
+CREATE, SUBSCRIBE, PUBLISH, MESSAGE, UNSUBSCRIBE, KEY_UPDATE, ROTATE, EXTEND, OK, ERROR = (
+    1, 2, 3, 4, 5, 6, 7, 0x70, 0x7E, 0x7F,
+)  # fmt: skip
+COLLISIONS = Path(__file__).parent.parent / "vectors" / "fast" / "collisions.json"
+
+
+def fnv(name: bytes) -> int:
+    number = 0x811C9DC5
+    for byte in name:
+        number = (number ^ byte) * 0x01000193 % 2**32
+    return number
+
+
+def token(
+    sub: str = "ann", key: str = "k1", perms: str = "publish subscribe rotate", secret: str = SECRET, **more: int
+) -> bytes:
+    claims = {"sub": sub, "queue_key": key, "permissions": perms.split(), **more}
+    return pyjwt.encode(claims, secret, "HS256").encode()
+
+
+def packet(kind: int, jwt: bytes, rest: bytes) -> bytes:
+    return bytes((kind, len(jwt))) + jwt + rest
+
+
+def create(jwt: bytes, name: bytes, flags: int = 0) -> bytes:
+    return packet(CREATE, jwt, bytes((len(name),)) + name + bytes((flags,)))
+
+
+def subscribe(jwt: bytes, name: bytes) -> bytes:
+    return packet(SUBSCRIBE, jwt, struct.pack(">I", fnv(name)))
+
+
+def publish(jwt: bytes, name: bytes, value: bytes) -> bytes:
+    return packet(PUBLISH, jwt, struct.pack(">II", fnv(name), len(value)) + value)
+
+
+def rotate(jwt: bytes, name: bytes, key: bytes) -> bytes:
+    return packet(ROTATE, jwt, struct.pack(">IB", fnv(name), len(key)) + key)
+
+
+class Closed(Exception):
+    """The broker closed the connection."""
+
+
+class Peer:
+    """A socket and a reader that knows every packet of the server."""
+
+    def __init__(self, broker: Broker, *, extended: bool = True) -> None:
+        host, _, port = broker.listeners["fast"].rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=ANSWER_S)
+        self._have = b""
+        try:
+            assert not extended or self.ask(bytes((EXTEND, 1))) == (EXTEND, 0, 0)
+        except Closed:
+            self.socket.close()
+            raise
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> "Peer":
+        try:
+            self.socket.sendall(data)
+        except (ConnectionError, BrokenPipeError) as error:
+            raise Closed from error
+        return self
+
+    def _take(self, size: int) -> bytes:
+        while len(self._have) < size:
+            try:
+                data = self.socket.recv(1 << 16)
+            except ConnectionError as error:
+                raise Closed from error
+            if not data:
+                raise Closed
+            self._have += data
+        taken, self._have = self._have[:size], self._have[size:]
+        return taken
+
+    def read(self) -> tuple[int, int, bytes | tuple[int, int]]:
+        """(type, topic, payload or key) or (type, topic, (request, code))."""
+        kind = self._take(1)[0]
+        if kind == MESSAGE:
+            topic, size = struct.unpack(">II", self._take(8))
+            return kind, topic, self._take(size)
+        if kind == KEY_UPDATE:
+            topic, size = struct.unpack(">IB", self._take(5))
+            return kind, topic, self._take(size)
+        assert kind in (OK, ERROR), f"packet of type {kind:#x}"
+        request, topic, code, size = struct.unpack(">BIHB", self._take(8))
+        self._take(size)
+        return kind, topic, (request, code)
+
+    def ask(self, data: bytes) -> tuple[int, int, int]:
+        """(request, topic, code) of the next OK or ERROR."""
+        self.send(data)
+        while True:
+            kind, topic, rest = self.read()
+            if kind in (OK, ERROR):
+                assert isinstance(rest, tuple)
+                return rest[0], topic, rest[1]
+
+    def code(self, data: bytes) -> int:
+        return self.ask(data)[2]
+
+    def message(self) -> bytes:
+        kind, _, value = self.read()
+        assert kind == MESSAGE, f"packet of type {kind:#x}"
+        assert isinstance(value, bytes)
+        return value
+
+    def silent(self) -> bool:
+        """Nothing comes: neither a packet nor the end."""
+        self.socket.settimeout(SILENCE_S)
+        try:
+            data = self.socket.recv(1)
+        except TimeoutError:
+            return True
+        finally:
+            self.socket.settimeout(ANSWER_S)
+        self._have += data
+        return False
+
+    def ends(self) -> bool:
+        """The broker closes it, whatever it sent before."""
+        try:
+            while self.socket.recv(1 << 16):
+                pass
+        except ConnectionError:
+            pass
+        return True
+
+
+def settings(
+    secrets: tuple[str, ...] = (SECRET,), fast: str = "", limits: str = "auth_failures_per_minute = 100000"
+) -> str:
+    listed = "".join(f'[[tokens.secrets]]\nsecret = "{secret}"\n' for secret in secrets)
+    rest = f"[listeners.fast]\nport = 0\n{fast}\n[tokens]\nleeway_seconds = 0\n{listed}"
+    return config(
+        keys=("alice",), rest=f"[topics]\nmemory_bytes = {16 * MIB}\n[limits]\ndisk_floor_bytes = 0\n{limits}\n{rest}"
+    )
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("fast"), settings()) as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker(running: Broker) -> Iterator[Broker]:
+    yield running
+    with Peer(running) as peer:
+        bob = token("bob", "alive")
+        assert peer.code(create(bob, b"alive", 1)) == 0, "the broker must still answer others"
+        assert peer.code(publish(bob, b"alive", b"x")) == 0
+
+
+# -- framing: C2, C3, C4 ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["stranger", "known"])
+@pytest.mark.parametrize("size", [16 * MIB + 1, 2**31 - 1, 2**32 - 1])
+def test_a_payload_length_that_is_a_lie_closes_before_it_costs_anything(broker: Broker, size: int, known: bool) -> None:
+    before = broker.resident_bytes()
+    with Peer(broker) as peer:
+        if known:
+            assert peer.code(create(token(), b"lies")) == 0
+        peer.send(packet(PUBLISH, token(), struct.pack(">II", fnv(b"lies"), size)))
+        assert peer.ends()
+    assert broker.resident_bytes() - before < 8 * MIB
+
+
+def test_a_stranger_cannot_announce_a_large_payload_at_all(broker: Broker) -> None:
+    with Peer(broker) as peer:
+        peer.send(packet(PUBLISH, b"no token at all", struct.pack(">II", 1, 16 * 1024 + 1)))
+        assert peer.ends()
+
+
+@pytest.mark.parametrize("kind", [0, MESSAGE, KEY_UPDATE, 8, 0x6F, 0x71, OK, ERROR, 0xFF])
+@pytest.mark.parametrize("known", [False, True], ids=["stranger", "known"])
+def test_packets_that_are_the_servers_or_nobodys_close(broker: Broker, kind: int, known: bool) -> None:
+    with Peer(broker) as peer:
+        if known:
+            assert peer.code(create(token(), b"types")) == 0
+        peer.send(bytes((kind,)) + bytes(20))
+        assert peer.ends()
+
+
+def test_the_largest_payload_is_taken_and_comes_back(broker: Broker) -> None:
+    value = bytes(range(256)) * (16 * MIB // 256)
+    with Peer(broker) as peer:
+        peer.send(create(token(), b"large") + subscribe(token(), b"large") + publish(token(), b"large", value))
+        assert [peer.read()[0] for _ in range(2)] == [OK, OK]
+        got = []
+        for _ in range(2):
+            kind, _, rest = peer.read()
+            got.append(kind)
+            if kind == MESSAGE:
+                assert rest == value
+        assert sorted(got) == [MESSAGE, OK]
+
+
+def test_one_byte_at_a_time_and_a_thousand_at_once_are_the_same(broker: Broker) -> None:
+    jwt = token()
+    with Peer(broker, extended=False) as peer:
+        peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in create(jwt, b"split") + subscribe(jwt, b"split") + publish(jwt, b"split", b"slow"):
+            peer.send(bytes((byte,)))
+        assert peer.message() == b"slow"
+        peer.send(b"".join(publish(jwt, b"split", b"%d" % n) for n in range(1000)))
+        assert [peer.message() for _ in range(1000)] == [b"%d" % n for n in range(1000)]
+
+
+def test_a_version_that_is_not_spoken_is_refused_and_strict_goes_on(broker: Broker) -> None:
+    with Peer(broker, extended=False) as peer:
+        assert peer.ask(bytes((EXTEND, 2))) == (EXTEND, 0, 426)
+        peer.send(subscribe(token(), b"not there"))
+        assert peer.silent(), "still strict"
+
+
+# -- names: C5, and numbers that collide ---------------------------------------------------------------------------------
+
+
+NAMES = {
+    "empty": b"",
+    "invalid UTF-8": b"\xff\xfe",
+    "overlong": b"\xc0\xaf",
+    "surrogate": b"\xed\xa0\x80",
+    "NUL": b"a\0b",
+    "internal": b"__audit",
+}
+
+
+@pytest.mark.parametrize("name", list(NAMES))
+def test_names_that_cannot_be_are_refused(broker: Broker, name: str) -> None:
+    with Peer(broker) as peer:
+        assert peer.code(create(token(), NAMES[name])) in (400, 403)
+        assert peer.code(publish(token(), NAMES[name], b"x")) == 404
+
+
+def test_strange_names_are_names_and_never_paths(broker: Broker) -> None:
+    strange = [b"..", b"../../etc/passwd", b"a/b\\c", "caf\u00e9".encode(), "cafe\u0301".encode(), b"n" * 255]
+    with Peer(broker) as peer:
+        for name in strange:
+            assert peer.code(create(token(key=f"k{fnv(name)}"[:12]), name, 1)) == 0
+        composed, decomposed = strange[3], strange[4]
+        assert peer.code(publish(token(key=f"k{fnv(composed)}"[:12]), decomposed, b"x")) == 419, "no normalisation"
+    files = {path.name for path in broker.data.rglob("*")}
+    assert not any("passwd" in name or "nnnn" in name for name in files)
+
+
+def test_two_names_with_one_number_stay_apart(broker: Broker) -> None:
+    with Peer(broker) as owner, Peer(broker) as thief:
+        for _, one, other in json.loads(COLLISIONS.read_text())[:20]:
+            assert owner.code(create(token(), one.encode())) == 0
+            assert owner.code(subscribe(token(), one.encode())) == 0
+            assert thief.code(create(token("eve"), other.encode())) == 409
+
+
+# -- who: identities, keys, rights, pipelining ---------------------------------------------------------------------------
+
+
+def test_another_identity_on_a_live_connection_has_its_own_rights_only(broker: Broker) -> None:
+    ann, eve = token("ann", "ann-key"), token("eve", "eve-key")
+    with Peer(broker) as peer:
+        assert peer.code(create(ann, b"anns")) == 0
+        assert peer.code(create(eve, b"eves")) == 0
+        assert peer.code(publish(eve, b"anns", b"x")) == 419
+        assert peer.code(publish(ann, b"eves", b"x")) == 419
+        assert peer.code(publish(ann, b"anns", b"x")) == 0
+
+
+def test_publishes_before_any_valid_token_do_nothing(broker: Broker) -> None:
+    """There is no handshake to wait for: what is pipelined ahead of a valid token is judged by its own."""
+    ann = token("ann", "pipe-key")
+    with Peer(broker) as owner:
+        assert owner.code(create(ann, b"pipe")) == 0
+        assert owner.code(subscribe(ann, b"pipe")) == 0
+        with Peer(broker) as peer:
+            peer.send(
+                publish(b"x.y.z", b"pipe", b"early")
+                + publish(token(key="guess"), b"pipe", b"guess")
+                + publish(ann, b"pipe", b"fine")
+            )
+            assert [peer.read()[2] for _ in range(3)] == [(PUBLISH, 401), (PUBLISH, 419), (PUBLISH, 0)]
+        assert owner.message() == b"fine"
+        assert owner.silent()
+
+
+def test_a_token_that_expires_ends_its_deliveries_within_seconds(broker: Broker) -> None:
+    ann, short = token("ann", "exp-key"), token("bob", "exp-key", exp=int(time.time()) + 2)
+    with Peer(broker) as owner, Peer(broker) as reader, Peer(broker) as lasting:
+        assert owner.code(create(ann, b"expiring")) == 0
+        assert reader.code(subscribe(short, b"expiring")) == 0
+        assert lasting.code(subscribe(ann, b"expiring")) == 0
+        assert owner.code(publish(ann, b"expiring", b"before")) == 0
+        assert reader.message() == lasting.message() == b"before"
+        kind, topic, rest = reader.read()
+        assert (kind, topic, rest) == (ERROR, fnv(b"expiring"), (SUBSCRIBE, 410)), "told when it is over"
+        assert owner.code(publish(ann, b"expiring", b"after")) == 0
+        assert lasting.message() == b"after"
+        assert reader.silent()
+        assert reader.code(publish(short, b"expiring", b"x")) == 401
+
+
+def test_a_rotated_key_evicts_and_survives_a_restart(tmp_path: Path) -> None:
+    text = settings(fast="rotation_grace_seconds = 1")
+    old, new = token("ann", "old"), token("ann", "new")
+    with Broker(tmp_path, text) as broker:
+        with Peer(broker) as owner, Peer(broker) as stale:
+            assert owner.code(create(old, b"rot", 1)) == 0
+            assert stale.code(subscribe(old, b"rot")) == 0
+            assert owner.code(rotate(old, b"rot", b"new")) == 0
+            assert stale.read() == (KEY_UPDATE, fnv(b"rot"), b"new")
+            assert owner.code(publish(old, b"rot", b"x")) == 419
+            assert stale.read()[2] == (SUBSCRIBE, 410)
+            assert owner.code(publish(new, b"rot", b"kept")) == 0
+            assert stale.silent()
+        broker.process.kill()
+        broker.process.wait()
+    with Broker(tmp_path, text) as broker, Peer(broker) as peer:
+        assert peer.code(publish(old, b"rot", b"x")) == 419
+        assert peer.code(subscribe(new, b"rot")) == 0
+        assert peer.message() == b"kept"
+
+
+# -- secrets: C9, C10, C11 -----------------------------------------------------------------------------------------------
+
+
+def test_a_secret_is_replaced_with_an_overlap_and_its_end_evicts(tmp_path: Path) -> None:
+    with Broker(tmp_path, settings()) as broker:
+        old, new = token("ann"), token("ann", secret=NEXT_SECRET)
+        with Peer(broker) as before, Peer(broker) as after:
+            assert before.code(create(old, b"turn", 1)) == 0
+            assert before.code(subscribe(old, b"turn")) == 0
+            assert after.code(publish(new, b"turn", b"x")) == 401
+            broker.reload(settings((NEXT_SECRET, SECRET)))
+            broker.await_said("reloaded")
+            assert after.code(publish(new, b"turn", b"1")) == 0
+            assert after.code(publish(old, b"turn", b"2")) == 0
+            assert [before.message(), before.message()] == [b"1", b"2"]
+            broker.reload(settings((NEXT_SECRET,)))
+            broker.await_said("reloaded", 2)
+            assert before.read()[2] == (SUBSCRIBE, 410)
+            assert after.code(publish(old, b"turn", b"x")) == 401
+            assert after.code(publish(new, b"turn", b"3")) == 0
+            assert before.silent()
+
+
+def test_a_broken_reload_keeps_what_was(tmp_path: Path) -> None:
+    with Broker(tmp_path, settings()) as broker, Peer(broker) as peer:
+        assert peer.code(create(token(), b"kept", 1)) == 0
+        for broken in (settings(("short",)), settings() + "\n[no such section]\n", settings(("x" * 40,)) + "[["):
+            refused = broker.said().count("reload_refused")
+            broker.reload(broken)
+            broker.await_said("reload_refused", refused + 1)
+        assert peer.code(publish(token(), b"kept", b"x")) == 0
+        assert peer.code(publish(token(secret="x" * 40), b"kept", b"x")) == 401, "never open"
+
+
+def test_no_secret_means_no_token_is_good(tmp_path: Path) -> None:
+    with Broker(tmp_path, settings(())) as broker, Peer(broker) as peer:
+        assert peer.code(create(token(), b"none")) == 401
+        assert peer.code(create(b"e30.e30.", b"none")) == 401
+
+
+def test_neither_tokens_nor_keys_are_said_or_kept(tmp_path: Path) -> None:
+    with Broker(tmp_path, settings()) as broker:
+        jwt, bad = token("ann", "a-very-secret-key"), token("eve", "another-secret-key")
+        with Peer(broker) as peer:
+            assert peer.code(create(jwt, b"quiet", 1)) == 0
+            assert peer.code(publish(bad, b"quiet", b"x")) == 419
+            assert peer.code(publish(jwt[:-3] + b"AAA", b"quiet", b"x")) == 401
+            assert peer.code(rotate(jwt, b"quiet", b"the-rotated-secret-key")) == 0
+            peer.send(b"\xff")
+            assert peer.ends()
+        broker.await_said("connection_closed")
+        said = broker.said()
+        kept = [path for path in broker.data.rglob("*") if path.is_file()]
+        for secret in (SECRET, "a-very-secret-key", "another-secret-key", "the-rotated-secret-key", jwt.decode()[-20:]):
+            assert secret not in said
+            assert not any(secret.encode() in path.read_bytes() for path in kept), "not on disk either"
+
+
+# -- holding on and floods: C1, C6, C7, C8 -------------------------------------------------------------------------------
+
+
+def test_strangers_are_closed_in_time_however_busy_they_look(broker: Broker) -> None:
+    slow: list[Callable[[Peer], object]] = [
+        lambda peer: None,
+        lambda peer: peer.send(b"\x03"),
+        lambda peer: peer.send(bytes((EXTEND, 1))),
+        lambda peer: peer.send(publish(token(secret="not the secret, but as long as it is"), b"x", b"y")),
+    ]
+    peers = [Peer(broker, extended=False) for _ in slow]
+    until = time.monotonic() + 8
+    over: set[Peer] = set()
+    while len(over) < len(peers) and time.monotonic() < until:
+        for peer, act in zip(peers, slow, strict=True):
+            if peer not in over:
+                try:
+                    act(peer)
+                    if not peer.silent() and not peer.socket.recv(1):
+                        over.add(peer)
+                except (Closed, ConnectionError):
+                    over.add(peer)
+    for peer in peers:
+        peer.socket.close()
+    assert len(over) == len(peers), "a stranger was still connected after 8 seconds"
+
+
+def test_guessing_ends_the_connection_and_then_the_address(tmp_path: Path) -> None:
+    with Broker(tmp_path, settings(limits="auth_failures_per_minute = 15")) as broker:
+        with Peer(broker) as owner:
+            assert owner.code(create(token(), b"guarded")) == 0
+            for _ in range(2):
+                try:
+                    with Peer(broker) as peer:
+                        for number in range(10):
+                            assert peer.code(subscribe(token("eve", f"guess{number}"), b"guarded")) == 419
+                        assert peer.ends()
+                except Closed:
+                    break
+            else:
+                pytest.fail("the address was never shut out")
+            with pytest.raises(Closed):
+                Peer(broker)
+        assert broker.said().count("authentication_failed") >= 15
+
+
+def test_consumers_that_never_read_cost_little_and_are_cut(broker: Broker) -> None:
+    jwt = token()
+    before = broker.resident_bytes()
+    with Peer(broker) as owner:
+        assert owner.code(create(jwt, b"flood")) == 0
+        deaf = [Peer(broker) for _ in range(10)]
+        for peer in deaf:
+            assert peer.code(subscribe(jwt, b"flood")) == 0
+        one = publish(jwt, b"flood", bytes(64 * 1024))
+        for _ in range(60):
+            owner.send(one * 16)
+            for _ in range(16):
+                assert owner.read()[2] == (PUBLISH, 0)
+        assert broker.resident_bytes() - before < 128 * MIB
+        broker.await_said("the peer has read nothing for 10 seconds", 10)
+    for peer in deaf:
+        peer.socket.close()
+
+
+def test_a_crowd_of_silent_connections_leaves_others_served(broker: Broker) -> None:
+    crowd = [Peer(broker, extended=False) for _ in range(500)]
+    with Peer(broker) as peer:
+        assert peer.code(create(token(), b"crowd")) == 0
+        assert peer.code(publish(token(), b"crowd", b"x")) == 0
+    for one in crowd:
+        one.socket.close()
+
+
+def test_random_bytes_never_hurt(broker: Broker) -> None:
+    import random
+
+    rng = random.Random(20261116)
+    jwt = token()
+    seeds = [
+        create(jwt, b"fuzz", 1),
+        subscribe(jwt, b"fuzz"),
+        publish(jwt, b"fuzz", b"x" * 30),
+        rotate(jwt, b"fuzz", b"k2"),
+    ]
+    for _ in range(200):
+        data = bytearray(b"".join(rng.choices(seeds, k=4)))
+        for _ in range(rng.randint(1, 5)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        with Peer(broker, extended=False) as peer:
+            try:
+                peer.send(bytes(data[: rng.randint(1, len(data))]))
+            except Closed:
+                continue
+    assert "Traceback" not in broker.said()
