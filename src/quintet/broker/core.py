@@ -136,6 +136,12 @@ class Broker:
         peers = _loaded(Table(log, *PEERS_TABLE, PeerRow))
         self.peers = Peers(peers, self.topics, self.subscriptions, self.access, scheduler, options.peers)
         self.peers.load()
+        self._open_groups_and_transactions(log, scheduler, report)
+        self.intents.recover()
+
+    def _open_groups_and_transactions(self, log: Log, scheduler: Scheduler, report: Report) -> None:
+        """What only reads and writes topics in other ways: it needs all of the above."""
+        options = self._options
         self.groups = Groups(
             _loaded(Table(log, *GROUPS_TABLE, GroupRow, packed=True)),
             self.topics,
@@ -155,7 +161,6 @@ class Broker:
         fences = _loaded(Table(log, *FENCES_TABLE, FenceRow, packed=True))
         self.stages = Stages(fences, log.stages, self.topics, self.intents, scheduler, options.entropy)
         self.stages.load()
-        self.intents.recover()
 
     # -- who -------------------------------------------------------------------------------------------------------
 
