@@ -132,13 +132,14 @@ class Ring:
 def run_ring(link: Link, address: Address, token: str, peers: int, window: int, count: int, echo: bool) -> Ring:
     """Each of `peers` connections sends count // peers messages to the next one, `window` of them under way. With `echo`
     the server sends them back by itself, and nobody acknowledges."""
+    run = time.time_ns() >> 27 & 0xFFFFFF  # ids are used once, also by the next run
     members = []
     for number in range(peers):
         name, to = f"peer{number:05d}", f"peer{(number + 1) % peers:05d}"
         sock = upgrade(address) if echo else register(address, token, name)
         frame = client_frame(envelope(name, to))
         sock.setblocking(False)
-        members.append(_Peer(sock, frame, frame.index(ID_PLACE.encode()), next_id=number << 40))
+        members.append(_Peer(sock, frame, frame.index(ID_PLACE.encode()), next_id=run << 40 | number << 24))
     each = count // peers
     link.ready()
     busy, start = time.process_time(), time.monotonic()
