@@ -225,6 +225,39 @@ def test_a_user_made_again_is_not_the_one_before(sim: SimBroker) -> None:
     assert sim.broker.access.current(identity) is None
 
 
+def test_a_deleted_user_is_no_subject_of_a_token_until_it_is_made_again(sim: SimBroker) -> None:
+    """Else who was deleted would be somebody of its own, that may publish and read wherever no rule says otherwise."""
+    create(sim, "alice", "guest")
+    identity, _ = sim.broker.access.subject("alice")
+    delete(sim, "alice")
+    assert sim.broker.users.get("alice") is None and sim.broker.users.born("alice") is None
+    for _ in range(2):
+        assert sim.broker.access.current(identity) is None
+        with pytest.raises(AuthError, match="was deleted"):
+            sim.broker.access.subject("alice")
+        sim.restart()
+        configure(sim, [ConfiguredUser("root", ("admin",), PASSWORD)])
+    create(sim, "Alice", "guest")
+    sim.restart()
+    assert isinstance(create(sim, "alice").error, UserExists), "the living twin counts, not the one that is gone"
+    delete(sim, "Alice")
+    create(sim, "alice", "consumer")
+    assert sim.broker.access.subject("alice")[1].roles == ("consumer",)
+
+
+def test_names_of_deleted_users_are_bounded(sim: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users, "GONE_MAX", 2)
+    for name in ("a", "b", "c"):
+        create(sim, name)
+        delete(sim, name)
+        sim.scheduler.advance(1)
+    assert sim.broker.access.subject("a")[1].name == "a", "the oldest is nobody's again"
+    for name in ("b", "c"):
+        with pytest.raises(AuthError):
+            sim.broker.access.subject(name)
+    assert [info.name for info in sim.broker.users.list()] == ["root"]
+
+
 def test_roles_change_for_whoever_is_logged_in(sim: SimBroker) -> None:
     create(sim, "alice", "producer")
     identity, _ = login(sim, "alice").result

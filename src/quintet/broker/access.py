@@ -232,14 +232,14 @@ class Access:
         self.epoch += 1
 
     def disable_user(self, name: str) -> None:
-        """The user is there and may do nothing, through whichever door and with whichever credential it comes."""
+        """The user is there, or was, and may do nothing, through whichever door and with whichever credential it comes."""
         self._users.pop(name, None)
         self._disabled.add(name)
         self._twins[twin_key(name)] = name
         self.epoch += 1
 
     def drop_user(self, name: str) -> None:
-        """There is no user of this name."""
+        """There is no user of this name, and nobody knows of one."""
         self._users.pop(name, None)
         self._disabled.discard(name)
         self._twins.pop(twin_key(name), None)
@@ -292,7 +292,9 @@ class Access:
         principal = self.current(identity)
         if principal is None:
             if clean in self._disabled:
-                raise AuthError(f"the user {clean!r} is disabled", hint="an administrator can enable it")
+                raise AuthError(
+                    f"the user {clean!r} is disabled, or was deleted", hint="an administrator can enable or make it"
+                )
             raise AuthError(f"the subject {clean!r} looks the same as the user {self._twins[twin_key(clean)]!r}")
         return identity, principal
 

@@ -227,7 +227,8 @@ class Keys:
             raise BadRequest(f"there is no action {action!r}", hint=f"one of {', '.join(get_args(Action))}")
         kind, name, principal = self._who(who)
         if principal is None:
-            why = "the user is disabled" if kind == "user" else "the user it belongs to is disabled, or there is none"
+            whose = "the user" if kind == "user" else "the user it belongs to"
+            why = f"{whose} is disabled, or was deleted"
             return Explanation(False, kind, name, (("", "disabled", "no", why),))
         allowed, steps = self._access.explain(principal, cast(Action, action), topic)
         return Explanation(allowed, kind, name, tuple(_words(step) for step in steps))

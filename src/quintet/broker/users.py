@@ -54,6 +54,7 @@ USERS_TABLE: Final = (4, "__users")
 ACLS_TABLE: Final = (5, "__acls")
 
 USERS_MAX: Final = 10_000
+GONE_MAX: Final = 10_000  # names of deleted users that are remembered
 ROLES_OF_USER_MAX: Final = 100
 ACLS_MAX: Final = 10_000
 ACL_NAMES_MAX: Final = 1_000  # users and roles in one ACL
@@ -76,6 +77,7 @@ class UserRow(msgspec.Struct, frozen=True):
     created_us: int
     updated_us: int
     configured: bool = False
+    gone: bool = False  # deleted: only the name is kept, so that no token makes it somebody with rights of its own
 
     def __repr__(self) -> str:
         return f"<UserRow {self.name!r} roles={self.roles} enabled={self.enabled}>"
@@ -209,7 +211,7 @@ class Users:
         return None if row is None else row.created_us
 
     def list(self) -> Sequence[UserInfo]:
-        return [self._info(row) for row in sorted(self._table, key=lambda row: row.name)]
+        return [self._info(row) for row in sorted(self._table, key=lambda row: row.name) if not row.gone]
 
     def acl_get(self, pattern: str) -> Acl | None:
         row = self._acls.get(pattern.encode("utf-8", "replace"))
@@ -301,8 +303,7 @@ class Users:
         if row.name == actor:
             raise Forbidden("nobody deletes the own account", hint="another administrator can do it")
         self._check_not_last(row, None)
-        self._table.delete(row.name.encode(), finish)
-        return row.name, partial(self._follow_user, row.name)
+        return row.name, self._bury(row, finish)
 
     def change_password(
         self, actor: Principal, name: str, old: bytes, new: bytes, done: Told, *, peer: str = ""
@@ -392,7 +393,7 @@ class Users:
         done(error)
 
     def _configure(self, name: str, user: ConfiguredUser, one: Told) -> None:
-        row = self._table.get(name.encode())
+        row = self._find(name)
         note = _Note(
             "user.update" if row else "user.create", CONFIGURATION, name, "", one, {"roles": ",".join(user.roles)}
         )
@@ -420,7 +421,7 @@ class Users:
             self._enqueue(note, partial(step, hashed))
 
     def _write_configured(self, name: str, roles: tuple[str, ...], hashed: str, finish: Finish) -> tuple[None, Follow]:
-        row = self._table.get(name.encode())
+        row = self._find(name)
         now = self._scheduler.now()
         if row is None:
             born = self._next_version()
@@ -433,8 +434,7 @@ class Users:
         return None, self._put(fresh, finish)
 
     def _delete_configured(self, name: str, finish: Finish) -> tuple[None, Follow]:
-        self._table.delete(name.encode(), finish)
-        return None, partial(self._follow_user, name)
+        return None, self._bury(self._existing(name), finish)
 
     # -- ACLs ------------------------------------------------------------------------------------------------------
 
@@ -535,13 +535,23 @@ class Users:
         self._table.put(row.name.encode(), row, finish)
         return partial(self._follow_user, row.name)
 
+    def _bury(self, row: UserRow, finish: Finish) -> Follow:
+        """Delete a user. Its name stays, of as many as GONE_MAX; the oldest is nobody's again."""
+        gone = [row for row in self._table if row.gone]
+        if len(gone) >= GONE_MAX:
+            oldest = min(gone, key=lambda row: row.updated_us).name
+            self._table.delete(oldest.encode())
+            self._follow_user(oldest)
+        now = self._scheduler.now()
+        return self._put(UserRow(row.name, "", (), False, row.version, row.created_us, now, gone=True), finish)
+
     def _follow_user(self, name: str) -> None:
         """Access and twins say what the table says."""
         row = self._table.get(name.encode())
-        if row is None:
-            self._twins.pop(twin_key(name), None)
-        else:
+        if row is not None and not row.gone:
             self._twins[twin_key(name)] = name
+        elif self._twins.get(twin_key(name)) == name:
+            del self._twins[twin_key(name)]
         if row is None:
             self._access.drop_user(name)
         elif row.enabled:
@@ -562,9 +572,10 @@ class Users:
 
     def _find(self, name: str) -> UserRow | None:
         try:
-            return self._table.get(check_user_name(name).encode())
+            row = self._table.get(check_user_name(name).encode())
         except BadName:
             return None
+        return None if row is None or row.gone else row
 
     def _existing(self, name: str) -> UserRow:
         row = self._find(name)
@@ -597,7 +608,7 @@ class Users:
 
     def _check_new(self, name: str) -> str:
         clean = check_user_name(name)
-        if len(self._table) >= USERS_MAX:
+        if sum(not row.gone for row in self._table) >= USERS_MAX:
             raise LimitExceeded(f"there are {USERS_MAX} users already")
         twin = self._twin_of(clean)
         if twin is not None:
@@ -632,7 +643,7 @@ class Users:
     def _check_configured(self, user: ConfiguredUser) -> str:
         clean = check_user_name(user.name)
         twin = self._twin_of(clean)
-        found = None if twin is None else self._table.get(twin.encode())
+        found = None if twin is None else self._find(twin)
         if twin not in (None, clean) and not (found is not None and found.configured):
             raise UserExists(f"the configured user {clean!r} looks the same as {twin!r}, which is there")
         self._check_roles(user.roles)
