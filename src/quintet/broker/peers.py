@@ -234,15 +234,16 @@ class Peers:
 
     def _remember(self, topic: Topic, now: int) -> None:
         """Read back the ids of one mailbox. Blocks: only used at start."""
+        since = now - self.options.replay_window_us
         for partition in topic.partitions:
-            offset = partition.offset_at(now - self.options.replay_window_us)
+            offset = max(partition.offset_at(since), partition.visible - self.options.replay_ids_max)
             while offset < partition.visible:
                 batches = partition.read_now(offset)
                 if not batches:
                     break
                 for batch in batches:
-                    for _, _, key, _, _, _, origin in batch.rows():
-                        if key is not None and origin.startswith(ORIGIN_PREFIX):
+                    for _, timestamp, key, _, _, _, origin in batch.rows():
+                        if key is not None and timestamp >= since and origin.startswith(ORIGIN_PREFIX):
                             sender = origin.removeprefix(ORIGIN_PREFIX).decode(errors="replace")
                             self._seen.add(_seen_key(sender, key.decode(errors="replace")), now)
                     offset = batch.next_offset

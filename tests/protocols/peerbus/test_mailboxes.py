@@ -1,0 +1,376 @@
+"""Mailboxes on a simulated broker: what is taken in and what is not, limits, time, other doors, names that become free."""
+
+import json
+
+import pytest
+
+from quintet import kernel
+from quintet.broker.peers import PRUNE_EVERY_US, Seen
+from quintet.model import envelope
+from quintet.protocols.peerbus import codec, frames
+from quintet.testing.line import SimBroker
+from tests.protocols.peerbus.helpers import (
+    SECRET,
+    ack,
+    broker,
+    connect,
+    delivered,
+    dropped,
+    how_closed,
+    keys_of,
+    letter,
+    objects,
+    peer_of,
+    register,
+    send,
+    session_of,
+)
+
+HOUR_US = 3600 * 1_000_000
+
+
+def now_of(sim: SimBroker) -> str:
+    return envelope.rfc3339(sim.scheduler.now())
+
+
+class TestEnvelopes:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            ('"id":"m1"', '"id":""'),
+            ('"id":"m1"', '"id":7'),
+            ('"id":"m1"', '"id":"a|b"'),
+            ('"id":"m1"', '"id":"a\\u0000b"'),
+            ('"id":"m1"', '"id":"' + "x" * 257 + '"'),
+            ('"id":"m1"', '"id":"m0","id":"m1"'),
+            ('"id":"m1"', '"id":"m1","Id":"m2"'),
+            ('"id":"m1"', '"id":"m1","more":1'),
+            ('"id":"m1"', '"id":"m1","type":"shout"'),
+            ('"id":"m1"', '"i\\u0064":"m1"'),
+            ('"id":"m1",', ""),
+            ('"to":"bob"', '"to":""'),
+            ('"protocol_version":"v1"', '"protocol_version":"v2"'),
+            ('"protocol_version":"v1",', ""),
+            ('"body":null', '"body":NaN'),
+            ('"body":null', '"body":Infinity'),
+            ('"body":null', '"body":[1,]'),
+            ('"body":null', '"body":"\\ud800"'),
+            ('"body":null', '"body":01'),
+            ('"body":null', '"body":"\x01"'),
+            ('"body":null', '"body":' + "[" * 129 + "]" * 129),
+            ('"body":null', '"body":' + "[" * 20_000 + "]" * 20_000),
+            ('"body":null', '"body":null}'),
+        ],
+    )  # fmt: skip
+    def test_what_two_readers_could_read_differently_is_dropped(self, change: tuple[str, str]) -> None:
+        sim = broker()
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        plain = letter("amy", "bob", "m1").decode()
+        assert change[0] in plain
+        send(amy, plain.replace(*change).encode(), letter("amy", "bob", "after"))
+        assert delivered(bob) == ["after"], "and the connection goes on"
+        assert dropped(sim) == {"bad_envelope": 1} and session_of(amy).closing is None
+
+    def test_text_that_is_not_utf8_is_dropped(self) -> None:
+        sim = broker()
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        send(amy, letter("amy", "bob", "m1", '"x"').replace(b'"x"', b'"\xff"'))
+        assert bob.take() == b"" and dropped(sim) == {"bad_envelope": 1}
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "1e400",
+            '{"k":1,"k":2}',
+            '"\\u0000"',
+            "[" * 128 + "]" * 128,
+            '"' + "[{" * 500 + '"',
+            '"\\u2028<&>"',
+            "-0.0e-7",
+            " [ 1 ] ",
+        ],
+    )
+    def test_bodies_are_not_read(self, body: str) -> None:
+        sim = broker()
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        one = letter("amy", "bob", "m1").replace(b'"body":null', b'"body":' + body.encode())
+        send(amy, one)
+        assert one in bob.take() and dropped(sim) == {}
+
+    def test_members_that_are_missing_are_empty(self) -> None:
+        sim = broker()
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        least = b'{"protocol_version":"v1","id":"m1","from":"amy","to":"bob"}'
+        send(amy, least)
+        assert least in bob.take()
+
+    def test_from_is_who_sends_or_it_is_refused(self) -> None:
+        sim = broker()
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        send(amy, letter("bob", "bob", "m1"), letter("", "bob", "m2"))
+        assert bob.take() == b"" and dropped(sim) == {"sender": 2}
+
+    def test_from_may_be_carried_as_the_published_broker_does(self) -> None:
+        sim = broker(refuse_foreign_sender=False)
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        send(amy, letter("somebody", "bob", "m1"))
+        assert delivered(bob) == ["m1"]
+        topic = sim.broker.topics.find(b"peerbus/bob")
+        (batch,) = topic.partitions[0].read(0, 1 << 20) or []
+        assert batch.rows()[0][6] == b"peerbus:amy", "routed and kept under the name that is bound"
+
+
+class TestSignatures:
+    def test_with_the_secret_only_what_verifies_comes_in(self) -> None:
+        sim = broker(secret=SECRET, verify=True)
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        good = letter("amy", "bob", "m1", '{"a":"<b>"}', SECRET, now_of(sim))
+        hmac = json.loads(good)["hmac"]
+        bad = [
+            good.replace(b'"m1"', b'"m2"'),
+            good.replace(b"u003cb", b"u003cc"),
+            *(
+                good.replace(hmac.encode(), other.encode())
+                for other in (hmac.upper(), hmac[:-1], hmac + "0", "", "g" * 64)
+            ),
+            letter("amy", "bob", "m3", "1", b"x" * 32, now_of(sim)),
+        ]
+        send(amy, *bad)
+        assert bob.take() == b"" and dropped(sim) == {"signature": len(bad)}
+        send(amy, good)
+        assert delivered(bob) == ["m1"], "what was refused before did not use up its id"
+
+    def test_the_right_signature_under_another_name_is_refused(self) -> None:
+        sim = broker(secret=SECRET, verify=True, refuse_foreign_sender=False)
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        send(amy, letter("bob", "bob", "m1", "1", SECRET, now_of(sim)))
+        assert bob.take() == b"" and dropped(sim) == {"sender": 1}
+
+    def test_an_old_envelope_is_refused_and_a_time_nobody_can_read_is_not_judged(self) -> None:
+        sim = broker(secret=SECRET, verify=True)
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        before = envelope.rfc3339(sim.scheduler.now() - 601 * 1_000_000)
+        ahead = envelope.rfc3339(sim.scheduler.now() + 601 * 1_000_000)
+        send(amy, *(letter("amy", "bob", ts, "1", SECRET, ts) for ts in (before, ahead, "soon", "2026-05-18T12:00:00")))
+        assert delivered(bob) == ["soon", "2026-05-18T12:00:00"] and dropped(sim) == {"stale": 2}
+
+    def test_keys_of_single_peers(self) -> None:
+        """Nobody else can sign for amy, two of her keys overlap, and one that is taken away is done with."""
+        old, new, bens = b"o" * 32, b"n" * 32, b"b" * 32
+        sim = broker(secret=SECRET, keys={"amy": {"k1": old, "k2": new}, "ben": {"k1": bens}})
+        amy, ben, cat = peer_of(sim, "amy"), peer_of(sim, "ben"), peer_of(sim, "cat")
+
+        def signed(id: str, kid: str, key: bytes) -> bytes:
+            one = json.loads(letter("amy", "cat", id, "1", key, now_of(sim)))
+            return json.dumps(one | {"hmac": f"{kid}:{one['hmac']}"}, separators=(",", ":")).encode()
+
+        send(amy, signed("m1", "k1", old), signed("m2", "k2", new))
+        assert delivered(cat) == ["m1", "m2"]
+        send(amy, signed("m3", "k1", new), signed("m4", "k3", new), signed("m5", "", old), signed("m6", "k1", bens))
+        send(
+            amy, letter("amy", "cat", "m7", "1", SECRET, now_of(sim)), letter("amy", "cat", "m8", "1", old, now_of(sim))
+        )
+        assert cat.take() == b"" and dropped(sim) == {"signature": 6}
+        send(ben, signed("m9", "k1", bens))
+        assert cat.take() == b"" and sim.broker.peers.dropped["sender"] == 1
+        send(cat, letter("cat", "cat", "m10"))
+        assert delivered(cat) == ["m10"], "who has no key of its own, and verify is off"
+
+
+class TestReplay:
+    def test_an_id_counts_once(self) -> None:
+        sim = broker()
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        send(amy, *[letter("amy", "bob", "m1")] * 3)
+        send(amy, letter("amy", "bob", "m1", '"other"'), letter("amy", "amy", "m1"))
+        ack(bob, "m1")
+        send(amy, letter("amy", "bob", "m1"), letter("amy", "*", "b1"), letter("amy", "*", "b1"))
+        assert delivered(bob) == ["m1", "b1|bob"] and dropped(sim) == {"duplicate": 6}
+
+    def test_ids_are_known_after_a_restart_for_the_rest_of_the_window(self) -> None:
+        sim = broker(replay_window_us=HOUR_US)
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        send(amy, letter("amy", "bob", "m1"), letter("amy", "*", "b1"))
+        ack(bob, "m1", "b1|bob")
+        for peer in (amy, bob):
+            peer.close()
+        sim.restart()
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        send(amy, letter("amy", "bob", "m1"), letter("amy", "*", "b1"), letter("amy", "bob", "m2"))
+        assert delivered(bob) == ["m2"] and dropped(sim) == {"duplicate": 2}
+        for peer in (amy, bob):
+            peer.close()
+        sim.scheduler.advance(3 * HOUR_US)
+        sim.restart()
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        send(amy, letter("amy", "bob", "m1"))
+        assert delivered(bob) == ["m1"] and dropped(sim) == {}, "older than the window"
+
+    def test_two_generations_keep_a_window_and_no_more_than_the_limit(self) -> None:
+        seen = Seen(window_us=100, ids_max=10)
+        assert seen.add("a", 1_000) and not seen.add("a", 1_099) and not seen.add("a", 1_150)
+        assert seen.add("b", 1_199) and not seen.add("b", 1_298), "a whole window at least"
+        assert seen.add("a", 1_500)
+        for number in range(100):
+            assert seen.add(f"n{number}", 1_510)
+            assert len(seen) <= 10
+        assert not seen.add("n99", 1_511) and not seen.add("n95", 1_511)
+        seen.forget("n99")
+        assert seen.add("n99", 1_512)
+
+    def test_what_could_not_be_kept_may_be_sent_again(self) -> None:
+        sim = broker(mailbox_messages_max=1)
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        send(amy, letter("amy", "bob", "m1"), letter("amy", "bob", "m2"))
+        assert delivered(bob) == ["m1"] and dropped(sim) == {"quota": 1}
+        ack(bob, "m1")
+        sim.advance(200_000)
+        send(amy, letter("amy", "bob", "m2"))
+        assert delivered(bob) == ["m2"]
+
+
+class TestLimits:
+    def test_a_mailbox_has_so_many_messages(self) -> None:
+        sim = broker(mailbox_messages_max=10)
+        amy = peer_of(sim, "amy")
+        peer_of(sim, "bob").close()
+        send(amy, *(letter("amy", "bob", f"m{number}") for number in range(15)))
+        assert dropped(sim) == {"quota": 5}
+        bob, waiting = register(sim, "bob")
+        assert keys_of(waiting) == [f"m{number}" for number in range(10)]
+        ack(bob, "m0", "m1")
+        sim.advance(200_000)
+        send(amy, *(letter("amy", "bob", f"n{number}") for number in range(5)))
+        assert delivered(bob) == ["n0", "n1"]
+
+    def test_a_mailbox_has_so_many_bytes(self) -> None:
+        sim = broker(mailbox_bytes_max=10_000)
+        amy = peer_of(sim, "amy")
+        peer_of(sim, "bob").close()
+        for number in range(10):
+            send(amy, letter("amy", "bob", f"m{number}", json.dumps("x" * 3_000)))
+        _, waiting = register(sim, "bob")
+        assert keys_of(waiting) == ["m0", "m1", "m2"] and dropped(sim) == {"quota": 7}
+
+    def test_what_is_too_old_is_not_delivered_and_makes_room(self) -> None:
+        sim = broker(mailbox_messages_max=3, mailbox_ttl_us=HOUR_US)
+        amy = peer_of(sim, "amy")
+        peer_of(sim, "bob").close()
+        send(amy, *(letter("amy", "bob", f"m{number}") for number in range(4)))
+        sim.scheduler.advance(HOUR_US + 1)
+        sim.advance(PRUNE_EVERY_US + 50_000)
+        send(amy, letter("amy", "bob", "fresh"))
+        assert keys_of(register(sim, "bob")[1]) == ["fresh"]
+
+    def test_a_full_disk_drops_and_counts(self) -> None:
+        sim = broker()
+        amy = peer_of(sim, "amy")
+        peer_of(sim, "bob").close()
+        sim.disk.capacity = sim.disk.used()
+        send(amy, letter("amy", "bob", "m1", json.dumps("x" * 500_000)))
+        assert sim.broker.peers.dropped["storage"] == 1
+        assert sim.broker.peers.remembered == 0
+
+
+class TestOtherDoors:
+    def publish(self, sim: SimBroker, topic: bytes, *values: bytes | None, origin: bytes = b"flymq:zed") -> None:
+        sim.broker.topics.ensure(topic, durable=True).publish(
+            kernel.build(list(values), origin=origin), len(values), True, None
+        )
+        sim.scheduler.settle()
+        sim.advance(100_000)
+
+    def test_records_of_other_doors_become_envelopes(self) -> None:
+        sim = broker(secret=SECRET)
+        bob = peer_of(sim, "bob")
+        self.publish(
+            sim, b"peerbus/bob", b' {"a" : [1, "<"]} ', b"plain text", b"\xff\x00", None, b"", b"[" * 500 + b"]" * 500
+        )
+        found = [one["envelope"] for one in objects(bob.take())]
+        assert [one["body"] for one in found] == [
+            {"a": [1, "<"]}, "plain text", {"base64": "/wA="}, None, "", "[" * 500 + "]" * 500,
+        ]  # fmt: skip
+        first = found[0]
+        assert {name: first[name] for name in ("id", "from", "to", "source", "kind")} == {
+            "id": "q:0:0", "from": "flymq:zed", "to": "bob", "source": "quintet", "kind": "msg",
+        }  # fmt: skip
+        assert first["ts"].startswith("2023-11-14T22:13:20")
+        ack(bob, "q:0:1", "q:0:2")
+        bob.close()
+        again = register(sim, "bob")[1]
+        assert keys_of(again) == ["q:0:0", "q:0:3", "q:0:4", "q:0:5"]
+
+    def test_what_the_broker_makes_is_signed_with_its_secret(self) -> None:
+        sim = broker(secret=SECRET)
+        bob = peer_of(sim, "bob")
+        self.publish(sim, b"peerbus/bob", b'{"x":1}')
+        line = bob.take()
+        made = line[line.index(b'"envelope":') + 11 : -2]
+        assert envelope.verify(made, SECRET)
+
+    def test_nothing_from_before_there_was_such_a_peer(self) -> None:
+        sim = broker()
+        self.publish(sim, b"peerbus/bob", b"early")
+        bob = peer_of(sim, "bob")
+        self.publish(sim, b"peerbus/bob", b"now")
+        (one,) = objects(bob.take())
+        assert one["envelope"]["body"] == "now"
+
+    def test_other_doors_read_the_envelope_as_the_value(self) -> None:
+        sim = broker()
+        amy = peer_of(sim, "amy")
+        peer_of(sim, "bob")
+        one = letter("amy", "bob", "m1", "[1]")
+        send(amy, one)
+        (batch,) = sim.broker.topics.find(b"peerbus/bob").partitions[0].read(0, 1 << 20) or []
+        offset, _, key, value, headers, expiry, origin = batch.rows()[0]
+        assert (offset, key, value, headers, origin) == (0, b"m1", one, (), b"peerbus:amy") and expiry > 0
+
+    def test_a_mailbox_of_several_partitions(self) -> None:
+        sim = broker()
+        sim.broker.create_topic(b"peerbus/bob", 3)
+        sim.scheduler.settle()
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        for number in range(6):
+            self.publish(sim, b"peerbus/bob", str(number).encode())
+        send(amy, *(letter("amy", "bob", f"m{number}") for number in range(3)))
+        keys = delivered(bob)
+        assert [key for key in keys if key[0] == "m"] == ["m0", "m1", "m2"] and len(set(keys)) == 9
+        ack(bob, *keys)
+        bob.close()
+        assert register(sim, "bob")[1] == []
+
+
+class TestNames:
+    def test_deleting_the_mailbox_frees_the_name(self) -> None:
+        sim = broker()
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        send(amy, letter("amy", "bob", "m1"))
+        sim.broker.delete_topic(b"peerbus/bob", lambda _error: None)
+        sim.advance(100_000)
+        assert how_closed(bob) == (1008, "name was freed") and sim.broker.peers.names() == ["amy"]
+        bob.close()
+        _, waiting = register(sim, "bob", "ben-token")
+        assert waiting == []
+        sim.restart()
+        stranger = connect(sim)
+        stranger.exchange(codec.register("ann-token", "bob") + b"\n")
+        assert how_closed(stranger) == (1008, "name claimed under a different token")
+
+    def test_a_name_nobody_uses_is_free_when_nothing_waits_for_it(self) -> None:
+        day = 24 * HOUR_US
+        sim = broker(name_idle_us=30 * day, mailbox_ttl_us=0)
+        amy = peer_of(sim, "amy")
+        for name in ("bob", "cat"):
+            peer_of(sim, name).close()
+        send(amy, letter("amy", "cat", "m1"))
+        sim.scheduler.advance(31 * day)
+        sim.advance(PRUNE_EVERY_US + 50_000)
+        assert sim.broker.peers.find("bob") is None and sim.broker.peers.find("cat") is not None
+        assert sim.broker.peers.find("amy") is not None, "it is connected"
+        peer_of(sim, "bob", "ben-token")
+
+
+def test_depth_counts_brackets_outside_of_strings() -> None:
+    assert codec.depth(b'{"a":[[{"b":"[[[\\"[["}]]}') == 4
+    assert frames.BODY_DEPTH_MAX == 128
