@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import google_crc32c
+from blake3 import blake3
 
 from tests.log.journal_reader import Patches, patched, patches
 
@@ -19,6 +20,7 @@ SEGMENT_HEAD_BYTES = 512
 BATCH_BYTES_MAX = 64 * 1024 * 1024
 VALUE_NULLS = 1
 SPARSE = 64
+CHAIN = 128
 FIRST_USER_TOPIC = 16
 assert SEGMENT_HEAD.size == 48
 assert BATCH_HEAD.size == 64
@@ -34,6 +36,7 @@ class Found:
     segments: int = 0
     wrong: list[str] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
+    link: bytes = b""  # of the last batch, once the partition is chained; no key is known here
 
 
 def read(directory: Path) -> dict[str, Found]:
@@ -70,8 +73,23 @@ def _read_partition(folder: Path, journal: Patches, dense: bool) -> Found | None
         if base != result.next_offset and dense:
             result.wrong.append(f"{path}: starts at {base}, expected {result.next_offset}")
         result.next_offset = max(base, result.next_offset)
+        _begin_chain(result, path, data)
         _read_batches(result, path, data, seed, dense, last)
     return result
+
+
+def _begin_chain(result: Found, path: Path, data: bytes) -> None:
+    """The header of a chained segment says which link comes before its first batch."""
+    version, topic_id, partition = struct.unpack_from("<I4xII", data, 12)
+    kind, _, before = struct.unpack_from("<II32s", data, 472)
+    if version < 2 or kind == 0:
+        if result.link:
+            result.wrong.append(f"{path}: not chained, behind segments that are")
+        return
+    first = blake3(b"quintet chain 1\0" + struct.pack("<II", topic_id, partition)).digest()
+    if before != (result.link or (first if path.stem == "0" * 20 else before)):
+        result.wrong.append(f"{path}: the chain does not go on from the segment before it")
+    result.link = before
 
 
 def _segment_header(data: bytes, base: int) -> tuple[int, int, str] | str:
@@ -79,7 +97,7 @@ def _segment_header(data: bytes, base: int) -> tuple[int, int, str] | str:
     if len(data) < SEGMENT_HEAD_BYTES:
         return "shorter than its header"
     magic, crc, version, seed, _, _, name_length, found_base, _ = SEGMENT_HEAD.unpack_from(data)
-    if magic != b"QNTSEG1\0" or version != 1 or seed == 0 or found_base != base:
+    if magic != b"QNTSEG1\0" or version not in (1, 2) or seed == 0 or found_base != base:
         return "bad header field"
     if google_crc32c.extend(0, data[12:SEGMENT_HEAD_BYTES]) != crc:
         return "bad header checksum"
@@ -114,6 +132,13 @@ def _read_batch(result: Found, data: bytes, start: int, seed: int, dense: bool) 
         return f"offset {base} where {result.next_offset} was expected"
     if dense and (columns & SPARSE or span != count):
         return "a batch with holes in a topic that is not compacted"
+    if bool(columns & CHAIN) != bool(result.link):
+        return "a batch with a link in a segment without a chain, or the other way round"
+    if result.link:
+        link = data[start + length - 32 : start + length]
+        if link != blake3(result.link + data[start + 8 : start + length - 32]).digest():
+            return "its link does not follow from the one before it"
+        result.link = link
     result.next_offset = base + span
     if dense:
         for number, value in enumerate(_values(data, start, columns, count, origins)):

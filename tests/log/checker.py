@@ -43,7 +43,7 @@ def header_seed(data: bytes) -> int | None:
     if len(data) < 512 or data[:8] != b"QNTSEG1\0":
         return None
     crc, version, seed = struct.unpack_from("<III", data, 8)
-    return seed if crc == crc32c(data[12:512]) and version == 1 and seed else None
+    return seed if crc == crc32c(data[12:512]) and version in (1, 2) and seed else None
 
 
 def batch_length(data: bytes, at: int, seed: int) -> int:
@@ -89,9 +89,10 @@ def batch_records(batch: bytes) -> Iterator[tuple[int, bytes | None, bytes | Non
             at += pad((count + 7) // 8)
         keys, at = var(batch, at, count, bitmap)
     deltas: tuple[int, ...] = tuple(range(count))
-    if columns & 64:  # the offset column is the last one
+    if columns & 64:  # the offset column is the last one but the link
         (length,) = struct.unpack_from("<I", batch, 8)
-        deltas = struct.unpack_from(f"<{count}I", batch, length - pad(4 * count))
+        link = 32 if columns & 128 else 0
+        deltas = struct.unpack_from(f"<{count}I", batch, length - link - pad(4 * count))
     for delta, key, value in zip(deltas, keys, values, strict=True):
         yield base + delta, key, value
 

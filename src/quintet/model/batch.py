@@ -26,6 +26,9 @@ HEADERS: Final = 8
 TIMESTAMPS: Final = 16
 EXPIRY: Final = 32
 SPARSE: Final = 64
+CHAIN: Final = 128
+
+LINK_BYTES: Final = 32  # of the link that a chained batch ends with
 
 Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes], ...], int, bytes]
 

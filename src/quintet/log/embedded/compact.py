@@ -101,7 +101,12 @@ def _retain(
     if not doomed:
         partition.released()
         return
-    shared.scheduler.offload(partial(_unlink, shared.disk, doomed), partial(_unlinked, shared, partition))
+    work = partial(_unlink, shared.disk, doomed)
+    remove = partial(shared.scheduler.offload, work, partial(_unlinked, shared, partition))
+    if partition.links.room:
+        shared.going(partition.topic_id, partition.number, partition.segments[len(doomed)].base, remove)
+    else:
+        remove()
 
 
 def _unlink(disk: Disk, segments: list[Segment]) -> tuple[int, OSError | None]:

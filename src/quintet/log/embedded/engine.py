@@ -13,9 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from quintet.log.anchors import ALL_PARTITIONS
 from quintet.log.base import Partition, TopicSpec
 from quintet.log.embedded import checkpoint, commit, compact, journal, upkeep
+from quintet.log.embedded.anchoring import Anchoring
 from quintet.log.embedded.disk import Disk, replace_file
+from quintet.log.embedded.links import ChainMode, ChainPolicy
 from quintet.log.embedded.memory import MemoryPartition
 from quintet.log.embedded.partition import FilePartition
 from quintet.log.embedded.recovery import Opened, open_partition
@@ -27,7 +30,8 @@ from quintet.model.errors import DataDirError, StorageError, StorageFull
 from quintet.model.scheduler import Scheduler
 
 FORMAT_PREFIX: Final = "quintet-data "
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2  # since there are chained segments; without any, a directory keeps the 1
+ANCHOR_INTERVAL_US: Final = 10_000_000
 CHECKPOINT_INTERVAL_US: Final = 1_000_000
 RETENTION_INTERVAL_US: Final = 1_000_000
 RETAINED_AT_ONCE_MAX: Final = 128  # partitions looked at in one call of maintain: 10,000 take four seconds
@@ -53,7 +57,12 @@ class EmbeddedLog:
         journal_bytes: int = journal.JOURNAL_BYTES,
         open_files_max: int = upkeep.OPEN_FILES_MAX,
         sync_all_partitions: int = SYNC_ALL_PARTITIONS,
+        chain: ChainMode = "durable",
+        chain_key: bytes = b"",
+        anchor_file: str = "",
+        anchor_us: int = ANCHOR_INTERVAL_US,
     ) -> None:
+        """chain_key: 32 bytes, or none. anchor_file: where the heads of the chains are anchored; empty: nowhere."""
         self._directory = str(directory)
         self._disk = disk
         self._scheduler = scheduler
@@ -68,6 +77,10 @@ class EmbeddedLog:
         self._sync_all_partitions = sync_all_partitions
         self._floor_bytes = disk_floor_bytes
         self._shared.quarantine = self._quarantine
+        self._shared.chain = ChainPolicy(chain, chain_key)
+        self._anchors = Anchoring(self._shared, anchor_file, anchor_us) if anchor_file else None
+        if self._anchors is not None:
+            self._shared.going = self._anchors.going
         self.stages = FileStages(self._shared, self._directory)
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
         self._checkpoint = checkpoint.Checkpoint()
@@ -94,17 +107,20 @@ class EmbeddedLog:
             names = disk.listdir(directory)
             if names and "format" not in names and set(names) - {"lock", "lost+found", "format.tmp"}:
                 raise DataDirError(f"{directory}: not empty and not a Quintet data directory: name another one")
-            self._check_format(disk.read_file(f"{directory}/format"))
+            written = self._check_format(disk.read_file(f"{directory}/format"))
             if "format" not in names and disk.free_bytes(directory)[0] < START_BYTES_MIN:
                 raise DataDirError(f"{directory}: no space left on the disk: free some, or name another directory")
             self._lock = disk.lock(f"{directory}/lock")
-            if "format" not in names:
-                replace_file(disk, directory, "format", f"{FORMAT_PREFIX}{FORMAT_VERSION}\n".encode())
+            wanted = FORMAT_VERSION if self._shared.chain.mode != "off" else max(written, 1)
+            if written != wanted:  # a broker that knows no chain must not take one for a torn tail
+                replace_file(disk, directory, "format", f"{FORMAT_PREFIX}{wanted}\n".encode())
             if disk.mkdir(f"{directory}/topics"):
                 disk.fsync_dir(directory)
             self._checkpoint = checkpoint.load(disk, directory)
             self._make_durable(any(name in journal.NAMES for name in names))
             known = disk.read_file(f"{directory}/quarantine.jsonl") or b""
+            if self._anchors is not None:
+                self._anchors.open()
         except BlockingIOError:
             raise DataDirError(f"{directory}: in use by another broker: stop it or name another directory") from None
         except StorageError:
@@ -150,9 +166,10 @@ class EmbeddedLog:
                 if self._disk.read_file(f"{self._directory}/{name}") is not None:
                     self._disk.unlink(f"{self._directory}/{name}")
 
-    def _check_format(self, data: bytes | None) -> None:
+    def _check_format(self, data: bytes | None) -> int:
+        """Its number; 0 if there is none yet."""
         if data is None:
-            return
+            return 0
         text = data.decode(errors="replace").strip()
         number = text.removeprefix(FORMAT_PREFIX)
         if not text.startswith(FORMAT_PREFIX) or not number.isdecimal():
@@ -161,6 +178,7 @@ class EmbeddedLog:
             raise DataDirError(
                 f"{self._directory}: format {number} is newer than {FORMAT_VERSION}: use a newer Quintet"
             )
+        return int(number)
 
     def _load_known_damage(self, lines: bytes) -> None:
         for line in lines.splitlines():
@@ -232,7 +250,10 @@ class EmbeddedLog:
             self._shared.stats["torn_tails"] += 1
             self._report("torn_tail", torn)
         self._quarantine(opened.damages)
-        return FilePartition(self._shared, spec, number, directory, opened)
+        partition = FilePartition(self._shared, spec, number, directory, opened)
+        if partition.links.durable.next_offset:
+            self._shared.heads_moved.add(partition)  # perhaps it was not anchored any more
+        return partition
 
     def alter_topic(self, spec: TopicSpec) -> None:
         partitions = self._topics[spec.id]
@@ -260,7 +281,12 @@ class EmbeddedLog:
             waiting -= 1
             if waiting == 0:
                 self._shared.committer.forget(partitions)
-                self._scheduler.offload(partial(self._remove_files, topic_id), self._files_removed)
+                self._shared.heads_moved.difference_update(partitions)
+                remove = partial(self._scheduler.offload, partial(self._remove_files, topic_id), self._files_removed)
+                if any(isinstance(partition, FilePartition) and partition.links.room for partition in partitions):
+                    self._shared.going(topic_id, ALL_PARTITIONS, 0, remove)
+                else:
+                    remove()
 
         for partition in partitions:
             if isinstance(partition, FilePartition):
@@ -296,12 +322,18 @@ class EmbeddedLog:
     def unsynced_bytes(self) -> int:
         return self._shared.unsynced
 
+    @property
+    def anchor_head(self) -> str:
+        """SEQ:HASH of the last anchor, to be kept elsewhere; empty if there is none."""
+        return self._anchors.head if self._anchors is not None else ""
+
     def stats(self) -> dict[str, int]:
         """Counters since the start, and gauges: plain numbers for the metrics endpoint."""
         found = dict(self._shared.stats)
         found["journal_records"] = self._shared.committer.records
         found["cache_bytes"] = self._shared.cache_bytes
         found["unsynced_bytes"] = self._shared.unsynced
+        found["anchors"] = self._anchors.lines if self._anchors is not None else 0
         found["partitions"] = sum(len(partitions) for partitions in self._topics.values())
         return found
 
@@ -316,6 +348,8 @@ class EmbeddedLog:
         self._retain(now)
         self._shared.upkeep.maintain(now)
         self._shared.committer.maintain()
+        if self._anchors is not None:
+            self._anchors.maintain(now)
         rolled = self._shared.stats["rolls"] != self._rolls_seen
         moved = self._shared.marks_moved or self._checkpoint_owed
         if moved and (rolled or now - self._last_checkpoint >= CHECKPOINT_INTERVAL_US):
@@ -409,14 +443,20 @@ class EmbeddedLog:
             nonlocal waiting
             waiting -= 1
             if waiting == 0:
-                self._closing = True
                 self._closed = done
-                if not self._writing_checkpoint:
-                    self._close_checkpoint()
+                if self._anchors is not None:
+                    self._anchors.finish(self._end)
+                else:
+                    self._end()
 
         for partition in partitions:
             partition.shut(one_down)
         one_down()
+
+    def _end(self) -> None:
+        self._closing = True
+        if not self._writing_checkpoint:
+            self._close_checkpoint()
 
     def _close_checkpoint(self) -> None:
         self._closing = False

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from quintet.log.embedded import checkpoint, journal, stages
 from quintet.log.embedded.disk import Disk
-from quintet.log.embedded.recovery import segment_bases
+from quintet.log.embedded.recovery import partitions, segment_bases
 from quintet.log.embedded.segment import (
     HEADER_BYTES,
     REASONS,
@@ -52,18 +52,6 @@ class Summary:
     status: int = 0
 
 
-def partitions(disk: Disk, directory: str) -> list[tuple[int, int, str]]:
-    """(topic_id, partition, path) of everything that has files."""
-    topics = f"{directory}/topics"
-    return [
-        (int(topic), int(number), f"{topics}/{topic}/{number}")
-        for topic in disk.listdir(topics)
-        if topic.isdecimal()
-        for number in disk.listdir(f"{topics}/{topic}")
-        if number.isdecimal()
-    ]
-
-
 def verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
     """Go through the whole directory; findings come as they are found."""
     for finding in _verify(disk, directory, summary):
@@ -97,16 +85,16 @@ class _Healed:
         data = self._disk.pread(handle, size, position)
         if not patches:
             return data
-        healed = bytearray(data)
+        mended = bytearray(data)
         for start, patch in patches:
             first, last = max(start, position), min(start + len(patch), position + size)
             if first < last:
-                healed.extend(bytes(max(last - position - len(healed), 0)))
-                healed[first - position : last - position] = patch[first - start : last - start]
-        return bytes(healed)
+                mended.extend(bytes(max(last - position - len(mended), 0)))
+                mended[first - position : last - position] = patch[first - start : last - start]
+        return bytes(mended)
 
 
-def _healed(disk: Disk, directory: str, findings: list[Finding]) -> Disk:
+def healed(disk: Disk, directory: str, findings: list[Finding]) -> Disk:
     """The disk as the next start will see it, and what is to be said about the journal."""
 
     def told(kind: str, fields: dict[str, object]) -> None:
@@ -136,7 +124,7 @@ def _healed(disk: Disk, directory: str, findings: list[Finding]) -> Disk:
 
 def _verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
     findings: list[Finding] = []
-    disk = _healed(disk, directory, findings)
+    disk = healed(disk, directory, findings)
     yield from findings
     for name in checkpoint.load(disk, directory).rejected:
         yield Finding(f"{directory}/{name}", 0, 0, "checkpoint does not check out and is ignored", True)
@@ -157,7 +145,7 @@ def _verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
 
 def dump(disk: Disk, directory: str, topic_id: int | None = None) -> Iterator[tuple[int, int, Row]]:
     """Every sound record: (topic_id, partition, row)."""
-    disk = _healed(disk, directory, [])
+    disk = healed(disk, directory, [])
     for topic, number, path in partitions(disk, directory):
         if topic_id is not None and topic != topic_id:
             continue

@@ -10,7 +10,8 @@ from functools import partial
 
 from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
-from quintet.log.embedded.partition import FilePartition, Pending, merge_groups, place_waiters
+from quintet.log.embedded.merging import Pending, merge_groups, place_waiters
+from quintet.log.embedded.partition import FilePartition
 from quintet.log.embedded.shared import Shared
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import ShuttingDown

@@ -17,16 +17,16 @@ from typing import Final, NoReturn
 from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
 from quintet.log.embedded import reader
+from quintet.log.embedded.links import open_links
+from quintet.log.embedded.merging import Pending, merge_groups, place_waiters
 from quintet.log.embedded.recovery import Mark, Opened
 from quintet.log.embedded.segment import HEADER_BYTES, Header, Index, Segment, new_seed
 from quintet.log.embedded.shared import Shared, TailCache
 from quintet.log.embedded.writer import ZERO_FILL_WRITE_BYTES_MAX, Chunk, Outcome, Writer
 from quintet.model import limits
-from quintet.model.batch import SPARSE, RecordBatch
+from quintet.model.batch import LINK_BYTES, RecordBatch
 from quintet.model.errors import CorruptData, PartitionFailed, ShuttingDown, StorageError, StorageFull
 
-MERGE_INPUT_BYTES_MAX: Final = 64 * limits.KIB  # a larger batch goes as it is: copying it would cost more than it saves
-MERGE_OUTPUT_BYTES_MAX: Final = limits.MIB
 STAGE_EARLY_BYTES: Final = 256 * limits.KIB  # while a write is under way, less than this waits to be merged with more
 SYNC_INTERVAL_US: Final = 100_000  # of "interval" topics
 PROBE_INTERVAL_US: Final = 1_000_000  # how often a full disk is tried again
@@ -34,10 +34,7 @@ IDLE_CLOSE_US: Final = 10_000_000  # a file nobody wrote to for this long is syn
 IDLE_CLOSE_OS_US: Final = 60_000_000  # of "os" topics: by then the system has written it, and the sync has little to do
 READ_NOW_BYTES: Final = 4 * limits.MIB
 
-_KIND: Final = struct.Struct("<HH32xQ")  # flags and columns, at 12; producer_id, at 48
 _SPAN: Final = struct.Struct("<I")  # at 28
-
-Pending = tuple[bytearray, Appended | None, int]
 
 
 class FilePartition:
@@ -47,7 +44,7 @@ class FilePartition:
         "_armed", "_busy", "_chunks", "_closed", "_dirty", "_end", "_extending", "_failure", "_last_sync", "_last_time",
         "_on_idle", "_pending", "_pending_bytes", "_plan", "_plan_end", "_probed", "_shared", "_syncing", "_visible",
         "_offered", "_watchers", "_writer", "cache", "directory", "mark", "number", "segments", "spec", "topic_id", "working",
-        "_inline", "_active",
+        "_inline", "_active", "links",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, spec: TopicSpec, number: int, directory: str, opened: Opened) -> None:
@@ -60,12 +57,16 @@ class FilePartition:
         self.cache = TailCache(shared)
         self._end = self._visible = opened.next_offset
         self._plan: Segment | None = None if opened.roll or not self.segments else self.segments[-1]
+        self.links = open_links(shared.chain, spec, number, opened, partial(shared.heads_moved.add, self))
+        if self._plan is not None and not self.links.continues(self._plan):
+            self._plan = None
         self._plan_end = self._plan.end if self._plan else HEADER_BYTES
         self._writer = Writer(shared, directory, spec.partitions)
         self._inline = spec.durability != "fsync"
         self.mark: Mark | None = None
-        if self._plan is not None:
-            self.mark = Mark(self._plan.base, self._plan.end, self._plan.next_offset)
+        if self.segments and not opened.roll:
+            last = self.segments[-1]
+            self.mark = Mark(last.base, last.end, last.next_offset)
         self._pending: list[Pending] = []
         self._pending_bytes = 0
         self._chunks: list[Chunk] = []
@@ -107,6 +108,8 @@ class FilePartition:
         base = self._end
         self._end = base + _SPAN.unpack_from(batch, 28)[0]
         size = len(batch)
+        if size > limits.BATCH_BYTES_MAX - LINK_BYTES:
+            raise StorageError(f"a batch of {size} bytes is too large for one append", hint="split it")
         self._pending_bytes += size
         self._shared.unsynced += size
         self._pending.append((batch, done, base))
@@ -226,21 +229,23 @@ class FilePartition:
 
     def _place(self, batch: bytearray, waiters: list[Pending], now: int) -> None:
         """Give a batch its place in a segment, planning a new segment if it does not fit into this one."""
-        size = len(batch)
+        owed = len(batch) if len(waiters) == 1 else sum([len(item[0]) for item in waiters])
+        size = len(batch) + self.links.room
         base = waiters[0][2]
         plan = self._plan
         if plan is None or (self._plan_end + size > self.spec.segment_bytes and self._plan_end > HEADER_BYTES):
             plan = self._plan = Segment(self.directory, base, new_seed(self._shared.disk))
             self._plan_end = HEADER_BYTES
-        kernel.seal(batch, base, now, plan.seed)
+            plan.chain = self.links.start()
+        self.links.seal(batch, base, now, plan.seed)
         chunks = self._chunks
         if not chunks or chunks[-1].segment is not plan:
             chunks.append(Chunk(plan, self._plan_end))
         chunk = chunks[-1]
         chunk.buffers.append(batch)
         chunk.waiters += waiters
-        chunk.owed += size if len(waiters) == 1 else sum([len(item[0]) for item in waiters])
-        self._plan_end = chunk.end = chunk.end + size
+        chunk.owed += owed
+        self._plan_end = chunk.end = chunk.end + len(batch)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -389,6 +394,7 @@ class FilePartition:
         self._visible = segment.next_offset = visible
         segment.end = chunk.end
         self._end = max(self._end, visible)
+        self.links.commit(chunk.buffers[-1], visible, not self._inline)
         stats = shared.stats
         stats["appends"] += len(chunk.waiters)
         stats["batches"] += len(chunk.buffers)
@@ -413,6 +419,7 @@ class FilePartition:
         segment = self.segments[-1]
         self.mark = Mark(segment.base, segment.end, segment.next_offset)
         self._shared.marks_moved.add(self)
+        self.links.settle(segment.next_offset)
 
     def _notify(self) -> None:
         if self._watchers:
@@ -450,18 +457,21 @@ class FilePartition:
 
     def _fail(self, error: StorageError, failed: list[Chunk]) -> None:
         """Everything not yet durable is refused, in order, and its offsets are given back: nothing behind it was taken."""
-        refused = [item for chunk in [*failed, *self._chunks] for item in chunk.waiters] + self._pending
+        chunks = [*failed, *self._chunks]
+        refused = [item for chunk in chunks for item in chunk.waiters] + self._pending
+        self._shared.unsynced -= sum([chunk.owed for chunk in chunks]) + self._pending_bytes
         self._chunks, self._pending, self._pending_bytes = [], [], 0
+        self.links.fall_back()
         if not isinstance(self._failure, PartitionFailed):
             self._failure = error
         self._end = self._visible
         last = self.segments[-1] if self.segments else None
         rolled = any(chunk.segment is not last for chunk in failed)  # then the last one may be sealed already
-        self._plan = last if last is not None and last.next_offset == self._visible and not rolled else None
+        usable = last is not None and last.next_offset == self._visible and self.links.continues(last)
+        self._plan = last if usable and not rolled else None
         self._plan_end = self._plan.end if self._plan else HEADER_BYTES
         self._probed = self._shared.scheduler.now()
         self._shared.stats["refused_appends"] += len(refused)
-        self._shared.unsynced -= sum(len(batch) for batch, _, _ in refused)
         kind = "storage_full" if isinstance(error, StorageFull) else "partition_failed"
         self._shared.report(kind, {"directory": self.directory, "error": str(error), "refused": len(refused)})
         if isinstance(error, StorageFull):
@@ -535,6 +545,7 @@ class FilePartition:
         if segment.handle < 0:
             return None
         self._syncing, self._dirty = True, False
+        self.links.begin_sync()
         return self._writer, segment, Mark(segment.base, segment.end, segment.next_offset)
 
     @property
@@ -548,6 +559,7 @@ class FilePartition:
             self._shared.stats["fsyncs"] += 1
             self.mark = mark
             self._shared.marks_moved.add(self)
+            self.links.settle(mark.next_offset)
         else:
             failure = error if isinstance(error, StorageError) else PartitionFailed(f"{self.directory}: {error!r}")
             self._fail(failure, [])
@@ -643,10 +655,11 @@ class FilePartition:
         if not batches:
             return
         plan = Segment(self.directory, batches[0].base_offset, new_seed(self._shared.disk))
+        plan.chain = self.links.start()
         chunk = Chunk(plan, HEADER_BYTES)
         for batch in batches:
             buffer = bytearray(batch.buffer)
-            kernel.reseal(buffer, plan.seed)
+            self.links.seal(buffer, batch.base_offset, batch.timestamp, plan.seed)
             chunk.buffers.append(buffer)
             chunk.end += len(buffer)
         now = self._shared.scheduler.now()
@@ -660,28 +673,3 @@ class FilePartition:
 
 def _base_of(segment: Segment) -> int:
     return segment.base
-
-
-def place_waiters(group: list[Pending], now: int) -> None:
-    """Offset and time into the batches that went into a merged one: whoever waits reads them there."""
-    for batch, done, base in group:
-        if done is not None:
-            kernel.place(batch, base, now)
-
-
-def merge_groups(pending: list[Pending]) -> list[list[Pending]]:
-    """Runs of small batches of one kind, which may become one batch; all others alone. Order is kept."""
-    groups: list[list[Pending]] = []
-    kind, room = -1, 0
-    for item in pending:
-        batch = item[0]
-        size = len(batch)
-        flags, columns, producer = _KIND.unpack_from(batch, 12)
-        mergeable = size <= MERGE_INPUT_BYTES_MAX and not columns & SPARSE and not producer
-        if mergeable and flags == kind and size <= room:
-            groups[-1].append(item)
-            room -= size
-        else:
-            groups.append([item])
-            kind, room = (flags, MERGE_OUTPUT_BYTES_MAX - size) if mergeable else (-1, 0)
-    return groups

@@ -22,6 +22,7 @@ from quintet.log.embedded.segment import (
     salvage_seed,
     scan,
 )
+from quintet.model.batch import LINK_BYTES
 from quintet.model.errors import DataDirError
 
 
@@ -43,6 +44,19 @@ class Opened:
     damages: list[Damage] = field(default_factory=list)
     torn: list[dict[str, object]] = field(default_factory=list)
     roll: bool = False
+    link: bytes = b""  # of the last batch, if the last segment is chained
+
+
+def partitions(disk: Disk, directory: str) -> list[tuple[int, int, str]]:
+    """(topic_id, partition, path) of everything in a data directory that has files."""
+    topics = f"{directory}/topics"
+    return [
+        (int(topic), int(number), f"{topics}/{topic}/{number}")
+        for topic in disk.listdir(topics)
+        if topic.isdecimal()
+        for number in disk.listdir(f"{topics}/{topic}")
+        if number.isdecimal()
+    ]
 
 
 def segment_bases(disk: Disk, directory: str) -> list[int]:
@@ -73,7 +87,20 @@ def open_partition(disk: Disk, directory: str, mark: Mark | None, durable: bool 
     if segments and not durable and expected is not None:
         _make_durable(disk, segments[-1], mark)
     _decide_end(directory, segments, expected, mark, opened)
+    if segments and segments[-1].chain.kind:
+        opened.link = _last_link(disk, segments[-1])
     return opened
+
+
+def _last_link(disk: Disk, segment: Segment) -> bytes:
+    """What the chain goes on from: a chained batch ends with its link, so nothing has to be read below the mark."""
+    if segment.end < HEADER_BYTES + LINK_BYTES:
+        return segment.chain.link
+    handle = disk.open(segment.path)
+    try:
+        return disk.pread(handle, LINK_BYTES, segment.end - LINK_BYTES)
+    finally:
+        disk.close(handle)
 
 
 def _remove_leftovers(disk: Disk, directory: str) -> None:
@@ -102,7 +129,7 @@ def _open_segment(
         except ValueError as error:
             raise DataDirError(f"{segment.path}: {error}: written by a newer broker; use that one") from None
         if header is not None and header.base == base:
-            segment.seed = header.seed
+            segment.seed, segment.chain = header.seed, header.chain
             return segment
         rest = disk.pread(handle, size, HEADER_BYTES)
         segment.seed = salvage_seed(data + rest, base) or 0

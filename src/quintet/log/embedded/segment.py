@@ -4,7 +4,9 @@ Recovery, reads, index building, compaction and `quintet log verify` all go thro
 about what is sound. Nothing here writes batches (partition.py does) or decides what damage means (recovery.py does).
 
     0        8     12        16     20         24          28            32            40        48
-    | magic  | crc | version | seed | topic_id | partition | name_length | base_offset | created | topic name ... 512
+    | magic  | crc | version | seed | topic_id | partition | name_length | base_offset | created | topic name ...
+    472     476      480                    512
+    | chain | key_id | link before the first batch
 """
 
 import struct
@@ -16,21 +18,25 @@ from typing import Final, NamedTuple
 from quintet import kernel
 from quintet.log.embedded.disk import Disk, replace_file
 from quintet.model import limits
-from quintet.model.batch import SPARSE, RecordBatch
+from quintet.model.batch import LINK_BYTES, SPARSE, RecordBatch
 
 HEADER_BYTES: Final = limits.SEGMENT_HEADER_BYTES
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2  # of a chained segment; one that is not is still written as 1
 BATCH_MAGIC: Final = b"QRB1"
 SALVAGE_STARTS: Final = 256  # places looked at to find a lost seed
 SCAN_WINDOW_BYTES: Final = 4 * limits.MIB  # read at once while scanning
 _MAGIC: Final = b"QNTSEG1\0"
 _HEADER: Final = struct.Struct("<8sIIIIIIQq")
+_CHAIN: Final = struct.Struct("<II32s")
+_CHAIN_AT: Final = 472
 _INDEX_MAGIC: Final = b"QNTIDX1\0"
 _INDEX_HEADER: Final = struct.Struct("<8sIIQQ")
 _INDEX_ENTRY: Final = struct.Struct("<QQq")
 _ZEROS: Final = bytes(256 * limits.KIB)
 _U32: Final = struct.Struct("<I")
 assert _HEADER.size == 48
+assert _CHAIN_AT + _CHAIN.size == HEADER_BYTES
+assert _HEADER.size + limits.TOPIC_NAME_BYTES_MAX <= _CHAIN_AT
 assert _INDEX_HEADER.size == 32
 
 # Why a range does not check out, by the kernel's reason; -6 and -7 are found here.
@@ -63,6 +69,17 @@ def new_seed(disk: Disk) -> int:
 Entry = tuple[int, int, int, int, int]
 
 
+class ChainStart(NamedTuple):
+    """How the chain of a segment begins: which kind it is, with which key, and the link before its first batch."""
+
+    kind: int = 0  # 0 no chain, 1 a chain, 2 one with a key
+    key_id: int = 0
+    link: bytes = bytes(LINK_BYTES)
+
+
+UNCHAINED: Final = ChainStart()
+
+
 class Header(NamedTuple):
     seed: int
     topic_id: int
@@ -70,6 +87,7 @@ class Header(NamedTuple):
     base: int
     created: int
     name: str
+    chain: ChainStart = UNCHAINED
 
 
 def pack_header(header: Header) -> bytes:
@@ -77,7 +95,7 @@ def pack_header(header: Header) -> bytes:
     body = _HEADER.pack(
         _MAGIC,
         0,
-        FORMAT_VERSION,
+        FORMAT_VERSION if header.chain.kind else 1,
         header.seed,
         header.topic_id,
         header.partition,
@@ -86,6 +104,7 @@ def pack_header(header: Header) -> bytes:
         header.created,
     )
     data = bytearray((body + name).ljust(HEADER_BYTES, b"\0"))
+    _CHAIN.pack_into(data, _CHAIN_AT, *header.chain)
     _U32.pack_into(data, 8, kernel.crc32c(memoryview(data)[12:]))
     return bytes(data)
 
@@ -99,7 +118,9 @@ def parse_header(data: bytes) -> Header | None:
         return None
     if version > FORMAT_VERSION:
         raise ValueError(f"segment format {version} is newer than {FORMAT_VERSION}")
-    return Header(seed, topic_id, partition, base, created, data[48 : 48 + name_length].decode(errors="replace"))
+    chain = UNCHAINED if version < FORMAT_VERSION else ChainStart(*_CHAIN.unpack_from(data, _CHAIN_AT))
+    name = data[48 : 48 + name_length].decode(errors="replace")
+    return Header(seed, topic_id, partition, base, created, name, chain)
 
 
 def salvage_seed(data: bytes, base: int) -> int | None:
@@ -225,7 +246,7 @@ class Segment:
     """What the loop thread knows about one file. `end` and `next_offset` cover what is committed."""
 
     __slots__ = (
-        "allocated", "base", "compacted", "created", "directory", "end", "handle", "index",
+        "allocated", "base", "chain", "compacted", "created", "directory", "end", "handle", "index",
         "max_timestamp", "named", "next_offset", "seed",
     )  # fmt: skip
 
@@ -233,6 +254,7 @@ class Segment:
         self.directory = directory
         self.base = base
         self.seed = seed
+        self.chain = UNCHAINED
         self.end = HEADER_BYTES
         self.next_offset = base
         self.allocated = HEADER_BYTES  # zero-filled and durable up to here

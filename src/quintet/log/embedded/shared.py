@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from quintet.log.embedded.buffers import ReadBuffers
 from quintet.log.embedded.commit import Committer
 from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.links import ChainPolicy
 from quintet.log.embedded.names import Names
 from quintet.log.embedded.segment import Damage
 from quintet.log.embedded.upkeep import Upkeep
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from quintet.log.embedded.partition import FilePartition
 
 Report = Callable[[str, dict[str, object]], None]
+# going(topic_id, partition, start, then): call before offsets below start are removed on purpose, so that an anchor says
+# so first; then() removes them. partition -1: the whole topic.
+Going = Callable[[int, int, int, Callable[[], None]], None]
 
 COUNTERS: Final = (
     "appends", "batches", "bytes", "fsyncs", "rolls", "fetches", "torn_tails", "quarantined_ranges",
@@ -34,9 +38,9 @@ class Shared:
     """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
 
     __slots__ = (
-        "cache_bytes", "cache_bytes_max", "cache_order", "committer", "disk", "low", "marks_moved", "memory_bytes",
-        "memory_bytes_max", "memory_order", "names", "quarantine", "read_buffers", "report", "scheduler", "stats",
-        "unsynced", "upkeep",
+        "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk", "going", "heads_moved", "low",
+        "marks_moved", "memory_bytes", "memory_bytes_max", "memory_order", "names", "quarantine", "read_buffers", "report",
+        "scheduler", "stats", "unsynced", "upkeep",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, scheduler: Scheduler, report: Report) -> None:
@@ -57,6 +61,9 @@ class Shared:
         self.memory_order: deque[MemoryPartition] = deque()  # whose batch is the oldest, over all memory topics
         self.upkeep = Upkeep()
         self.marks_moved: set[FilePartition] = set()
+        self.chain = ChainPolicy()
+        self.heads_moved: set[FilePartition] = set()  # chains that are durable further than they are anchored
+        self.going: Going = lambda topic_id, partition, start, then: then()
         self.quarantine: Callable[[list[Damage]], None] = lambda damages: None
 
 

@@ -92,7 +92,9 @@ class Writer:
                     assert header is not None
                     if last is not None and last is not segment:
                         self._seal(last, before)
-                    self._create(segment, header._replace(seed=segment.seed, base=segment.base), sync)
+                    self._create(
+                        segment, header._replace(seed=segment.seed, base=segment.base, chain=segment.chain), sync
+                    )
                 if segment.handle < 0:
                     segment.handle = disk.open(segment.path, write=True)
                 last, before = segment, chunk

@@ -1,0 +1,142 @@
+"""Anchors: what the heads of all chains were at certain times, as lines that are a chain themselves. Format and reading.
+
+Each line is one JSON object, compact, in this order:
+
+    {"seq":7,"time":1763270000000000,"heads":[[16,0,1000,"9f..."]],"gone":[[17,0,500],[18,-1,0]],"prev":"ab..","hash":"cd.."}
+
+heads: topic number, partition, the offset behind the last batch, its link. gone: offsets below the third number were
+removed on purpose (retention); partition -1: the whole topic was deleted. prev is the hash of the line before. hash is the
+blake3 of everything before `,"hash"`; with a key it is keyed, and a member "key" behind "time" names the key. The broker
+writes them (embedded/anchoring.py); this file only reads and never decides what a difference means.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from blake3 import blake3
+
+from quintet.log.embedded.disk import Disk
+
+Heads = list[tuple[int, int, int, str]]
+Gone = list[tuple[int, int, int]]
+
+ANCHORS_NAME: Final = "anchors"
+OLD_SUFFIX: Final = ".old"  # of the file before this one: lines are kept in two files of bounded size
+ALL_PARTITIONS: Final = -1
+_FIRST_PREV: Final = blake3(b"quintet anchors 1\0").hexdigest()
+_HASH: Final = b',"hash":"'
+_END: Final = b'"}'
+
+
+class AnchorsBroken(Exception):
+    """A line does not follow from the one before it, or was changed."""
+
+
+class KeyMissing(Exception):
+    """It was made with a key that was not given."""
+
+
+def pack_line(
+    seq: int, time: int, heads: Heads, gone: Gone, prev: str, key: bytes = b"", key_name: str = ""
+) -> tuple[bytes, str]:
+    """One line with its end, and its hash."""
+    fields: dict[str, object] = {"seq": seq, "time": time}
+    if key:
+        fields["key"] = key_name
+    fields |= {"heads": heads, "gone": gone, "prev": prev}
+    body = json.dumps(fields, separators=(",", ":")).encode()[:-1]
+    digest = _digest(body, key)
+    return body + _HASH + digest.encode() + _END + b"\n", digest
+
+
+def _digest(body: bytes, key: bytes) -> str:
+    return (blake3(body, key=key) if key else blake3(body)).hexdigest()
+
+
+@dataclass(slots=True)
+class Anchored:
+    """What the lines of one or two files say. `torn`: bytes of an unfinished last line."""
+
+    first_seq: int = 0
+    seq: int = -1
+    prev: str = _FIRST_PREV
+    heads: dict[tuple[int, int], list[tuple[int, str]]] = field(default_factory=dict)
+    starts: dict[tuple[int, int], int] = field(default_factory=dict)
+    deleted: set[int] = field(default_factory=set)
+    hashes: dict[int, str] = field(default_factory=dict)
+    keyed: bool = False
+    torn: int = 0
+    time: int = 0
+
+    @property
+    def head(self) -> str:
+        """SEQ:HASH of the last line; what to write down elsewhere."""
+        return f"{self.seq}:{self.prev}" if self.seq >= 0 else ""
+
+    def take(self, line: dict[str, Any]) -> None:
+        self.seq, self.prev, self.time = line["seq"], line["hash"], line["time"]
+        self.hashes[self.seq] = self.prev
+        self.keyed = self.keyed or "key" in line
+        for topic_id, partition, next_offset, link in line["heads"]:
+            self.heads.setdefault((topic_id, partition), []).append((next_offset, link))
+        for topic_id, partition, start in line["gone"]:
+            if partition == ALL_PARTITIONS:
+                self.deleted.add(topic_id)
+            else:
+                known = self.starts.get((topic_id, partition), 0)
+                self.starts[topic_id, partition] = max(start, known)
+
+
+def parse(data: bytes, into: Anchored, keys: dict[str, bytes] | None) -> None:
+    """Take in the lines of one file. keys None: hashes are not looked at (the broker's own start). AnchorsBroken: a line was
+    changed, taken out or put in; KeyMissing."""
+    lines = data.split(b"\n")
+    into.torn = len(lines.pop())
+    for number, text in enumerate(lines, 1):
+        line = _read(text)
+        if line is None:
+            if keys is None:
+                continue
+            raise AnchorsBroken(f"line {number} is not an anchor")
+        if keys is not None:
+            _check(text, line, number, into, keys)
+        if into.seq < 0:
+            into.first_seq = line["seq"]
+        into.take(line)
+
+
+def _read(text: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+        whole = {"seq", "time", "heads", "gone", "prev", "hash"} <= set(line) and isinstance(line["seq"], int)
+    except (ValueError, TypeError):
+        return None
+    return line if whole else None
+
+
+def _check(text: bytes, line: dict[str, Any], number: int, before: Anchored, keys: dict[str, bytes]) -> None:
+    body, _, ending = text.rpartition(_HASH)
+    if "key" in line and line["key"] not in keys:
+        raise KeyMissing(f"anchor {line['seq']} was made with the key {line['key']}")
+    if keys and before.keyed and "key" not in line:
+        raise AnchorsBroken(f"line {number}, anchor {line['seq']}, was made without the key")
+    key = keys[line["key"]] if "key" in line else b""
+    if ending != line["hash"].encode() + _END or _digest(body, key) != line["hash"]:
+        raise AnchorsBroken(f"line {number}, anchor {line['seq']}, was changed")
+    if before.seq >= 0 and (line["seq"] != before.seq + 1 or line["prev"] != before.prev):
+        raise AnchorsBroken(f"line {number}, anchor {line['seq']}, does not follow anchor {before.seq}")
+    if before.seq < 0 and line["seq"] == 0 and line["prev"] != _FIRST_PREV:
+        raise AnchorsBroken("the first anchor does not begin a chain")
+
+
+def load(disk: Disk, path: str, keys: dict[str, bytes] | None) -> Anchored | None:
+    """The anchors of a file and of the one before it; None if there are none. Raises as parse."""
+    found = Anchored()
+    there = False
+    for name in (path + OLD_SUFFIX, path):
+        data = disk.read_file(name)
+        if data is not None:
+            there = True
+            parse(data, found, keys)
+    return found if there else None

@@ -1,0 +1,215 @@
+"""Anchoring: writes the heads of all chains to the file of anchors, at times, and before anything is removed on purpose.
+
+Belongs to the loop thread; the file is written in a disk thread, one line at a time. Only heads that are durable are taken.
+What retention or the deletion of a topic removes is noted first, so that a verifier knows that nobody else did. Where the
+anchors cannot be written (a full disk, which retention may be about to cure) the removal goes on and the note is written
+when it can be. A head that lies before one already anchored is never written: it is reported, as offsets do not go back.
+
+    heads moved, notes --(anchor_us passed, or somebody waits)--> line --(written, synced)--> head, who waits is told
+"""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from quintet.log import anchors
+from quintet.log.anchors import ALL_PARTITIONS, OLD_SUFFIX, Anchored, Gone, Heads
+from quintet.log.chain import key_name
+from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.shared import Shared
+from quintet.model import limits
+from quintet.model.errors import DataDirError
+
+if TYPE_CHECKING:
+    from quintet.log.embedded.partition import FilePartition
+
+HEADS_AT_ONCE_MAX: Final = 4096  # of one line; the others come with the next
+FRESH_SUFFIX: Final = ".tmp"
+FILE_BYTES_MAX: Final = 16 * limits.MIB  # of each of the two files
+
+Then = Callable[[], None]
+
+
+class Anchoring:
+    """One per engine that keeps anchors. `open` first."""
+
+    def __init__(self, shared: Shared, path: str, every_us: int, file_bytes_max: int = FILE_BYTES_MAX) -> None:
+        self._shared = shared
+        self._path = path
+        self._every_us = every_us
+        self._bytes_max = file_bytes_max
+        self._seq, self._prev = -1, ""
+        self._position = 0
+        self._heads: dict[tuple[int, int], tuple[int, str]] = {}  # the last one of each chain
+        self._starts: dict[tuple[int, int], int] = {}
+        self._notes: Gone = []
+        self._then: list[Then] = []
+        self._accused: set[tuple[int, int]] = set()
+        self._written_at = 0
+        self._writing = False
+        self.lines = 0
+
+    @property
+    def head(self) -> str:
+        """SEQ:HASH of the last line, to be kept where whoever can write to this disk cannot; empty if there is none yet."""
+        return f"{self._seq}:{self._prev}" if self._seq >= 0 else ""
+
+    def open(self) -> None:
+        """Read what is there; an unfinished last line is cut off. Blocks: for the start only."""
+        disk = self._shared.disk
+        try:
+            found = anchors.load(disk, self._path, None) or Anchored()
+            if found.torn:
+                self._shared.report("anchors_torn", {"file": self._path, "bytes": found.torn})
+            data = disk.read_file(self._path)
+            if data is None:
+                disk.close(disk.open(self._path, create=True, write=True))
+                disk.fsync_dir(os.path.dirname(self._path) or ".")
+            self._position = len(data or b"") - found.torn
+        except OSError as error:
+            raise DataDirError(f"{self._path}: cannot be used for anchors: {error.strerror or error}") from error
+        self._seq, self._prev = found.seq, found.prev
+        self._starts = found.starts
+        self._heads = {place: max(heads) for place, heads in found.heads.items() if place[0] not in found.deleted}
+
+    # -- what is to be written -----------------------------------------------------------------------------------------
+
+    def going(self, topic_id: int, partition: int, start: int, then: Then) -> None:
+        """Offsets below start are removed when then() is called. partition -1: the whole topic is."""
+        self._notes.append((topic_id, partition, start))
+        self._then.append(then)
+        self._write()
+
+    def maintain(self, now: int) -> None:
+        """About every 100 ms."""
+        due = now - self._written_at >= self._every_us
+        if (due and (self._shared.heads_moved or self._notes)) or (self._then and not self._writing):
+            self._write()
+
+    def finish(self, done: Then) -> None:
+        """Everything is durable and nothing more comes: one last line, if anything moved."""
+        self._then.append(done)
+        self._write()
+
+    def _take(self) -> "tuple[Heads, list[FilePartition]]":
+        """The heads that moved, as many as go into one line, and whose they are."""
+        moved = self._shared.heads_moved
+        heads: Heads = []
+        owners: list[FilePartition] = []
+        while moved and len(heads) < HEADS_AT_ONCE_MAX:
+            partition = moved.pop()
+            place = (partition.topic_id, partition.number)
+            next_offset, link = partition.links.durable
+            known = self._heads.get(place)
+            if known == (next_offset, link.hex()) or next_offset == 0:
+                continue
+            if known is not None and next_offset <= known[0]:
+                self._accuse(place, known[0], next_offset)
+                continue
+            if known is None and partition.start > self._starts.get(place, 0):
+                self._notes.append((*place, partition.start))
+            heads.append((*place, next_offset, link.hex()))
+            owners.append(partition)
+        return heads, owners
+
+    def _accuse(self, place: tuple[int, int], anchored: int, found: int) -> None:
+        if place not in self._accused:
+            self._accused.add(place)
+            fields: dict[str, object] = {"topic_id": place[0], "partition": place[1]}
+            hint = "something was cut off or made anew: quintet audit verify"
+            self._shared.report("anchor_differs", fields | {"anchored": anchored, "found": found, "hint": hint})
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        if self._writing:
+            return
+        now = self._shared.scheduler.now()
+        heads, owners = self._take()
+        notes = self._notes
+        if not heads and not notes:
+            self._tell()
+            return
+        self._notes, self._writing, self._written_at = [], True, now
+        known_heads, known_starts = self._heads | {head[:2]: head[2:] for head in heads}, self._starts
+        rolls = self._position >= self._bytes_max
+        line_heads, line_notes = heads, notes
+        if rolls:  # the new file says all there is to say, so the one before the last can go
+            line_heads = [(*place, *head) for place, head in known_heads.items()]
+            line_notes = [*((*place, start) for place, start in known_starts.items()), *notes]
+        key = self._shared.chain.key
+        pack = partial(anchors.pack_line, self._seq + 1, now, line_heads, line_notes, self._prev, key, key_name(key))
+        work = partial(_roll if rolls else _store, self._shared.disk, self._path, self._position, pack)
+        waiting, self._then = self._then, []
+        self._shared.scheduler.offload(work, partial(self._stored, heads, owners, notes, waiting))
+
+    def _stored(
+        self,
+        heads: Heads,
+        owners: "list[FilePartition]",
+        notes: Gone,
+        waiting: list[Then],
+        result: tuple[int, str] | BaseException,
+    ) -> None:
+        self._writing = False
+        if isinstance(result, BaseException):
+            self._notes = notes + self._notes
+            self._shared.heads_moved.update(owners)
+            self._shared.report("anchors_failed", {"file": self._path, "error": str(result)})
+        else:
+            self._position, self._prev = result
+            self._seq += 1
+            self.lines += 1
+            self._remember(heads, notes)
+        for call in waiting:
+            call()
+        if self._then:
+            self._write()
+
+    def _remember(self, heads: Heads, notes: Gone) -> None:
+        for topic_id, partition, next_offset, link in heads:
+            self._heads[topic_id, partition] = (next_offset, link)
+        for topic_id, partition, start in notes:
+            if partition == ALL_PARTITIONS:
+                self._heads = {place: head for place, head in self._heads.items() if place[0] != topic_id}
+                self._starts = {place: known for place, known in self._starts.items() if place[0] != topic_id}
+            else:
+                self._starts[topic_id, partition] = max(start, self._starts.get((topic_id, partition), 0))
+
+    def _tell(self) -> None:
+        waiting, self._then = self._then, []
+        for call in waiting:
+            call()
+
+
+def _store(disk: Disk, path: str, position: int, pack: Callable[[], tuple[bytes, str]]) -> tuple[int, str]:
+    """Write one line durably; where the next one goes, and the hash."""
+    line, digest = pack()
+    handle = disk.open(path, write=True)
+    try:
+        disk.truncate(handle, position)  # of what a line that failed may have left
+        disk.pwritev(handle, [line], position)
+        disk.fdatasync(handle)
+    finally:
+        disk.close(handle)
+    return position + len(line), digest
+
+
+def _roll(disk: Disk, path: str, position: int, pack: Callable[[], tuple[bytes, str]]) -> tuple[int, str]:
+    """As _store, to a new file. The full one is kept under another name; at every moment one of them is there, whole."""
+    line, digest = pack()
+    fresh = path + FRESH_SUFFIX
+    if disk.read_file(fresh) is not None:
+        disk.unlink(fresh)
+    handle = disk.open(fresh, create=True, write=True)
+    try:
+        disk.pwritev(handle, [line], 0)
+        disk.fdatasync(handle)
+    finally:
+        disk.close(handle)
+    if disk.read_file(path) is not None:
+        disk.rename(path, path + OLD_SUFFIX)
+    disk.rename(fresh, path)
+    disk.fsync_dir(os.path.dirname(path) or ".")
+    return len(line), digest

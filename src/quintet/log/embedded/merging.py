@@ -1,0 +1,44 @@
+"""Which of the batches that wait become one batch: small ones of one kind, in their order.
+
+Shared by partitions on disk and in memory. What merging does to bytes is the kernel's affair; this only chooses.
+"""
+
+import struct
+from typing import Final
+
+from quintet import kernel
+from quintet.log.base import Appended
+from quintet.model import limits
+from quintet.model.batch import SPARSE
+
+MERGE_INPUT_BYTES_MAX: Final = 64 * limits.KIB  # a larger batch goes as it is: copying it would cost more than it saves
+MERGE_OUTPUT_BYTES_MAX: Final = limits.MIB
+
+_KIND: Final = struct.Struct("<HH32xQ")  # flags and columns, at 12; producer_id, at 48
+
+Pending = tuple[bytearray, Appended | None, int]
+
+
+def place_waiters(group: list[Pending], now: int) -> None:
+    """Offset and time into the batches that went into a merged one: whoever waits reads them there."""
+    for batch, done, base in group:
+        if done is not None:
+            kernel.place(batch, base, now)
+
+
+def merge_groups(pending: list[Pending]) -> list[list[Pending]]:
+    """Runs of small batches of one kind, which may become one batch; all others alone. Order is kept."""
+    groups: list[list[Pending]] = []
+    kind, room = -1, 0
+    for item in pending:
+        batch = item[0]
+        size = len(batch)
+        flags, columns, producer = _KIND.unpack_from(batch, 12)
+        mergeable = size <= MERGE_INPUT_BYTES_MAX and not columns & SPARSE and not producer
+        if mergeable and flags == kind and size <= room:
+            groups[-1].append(item)
+            room -= size
+        else:
+            groups.append([item])
+            kind, room = (flags, MERGE_OUTPUT_BYTES_MAX - size) if mergeable else (-1, 0)
+    return groups
