@@ -32,6 +32,8 @@ COMMANDS: Final = {
     "serve": Row("quintet.cli.serve:serve", "Run the broker."),
     "pub": Row("quintet.cli.pubsub:pub", "Publish messages."),
     "sub": Row("quintet.cli.pubsub:sub", "Receive messages."),
+    "peer": Row("quintet.cli.peer:peer_group", "Peers of the bus: names, messages, a pipe."),
+    "mcp": Row("quintet.cli.mcp:mcp", "Be a peer for a model: an MCP server on stdio."),
     "tail": Row("quintet.cli.tail:tail", "Look at a topic without consuming."),
     "topic": Row("quintet.cli.topic:topic", "Make, list, describe and delete topics."),
     "group": Row("quintet.cli.group:group", "Consumer groups: members, lag, positions."),

@@ -6,17 +6,14 @@ output go through in batches and in bounded memory. Exit codes: 0 done, 1 failed
 
 import asyncio
 import json
-import os
-import queue
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import click
 
-from quintet.cli import common
+from quintet.cli import common, stdin
 from quintet.client.bus import Bus
 from quintet.client.errors import Timeout, Unsupported
 from quintet.client.message import Ack, MessageBatch
@@ -24,7 +21,6 @@ from quintet.client.subscription import Subscription
 from quintet.model.errors import ProtocolError
 
 URL_DEFAULT: Final = "blipmq://:dev-key@127.0.0.1:5555"
-STDIN_READ_BYTES: Final = 256 * 1024
 VALUE_BYTES_MAX: Final = 16 * 1024 * 1024  # of --raw and of one line: no frame is larger
 REPEAT_BATCH: Final = 10_000  # messages published at once by --count
 REPEAT_BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -85,6 +81,10 @@ def pub(
     \b
     quintet pub orders '{"total": 5}' --key customer-7 --schema orders
     quintet pub reminders 'call back' --delay 3600
+
+    \b
+    quintet pub orders 'hello' --url fast://:TOKEN@127.0.0.1:7400
+    quintet pub peerbus/bob '{"hello": 1}' --url 'peerbus://:dev-token@127.0.0.1:47821?name=alice'
     """
     url = _broker(
         url, {"--key": key, "--partition": partition, "--delay": delay, "--schema": schema, "--cancel": cancel}
@@ -101,6 +101,8 @@ def pub(
     batches = _input(values, from_stdin, form, count)
     sent = Sent(Ack(topic, 0, qos == 1))
     ending = "durable" if qos else "sent, not confirmed (QoS 0)"
+    if qos and common.door_of(url) == "peerbus":
+        ending = "read by the broker"  # all that this protocol can tell
     try:
         common.run(url, timeout, lambda bus: _send(bus, topic, batches, options, sent))
     except KeyboardInterrupt:
@@ -110,7 +112,7 @@ def pub(
     if delay is not None:
         ending += f", appears in {delay:g} s"
         ending += f" (--cancel {handles[0]} takes it back)" if len(handles) == 1 else ""
-    found: dict[str, Any] = {"topic": topic, "count": total, "durable": bool(qos)}
+    found: dict[str, Any] = {"topic": topic, "count": total, "durable": last.durable}
     if total == 1 and last.offset is not None:
         ending += f" at {last.partition}@{last.offset}"
         found |= {"partition": last.partition, "offset": last.offset}
@@ -222,18 +224,19 @@ def sub(
     \b
     quintet sub orders --group billing           as one of several, each message for one of them
     quintet sub orders --from earliest --filter '$.total == 5'
+    quintet sub peerbus/bob --url 'peerbus://:dev-token@127.0.0.1:47821?name=bob'
 
     The id of the subscription is told on stderr. With --count, too few messages before --timeout or Ctrl-C is exit code 1.
     """
     broker = _broker(url, {"--group": group, "--from": start, "--member": member, "--filter": chosen})
-    encode = FORMATS[form]
+    encode, door = FORMATS[form], common.door_of(broker)
     seen = 0
 
     async def run(bus: Bus) -> None:
         nonlocal seen
         options: dict[str, Any] = {"group": group, "start": start, "member": member, "filter": chosen}
         async with bus.subscribe(topic, qos=qos, resume=resume, **options) as subscription:
-            click.echo(_told(subscription, topic, resume, group), err=True)
+            click.echo(_told(subscription, door, topic, resume, group), err=True)
             while count is None or seen < count:
                 most = SUB_BATCH if count is None else min(SUB_BATCH, count - seen)
                 batch = await subscription.get_batch(max=most, wait=0.0, timeout=float("inf"))
@@ -262,7 +265,7 @@ def sub(
             sys.exit(1)
 
 
-def _told(subscription: Subscription, topic: str, resume: int | None, group: str | None) -> str:
+def _told(subscription: Subscription, door: str, topic: str, resume: int | None, group: str | None) -> str:
     """How to go on later."""
     if group is not None:
         held = sorted(subscription.assigned)
@@ -272,8 +275,10 @@ def _told(subscription: Subscription, topic: str, resume: int | None, group: str
         return f"subscription {resume} to {topic}, resumed; if there is none or it is another key's, nothing comes"
     try:
         return f"subscription {subscription.id} to {topic} (go on with --resume {subscription.id})"
-    except Unsupported:
-        return f"all partitions of {topic}; where it ends is kept with --group only"
+    except Unsupported as error:
+        if door == "flymq":
+            return f"all partitions of {topic}; where it ends is kept with --group only"
+        return f"{topic}; {error.hint}"
 
 
 # -- input ---------------------------------------------------------------------------------------------------------
@@ -283,7 +288,7 @@ async def _input(values: tuple[str, ...], from_stdin: bool, form: str, count: in
     """What to publish, in batches."""
     if from_stdin and form != "raw":
         number = 0
-        async for lines in _stdin_lines():
+        async for lines in stdin.lines(VALUE_BYTES_MAX, "--raw sends all of stdin as one"):
             batch = (
                 [_compact(line, number + at) for at, line in enumerate(lines, 1) if line.strip()]
                 if form == "json"
@@ -315,56 +320,13 @@ def _compact(line: bytes, number: int) -> bytes:
     return msgspec.json.format(line, indent=-1)
 
 
-async def _stdin_lines() -> AsyncIterator[list[bytes]]:
-    """The lines that have arrived, as they arrive; the last one also without its newline."""
-    rest = b""
-    async for chunk in _stdin():
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > VALUE_BYTES_MAX:
-            raise ProtocolError(
-                f"a line is longer than {VALUE_BYTES_MAX} bytes", hint="--raw sends all of stdin as one"
-            )
-        if lines:
-            yield [line.removesuffix(b"\r") for line in lines]
-    if rest:
-        yield [rest]
-
-
 async def _stdin_whole() -> bytes:
     data = bytearray()
-    async for chunk in _stdin():
+    async for chunk in stdin.chunks():
         data += chunk
         if len(data) > VALUE_BYTES_MAX:
             raise ProtocolError(f"stdin is longer than {VALUE_BYTES_MAX} bytes, the largest message", hint="split it")
     return bytes(data)
-
-
-async def _stdin() -> AsyncIterator[bytes]:
-    """stdin in chunks, read only when asked for. A thread of its own, that need not end, because a read of a terminal
-    cannot be called off and Ctrl-C must work all the same."""
-    loop = asyncio.get_running_loop()
-    wanted: queue.SimpleQueue[asyncio.Future[bytes]] = queue.SimpleQueue()
-
-    def settle(future: asyncio.Future[bytes], data: bytes) -> None:
-        if not future.done():
-            future.set_result(data)
-
-    def read() -> None:
-        while True:
-            future = wanted.get()
-            data = os.read(0, STDIN_READ_BYTES)
-            loop.call_soon_threadsafe(settle, future, data)
-            if not data:
-                return
-
-    threading.Thread(target=read, name="stdin", daemon=True).start()
-    while True:
-        future: asyncio.Future[bytes] = loop.create_future()
-        wanted.put(future)
-        data = await future
-        if not data:
-            return
-        yield data
 
 
 # -- output --------------------------------------------------------------------------------------------------------
@@ -389,7 +351,9 @@ def _json(batch: MessageBatch) -> bytes:
         row: dict[str, Any] = {"topic": message.topic, "qos": message.qos, "tag": message.tag}
         if message.offset is not None:
             row |= {"partition": message.partition, "offset": message.offset}
+        if message.offset is not None or message.key is not None:
             row |= common.text_or_base64("key", message.key)
+        row |= {name: value.decode(errors="replace") for name, value in (message.headers or {}).items()}
         row |= common.text_or_base64("value", message.value)
         lines.append(json.dumps(row, ensure_ascii=False))
     return ("\n".join(lines) + "\n").encode()

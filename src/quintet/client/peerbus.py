@@ -324,6 +324,10 @@ class Wire(StreamLink):
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
+    async def ended(self) -> None:
+        """Wait until there is no connection any more."""
+        await self._gone.wait()
+
     def heartbeat(self) -> None:
         self._ask(_Group([], None))
         self.send([codec.ask_peers()])
@@ -570,7 +574,7 @@ class PeerDoor:
             await dial(setup, shared)
         else:
             shared = SocketWire(str(endpoint), self.me)
-            await _dial_socket(setup, shared)
+            await dial_socket(setup, shared)
         await shake_hands(setup, shared, shared.handshake(endpoint.secret))
         return shared
 
@@ -583,7 +587,8 @@ class PeerDoor:
         return PeerSource(setup, self.me)
 
 
-async def _dial_socket(setup: Setup, link: SocketWire) -> None:
+async def dial_socket(setup: Setup, link: SocketWire) -> None:
+    """Connect a link that is inside a WebSocket."""
     endpoint = setup.endpoint
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     url = f"{'wss' if endpoint.tls else 'ws'}://{host}:{endpoint.port}/"

@@ -1,0 +1,230 @@
+"""`quintet mcp` as a host of a model sees it: a process with pipes, against a real broker; and its framing, byte by byte."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import quintet
+from quintet.client import mcp
+from quintet.client.mcp import Frames
+from quintet.client.peerbus import SECRET_VARIABLE
+from tests.client.server import Server
+
+SECRET = "0123456789abcdef0123456789abcdef"
+WAIT_S = 20
+
+
+class Host:
+    """One `quintet mcp` process."""
+
+    def __init__(self, url: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "quintet", "mcp", "--url", url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, SECRET_VARIABLE: SECRET},
+        )
+        self._next = 0
+
+    def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def read(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def ask(self, method: str, **params: Any) -> Any:
+        self._next += 1
+        asked = {"jsonrpc": "2.0", "id": self._next, "method": method, "params": params}
+        self.write(json.dumps(asked).encode() + b"\n")
+        answer = self.read()
+        assert (answer["jsonrpc"], answer["id"]) == ("2.0", self._next)
+        return answer
+
+    def tool(self, name: str, **arguments: Any) -> Any:
+        result = self.ask("tools/call", name=name, arguments=arguments)["result"]
+        if not result["isError"]:
+            assert json.loads(result["content"][0]["text"]) == result["structuredContent"]
+        return result
+
+    def end(self) -> tuple[int, bytes, bytes]:
+        out, err = self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+
+
+@pytest.fixture
+def host(broker: Server) -> Iterator[Host]:
+    host = Host(broker.peer("mcp.model"))
+    try:
+        yield host
+    finally:
+        host.process.kill()
+        host.process.communicate()
+
+
+def test_a_session(host: Host, broker: Server) -> None:
+    hello = host.ask("initialize", protocolVersion="2024-11-05", capabilities={}, clientInfo={"name": "t"})["result"]
+    assert hello["protocolVersion"] == "2024-11-05"
+    assert hello["capabilities"] == {"tools": {"listChanged": False}}
+    assert host.ask("initialize")["result"]["protocolVersion"] == "2025-06-18"
+    host.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+    assert host.ask("ping")["result"] == {}
+    tools = host.ask("tools/list")["result"]["tools"]
+    assert [tool["name"] for tool in tools] == ["bus.send", "bus.broadcast", "bus.peers", "bus.drain"]
+    assert tools[0]["inputSchema"]["required"] == ["to", "body"]
+
+    assert host.tool("bus.drain")["structuredContent"] == {"messages": [], "more": False}
+    with quintet.sync.peer(broker.peer("mcp.friend")) as friend:
+        assert host.tool("bus.peers")["structuredContent"] == {
+            "self": "mcp.model",
+            "peers": ["mcp.friend", "mcp.model"],
+        }
+        sent = host.tool("bus.send", to="mcp.friend", body={"text": "hi"})["structuredContent"]["id"]
+        got = friend.receive(timeout=WAIT_S)
+        assert (got.id, got.sender, got.body) == (sent, "mcp.model", {"text": "hi"})
+        got.ack()
+        host.tool("bus.broadcast", body=[1])
+        got = friend.receive(timeout=WAIT_S)
+        assert (got.kind, got.body) == ("broadcast", [1])
+        got.ack()
+        for n in range(3):
+            friend.send("mcp.model", {"n": n}, id=f"m{n}")
+    two = drained(host, 2)
+    assert two == [{"id": f"m{n}", "from": "mcp.friend", "source": "peer-bus", "body": {"n": n}} for n in range(2)]
+    code, out, err = host.end()
+    assert (code, out, err) == (0, b"", b"")
+
+    again = Host(broker.peer("mcp.model"))
+    try:
+        assert [row["id"] for row in drained(again, 1)] == ["m2"], "what was handed over was acknowledged, and no more"
+        assert again.end()[0] == 0
+    finally:
+        again.process.kill()
+        again.process.communicate()
+
+
+def drained(host: Host, count: int) -> list[dict[str, Any]]:
+    """So many messages, as they come in."""
+    rows: list[dict[str, Any]] = []
+    while len(rows) < count:
+        rows += host.tool("bus.drain", max=count - len(rows))["structuredContent"]["messages"]
+    return rows
+
+
+def test_errors(host: Host) -> None:
+    cases: list[tuple[bytes, int, Any]] = [
+        (b"hello\n", -32700, None),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping"\n', -32700, None),
+        (b"\xff\xfe\n", -32700, None),
+        (b"[" * 100_000 + b"\n", -32700, None),
+        (b"[]\n", -32600, None),
+        (b'{"id":1,"method":"ping"}\n', -32600, None),
+        (b'{"jsonrpc":"2.0","id":1}\n', -32600, None),
+        (b'{"jsonrpc":"2.0","id":null,"method":"ping"}\n', -32600, None),
+        (b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}\n', -32600, None),
+        (b'{"jsonrpc":"2.0","id":"a","method":"resources/list"}\n', -32601, "a"),
+        (b'{"jsonrpc":"2.0","id":2,"method":"ping","params":[]}\n', -32602, 2),
+        (b'{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"rm"}}\n', -32602, 3),
+        (b'{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"bus.send"}}\n', -32602, 4),
+        (
+            b'{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"bus.send","arguments":{"to":7,"body":1}}}\n',
+            -32602,
+            5,
+        ),
+        (
+            b'{"jsonrpc":"2.0","id":6,"method":"tools/call","params":{"name":"bus.drain","arguments":{"max":0}}}\n',
+            -32602,
+            6,
+        ),
+        (b"x" * (mcp.MESSAGE_BYTES_MAX + 10) + b"\n", -32700, None),
+    ]
+    for data, code, id in cases:
+        host.write(data)
+        answer = host.read()
+        assert (answer["error"]["code"], answer["id"]) == (code, id), data[:80]
+    for silent in (b'{"jsonrpc":"2.0","method":"no/such"}\n', b'{"jsonrpc":"2.0","id":9,"result":{}}\n', b"\n  \n"):
+        host.write(silent)
+    assert host.ask("ping")["result"] == {}
+    large = host.tool("bus.send", to="x", body="<" * 400_000)
+    assert large["isError"] is True
+    assert "split it" in large["content"][0]["text"]
+    code, out, _ = host.end()
+    assert (code, out) == (0, b"")
+
+
+def test_content_length_framing(host: Host) -> None:
+    for end in (b"\r\n", b"\n"):
+        body = b'{"jsonrpc":"2.0","id":"x","method":\n"ping"}'
+        host.write(b"Content-Length: %d%bContent-Type: json%b%b%b" % (len(body), end, end, end, body))
+        assert host.read() == {"jsonrpc": "2.0", "id": "x", "result": {}}
+    assert host.ask("ping")["result"] == {}
+
+
+def test_a_refused_peer_is_an_error_on_stderr(broker: Server) -> None:
+    host = Host(broker.peer("mcp.x", token="wrong"))
+    code, out, err = host.end()
+    assert (code, out) == (1, b"")
+    assert b"invalid bearer token" in err
+
+
+def test_frames_byte_by_byte() -> None:
+    whole = (
+        b'{"a":1}\n\nContent-Length: 4\r\n\r\n[\n2]{"b":2}\r\ncontent-length:2\n\n{}Content-Length: x\r\n\r\n{"c":3}\n'
+    )
+    wanted = [b'{"a":1}', b"[\n2]", b'{"b":2}\r', b"{}", None, b'{"c":3}']
+    assert Frames().feed(whole) == wanted
+    frames, found = Frames(), []
+    for at in range(len(whole)):
+        found += frames.feed(whole[at : at + 1])
+    assert found == wanted
+
+
+def test_what_is_too_long_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "MESSAGE_BYTES_MAX", 10)
+    frames = Frames()
+    assert frames.feed(b"x" * 8) == []
+    assert frames.feed(b"x" * 8) == [None]
+    assert frames.feed(b"x" * 800) == []
+    assert frames.feed(b"x\n{}\n") == [b"{}"]
+    assert frames.feed(b"Content-Length: 11\n\n" + b"y" * 5) == [None]
+    assert frames.feed(b"y" * 6 + b"{}\n") == [b"{}"]
+    assert frames.feed(b"Content-Length: " + b"1" * mcp.HEADER_BYTES_MAX) == [None]
+
+
+def test_a_call_can_be_cancelled_and_others_overtake_it(broker: Server) -> None:
+    async def session() -> list[Any]:
+        said: list[Any] = []
+        async with quintet.peer(broker.peer("mcp.inner")) as me:
+            server = mcp.McpServer(me, lambda line: said.append(json.loads(line)))
+            slow = asyncio.Event()
+
+            async def never(arguments: dict[str, Any]) -> mcp.Answer:
+                await slow.wait()
+                return mcp.Answer({})
+
+            server._tools["bus.peers"] = never
+            call = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"bus.peers"}}\n'
+            await server.feed(call % 1 + call % 2 + call % 1)
+            await server.feed(b'{"jsonrpc":"2.0","id":3,"method":"ping"}\n')
+            await asyncio.sleep(0)
+            await server.feed(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}\n')
+            slow.set()
+            await server.close()
+        return said
+
+    said = asyncio.run(session())
+    assert [(row["id"], row.get("error", {}).get("code")) for row in said] == [(1, -32600), (3, None), (2, None)]
