@@ -1,0 +1,305 @@
+"""Clients of five doors that write and read until they are told off, and an administrator that revokes what they came with.
+
+Each client is two connections with the same credential, by wires written by hand. `write` is one operation that the broker
+acknowledged; `read` is what was delivered since. Refused is the end of either: an answer that says no, or a connection
+that was closed.
+"""
+
+import json
+import struct
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+from uuid import uuid4
+
+import quintet
+from tests.abuse import fly_wire
+from tests.client.server import Server
+from tests.crash import fast_wire, peer_wire, wire
+
+WITHIN_S: Final = 5.0  # the guarantee: nothing is accepted or delivered later than this after a revocation
+QUIET_S: Final = 0.3  # how long a reader waits for what must not come
+BLINK_S: Final = 0.005
+PASSWORD: Final = "a-long-password"
+
+
+class Refused(Exception):
+    """The credential, or the right, is not good any more."""
+
+
+@dataclass(frozen=True)
+class Person:
+    name: str
+    key: str
+    key_id: str
+    password: str = PASSWORD
+
+    @property
+    def topic(self) -> str:
+        return f"of.{self.name}"
+
+
+class Office:
+    """The administrator, over FlyMQ."""
+
+    def __init__(self, server: Server) -> None:
+        self.bus = quintet.sync.connect(server.fly)
+        self.bus.__enter__()
+
+    def close(self) -> None:
+        self.bus.__exit__(None, None, None)
+
+    def ask(self, operation: str, **fields: Any) -> dict[str, Any]:
+        return self.bus.request(operation, **fields)
+
+    def hire(self, name: str) -> Person:
+        self._user("USER_CREATE", name, PASSWORD, True)
+        return self.key_for(name)
+
+    def key_for(self, name: str) -> Person:
+        key = self.ask("KEY_CREATE", user=name, name="", expires_s=0)
+        return Person(name, key["secret"], key["id"])
+
+    def _user(self, operation: str, name: str, password: str, enabled: bool) -> None:
+        roles = ["producer", "consumer"]
+        self.ask(operation, user=name, password=password, old_password="", roles=roles, enabled=enabled)
+
+    def revoke(self, how: str, person: Person) -> None:
+        """Returns when the broker has acknowledged it."""
+        name = person.name
+        if how == "key":
+            self.ask("KEY_REMOVE", user=name, id=person.key_id)
+        elif how == "disabled":
+            self._user("USER_UPDATE", name, "", False)
+        elif how == "deleted":
+            self.ask("USER_DELETE", user=name)
+        elif how == "password":
+            self._user("USER_UPDATE", name, "another-long-password", True)
+        else:
+            assert how == "rule"
+            for topic in (person.topic, f"peerbus/{name}"):
+                self.ask("ACL_SET", topic=topic, public=False, users=["admin"], roles=[])
+
+
+class Client:
+    """See above. `begin` logs in and leaves what must be closed on the stack."""
+
+    def __init__(self, server: Server, person: Person) -> None:
+        self.stack = ExitStack()
+        try:
+            self.begin(server, person)
+        except BaseException:
+            self.stack.close()
+            raise
+
+    def begin(self, server: Server, person: Person) -> None:
+        raise NotImplementedError
+
+    def write(self, value: bytes) -> None:
+        raise NotImplementedError
+
+    def read(self, wait_s: float = BLINK_S) -> list[bytes]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+class Blip(Client):
+    """An API key; pushes of version 2."""
+
+    def begin(self, server: Server, person: Person) -> None:
+        address, key = f"127.0.0.1:{server.port}", person.key.encode()
+        self._topic = person.topic.encode()
+        self._writer = self.stack.enter_context(wire.Wire(address))
+        self._reader = self.stack.enter_context(wire.Wire(address))
+        self._writer.greet(key)
+        self._reader.greet(key, version=2)
+        if self._reader.ask(wire.subscribe(1, self._topic, 0)).kind != wire.ACK:
+            raise Refused
+
+    def write(self, value: bytes) -> None:
+        self._writer.send(wire.publish(2, self._topic, value))
+        if self._writer.barrier():
+            raise Refused
+
+    def read(self, wait_s: float = BLINK_S) -> list[bytes]:
+        found = []
+        try:
+            while True:
+                found.append(wire.delivery(self._reader.read(wait_s))[2])
+        except wire.Hang:
+            return found
+
+
+class Fly(Client):
+    """Name and password."""
+
+    def begin(self, server: Server, person: Person) -> None:
+        address = f"127.0.0.1:{server.ports['flymq']}"
+        self._topic, self._next = person.topic, 0
+        self._writer = self.stack.enter_context(fly_wire.Wire(address))
+        self._reader = self.stack.enter_context(fly_wire.Wire(address))
+        for each in (self._writer, self._reader):
+            each.login(person.name, person.password)
+
+    def write(self, value: bytes) -> None:
+        if self._writer.ask(fly_wire.produce(self._topic, value)).op == fly_wire.ERROR:
+            raise Refused
+
+    def read(self, wait_s: float = BLINK_S) -> list[bytes]:
+        reply = self._reader.ask(fly_wire.fetch(self._topic, self._next, partition=0))
+        if reply.op == fly_wire.ERROR:
+            raise Refused
+        values, self._next = fly_wire.fetched(reply.payload)
+        return values
+
+
+class Fast(Client):
+    """A token whose subject is the user."""
+
+    def begin(self, server: Server, person: Person) -> None:
+        address = f"127.0.0.1:{server.ports['fast']}"
+        self._token = fast_wire.token(person.name, "k", "publish", "subscribe")
+        self._id = fast_wire.number(person.topic)
+        self._writer = self.stack.enter_context(fast_wire.FastWire(address))
+        self._reader = self.stack.enter_context(fast_wire.FastWire(address))
+        self._ask(self._writer, fast_wire.create(self._token, person.topic))
+        subscribe = struct.pack(">BB", fast_wire.SUBSCRIBE, len(self._token)) + self._token
+        self._ask(self._reader, subscribe + struct.pack(">I", self._id))
+        self._buffer = bytearray()
+
+    @staticmethod
+    def _ask(connection: fast_wire.FastWire, packet: bytes) -> None:
+        (answer,) = connection.ask(packet)
+        if answer.code:
+            raise Refused(answer.text)
+
+    def write(self, value: bytes) -> None:
+        self._ask(self._writer, fast_wire.publish(self._token, self._id, value))
+
+    def read(self, wait_s: float = BLINK_S) -> list[bytes]:
+        line, found = self._reader._socket, []
+        line.settimeout(wait_s)
+        try:
+            while data := line.recv(65536):
+                self._buffer += data
+        except TimeoutError:
+            pass
+        else:
+            raise Refused
+        while len(self._buffer) >= 9 and self._buffer[0] == fast_wire.MESSAGE:
+            size = int.from_bytes(self._buffer[5:9], "big")
+            if len(self._buffer) < 9 + size:
+                break
+            found.append(bytes(self._buffer[9 : 9 + size]))
+            del self._buffer[: 9 + size]
+        if self._buffer[:1] == bytes((fast_wire.ERROR,)):
+            raise Refused
+        return found
+
+
+class Peer(Client):
+    """A bearer token; whatever this peer sends comes back to it: an operation counts when it was delivered."""
+
+    def begin(self, server: Server, person: Person) -> None:
+        self._name = person.name
+        address = f"127.0.0.1:{server.ports['peerbus-tcp']}"
+        self._line = self.stack.enter_context(peer_wire.PeerWire(address, person.name, person.key))
+        self._early: list[bytes] = []
+
+    def write(self, value: bytes) -> None:
+        body = json.dumps(value.decode())
+        self._line.send(peer_wire.envelope(uuid4().hex, self._name, self._name, body))
+        until = monotonic() + WITHIN_S
+        while value not in self._early:
+            self._early += self.read(WITHIN_S)
+            assert monotonic() < until, "an envelope to oneself came neither back nor an end"
+
+    def read(self, wait_s: float = BLINK_S) -> list[bytes]:
+        found, self._early = self._early, []
+        while (frame := self._line.read(BLINK_S if found else wait_s)) is not None:
+            if frame["type"] == "deliver":
+                self._line.ack(frame["delivery_key"])
+                body = frame["envelope"]["body"]
+                found.append(body.encode() if isinstance(body, str) else json.dumps(body).encode())
+        return found
+
+
+class Flight(Client):
+    """`Bearer` and an API key."""
+
+    def begin(self, server: Server, person: Person) -> None:
+        from tests.flight.client import Client as FlightClient
+
+        self._topic, self._next = person.topic, 0
+        client = FlightClient(server.ports["flight"], header=f"Bearer {person.key}")
+        self._client = self.stack.enter_context(client)
+        self._client.act("topics")
+
+    def write(self, value: bytes) -> None:
+        from tests.flight.client import rows
+
+        self._client.put(self._topic, rows(value))
+
+    def read(self, wait_s: float = BLINK_S) -> list[bytes]:
+        values = self._client.values(self._topic, first=self._next)
+        self._next += len(values)
+        return [value for value in values if value is not None]
+
+
+DOORS: Final[dict[str, type[Client]]] = {
+    "blipmq": Blip, "flymq": Fly, "fast": Fast, "peerbus": Peer, "flight": Flight,
+}  # fmt: skip
+
+
+def ends() -> tuple[type[BaseException], ...]:
+    """What being told off looks like, door by door. A login that is refused is an assertion of the wires."""
+    from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
+
+    return (
+        Refused, AssertionError, OSError, wire.Closed, fly_wire.Closed, fast_wire.Gone, peer_wire.Gone, flight.FlightError,
+    )  # fmt: skip
+
+
+class Loop(threading.Thread):
+    """A client at work until it is told off, or to stop. `last` is when something was last accepted or delivered."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        super().__init__(daemon=True)
+        self.client, self.who = client, name
+        self.written = self.heard = 0
+        self.last = 0.0
+        self.told_off: BaseException | None = None
+        self.stopping = threading.Event()
+        self.going = threading.Event()
+        self._ends = ends()
+
+    def run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                self.client.write(f"{self.who} {self.written}".encode())
+                self.written += 1
+                self.heard += len(self.client.read())
+                self.last = monotonic()
+                if self.written >= 3 and self.heard >= 3:
+                    self.going.set()
+        except self._ends as error:
+            self.told_off = error
+        finally:
+            self.going.set()
+
+
+def connects(door: str, server: Server, person: Person) -> bool:
+    """Whether this credential still does anything at all there."""
+    try:
+        client = DOORS[door](server, person)
+        try:
+            client.write(b"again 0")
+            return True
+        finally:
+            client.close()
+    except ends():
+        return False
