@@ -57,6 +57,7 @@ FLAGS: Final = DURABLE | EXCLUSIVE | COMPETING | TTL
 KEY_BYTES_MAX: Final = 255
 EXTRA_KEY: Final = "fast.key"  # in the topic's row: hex SHA-256 of the key
 EXTRA_FLAGS: Final = "fast.flags"
+STALE_MAX: Final = 1_000  # entries of members that are gone, in the heap of deadlines
 SECOND_US: Final = 1_000_000
 
 
@@ -97,7 +98,7 @@ class Member:
         self.sink = sink
         self.bearer = bearer
         self.told = told
-        self.subscription: Subscription | None = None  # of its own, or the queue's; None: it shares, or has not started
+        self.subscription: Subscription | None = None  # of its own, or the queue's; None: it shares
         self.grace = 0  # until when an old key is good enough; 0: its key is the queue's
         self.due = 0  # its earliest entry in the heap; 0: none
 
@@ -176,6 +177,7 @@ class Queues:
         self._by_id: dict[int, Queue] = {}
         self._deadlines: list[tuple[int, int, Member]] = []
         self._order = 0
+        self._stale = 0  # about how many of them belong to nobody any more
         self._epoch = 0
 
     def __len__(self) -> int:
@@ -200,7 +202,8 @@ class Queues:
         queue = Queue(topic, bytes.fromhex(extra[EXTRA_KEY]), int(extra.get(EXTRA_FLAGS, "0")))
         queue.backlog = backlog
         if backlog is None and queue.durable and not topic.in_memory:
-            queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, lambda error: None, door=DOOR)
+            # Its row was lost to a crash: from the start, as something may have been confirmed that nobody got.
+            queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, lambda _: None, door=DOOR, from_start=True)
         self._enter(queue)
         return queue
 
@@ -323,7 +326,9 @@ class Queues:
                 raise Taken(
                     f"topic {queue.topic.name!r} is exclusive and has its subscriber", hint="wait until it leaves"
                 )
-            member = queue.members[sink] = Member(queue, sink, bearer, told)
+            member = Member(queue, sink, bearer, told)
+            self._seat(member)
+            queue.members[sink] = member
         if member.subscription is not None and member.bearer.name != bearer.name:
             member.subscription.served_by(bearer.name)
         member.bearer = bearer
@@ -331,23 +336,28 @@ class Queues:
         self._watch(member)
         return member
 
-    def start(self, member: Member) -> None:
-        """Deliver from here on: the backlog first, if nobody else is reading it."""
+    def _seat(self, member: Member) -> None:
+        """What it will read from: the backlog, if nobody else reads it. May be refused by a limit."""
         queue = member.queue
         if queue.flags & COMPETING:
             if queue.shared is None:
                 queue.shared = queue.backlog or self._subscriptions.transient(member.bearer.name, queue.topic)
                 queue.shared.served_by("")
                 queue.share.given = partial(self._given, queue)
+        elif queue.backlog is not None and queue.backlog.sink is None:
+            member.subscription = queue.backlog
+            queue.backlog.served_by(member.bearer.name)
+        else:
+            member.subscription = self._subscriptions.transient(member.bearer.name, queue.topic)
+
+    def start(self, member: Member) -> None:
+        """Deliver from here on."""
+        queue = member.queue
+        if member.subscription is not None:
+            member.subscription.attach(member.sink)
+        elif queue.shared is not None:
             queue.share.add(member.sink)
             queue.shared.attach(queue.share)
-        elif member.subscription is None:
-            if queue.backlog is not None and queue.backlog.sink is None:
-                member.subscription = queue.backlog
-                queue.backlog.served_by(member.bearer.name)
-            else:
-                member.subscription = self._subscriptions.transient(member.bearer.name, queue.topic)
-            member.subscription.attach(member.sink)
 
     def leave(self, member: Member) -> None:
         """Give the place up. A backlog goes to another member, or waits for the next."""
@@ -355,6 +365,7 @@ class Queues:
         if queue.members.get(member.sink) is not member:
             return
         del queue.members[member.sink]
+        self._unwatch(member)
         if queue.flags & COMPETING:
             self._unshare(queue, member.sink)
         elif member.subscription is not None:
@@ -381,11 +392,9 @@ class Queues:
 
     def _promote(self, queue: Queue, backlog: Subscription) -> None:
         """The backlog goes on where another member is: that one's place is kept from now on."""
-        heir = next((member for member in queue.members.values() if member.subscription is not None), None)
-        if heir is None:
-            return
+        heir = next(iter(queue.members.values()))
         own = heir.subscription
-        assert own is not None
+        assert own is not None, "each member of a fan-out reads from a subscription"
         own.detach(heir.sink)
         backlog.lanes = [Lane(lane.partition, lane.position) for lane in own.lanes]
         backlog.served_by(heir.bearer.name)
@@ -477,13 +486,20 @@ class Queues:
             self._order += 1
             heapq.heappush(self._deadlines, (deadline, self._order, member))
 
+    def _unwatch(self, member: Member) -> None:
+        """Its entries stay where they are until they are too many: whoever comes and goes all day leaves no heap of them."""
+        self._stale += member.due > 0
+        if self._stale > max(STALE_MAX, len(self._deadlines) // 2):
+            self._stale = 0
+            self._deadlines = [entry for entry in self._deadlines if _is_here(entry[2])]
+            heapq.heapify(self._deadlines)
+
     def tick(self, now: int) -> None:
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now:
-            due, _, member = heapq.heappop(deadlines)
+        while self._deadlines and self._deadlines[0][0] <= now:  # ending a member may replace the list
+            due, _, member = heapq.heappop(self._deadlines)
             if due == member.due:
                 member.due = 0
-            if member.queue.members.get(member.sink) is not member:
+            if not _is_here(member):
                 continue
             deadline = self._deadline(member)
             if deadline and deadline <= now:
@@ -515,6 +531,10 @@ class Queues:
             bearer = Bearer(bearer.token, bearer.claims, identity, principal, bearer.key)
         self._require(bearer, "subscribe", member.queue.topic.name, "")
         member.bearer = bearer
+
+
+def _is_here(member: Member) -> bool:
+    return member.queue.members.get(member.sink) is member
 
 
 def _extra(key: bytes, flags: int) -> dict[str, str]:

@@ -214,6 +214,19 @@ def test_a_backlog_outlives_the_idle_time_of_subscriptions() -> None:
     assert reader(sim).got() == [b"kept"]
 
 
+def test_rows_that_a_crash_tore_apart_are_put_right(sim: FastSim) -> None:
+    """A backlog without its queue goes; a queue without its backlog gets one that misses nothing."""
+    sim.peer(codec.create(ANN, b"demo", DURABLE), publish(ANN, b"confirmed"))
+    for subscription in sim.broker.subscriptions.all():
+        sim.broker.subscriptions.remove(subscription)
+    plain = sim.broker.topics.ensure(b"plain", durable=True)
+    sim.scheduler.settle()
+    sim.broker.subscriptions.create(KEPT_OWNER, plain, 0, lambda error: None)
+    sim.restart()
+    assert [s.topic_name for s in sim.broker.subscriptions.all()] == [b"demo"]
+    assert reader(sim).got() == [b"confirmed"]
+
+
 # -- exclusive, TTL, competing ------------------------------------------------------------------------------------------
 
 
@@ -439,6 +452,36 @@ def test_a_secret_that_is_taken_back_ends_what_it_signed(sim: FastSim) -> None:
     assert (old.got(), kept.got()) == ([], [b"after"])
 
 
+def test_who_comes_and_goes_all_day_leaves_nothing_behind(sim: FastSim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.broker.queues.STALE_MAX", 20)
+    jwt = token(exp=sim.now_s() + 10**6)
+    peer = sim.peer(codec.create(jwt, b"demo"))
+    for _ in range(500):
+        peer.exchange(codec.subscribe(jwt, DEMO) + codec.unsubscribe(jwt, DEMO))
+    assert len(sim.broker.queues._deadlines) <= 22
+    assert len(sim.broker.subscriptions) == 0
+    assert not sim.broker.topics.find(b"demo").subscriptions
+
+
+def test_no_more_subscriptions_than_the_broker_allows(sim: FastSim) -> None:
+    sim.broker.subscriptions._max = 1
+    sim.peer(codec.create(ANN, b"demo"), codec.subscribe(ANN, DEMO))
+    peer = sim.peer(extended=True)
+    assert peer.ask(codec.subscribe(ANN, DEMO)) == [Reply(SUBSCRIBE, DEMO, errors.LIMIT)], "one answer, not two"
+    assert sim.broker.queues.members == 1
+
+
+def test_a_clock_that_jumps_ends_what_it_must_and_nothing_else(sim: FastSim) -> None:
+    day = 24 * 3600 * SECOND
+    owner = sim.peer(codec.create(ANN, b"demo"))
+    forever, short = reader(sim, token("bob")), reader(sim, token("eve", exp=sim.now_s() + 3600))
+    for jump, expected in ((-day, ([b"x"], [b"x"])), (2 * day, ([b"x"], []))):
+        sim.scheduler.time += jump
+        sim.broker.tick(sim.scheduler.now())
+        assert owner.exchange(publish(ANN, b"x")) == b""
+        assert (forever.got(), short.got()) == expected
+
+
 # -- nothing of another connection (S10) --------------------------------------------------------------------------------
 
 
@@ -450,6 +493,23 @@ def test_nobody_ends_or_reads_the_subscription_of_another_connection(sim: FastSi
         owner.exchange(publish(ANN, b"x"))
         assert thief.got() == []
         assert victim.got() == [b"x"]
+
+
+def test_the_key_is_what_keeps_others_out(sim: FastSim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: with a comparison that is always true, a guess is as good as the key."""
+    peer = sim.peer(codec.create(ANN, b"demo"), extended=True)
+    jwt = token("eve", "guess")
+    assert peer.ask(publish(jwt, b"x"))[0].code == errors.KEY
+    monkeypatch.setattr("quintet.broker.queues.hmac", AlwaysEqual)
+    assert peer.ask(publish(jwt, b"x"))[0].code == 0
+
+
+class AlwaysEqual:
+    """The sabotaged comparison."""
+
+    @staticmethod
+    def compare_digest(_one: bytes, _other: bytes) -> bool:
+        return True
 
 
 def test_guesses_at_numbers_and_keys_read_nothing() -> None:

@@ -5,6 +5,7 @@ A number is FNV-1a (32 bits) of the name's UTF-8: clients compute it, no reply c
     "test" -> afd071e5        "orders" -> 325e96ec        "demo" -> aefd3536
 """
 
+from functools import lru_cache
 from typing import Final
 
 from quintet.model.keys import fnv1a
@@ -13,6 +14,7 @@ SECOND_US: Final = 1_000_000
 ORIGIN_BYTES_MAX: Final = 200  # of the subject in an origin
 
 
+@lru_cache(4096)
 def topic_id(name: bytes) -> int:
     """The number of a topic name."""
     return fnv1a(name)
