@@ -169,6 +169,11 @@ class View:
         )
         if server.flight is not None:
             found += _flight_families(server.flight, server.broker.scheduler.now())
+        if server.log.anchor_head:
+            number = int(server.log.anchor_head.partition(":")[0])
+            found.append(
+                Family("quintet_audit_anchor", "gauge", "Number of the last anchor of the chains.", [({}, number)])
+            )
         return found + _log_families(server.log.stats())
 
 

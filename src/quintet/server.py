@@ -32,12 +32,15 @@ from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.broker.users import ConfiguredUser
 from quintet.config import Settings
 from quintet.config.doors import FastListener, FlightListener, FlymqListener, TcpListener
+from quintet.config.fields import read_secret
 from quintet.config.trust import Peers
 from quintet.delivery.subscription import Policy
 from quintet.flight import wire
+from quintet.log.anchors import ANCHORS_NAME
+from quintet.log.chain import derive_key
 from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
-from quintet.model.errors import QuintetError
+from quintet.model.errors import ConfigError, QuintetError
 from quintet.model.rights import check_rights
 from quintet.net.connection import Connection
 from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
@@ -156,6 +159,10 @@ class Server:
             tail_cache_bytes=settings.limits.tail_cache_bytes,
             memory_topics_bytes=settings.limits.memory_topics_bytes,
             disk_floor_bytes=settings.limits.disk_floor_bytes,
+            chain=settings.audit.chain,
+            chain_key=_chain_key(settings),
+            anchor_file=str(settings.audit.anchor_file or settings.data / ANCHORS_NAME),
+            anchor_us=settings.audit.anchor_seconds * 1_000_000,
         )
         self.log.recover()
         try:
@@ -301,7 +308,7 @@ class Server:
 
     def _announce(self, print_ready: bool) -> None:
         addresses = self.addresses()
-        _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses,
+        _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses, anchor=self.log.anchor_head,
                   kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
         if not self.settings.keys and not self.broker.users.list():
             _log.warning("no_keys", hint="nobody can log in: add a [[keys]] or [[users]] table to the configuration")
@@ -393,7 +400,7 @@ class Server:
         await self._close_log()
         if self.admin is not None:
             await self.admin.stop()
-        _log.info("stopped")
+        _log.info("stopped", anchor=self.log.anchor_head)
 
     async def _close_log(self) -> None:
         closed = asyncio.Event()
@@ -427,8 +434,18 @@ def _key_of(listener: str) -> str:
 def _report(event: str, fields: dict[str, object]) -> None:
     """How parts without a logger speak: the event's name decides how loud."""
     loud = ("quarantined", "partition_failed", "dead_letter_failed", "storage_full", "checkpoint_ignored",
-            "audit_lost")  # fmt: skip
+            "audit_lost", "anchor_differs", "anchors_failed")  # fmt: skip
     (_log.error if event in loud else _log.info)(event, **fields)
+
+
+def _chain_key(settings: Settings) -> bytes:
+    """The key of the audit chain; empty if it has none."""
+    if settings.audit.key_file is None:
+        return b""
+    try:
+        return derive_key(read_secret(settings.audit.key_file).encode())
+    except ValueError as error:
+        raise ConfigError(f"audit.key_file: {error}") from None
 
 
 def _credentials(settings: Settings) -> list[Credential]:

@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from quintet.cli import common
+from quintet.cli import chain, common
 from quintet.cli.common import json_option, manage, plain, say_json, say_table, url_option, when
 from quintet.client.manage import Asked
 
@@ -13,7 +13,7 @@ EVENTS_DEFAULT: Final = 50
 EVENTS_MAX: Final = 1_000  # of one answer of the broker; an export has no limit of its own
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @url_option
 @click.option("--since", type=common.Moment(), help="-1h, or a time as in 2026-11-15T12:00.")
 @click.option("--until", type=common.Moment(), help="The same, for the end.")
@@ -25,7 +25,9 @@ EVENTS_MAX: Final = 1_000  # of one answer of the broker; an export has no limit
 @click.option("-n", "--count", type=click.IntRange(1, EVENTS_MAX), help=f"At most so many [{EVENTS_DEFAULT}].")
 @click.option("--export", type=click.Choice(["json", "csv"]), help="Everything that matches, as the broker exports it.")
 @json_option
+@click.pass_context
 def audit(
+    ctx: click.Context,
     url: str,
     since: int | None,
     until: int | None,
@@ -45,7 +47,10 @@ def audit(
     quintet audit --since -1h --type auth.failure --type access.denied
     quintet audit --user ann --json
     quintet audit --since -7d --export csv > audit.csv
+    quintet audit verify --data /var/lib/quintet  is the log what it was?
     """
+    if ctx.invoked_subcommand is not None:
+        return
     start = 0 if since is None else max(since // 1000, 1)
     end = 0 if until is None else max(until // 1000, 1)
     limit = (count or 0) if export else (count or EVENTS_DEFAULT)
@@ -75,3 +80,7 @@ def audit(
     )
     if total > len(events):
         click.echo(f"{total - len(events):,} more match: -n, or --export", err=True)
+
+
+audit.add_command(chain.verify)
+audit.add_command(chain.head)

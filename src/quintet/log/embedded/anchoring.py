@@ -62,11 +62,7 @@ class Anchoring:
             found = anchors.load(disk, self._path, None) or Anchored()
             if found.torn:
                 self._shared.report("anchors_torn", {"file": self._path, "bytes": found.torn})
-            data = disk.read_file(self._path)
-            if data is None:
-                disk.close(disk.open(self._path, create=True, write=True))
-                disk.fsync_dir(os.path.dirname(self._path) or ".")
-            self._position = len(data or b"") - found.torn
+            self._position = len(disk.read_file(self._path) or b"") - found.torn
         except OSError as error:
             raise DataDirError(f"{self._path}: cannot be used for anchors: {error.strerror or error}") from error
         self._seq, self._prev = found.seq, found.prev
@@ -186,6 +182,9 @@ class Anchoring:
 def _store(disk: Disk, path: str, position: int, pack: Callable[[], tuple[bytes, str]]) -> tuple[int, str]:
     """Write one line durably; where the next one goes, and the hash."""
     line, digest = pack()
+    if position == 0 and disk.read_file(path) is None:
+        disk.close(disk.open(path, create=True, write=True))
+        disk.fsync_dir(os.path.dirname(path) or ".")
     handle = disk.open(path, write=True)
     try:
         disk.truncate(handle, position)  # of what a line that failed may have left
