@@ -363,6 +363,38 @@ def verify_partition(
     return verdict
 
 
+@dataclass(slots=True)
+class SegmentVerdict:
+    """One file followed by itself: from the link it begins with (b"": it has no chain) to the link it ends with."""
+
+    followed: PartitionVerdict
+    begins: bytes
+    ends: bytes
+
+
+def verify_segment(
+    disk: Disk, directory: str, topic_id: int, partition: int, base: int, last: bool, keys: Keys, heads: Sequence[Head] = ()
+) -> SegmentVerdict:  # fmt: skip
+    """Follow one file, with the heads that anchors claim in it. Whether it continues the file before it is for who knows both
+    (pieces.py). FileNotFoundError, CannotCheck."""
+    found = SegmentVerdict(PartitionVerdict(topic_id, partition, start=base), b"", b"")
+    follower = _Follower(disk, directory, found.followed, keys, heads)
+    path = f"{directory}/{segment_name(base)}"
+    try:
+        follower.segment(base, last)
+        follower.finish(path)
+    except _Broken as broken:
+        found.followed.broken = broken.found
+    handle = disk.open(path)
+    try:
+        header = parse_header(disk.pread(handle, HEADER_BYTES, 0))
+    finally:
+        disk.close(handle)
+    if header is not None and header.chain.kind:
+        found.begins, found.ends = header.chain.link, follower.link
+    return found
+
+
 def verify_directory(
     disk: Disk,
     directory: str,
