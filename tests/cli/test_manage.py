@@ -17,6 +17,7 @@ from quintet.cli.common import duration_ms, lasting, moment_ms, now_ms, shown
 from quintet.cli.group import Sample, trend
 from quintet.client.bus import connect
 from tests.cli.conftest import Commands
+from tests.client.server import Server
 
 
 def ask(quintet: Commands, operation: str, **fields: Any) -> dict[str, Any]:
@@ -462,6 +463,56 @@ def test_rules(quintet: Commands) -> None:
     assert "there is no rule for 'ledger'" in quintet("acl", "get", "ledger", code=1).err
     assert "there is no access rule" in quintet("acl", "delete", "ledger", "--yes", code=1).err
     assert "no role 'king'" in quintet("acl", "set", "x", "--role", "king", code=1).err
+
+
+def test_keys(quintet: Commands, broker: Server) -> None:
+    quintet("user", "create", "kim", "--role", "producer", data="a-long-secret\n")
+    kim = quintet.url.replace("admin:admin", "kim:a-long-secret")
+    made = quintet("user", "key", "add", "kim", "--name", "laptop", "--expires", "90d")
+    secret = made.out.strip()
+    id = secret.rpartition("_")[0]
+    assert (
+        re.fullmatch(r"qk_[0-9a-f]{8}_[0-9a-f]{64}", secret) and f"{id} of kim" in made.err and secret not in made.err
+    )
+    assert re.search(rf"{id} +kim +laptop +\S+ \S+ +20", quintet("user", "key", "list", "kim").out)
+    blip = broker.url.replace("dev-key", secret)
+    assert "durable" in quintet("pub", "of-kim", "hello", url=blip).out
+    own = quintet("user", "key", "add", "--json", url=kim).json
+    assert {"id", "user", "name", "created_s", "expires_s", "configured", "secret"} == set(own) and own["user"] == "kim"
+    assert {row["id"] for row in quintet("user", "key", "list", "--json", url=kim).json} == {id, own["id"]}
+    everyone = quintet("user", "key", "list", "--all").out
+    assert "(configured)" in everyone and id in everyone
+    assert "may not see the keys of everyone" in quintet("user", "key", "list", "--all", url=kim, code=1).err
+    assert "may not use the keys" in quintet("user", "key", "add", "admin", url=kim, code=1).err
+    assert quintet("user", "key", "remove", own["id"], "--yes", url=kim).out == f"{own['id']}: revoked\n"
+    gone = quintet("user", "key", "remove", id, "--yes", "--json").json
+    assert gone == {"id": id, "user": "kim", "removed": True}, "an administrator need not say whose it is"
+    assert "invalid API key" in quintet("pub", "of-kim", "x", url=blip, code=1).err
+    assert "has no key" in quintet("user", "key", "remove", id, "--user", "kim", "--yes", code=1).err
+    quintet("user", "delete", "kim", "--yes")
+
+
+def test_explain(quintet: Commands) -> None:
+    quintet("user", "create", "eva", "--role", "producer", data="a-long-secret\n")
+    quintet("acl", "set", "vault", "--user", "admin")
+    yes = quintet("acl", "explain", "eva", "publish", "orders")
+    assert yes.lines[0] == "yes: the user eva may publish on orders"
+    assert "by the role producer" in yes.out and "no access rule names it" in yes.out
+    no = quintet("acl", "explain", "eva", "publish", "vault", "--json", code=1).json
+    assert (no["allowed"], no["steps"][-1]["rule"], no["steps"][-1]["outcome"]) == (False, "access rule", "no")
+    assert "administer" in quintet("acl", "explain", "eva", "admin", "orders", code=1).lines[0]
+    assert "the key dev may" in quintet("acl", "explain", "dev", "subscribe", "orders").lines[0]
+    assert "the subject worker may" in quintet("acl", "explain", "worker", "publish", "orders").lines[0]
+    assert "no user 'worker'" in quintet("acl", "explain", "user:worker", "publish", "orders", code=2).err
+    assert (
+        "needs an administrator"
+        in quintet(
+            "acl", "explain", "eva", "publish", "x", url=quintet.url.replace("admin:admin", "eva:a-long-secret"), code=2
+        ).err
+    )
+    quintet("acl", "explain", "eva", "fly", "x", code=2)
+    quintet("acl", "delete", "vault", "--yes")
+    quintet("user", "delete", "eva", "--yes")
 
 
 def test_roles(quintet: Commands) -> None:
