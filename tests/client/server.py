@@ -62,6 +62,10 @@ class Server:
         scheme, port = ("peerbus+tcp", "peerbus-tcp") if lines else ("peerbus", "peerbus")
         return f"{scheme}://:{token}@127.0.0.1:{self.ports[port]}?name={name}"
 
+    @property
+    def peers(self) -> str:
+        return self.peer("").partition("?")[0]
+
     def start(self) -> None:
         """Start, on the port it had before if it ran before, and wait until it accepts."""
         ports = {

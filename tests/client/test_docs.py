@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 
 from quintet.client import errors
+from quintet.client.peerbus import SECRET_VARIABLE
 from tests.client.server import Server
 
 GUIDE = Path(__file__).parents[2] / "docs" / "CLIENT.md"
-DEFAULTS = {"blipmq://:dev-key@127.0.0.1:5555": "url", "flymq://admin:admin@127.0.0.1:9092": "fly"}
+DEFAULTS = {
+    "blipmq://:dev-key@127.0.0.1:5555": "url",
+    "flymq://admin:admin@127.0.0.1:9092": "fly",
+    "fast://:TOKEN@127.0.0.1:7400": "fast",
+    "peerbus://:dev-token@127.0.0.1:47821": "peers",
+}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "exactly_once.py"
 
 README = Path(__file__).parents[2] / "README.md"
@@ -27,7 +33,8 @@ def test_program(program: str, server: Server) -> None:
     for default, name in DEFAULTS.items():
         program = program.replace(default, getattr(server, name))
     command = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    environment = {**os.environ, SECRET_VARIABLE: "a secret that peers share, of 32 bytes"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
