@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from quintet.cli import chain, common
+from quintet.cli import audit_tail, chain, common
 from quintet.cli.common import json_option, manage, plain, say_json, say_table, url_option, when
 from quintet.client.manage import Asked
 
@@ -84,3 +84,4 @@ def audit(
 
 audit.add_command(chain.verify)
 audit.add_command(chain.head)
+audit.add_command(audit_tail.tail)

@@ -5,22 +5,24 @@ A piece is one segment file. Its header has the link before its first batch, so 
 chain.verify_directory says, but for naming: a batch that was put in or taken out at the very edge of a file is named by
 the edge. Reads only.
 
-    plan     all files, in order, each with the heads that anchors claim in it     where it begins
+    prepare  keys and anchors, then plan: all files, in order, each with the heads that anchors claim in it     where it begins
     follow   one file: the work                                                    anywhere
     join     begins and ends, partition by partition                               where it began
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import msgspec
 
-from quintet.log import chain
-from quintet.log.anchors import Anchored
+from quintet.log import anchors, chain
+from quintet.log.anchors import Anchored, AnchorsBroken, KeyMissing
 from quintet.log.chain import Break, CannotCheck, Head, Keys, PartitionVerdict, genesis
-from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.disk import Disk, OsDisk
 from quintet.log.embedded.recovery import partitions, segment_bases
 from quintet.log.embedded.segment import segment_name
+from quintet.model.errors import DataDirError
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -52,6 +54,73 @@ class Followed(msgspec.Struct, frozen=True, array_like=True):
     broken: tuple[str, int, int, int, str, str] | None = None
     cannot: str = ""
     gone: bool = False
+
+
+@dataclass(slots=True)
+class Chains:
+    """What is to be followed of a folder, and what it comes to. Without anything to follow there may be a verdict already."""
+
+    folder: str
+    pieces: list[Piece] = field(default_factory=list)
+    keys: Keys = field(default_factory=dict)
+    anchored: Anchored | None = None
+    partitions: list[PartitionVerdict] = field(default_factory=list)
+    broken: list[Break] = field(default_factory=list)
+    cannot: str = ""
+
+    def conclude(self, followed: Iterable[Followed]) -> None:
+        """All pieces were followed."""
+        if self.broken or self.cannot:
+            return
+        try:
+            self.partitions = join(self.folder, self.pieces, followed, self.anchored)
+        except CannotCheck as error:
+            self.cannot = str(error)
+            return
+        self.broken = [each.broken for each in self.partitions if each.broken is not None]
+        chained = any(each.rows for each in self.partitions)
+        if self.keys and not self.broken and chained and not any(each.keyed for each in self.partitions):
+            self.broken = [Break(self.folder, 0, 0, 1, "rewritten", "nothing here was made with the key")]
+
+    @property
+    def ok(self) -> bool:
+        return not self.broken and not self.cannot
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said."""
+        if self.cannot:
+            return [f"the chains cannot be checked: {self.cannot}"]
+        if self.broken:
+            return [f"chain broken: {each}" for each in self.broken]
+        rows = sum(each.rows for each in self.partitions)
+        files = sum(each.segments - each.unchained for each in self.partitions)
+        said = f"chains: {rows} records in {files} files follow from each other"
+        if self.anchored is None or not self.anchored.head:
+            return [f"{said}; there are no anchors to hold them to"]
+        heads = sum(each.anchored for each in self.partitions)
+        return [f"{said}, and agree with {heads} anchored heads; the last anchor is {self.anchored.head}"]
+
+
+def prepare(folder: str, anchor_file: str = "", secret: bytes = b"", disk: Disk | None = None) -> Chains:
+    """What is to be followed of a data folder. `anchor_file`: if it is not in the folder; `secret`: what the key file holds."""
+    disk = disk or OsDisk()
+    if not disk.is_dir(f"{folder}/topics"):
+        raise DataDirError(f"{folder} is not a data folder of Quintet: there is no folder 'topics' in it")
+    key = chain.derive_key(secret) if secret else b""
+    found = Chains(folder, keys={chain.key_id(key): key} if key else {})
+    try:
+        named = {chain.key_name(key): key} if key else {}
+        found.anchored = anchors.load(disk, anchor_file or f"{folder}/{anchors.ANCHORS_NAME}", named)
+        if anchor_file and found.anchored is None:
+            found.cannot = f"there are no anchors in {anchor_file}"
+        else:
+            found.pieces = plan(disk, folder, found.anchored)
+    except KeyMissing as error:
+        found.cannot = str(error)
+    except AnchorsBroken as error:
+        found.broken = [Break("the anchors", 0, 0, 1, "rewritten", str(error))]
+    return found
 
 
 def plan(disk: Disk, directory: str, anchored: Anchored | None) -> list[Piece]:
@@ -88,8 +157,9 @@ def _size(disk: Disk, path: str, base: int) -> int:
         disk.close(handle)
 
 
-def follow(disk: Disk, piece: Piece, keys: Keys) -> Followed:
+def follow(piece: Piece, keys: Keys, disk: Disk | None = None) -> Followed:
     """The work. Raises nothing that a file could cause."""
+    disk = disk or OsDisk()
     place = (piece.topic_id, piece.partition, piece.base)
     try:
         found = chain.verify_segment(

@@ -11,13 +11,15 @@
 Rows never leave the process that reads them: Spark's tasks get ranges of offsets and give back what they found (examine.py),
 so the work is linear in the rows, divides by the cores, and a broken batch does not hide what is behind it.
 
-Not looked at are the hash chains and signed envelopes of the peerbus door. Both bind a record to the one before it, and are
-in its headers: `examine` sees these columns of a range in order and can keep the last link in its `Slice`; `united` joins
-neighbours, and would ask there whether the first link of one follows from the last of the other.
+    chains                      with `data`: the links of every segment file there, and the anchors (chains.py). Records that
+                                come over Flight carry no links: without the files no chain is looked at, and the title says so
+    signatures                  with `hmac_secret_file`: of the envelopes in the mailboxes of peers (envelopes.py)
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 SUMMARY = "checks every record of topics, and an archive against the topics it was made of"
 TASKS_PER_CORE: Final = 4
 NOTES_MAX: Final = 20  # of one kind
+SECRET_BYTES_MIN: Final = 32
 COLUMNS: Final = ("topic", "partition", "records", "first", "last", "absent", "broken", "digest")
 
 
@@ -56,6 +59,17 @@ class Options(Common, kw_only=True):
     format: Annotated[
         Literal["parquet", "delta", "iceberg"], msgspec.Meta(description="What kind of table the archive is.")
     ] = "parquet"
+    data: Annotated[
+        str,
+        msgspec.Meta(
+            description="The broker's data folder, or a copy: the chain of every file in it is followed. Flight has no links."
+        ),
+    ] = ""
+    anchors: Annotated[str, msgspec.Meta(description="File of the anchors, if it is not in the data folder.")] = ""
+    key_file: Annotated[str, msgspec.Meta(description="File with the key of the chains, if they have one.")] = ""
+    hmac_secret_file: Annotated[
+        str, msgspec.Meta(description="File with the secret of the peers: signatures in peerbus/* are verified.")
+    ] = ""
 
 
 def run(spark: "SparkSession", options: Options) -> Result:
@@ -66,8 +80,17 @@ def run(spark: "SparkSession", options: Options) -> Result:
     chosen = {"subscribe": options.topic} if options.topic else {"subscribePattern": ".*"}
     bounds = {"startingOffsets": options.starting, "endingOffsets": options.ending, "access": options.via}
     asked = read_options({**options.access(), **chosen, **bounds})
-    slices = _slices(spark, asked, Link.of(asked.target), microseconds(options.tolerance))
+    secret = _secret("hmac_secret_file", options.hmac_secret_file)
+    slices = _slices(spark, asked, Link.of(asked.target), microseconds(options.tolerance), secret)
     notes, ok = _findings(slices, options.tolerance)
+    if secret:
+        notes += _signed(slices)
+        ok = ok and not any(part.signatures.forged for part in slices)
+    if options.data:
+        from quintet.spark.pipelines import chains
+
+        followed = chains.follow(spark, options.data, options.anchors, _secret("key_file", options.key_file))
+        notes, ok = [*_some(followed.notes), *notes], ok and followed.ok
     if options.archive:
         from quintet.spark.pipelines.reconcile import reconcile
 
@@ -79,7 +102,8 @@ def run(spark: "SparkSession", options: Options) -> Result:
         said, same = reconcile(spark, options, options.archive, options.format, sound) if sound else ([], ok)
         notes, ok = [*notes, *said], ok and same
     return Result(
-        title=f"audit: {sum(part.rows for part in slices)} records, partitions: {len(slices)}",
+        title=f"audit: {sum(part.rows for part in slices)} records, partitions: {len(slices)}"
+        + ("" if options.data else "; chains not followed: that needs the files, data=FOLDER"),
         columns=COLUMNS,
         rows=tuple(_row(part) for part in slices),
         notes=tuple(notes),
@@ -87,7 +111,22 @@ def run(spark: "SparkSession", options: Options) -> Result:
     )
 
 
-def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: int) -> "list[Slice]":
+def _secret(option: str, file: str) -> bytes:
+    """One line of a file; b"" if none was named."""
+    from quintet.spark.options import OptionError
+
+    if not file:
+        return b""
+    try:
+        found = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise OptionError(option, f"{file}: {error.strerror}") from None
+    if len(found) < SECRET_BYTES_MIN:
+        raise OptionError(option, f"{file} has {len(found)} bytes, a secret has at least {SECRET_BYTES_MIN}")
+    return found
+
+
+def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: int, secret: bytes) -> "list[Slice]":
     """One for each partition. A partition is divided as often as there are cores to read it."""
     from quintet.spark import reader
     from quintet.spark.pipelines.examine import Slice, united
@@ -99,7 +138,7 @@ def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: 
     pieces = reader.split(full, min(tasks_max, worth)) if worth else full
     tasks = [reader.locate(asked, link, group) for group in reader.pack(pieces)]
     found = [Slice(span.topic, span.partition, span.first, span.last) for span in spans if span.rows <= 0]
-    found += _examined(spark, asked, tasks, back_us)
+    found += _examined(spark, asked, tasks, back_us, secret)
     found.sort(key=lambda part: (part.topic, part.partition, part.first))
     whole = [united(list(group), back_us) for _, group in groupby(found, lambda part: (part.topic, part.partition))]
     ids = {span.topic: span.id for span in spans}
@@ -111,19 +150,21 @@ def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: 
 
 
 def _examined(
-    spark: "SparkSession", asked: "ReadOptions", tasks: "Sequence[list[Part]]", back_us: int
+    spark: "SparkSession", asked: "ReadOptions", tasks: "Sequence[list[Part]]", back_us: int, secret: bytes
 ) -> "Iterator[Slice]":
     """Each of these is a Spark task, and its parts are examined where it runs."""
     from quintet.spark.pipelines.examine import Slice
 
     if tasks:
-        found = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(_worker(asked, tasks, back_us), "slice binary")
+        found = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(
+            _worker(asked, tasks, back_us, secret), "slice binary"
+        )
         for row in found.toArrow().column("slice"):
             yield msgspec.msgpack.decode(row.as_py(), type=Slice)
 
 
 def _worker(
-    asked: "ReadOptions", tasks: "Sequence[list[Part]]", back_us: int
+    asked: "ReadOptions", tasks: "Sequence[list[Part]]", back_us: int, secret: bytes
 ) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
     def work(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
@@ -132,7 +173,7 @@ def _worker(
 
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                made = [msgspec.msgpack.encode(examine(asked, part, back_us)) for part in tasks[number]]
+                made = [msgspec.msgpack.encode(examine(asked, part, back_us, secret)) for part in tasks[number]]
                 yield pa.RecordBatch.from_arrays([pa.array(made, pa.binary())], names=["slice"])
 
     return work
@@ -161,6 +202,22 @@ def _findings(slices: "Sequence[Slice]", tolerance: str) -> tuple[list[str], boo
         if part.absent
     ]
     return [*_some(broken), *_some(backwards), *_some(absent)], not broken
+
+
+def _signed(slices: "Sequence[Slice]") -> list[str]:
+    """What the signatures of mailboxes come to, the forged ones first."""
+    from quintet.spark.pipelines.envelopes import NONE
+
+    forged = [
+        f"forged: topic {part.topic}, partition {part.partition}, offset {part.signatures.at}: the envelope is not what its "
+        f"sender signed (of {part.signatures.forged} such)"
+        for part in slices
+        if part.signatures.forged
+    ]
+    total = reduce(lambda one, two: one.plus(two), (part.signatures for part in slices), NONE)
+    said = f"signatures: {total.sound} sound, {total.forged} forged, {total.unsigned} without one"
+    said += f", {total.peer} by a key of the peer's own (not verified), {total.other} of other doors"
+    return [*_some(forged), said]
 
 
 def _broken(part: "Slice", damage: "Damage") -> str:

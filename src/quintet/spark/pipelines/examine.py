@@ -18,7 +18,7 @@ from quintet.model.errors import CorruptData, DataLost, OffsetNotFound, QuintetE
 from quintet.spark import reader
 from quintet.spark.link import Link
 from quintet.spark.options import OptionError, ReadOptions
-from quintet.spark.pipelines import digest
+from quintet.spark.pipelines import digest, envelopes
 from quintet.spark.reader import Part
 
 DAMAGES_MAX: Final = 1_000  # of one range; what is behind them is not read
@@ -49,6 +49,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     low: int = -1  # the first offset that has a record
     chains: digest.Chains = digest.EMPTY
     damages: tuple[Damage, ...] = ()
+    signatures: envelopes.Signatures = envelopes.NONE
 
     @property
     def broken(self) -> int:
@@ -59,11 +60,13 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
         return self.last - self.first - self.rows - self.broken
 
 
-def examine(asked: ReadOptions, part: Part, back_us: int) -> Slice:
-    """Read a range whole."""
+def examine(asked: ReadOptions, part: Part, back_us: int, secret: bytes = b"") -> Slice:
+    """Read a range whole. With a secret, the signatures of the envelopes in the mailboxes of peers are looked at, too."""
     span, damages = part.span, list[Damage]()
     found = Slice(span.topic, span.partition, span.first, span.last)
-    for piece in _pieces(asked, part):
+    mailbox = span.topic.removeprefix(envelopes.PREFIX) if secret and span.topic.startswith(envelopes.PREFIX) else ""
+    wanted = (*digest.COLUMNS, "origin") if mailbox else digest.COLUMNS
+    for piece in _pieces(asked, part, wanted):
         if isinstance(piece, Damage):
             damages.append(piece)
             continue
@@ -79,6 +82,7 @@ def examine(asked: ReadOptions, part: Part, back_us: int) -> Slice:
             back=found.back + len(back),
             back_at=found.back_at if found.back or not len(back) else int(offsets[back[0]]),
             chains=digest.extended(found.chains, piece),
+            signatures=found.signatures.plus(envelopes.judged(piece, mailbox, secret)) if mailbox else envelopes.NONE,
         )
     return msgspec.structs.replace(found, damages=tuple(damages))
 
@@ -101,6 +105,7 @@ def united(slices: Sequence[Slice], back_us: int) -> Slice:
             back=one.back + back + two.back,
             back_at=one.back_at if one.back else two.low if back else two.back_at,
             chains=digest.joined(one.chains, two.chains),
+            signatures=one.signatures.plus(two.signatures),
             damages=_merged(one.damages, two.damages),
         )
 
@@ -119,13 +124,13 @@ def _numbers(batch: pa.RecordBatch, name: str) -> "np.typing.NDArray[np.int64]":
     return np.frombuffer(array.buffers()[1], "<i8", len(array), 8 * array.offset)
 
 
-def _pieces(asked: ReadOptions, part: Part) -> Iterator[pa.RecordBatch | Damage]:
+def _pieces(asked: ReadOptions, part: Part, wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch | Damage]:
     """The record batches of a range, and between them what cannot be read."""
     following, last = part.span.first, part.span.last
     for _ in range(DAMAGES_MAX):
         rest = part._replace(span=part.span._replace(first=following))
         try:
-            for batch in reader.open_range(asked, rest, digest.COLUMNS, {}):
+            for batch in reader.open_range(asked, rest, wanted, {}):
                 yield batch
                 following = batch.column("offset")[batch.num_rows - 1].as_py() + 1
             return
