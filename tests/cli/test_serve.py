@@ -89,7 +89,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def test_ready_answers_and_drains(start: Start) -> None:
     broker = start("--dev")
     assert broker.ready["ready"] is True
-    assert set(broker.ready["listeners"]) == {"blipmq", "flymq", "flymq-sdk", "flight", "fast", "admin"}
+    assert set(broker.ready["listeners"]) == {door.lower().replace("_", "-") for door in DOORS}
     for address in broker.ready["listeners"].values():
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=5):

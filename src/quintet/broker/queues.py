@@ -18,7 +18,7 @@ all of them through one Share. Grace needs no table: a restart ends every connec
 
 import heapq
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from typing import Final
@@ -178,7 +178,7 @@ class Queues:
         self._deadlines: list[tuple[int, int, Member]] = []
         self._order = 0
         self._stale = 0  # about how many of them belong to nobody any more
-        self._epoch = 0
+        self._epoch = (0, 0)  # of access and of tokens, when the members were last looked at
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -506,29 +506,32 @@ class Queues:
                 self._end(member, _ending(member, now))
             else:
                 self._watch(member)
-        if self._epoch != self._access.epoch:
-            self._epoch = self._access.epoch
-            self._look_again(now)
+        epoch = (self._access.epoch, self._tokens.epoch)
+        if self._epoch != epoch:
+            verify, self._epoch = self._epoch[1] != epoch[1], epoch
+            self._look_again(now, verify)
 
-    def _look_again(self, now: int) -> None:
-        """Rights, tokens or topics changed: who is here must still be welcome."""
+    def _look_again(self, now: int, verify: bool) -> None:
+        """Rights, tokens or topics changed: who is here must still be welcome. Signatures are verified again only where
+        the secrets changed: that takes its time, and there may be thousands of members."""
         for queue in list(self._by_id.values()):
             if queue.topic.deleted:
                 self._forget(queue)
                 continue
             for member in list(queue.members.values()):
                 try:
-                    self._still_welcome(member, now)
+                    self._still_welcome(member, now, verify)
                 except QuintetError as refused:
                     self._end(member, refused)
 
-    def _still_welcome(self, member: Member, now: int) -> None:
+    def _still_welcome(self, member: Member, now: int, verify: bool) -> None:
         bearer = member.bearer
-        if self.options.expire_subscriptions or not bearer.claims.expires or now < bearer.claims.expires:
+        expires = bearer.claims.expires
+        if verify and (self.options.expire_subscriptions or not expires or now < expires):
             bearer = self.bearer(bearer.token, now)
-        else:  # expired, and subscriptions may outlive their token: then only the user counts
+        else:  # also of a token that has expired, where subscriptions may outlive theirs: then only the user counts
             identity, principal = self._access.subject(bearer.claims.subject)
-            bearer = Bearer(bearer.token, bearer.claims, identity, principal, bearer.key)
+            bearer = replace(bearer, identity=identity, principal=principal)
         self._require(bearer, "subscribe", member.queue.topic.name, "")
         member.bearer = bearer
 

@@ -76,8 +76,9 @@ def test_a_create_that_the_power_cut_took_was_not_confirmed(sim: FastSim) -> Non
     assert peer.ask(b"")[0].code == 0
 
 
-def test_a_topic_of_another_door_gets_a_key(sim: FastSim) -> None:
-    topic = sim.broker.topics.ensure(b"demo", durable=True)
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_topic_of_another_door_gets_a_key(sim: FastSim, durable: bool) -> None:
+    topic = sim.broker.topics.ensure(b"demo", durable)
     sim.scheduler.settle()
     sim.broker.access.set_acl(Acl("demo", users=("ann",)))
     peer = sim.peer(extended=True)

@@ -1,5 +1,6 @@
 """The Fast session on a simulated broker: the laws of doors, the gates every request passes, both modes, limits."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -99,6 +100,26 @@ def test_the_law_of_the_limit_is_not_empty() -> None:
     output, closing = TestLawsOfTheLimit().run([])
     assert closing == "too many refused requests"
     assert output.count(bytes((frames.ERROR, PUBLISH))) == 10
+
+
+def test_answers_keep_their_order_whatever_completes_first() -> None:
+    """Publishes to three topics with a barrier behind each: in all orders of disk completion, one output."""
+    outputs = set()
+    names = (b"t0", b"t1", b"t2")
+    for order in itertools.permutations(range(3)):
+        sim = FastSim()
+        peer = sim.peer(*[codec.create(ANN, name, frames.DURABLE) for name in names], extended=True)
+        sim.scheduler.held = True
+        for name in names:
+            peer.feed(publish(ANN, b"x", topic=topic_id(name)) + codec.extend())
+        sim.scheduler.turn()
+        jobs = list(sim.scheduler.jobs)
+        assert len(jobs) == 3
+        assert peer.take() == b"", "an answer left before its publish was durable"
+        for number in order:
+            sim.scheduler.finish(sim.scheduler.jobs.index(jobs[number]))
+        outputs.add(peer.take())
+    assert outputs == {b"".join(codec.ok(PUBLISH, topic_id(name)) + codec.ok(EXTEND, 0) for name in names)}
 
 
 # -- the seven packets, strict ------------------------------------------------------------------------------------------
