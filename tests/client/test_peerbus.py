@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
 import quintet
 from quintet.client import mailbox, peerbus
@@ -322,6 +323,26 @@ def test_urls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         quintet.peer("peerbus://:t@127.0.0.1?name=a")
     assert "verify=off" in raised.value.hint
     assert quintet.peer("peerbus://:t@127.0.0.1?verify=off", name="a").name == "a"
+    monkeypatch.setenv(peerbus.SECRET_VARIABLE, SECRET)
+    with pytest.raises(BadUrl, match="key of its own"):
+        quintet.peer("peerbus://:t@127.0.0.1?name=a&kid=k1")
+
+
+async def test_keys_of_single_peers(tmp_path: Path) -> None:
+    """The broker verifies, and drops what a peer that has a key signed with the shared secret."""
+    own = tmp_path / "own"
+    own.write_text("the key of alice alone, of 32 bytes\n")
+    own.chmod(0o600)
+    keys = json.dumps([{"name": "alice", "kid": "k1", "key_file": str(own)}])
+    settings = {"HMAC_SECRET": SECRET, "PEER_KEYS": keys, "VERIFY": "true"}
+    with running(**{f"QUINTET_PEERS__{name}": value for name, value in settings.items()}) as server:
+        async with quintet.peer(f"{server.peer('bob')}&verify=off") as bob:
+            async with quintet.peer(server.peer("alice")) as alice:
+                await alice.send("bob", "with the shared secret")
+            async with quintet.peer(f"{server.peer('alice')}&verify=off&kid=k1&secret_file={own}") as alice:
+                await alice.send("bob", "with her own key")
+            got = await bob.receive()
+            assert (got.sender, got.body) == ("alice", "with her own key")
 
 
 async def test_it_is_used_inside_its_block(server: Server, names: tuple[str, str]) -> None:
@@ -483,3 +504,31 @@ def test_every_close_has_an_error(close: tuple[int, str]) -> None:
     error = peerbus.closed_because("here", *close)
     assert type(error) in ALL
     assert close[1] in str(error)
+
+
+# -- WebSocket ---------------------------------------------------------------------------------------------------------
+
+
+async def test_frames_of_a_websocket() -> None:
+    """A message in several frames is one; what is not text is passed over; a close says why."""
+    said: list[str] = []
+
+    async def broker(socket: ServerConnection) -> None:
+        said.append(str(await socket.recv()))
+        await socket.send([codec.peers(["bob"]).decode()[:10], "", codec.peers(["bob"]).decode()[10:]])
+        await socket.send(b"binary")
+        await (await socket.ping())
+        whole = codec.deliver("k", letter(b'"' + b"x" * 500_000 + b'"')).decode()
+        await socket.send(whole[at : at + 100_000] for at in range(0, len(whole), 100_000))
+        said.append(str(await socket.recv()))
+        await socket.close(*wire.REVOKED)
+
+    async with serve(broker, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with quintet.peer(f"peerbus://:t@127.0.0.1:{port}?name=bob") as bob:
+            got = await bob.receive()
+            assert len(got.body) == 500_000
+            await got.ack()
+            with pytest.raises(AuthError, match="token revoked"):
+                await bob.receive(timeout=5)
+    assert [json.loads(one)["type"] for one in said] == ["register", "ack"]

@@ -8,6 +8,7 @@ import trustme
 
 import quintet
 from quintet.client.errors import BadUrl, ConnectionLost
+from quintet.client.fast import Queues
 from tests.client.server import running
 
 
@@ -69,3 +70,38 @@ async def test_flymq_and_client_certificates(tmp_path: Path, topic: str) -> None
         with pytest.raises(BadUrl, match="cert="):
             async with quintet.connect(f"{where}&cert={tmp_path / 'missing.pem'}"):
                 pass
+
+
+async def test_fast_and_peerbus(tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUINTET_PEERBUS_SECRET", "a secret that peers share, of 32 bytes")
+    authority = trustme.CA()
+    ca, cert, key = tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem"
+    authority.cert_pem.write_to_path(ca)
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(key)
+    for blob in certificate.cert_chain_pems:
+        blob.write_to_path(cert, append=True)
+    files = {
+        f"QUINTET_LISTENERS__{door}__TLS_{name}": str(path)
+        for door in ("FAST", "PEERBUS", "PEERBUS_TCP")
+        for name, path in (("CERT", cert), ("KEY", key))
+    }
+    with running(**files) as server:
+        async with quintet.connect(f"{server.fast.replace('fast', 'fasts', 1)}?ca={ca}") as bus:
+            await Queues(bus).create(topic)
+            async with bus.subscribe(topic) as sub:
+                await bus.publish_batch(topic, [b"x" * 1_000] * 500)
+                seen = 0
+                while seen < 500:
+                    seen += len(await sub.get_batch())
+        for lines in (False, True):
+            url = f"{server.peer('alice', lines=lines).replace('peerbus', 'peerbuss', 1)}&ca={ca}"
+            async with quintet.peer(url) as alice:
+                await alice.send("alice", "x" * 500_000)
+                got = await alice.receive()
+                assert len(got.body) == 500_000
+                await got.ack()
+            with pytest.raises(ConnectionLost, match="TLS"):
+                await quintet.peer(url.partition("&ca=")[0]).open()
+            with pytest.raises(ConnectionLost):
+                await quintet.peer(server.peer("alice", lines=lines), timeout=5).open()

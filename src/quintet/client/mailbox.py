@@ -30,11 +30,12 @@ HEADERS: Final = ("from", "to", "ts", "source", "kind")  # of a message, from it
 
 
 class Identity(NamedTuple):
-    """Who we are, and what we sign and verify with. An empty secret signs nothing."""
+    """Who we are, and what we sign and verify with. An empty secret signs nothing; `kid` is the id of a key of our own."""
 
     name: str
     secret: bytes
     verify: bool
+    kid: str = ""
 
 
 class MailLink(Link):

@@ -263,14 +263,15 @@ class Wire(StreamLink):
 
     def _sealed(self, call: _Call) -> list[bytes]:
         """The signed envelopes of a call; what is too large is noted with it."""
-        to = recipient(call.load.topic)
+        me, to = self.me, recipient(call.load.topic)
         keys, made = call.load.keys, []
         now = envelope.rfc3339(round(datetime.now(UTC).timestamp() * 1_000_000))
         for at, value in enumerate(call.load.values):
             key = keys[at] if keys is not None else None
             id = token_hex(16) if key is None else key.decode(errors="replace")
             try:
-                data = envelope.sign(self.me.secret, id=id, sender=self.me.name, to=to, ts=now, body=body_of(value))
+                body = body_of(value)
+                data = envelope.sign(me.secret, id=id, sender=me.name, to=to, ts=now, body=body, kid=me.kid)
                 if len(data) > ENVELOPE_BYTES_MAX:
                     raise TooLarge(f"an envelope of {len(data)} bytes, over {ENVELOPE_BYTES_MAX}", hint="split it")
                 made.append(data)
@@ -625,7 +626,12 @@ def identity(endpoint: Endpoint, name: str) -> Identity:
             "messages of peers are signed with a secret they share, and there is none",
             hint=f"?secret_file=FILE or {SECRET_VARIABLE}; ?verify=off takes whatever comes",
         )
-    return Identity(who, secret, endpoint.verify == "on")
+    if endpoint.kid and endpoint.verify == "on":
+        raise BadUrl(
+            "who signs with a key of its own cannot verify what others sign with theirs",
+            hint="the broker verifies: add ?verify=off",
+        )
+    return Identity(who, secret, endpoint.verify == "on", endpoint.kid)
 
 
 def _secret(endpoint: Endpoint) -> bytes:

@@ -59,6 +59,7 @@ OPTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "name": (("peerbus",), ()),
     "secret_file": (("peerbus",), ()),
     "verify": (("peerbus",), ("on", "off")),
+    "kid": (("peerbus",), ()),
 }
 _TLS_OPTIONS: Final = ("ca", "cert", "key")
 _KEY_DOORS: Final = ("blipmq", "fast", "peerbus")  # who is known by one secret: it may stand alone
@@ -84,6 +85,7 @@ class Endpoint:
     name: str = ""
     secret_file: str | None = None
     verify: str = "on"
+    kid: str = ""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"

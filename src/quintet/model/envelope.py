@@ -96,14 +96,24 @@ def wire(envelope: Envelope) -> bytes:
 
 
 def sign(
-    secret: bytes, *, id: str, sender: str, to: str, ts: str, body: bytes, source: str = SOURCE, kind: str = ""
+    secret: bytes,
+    *,
+    id: str,
+    sender: str,
+    to: str,
+    ts: str,
+    body: bytes,
+    source: str = SOURCE,
+    kind: str = "",
+    kid: str = "",
 ) -> bytes:
     """A signed envelope, ready for the wire. `body` is one JSON text; kind follows from `to` where it is not given. An
-    empty secret leaves the hmac empty: nobody who verifies will take it."""
+    empty secret leaves the hmac empty: nobody who verifies will take it. `kid` names a key of the sender's own and stands
+    before the signature: only a broker that has that key verifies it."""
     kind = kind or (BROADCAST if to == EVERYONE else MESSAGE)
     envelope = Envelope(VERSION, id, sender, to, ts, source, kind, text(body))
     hmac = signature(envelope, secret) if secret else ""
-    return wire(envelope._replace(hmac=hmac))
+    return wire(envelope._replace(hmac=f"{kid}:{hmac}" if kid and hmac else hmac))
 
 
 def parse(data: bytes, *, strict: bool = True) -> Envelope:
