@@ -166,8 +166,8 @@ class _Follower:
         except ValueError as error:
             raise CannotCheck(f"{path}: {error}: use a newer quintet") from None
         if header is None:
-            if last and all_zero(data + self._disk.pread(handle, size, HEADER_BYTES)):
-                return None  # it was being made
+            if last and all_zero(self._disk.pread(handle, size, HEADER_BYTES)):
+                return None  # it was being made: recovery removes it. What an anchor claims of it is missed in the end
             raise _Broken(Break(path, 0, base, base + 1, "damaged", REASONS[-7]))
         verdict = self.verdict
         if (header.topic_id, header.partition, header.base) != (verdict.topic_id, verdict.partition, base):
@@ -382,7 +382,8 @@ def verify_segment(
     path = f"{directory}/{segment_name(base)}"
     try:
         follower.segment(base, last)
-        follower.finish(path)
+        if last:  # else the next file begins later than this one ends, and that is named
+            follower.finish(path)
     except _Broken as broken:
         found.followed.broken = broken.found
     handle = disk.open(path)

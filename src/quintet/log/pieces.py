@@ -201,7 +201,12 @@ def join(
         last = anchored.heads[topic_id, number][-1][0]
         if last > anchored.starts.get((topic_id, number), 0):
             lost = Break(
-                f"{directory}/topics/{topic_id:08d}/{number}", 0, 0, last, "missing", "an anchor says they were there"
+                f"{directory}/topics/{topic_id:08d}/{number}",
+                0,
+                0,
+                last,
+                "truncated",
+                "an anchor says that they were there",
             )
             verdicts.append(PartitionVerdict(topic_id, number, broken=lost))
     return verdicts
