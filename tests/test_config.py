@@ -68,6 +68,7 @@ def test_sizes_may_have_a_unit(file: Path) -> None:
         ("[[keys]]\nname = 'a'\nkey = 'b'\n[[keys]]\nname = 'a'\nkey = 'c'", "keys: 'a' and 'a' have the same name"),
         ("[[keys]]\nname = 'a'\nkey = 'b'\n[[keys]]\nname = 'c'\nkey = 'b'", "keys: 'a' and 'c' have the same key"),
         ("[[keys]]\nname = 'a'\nkey = 'b'\npublish = ['a*b']", "pattern 'a*b': a * is allowed at the end only"),
+        ("[[keys]]\nname = 'a'\nkey = 'b'\nuser = 'u'\npublish = ['x']", "has the rights of that user"),
         ("[[topics.overrides]]\npattern = '*x'", "topics.overrides[0]: pattern '*x': a * is allowed at the end only"),
         (
             "[[users]]\nname = 'a'",
