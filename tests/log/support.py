@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from quintet import kernel
 from quintet.log.base import Partition, TopicSpec
@@ -20,11 +21,14 @@ Rows = list[tuple[int, bytes | None, bytes | None]]
 class Harness:
     """One engine after another on the same disk."""
 
-    def __init__(self, disk: Disk | None = None, directory: Path = DATA, start: bool = True, journal: int = 0) -> None:
-        """journal: bytes of each file, and everything small goes there; 0: nothing does."""
+    def __init__(
+        self, disk: Disk | None = None, directory: Path = DATA, start: bool = True, journal: int = 0, **options: Any
+    ) -> None:
+        """journal: bytes of each file, and everything small goes there; 0: nothing does. options: of the engine."""
         self.disk: Disk = disk if disk is not None else SimDisk()
         self.directory = directory
         self.journal = journal
+        self.options = options
         self.reports: list[tuple[str, dict[str, object]]] = []
         self.acks: list[tuple[int, Exception | None]] = []
         if start:
@@ -45,6 +49,7 @@ class Harness:
             journal_threshold=1 if self.journal else 1 << 30,
             journal_bytes=self.journal or 1 << 20,
             sync_all_partitions=1 + len(self.acks) % 2 * (1 << 30),  # both ways, by the luck of the seed
+            **self.options,
         )
         self.log.recover()
         if self.journal:  # there from the start, not only from the second append on

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from quintet.log.embedded.partition import FilePartition
 
 HEADS_AT_ONCE_MAX: Final = 4096  # of one line; the others come with the next
+RETRY_US: Final = 1_000_000  # after a line that could not be written
 FRESH_SUFFIX: Final = ".tmp"
 FILE_BYTES_MAX: Final = 16 * limits.MIB  # of each of the two files
 
@@ -47,7 +48,7 @@ class Anchoring:
         self._then: list[Then] = []
         self._accused: set[tuple[int, int]] = set()
         self._written_at = 0
-        self._writing = False
+        self._writing = self._failed = False
         self.lines = 0
 
     @property
@@ -79,7 +80,7 @@ class Anchoring:
 
     def maintain(self, now: int) -> None:
         """About every 100 ms."""
-        due = now - self._written_at >= self._every_us
+        due = now - self._written_at >= (RETRY_US if self._failed else self._every_us)
         if (due and (self._shared.heads_moved or self._notes)) or (self._then and not self._writing):
             self._write()
 
@@ -152,11 +153,14 @@ class Anchoring:
         if isinstance(result, BaseException):
             self._notes = notes + self._notes
             self._shared.heads_moved.update(owners)
-            self._shared.report("anchors_failed", {"file": self._path, "error": str(result)})
+            if not self._failed:  # said once: it is tried again until it works
+                self._shared.report("anchors_failed", {"file": self._path, "error": str(result)})
+            self._failed = True
         else:
             self._position, self._prev = result
             self._seq += 1
             self.lines += 1
+            self._failed = False
             self._remember(heads, notes)
         for call in waiting:
             call()
