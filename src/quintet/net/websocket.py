@@ -379,6 +379,8 @@ class WebSocketSession:
         if self._state is not OPEN:
             return
         self._pings = 0
+        if self._inner.principal_name is None:
+            return  # the deadline of the handshake ends it
         self._quiet += 1
         if self._quiet > PINGS_MISSED_MAX + 1:
             self._say_close(SILENT)
