@@ -255,7 +255,9 @@ class _Follower:
             if reached != end:
                 bad = next(index for index in range(number, stop) if entries[index][0] >= reached)
                 self._count(run, number, bad)
-                raise _Broken(self._name_it(run, bad, path, key))
+                place, _, base, span, _ = entries[bad]
+                what = "its link does not follow from what is in it and the link before: one of them is not what it was"
+                raise _Broken(Break(path, run.origin + place, base, base + span, "edited", what))
             self._count(run, number, stop)
             entry = entries[stop - 1]
             self.expected = _behind(entry)
@@ -271,19 +273,6 @@ class _Follower:
         self.verdict.size += sum([entry[1] for entry in run.entries[first:stop]])
         if first < stop:
             self.verdict.link = self.link
-
-    def _name_it(self, run: Run, bad: int, path: str, key: bytes) -> Break:
-        """A sound batch in its place whose link is wrong. If it follows from the link two before it, the one before it was
-        put in; else it was changed itself, or what was before it was taken out and all offsets were changed."""
-        at, length, base, span, _ = run.entries[bad]
-        kind, what = "edited", "the link of this batch does not follow from its content and the link before it"
-        if bad >= 2:
-            earlier = run.entries[bad - 2]
-            end = earlier[0] + earlier[1]
-            before = bytes(run.data[end - len(self.link) : end])
-            if kernel.follow(run.data, at, at + length, before, key)[0] == at + length:
-                kind, what = "inserted", "the batch before this one was not there when it was written"
-        return Break(path, run.origin + at, base, base + span, kind, what)
 
     def _gap(self, handle: int, gap: Gap, path: str, size: int, last: bool) -> None:
         """The bytes do not go on as a log does."""
