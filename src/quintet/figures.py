@@ -83,6 +83,8 @@ _BROKER_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], 
     ),
     ("audit.recorded", "counter", "quintet_audit_events_total", "Events written to the audit."),
     ("audit.left_out", "counter", "quintet_audit_left_out_total", "Events over the audit's rate, counted only."),
+    ("events.recorded", "counter", "quintet_audit_moves_total", "Rows of the audit: deliveries, acknowledgements."),
+    ("events.lost", "counter", "quintet_audit_moves_lost_total", "Such rows that the disk would not take."),
 )
 
 

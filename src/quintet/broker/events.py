@@ -175,7 +175,6 @@ class Events:
         except QuintetError as error:
             self._lose(len(rows), str(error), now)
             return
-        self.recorded += len(rows)
         self._unsynced += len(rows)
         self._flying.append((len(rows), []))
 
@@ -183,8 +182,9 @@ class Events:
         """The oldest append on its way is over: appends of a partition end in their order."""
         rows, calls = self._flying.popleft()
         self._unsynced -= rows
-        if error is not None:
-            self.recorded -= rows
+        if error is None:
+            self.recorded += rows
+        else:
             self._lose(rows, str(error), self._scheduler.now())
         for call in calls:
             call()
