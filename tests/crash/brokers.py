@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 START_S = 20.0  # a broker that is neither ready nor gone after this is a hang
 STOP_S = 15.0
+COMMAND_S = 60.0
 
 CALLS = ("write", "pwrite64", "pwritev", "fdatasync", "fsync", "ftruncate", "rename", "open", "unlink", "mkdir")
 KILL_BEFORE, KILL_AFTER, KILL_TORN, SKIP, SHORT_ENOSPC = -1, -2, -3, -4, -5
@@ -77,6 +78,9 @@ class Broker:
         self.pid = pid
         self.address = addresses.get("blipmq", "")
         self.flymq = addresses.get("flymq", "")
+        self.fast = addresses.get("fast", "")
+        self.peerbus = addresses.get("peerbus", "")
+        self.peerbus_tcp = addresses.get("peerbus-tcp", "")
         self.stderr = stderr
         self.start_s = start_s
         self._watch = os.pidfd_open(pid)
@@ -102,6 +106,21 @@ class Broker:
 
     def said(self) -> str:
         return self.stderr.read_text(errors="replace")
+
+
+class Command:
+    """A command that ends by itself."""
+
+    def __init__(self, process: Broker, code: Path) -> None:
+        self._process = process
+        self._code = code
+
+    def finish(self) -> tuple[int, str]:
+        """(exit code, what it said); -1 if it ended without a code."""
+        assert self._process.wait(COMMAND_S), "a command must end"
+        self._process.end()
+        code = int(self._code.read_text()) if self._code.exists() else -1
+        return code, self._process.said().strip()
 
 
 class Launcher:
@@ -148,13 +167,27 @@ class Launcher:
         request = {
             "args": ["serve", "--dev", "--data", str(data), "--print-ready"],
             "env": SETTINGS | (settings or {}), "stdout": str(out), "stderr": str(err), "sabotage": sabotage,
-            "journal": self.journal,
+            "journal": self.journal, "code": "",
         }  # fmt: skip
+        return self._fork(request), err, pipe
+
+    def _fork(self, request: dict[str, object]) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline()), err, pipe
+        return int(self._process.stdout.readline())
+
+    def command(self, *arguments: str) -> "Command":
+        """Any other `quintet` command, begun; its `finish` gives exit code and words."""
+        self._count += 1
+        said, code = self.folder / f"{self._count}.said", self.folder / f"{self._count}.code"
+        said.touch()
+        request: dict[str, object] = {
+            "args": list(arguments), "env": {}, "stdout": str(said), "stderr": str(said), "sabotage": "",
+            "journal": False, "code": str(code),
+        }  # fmt: skip
+        return Command(Broker(self._fork(request), {}, said, 0.0), code)
 
     def start(self, data: Path, settings: dict[str, str] | None = None, sabotage: str = "") -> Broker:
         """Fork a broker and wait until it is ready. NotStarted with its words if it goes instead."""

@@ -110,6 +110,20 @@ class FastWire:
         except OSError as error:
             raise Gone(str(error)) from None
 
+    def subscribe(self, jwt: bytes, topic: int, count: int) -> list[bytes]:
+        """SUBSCRIBE and the payloads of that many messages."""
+        (answer,) = self.ask(b"\x02" + short(jwt) + struct.pack(">I", topic))
+        assert answer.code == 0, answer
+        found = []
+        try:
+            for _ in range(count):
+                kind, about, size = struct.unpack(">BII", self._read(9))
+                assert (kind, about) == (MESSAGE, topic), f"a packet of type {kind:#x} of topic {about:08x}"
+                found.append(self._read(size))
+        except TimeoutError:
+            return found
+        return found
+
     def _answer(self) -> Answer:
         kind = self._read(1)[0]
         assert kind in (OK, ERROR), f"a packet of type {kind:#x} where an answer was expected"

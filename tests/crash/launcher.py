@@ -1,7 +1,7 @@
 """A process that has the broker imported and forks one per request: a start costs 30 ms instead of a second.
 
-Requests are JSON lines on stdin: {"args", "env", "stdout", "stderr", "sabotage", "journal"}; the answer is the child's
-process id. With "journal" everything small goes by way of the journal, which is otherwise for many busy partitions.
+Requests are JSON lines on stdin: {"args", "env", "stdout", "stderr", "sabotage", "journal", "code"}; the answer is the child's
+process id. With "code" the exit code of the command is left in a file of that name. With "journal" everything small goes by way of the journal, which is otherwise for many busy partitions.
 What runs in the child is the command line as shipped. The sabotages are the positive controls of the campaigns: a
 broker that breaks its promise, which the checker must find. They live here so that the broker has no switch for them.
 """
@@ -14,11 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from quintet.broker.group import Group
 from quintet.broker.intents import Intents
-from quintet.cli import main, serve
+from quintet.broker.peers import Peers
+from quintet.broker.topics import Topic, Topics
+from quintet.cli import audit, chain, main, serve
 from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.server import Server
@@ -27,6 +31,8 @@ ACK_EARLY_S = 0.1  # how long after its acknowledgement the sabotaged broker wri
 JOURNAL_BYTES = 4 << 20  # of each file, where the journal is forced
 
 assert serve is not None, "imported ahead of the fork"
+assert audit is not None, "imported ahead of the fork"
+assert chain is not None, "imported ahead of the fork"
 assert Server is not None, "imported ahead of the fork"
 
 
@@ -115,6 +121,21 @@ def no_fence() -> None:
     Group.fence = lambda self, partition, generation, member: None  # type: ignore[method-assign]
 
 
+def forget_ids() -> None:
+    """After a restart no id of a message is known: a replay is taken for a new one."""
+    Peers._remember = lambda self, topic, now: None  # type: ignore[method-assign]
+
+
+def forget_keys() -> None:
+    """The new key of a queue is only in memory when its rotation is answered."""
+
+    def set_extra(self: Topics, topic: Topic, extra: dict[str, str], done: Callable[[Exception | None], None]) -> None:
+        topic.spec = replace(topic.spec, extra=extra)
+        done(None)
+
+    Topics.set_extra = set_extra  # type: ignore[method-assign]
+
+
 def force_journal() -> None:
     """Everything small goes by way of the journal, in files that are full, and used again, every few seconds."""
     defaults = EmbeddedLog.__init__.__kwdefaults__
@@ -122,7 +143,15 @@ def force_journal() -> None:
     defaults.update(journal_threshold=1, journal_bytes=JOURNAL_BYTES)
 
 
-SABOTAGES = {"ack-early": ack_early, "no-fsync": no_fsync, "deaf": deaf, "no-intents": no_intents, "no-fence": no_fence}
+SABOTAGES = {
+    "ack-early": ack_early,
+    "no-fsync": no_fsync,
+    "deaf": deaf,
+    "no-intents": no_intents,
+    "no-fence": no_fence,
+    "forget-ids": forget_ids,
+    "forget-keys": forget_keys,
+}
 
 
 def child(request: dict[str, Any]) -> None:
@@ -139,7 +168,12 @@ def child(request: dict[str, Any]) -> None:
     if request["sabotage"]:
         SABOTAGES[request["sabotage"]]()
     sys.argv = ["quintet", *request["args"]]
-    main.main()
+    try:
+        main.main()
+    except SystemExit as ended:
+        if request["code"]:
+            Path(request["code"]).write_text(str(ended.code or 0))
+        raise
 
 
 def run() -> None:
