@@ -47,6 +47,7 @@ TOPIC_PREFIX: Final = "peerbus/"
 ORIGIN_PREFIX: Final = b"peerbus:"
 
 DAY_US: Final = 24 * 3600 * 1_000_000
+FOREVER_US: Final = 100 * 365 * DAY_US  # what a mailbox without a time to live keeps
 PEERS_MAX: Final = 100_000  # names
 FIRST_PARTITION: Final = 0  # where all envelopes of a mailbox go: the order of each sender's is kept
 TAKEOVERS_MAX: Final = 10  # of one name within ...
@@ -474,7 +475,8 @@ class Peers:
         if topic is None:
             topic = self._topics.get(mailbox.raw)
             if topic is None:
-                topic, _ = self._topics.create(mailbox.raw, 1, retention_us=self.options.mailbox_ttl_us)
+                retention = self.options.mailbox_ttl_us or FOREVER_US
+                topic, _ = self._topics.create(mailbox.raw, 1, retention_us=retention)
             self._open(mailbox, topic)
         return topic
 

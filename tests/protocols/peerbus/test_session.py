@@ -1,5 +1,6 @@
 """The peerbus door over lines, on a simulated broker: registering, routing, acknowledging, and what comes again."""
 
+import errno
 import json
 
 import pytest
@@ -106,6 +107,23 @@ class TestRegister:
         sim.scheduler.held = False
         sim.scheduler.settle()
         assert [found["type"] for found in objects(peer.take())] == ["peers", "peers"]
+
+    def test_a_name_that_cannot_be_kept_is_not_given(self) -> None:
+        sim = broker()
+        for operation in ("pwritev", "fdatasync"):
+            sim.disk.fail(operation, 1, errno.EIO, times=1_000)
+        for _ in range(2):
+            peer = connect(sim)
+            assert peer.exchange(codec.register("ann-token", "amy") + b"\n") == b""
+            assert how_closed(peer) == (1011, "peer persistence failed")
+        assert len(sim.broker.peers) == 0
+
+    def test_a_broker_that_stops_takes_no_more_names(self) -> None:
+        sim = broker()
+        sim.broker.draining = True
+        peer = connect(sim)
+        peer.exchange(codec.register("ann-token", "amy") + b"\n")
+        assert how_closed(peer) == (1001, "server shutting down")
 
     def test_a_second_register_and_a_deliver_are_passed_over(self) -> None:
         sim = broker()
