@@ -61,12 +61,13 @@ fuzz: setup ## a million frames through each codec, and live through sessions
 	@$(BIN)/python fuzz/fast_live.py --frames 1000000
 	@$(BIN)/python fuzz/peer_codec.py --frames 1000000 --live 300000
 
-campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cuts, disk faults, transactions, groups, Spark (two hours; root for power cuts)
+campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cuts, disk faults, transactions, groups, doors, Spark (three hours; root for power cuts)
 	@$(BIN)/python tests/crash/kill.py --kills 1000 --strace
 	@$(BIN)/python tests/crash/power.py --cuts 1000
 	@$(BIN)/python tests/crash/faults.py --injections 5000 --full-cycles 100
 	@$(BIN)/python tests/crash/transactions.py --kills 1000
 	@$(BIN)/python tests/crash/groups.py --rebalances 500
+	@$(BIN)/python tests/crash/doors.py --kills 1000
 	@$(BIN)/python -m tests.client.test_idempotent 1000000
 	@$(BIN)/python tests/crash/spark.py --kills 200 --rows 1000000
 	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/test_examples.py -k declarative
