@@ -127,6 +127,8 @@ async def test_refusals_are_named(server: Server, topic: str) -> None:
     async with quintet.connect(f"fast://:{server.token('eve', 'other')}@{where}") as bus:
         with pytest.raises(WrongKey, match="419"):
             await bus.publish(topic, b"x")
+        with pytest.raises(WrongKey):
+            await bus.publish_batch(topic, [b"x"] * 50)  # the broker closes at the tenth
         with pytest.raises(QuintetError):
             await Queues(bus).create(topic)
     async with quintet.connect(f"fast://:{server.token('bob', 'k', 'subscribe')}@{where}") as bus:

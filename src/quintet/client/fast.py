@@ -344,7 +344,8 @@ class FastLink(StreamLink, PushLink, RequestLink):
         self._owed.clear()
         for call in calls:
             if not call.done.done():
-                call.done.set_exception(error)
+                # A server that had enough of refusals closes: what it refused for is the better answer.
+                call.done.set_exception(call.failures[0][1] if call.failures else error)
                 if not call.load.qos:
                     call.done.exception()  # nobody waits for it: that it failed is known by other ways
             if call.group is not None:
