@@ -137,8 +137,9 @@ class Peer:
     # -- sending ---------------------------------------------------------------------------------------------------
 
     async def send(self, to: str, body: object, *, id: str | None = None, timeout: float | None = None) -> str:
-        """Send anything JSON can say to one peer; its id. It returns when the broker has read it: the protocol does not
-        tell whether that peer is known. After a lost connection it is sent again, under the same id."""
+        """Send anything JSON can say to one peer; its id. It returns when the broker has read it and keeps it, if it does:
+        the protocol does not tell whether that peer is known. After a lost connection it is sent again, under the same
+        id."""
         if to == envelope.EVERYONE:
             raise ValueError("'*' is everyone: broadcast() sends to all")
         return await self._send(to, body, id, timeout)

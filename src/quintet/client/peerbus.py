@@ -8,7 +8,8 @@ Wire, and when it is lost the first view that comes back dials for all of them:
     Channel (mailbox) ------ View --+         over WebSocket, or one object a line (peerbus+tcp)
 
 The protocol has no answer to an envelope. A `peers` request behind it is the answer: its reply says that the broker has
-read all that was sent before. It does not say that a recipient exists, or that what was sent is on disk.
+read all that was sent before, and (ours) that what it took is on disk. It does not say that it took it: a recipient that
+nobody knows, a full mailbox, a wrong signature are passed over without a word. So no publish is called durable here.
 
 What becomes of a delivery is decided in mailbox.py; one without a delivery key is dropped here, because it could never be
 acknowledged.

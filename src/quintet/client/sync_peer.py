@@ -129,8 +129,9 @@ class Peer:
         return self._inner.duplicates
 
     def send(self, to: str, body: object, *, id: str | None = None, timeout: float | None = None) -> str:
-        """Send anything JSON can say to one peer; its id. It returns when the broker has read it: the protocol does not
-        tell whether that peer is known. After a lost connection it is sent again, under the same id."""
+        """Send anything JSON can say to one peer; its id. It returns when the broker has read it and keeps it, if it does:
+        the protocol does not tell whether that peer is known. After a lost connection it is sent again, under the same
+        id."""
         return self._portal.run(self._inner.send(to, body, id=id, timeout=timeout))
 
     def broadcast(self, body: object, *, id: str | None = None, timeout: float | None = None) -> str:
