@@ -3,12 +3,14 @@
 A structure-aware fuzz target for peerbus. Objects are made member by member, then spelled otherwise or damaged: members
 twice, missing, unknown or of another type, escapes, blanks, deep bodies, wrong bytes. `python fuzz/peer_codec.py --frames N`
 runs N of them through the codec beside a reader of this file (Python's json, every pair looked at). `--live N` runs N through
-sessions of a broker on a simulated disk: a model of the mailboxes says what each peer must get, what it settles, what is a
-replay, and who owns a name, over reconnects, takeovers and restarts, too. Ends with a verdict and an exit code (0 held, 1
+sessions of a broker on a simulated disk, by lines and by WebSocket in pieces: a model of the mailboxes says what each peer must
+get, what it settles, what is a replay, and who owns a name, over reconnects, takeovers and restarts, too. A tenth as many
+WebSocket connections get damaged bytes: each must end with a reason or be served. Ends with a verdict and an exit code (0 held, 1
 broken). `--sabotage` plants a fault (a member twice is passed over), `--sabotage live` another (replays are not remembered).
 """
 
 import argparse
+import asyncio
 import gc
 import hmac
 import json
@@ -31,22 +33,30 @@ from quintet.broker.peers import PeerOptions, Seen
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.model import envelope
 from quintet.model.errors import ProtocolError
+from quintet.net.websocket import Heartbeat, WebSocketSession
 from quintet.protocols.peerbus import codec, mapping
 from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer, SimBroker
 from tests.crash import peer_wire
-from tests.kernel import generate
+from tests.kernel import generate, ws_frames
 
 FRAMES_PER_READ = 15
 NEW_BROKER_EVERY_FRAMES = 10_000
 RESTART_EVERY_READS = 97
 SECRET = b"0123456789abcdef0123456789abcdef"
 WINDOW_US = 600_000_000
-GROWTH_MAX_MIB = 400  # of the process in a whole run: the disk of one broker is memory here
+GROWTH_MAX_MIB = 1024  # of the process in a whole run: the disk of one broker is memory here
 MEMBERS = ("protocol_version", "id", "from", "to", "ts", "source", "kind", "body", "hmac")
 KNOWN = (*MEMBERS, "type", "token", "name")
 CONTROL = ("register", "ack", "peers", "deliver")
 OWNERS = {"alice": "dev", "bob": "dev", "dörte": "dev", "eve": "eve"}
+BY_SOCKET = ("bob", "eve")
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAECAwQFBgcICQoLDA0ODw==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+SOCKETS_SHARE = 10  # of frames: one connection with damaged bytes for so many
+PATIENCE_US = 20_000_000  # longer than any deadline of a connection
 TOKENS = {"dev": "dev-key", "eve": "eve-key"}
 FRAME_BYTES_MAX = 1 << 20
 BODIES = (
@@ -287,6 +297,66 @@ def run_codec(target: Target, count: int, seed: int) -> int:
     return count
 
 
+# -- WebSocket ---------------------------------------------------------------------------------------------------------
+
+
+class Socket(Peer):
+    """A client over WebSocket."""
+
+    def __init__(self, sim: SimBroker) -> None:
+        self.heart = Heartbeat(asyncio.new_event_loop(), 30)
+        self.heart._loop.close()
+
+        def make(broker: Any, sink: Any, now: int) -> Any:
+            return WebSocketSession(PeerSession(broker, sink, now, framed=False, peer="10.0.0.1:9"), self, self.heart)
+
+        super().__init__(sim, make)
+
+    def watch(self) -> None:
+        """Deadlines are looked at by whoever lets time pass."""
+
+    def evict(self, reason: str) -> None:
+        self.session.closing = self.session.closing or reason
+        self._drain()
+
+
+def damaged_socket(sim: SimBroker, r: random.Random, counts: Counter[str]) -> None:
+    """One connection with bytes that are wrong somewhere: it is served, or it ends with a reason, and always in time."""
+    peer = Socket(sim)
+    name = f"guest{r.randrange(20)}"
+    made = [make_frame(r, name, [], sim.scheduler.now()) for _ in range(r.randrange(8))]
+    register = peer_wire.control("register", token=TOKENS["dev"], name=name)
+    body = ws_frames.pieces(r, register) + b"".join(ws_frames.pieces(r, one) for one in made)
+    data = (
+        generate.mutated(r, UPGRADE) + body
+        if r.random() < 0.2
+        else UPGRADE + (generate.mutated(r, body) if r.random() < 0.7 else body)
+    )
+    try:
+        said = peer.exchange(data, [r.choice((1, 7, 50, 500)) for _ in range(r.randrange(8))])
+        if r.random() < 0.2:
+            said += peer.exchange(ws_frames.piece(r, 8, True, r.choice((b"", b"\x03", b"\x03\xe8", b"\x03\xe8\xff"))))
+        registered = peer.session.principal_name is not None
+        sim.scheduler.advance(PATIENCE_US)
+        peer.session.tick(sim.scheduler.now())
+        peer._drain()
+        said += peer.take()
+        peer.close()
+    except Exception as error:
+        raise BrokenError(f"a socket raised {type(error).__name__}: {error} for {data[:600]!r}") from error
+    head, _, rest = said.partition(b"\r\n\r\n")
+    opened = head.startswith(b"HTTP/1.1 101 ")
+    if not opened and not head.startswith(b"HTTP/1.1 4"):
+        raise BrokenError(f"neither an upgrade nor a refusal: {said[:200]!r}")
+    try:
+        kinds = [kind for kind, _ in ws_frames.unframed(rest)] if opened else []
+    except ValueError as error:
+        raise BrokenError(str(error)) from None
+    if not registered and peer.session.closing is None and not (opened and 8 in kinds):
+        raise BrokenError("a connection without a name is still there after its time")
+    counts["sockets " + ("closed" if peer.session.closing is not None or 8 in kinds else "served")] += 1
+
+
 # -- live --------------------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +380,14 @@ class Box:
     settled: set[tuple[str, str]] = field(default_factory=set)
 
 
+def is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class Live:
     """Peers of one broker, and the model of their mailboxes."""
 
@@ -320,7 +398,7 @@ class Live:
             topics=TopicPolicy([TopicRule("*")], topics_max=100),
             peers=PeerOptions(secret=SECRET, verify=self.verify, replay_window_us=WINDOW_US),
         )
-        self.sim = SimBroker(keys={name: key for name, key in TOKENS.items()}, options=options)
+        self.sim = SimBroker(keys=TOKENS, options=options)
         self.boxes = {name: Box() for name in OWNERS}
         self.seen: set[tuple[str, str]] = set()
         self.doubtful: set[tuple[str, str]] = set()  # ids whose first envelope may or may not have been taken
@@ -328,15 +406,23 @@ class Live:
         for name in OWNERS:
             self.connect(name)
 
-    def open(self) -> Peer:
+    def open(self, name: str = "") -> Peer:
+        if name in BY_SOCKET:
+            made = Socket(self.sim)
+            if not made.exchange(UPGRADE).startswith(b"HTTP/1.1 101 "):
+                raise BrokenError("the upgrade was refused")
+            return made
         return Peer(self.sim, lambda broker, sink, now: PeerSession(broker, sink, now, peer="10.0.0.1:9"))
 
     def connect(self, name: str) -> None:
         """Register; whoever had the name is dropped, and all that was not settled comes again."""
         before = self.peers.get(name)
-        peer = self.peers[name] = self.open()
+        peer = self.peers[name] = self.open(name)
         register = peer_wire.control("register", token=TOKENS[OWNERS[name]], name=name)
-        said = self.lines(peer.exchange(register + b"\n"))
+        by_socket = isinstance(peer, Socket)
+        said = self.lines(
+            peer, peer.exchange(ws_frames.pieces(random.Random(0), register) if by_socket else register + b"\n")
+        )
         if not said or said[0].get("type") != "peers" or name not in said[0]["names"]:
             raise BrokenError(f"{name} could not register: {peer.session.closing} {said}")
         if before is not None:
@@ -346,7 +432,13 @@ class Live:
         self.deliveries(name, said[1:])
 
     @staticmethod
-    def lines(data: bytes) -> list[dict[str, Any]]:
+    def lines(peer: Peer, data: bytes) -> list[dict[str, Any]]:
+        """The objects in what this peer was sent."""
+        if isinstance(peer, Socket):
+            frames = ws_frames.unframed(data)
+            if any(kind == 8 for kind, _ in frames):
+                raise BrokenError(f"a registered peer was closed: {frames[-1]}")
+            data = b"".join(payload + b"\n" for kind, payload in frames if kind == 1)
         if data and not data.endswith(b"\n"):
             raise BrokenError("the output ends inside a line")
         found = []
@@ -365,13 +457,22 @@ class Live:
         keys = [letter.key for letter in self.boxes[name].letters if letter.told]
         now = self.sim.scheduler.now()
         made = [make_frame(r, name, keys, now) for _ in range(r.randrange(1, FRAMES_PER_READ))]
-        data = b"".join(one + r.choice((b"\n", b"\n", b"\r\n", b" \n\n")) for one in made)
         cuts = [r.choice((1, 7, 50, 500)) for _ in range(r.randrange(8))]
         peer = self.peers[name]
+        if isinstance(peer, Socket):
+            made = [
+                one for one in made if one.isascii() or is_text(one)
+            ]  # other text ends the connection, as it should
+            data = b"".join(ws_frames.pieces(r, one) for one in made)
+        else:
+            data = b"".join(one + r.choice((b"\n", b"\n", b"\r\n", b" \n\n")) for one in made)
+            made = [line.strip(b" \t\r") for line in data.split(b"\n")]
         try:
             peer.feed(data, cuts)
-            for line in data.split(b"\n"):
-                self.model(name, line.strip(b" \t\r"))
+            for line in made:
+                self.model(name, line)
+            if isinstance(peer, Socket):
+                peer.completed(peer.heart, None, None)
             self.sim.scheduler.settle()
             if r.random() < 0.05:
                 self.sim.advance(200_000)
@@ -382,7 +483,7 @@ class Live:
         if peer.session.closing is not None:
             raise BrokenError(f"a registered peer was closed: {peer.session.closing}")
         for other, connected in self.peers.items():
-            self.deliveries(other, self.lines(connected.take()))
+            self.deliveries(other, self.lines(connected, connected.take()))
         for one in made[:1]:
             self.stranger(r, one)
         if r.random() < 0.08:
@@ -424,7 +525,7 @@ class Live:
         for other in self.boxes if everyone else (to,):
             if not everyone or other != name:
                 key = f"{id}|{other}" if everyone else id
-                self.boxes[other].letters.append(Letter(key, line, name, id, maybe))
+                self.boxes[other].letters.append(Letter(key, line.strip(b" \t\r\n"), name, id, maybe))
 
     def fresh(self, ts: str) -> bool:
         try:
@@ -506,7 +607,7 @@ class Live:
         for name in OWNERS:
             self.connect(name)
             for other, connected in self.peers.items():
-                self.deliveries(other, self.lines(connected.take()))
+                self.deliveries(other, self.lines(connected, connected.take()))
 
 
 def run_live(count: int, seed: int, counts: Counter[str]) -> int:
@@ -526,6 +627,18 @@ def run_live(count: int, seed: int, counts: Counter[str]) -> int:
     return done
 
 
+def run_sockets(count: int, seed: int, counts: Counter[str]) -> None:
+    sim = SimBroker(keys=TOKENS)
+    for number in range(count):
+        if number % (NEW_BROKER_EVERY_FRAMES // SOCKETS_SHARE) == 0:
+            sim = SimBroker(keys=TOKENS)
+            gc.collect()
+        try:
+            damaged_socket(sim, random.Random(seed * 1_000_003 + number), counts)
+        except BrokenError as error:
+            raise BrokenError(f"socket {number} of seed {seed}: {error}") from error
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz peerbus: the codec, and sessions.")
     parser.add_argument("--frames", type=int, default=100_000, help="through the codec")
@@ -542,6 +655,7 @@ def main() -> int:
         done = run_codec(target, options.frames, options.seed)
         middle = time.perf_counter()
         live = run_live(options.live, options.seed, target.counts)
+        run_sockets(options.live // SOCKETS_SHARE, options.seed, target.counts)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
         if grown > GROWTH_MAX_MIB:
             raise BrokenError(f"the process grew by {grown} MiB")

@@ -434,8 +434,9 @@ def main() -> int:
     options.add_argument(
         "--control", type=int, default=20, help="kills within which each sabotaged broker must be caught"
     )
+    options.add_argument("--journal", action="store_true", help="everything small by way of the journal")
     chosen = options.parse_args()
-    launcher = Launcher()
+    launcher = Launcher(journal=chosen.journal)
     started = time.monotonic()
     campaign = Campaign(launcher, launcher.folder, chosen.seed)
     campaign.run(chosen.kills)
@@ -447,7 +448,7 @@ def main() -> int:
     good = not campaign.counts.bad and all(caught.values()) and len(caught) > len(SABOTAGES)
     facts = dataclasses.asdict(campaign.counts)
     load.say(
-        campaign="doors", seed=chosen.seed, kills=campaign.kills, at_calls=campaign.at_calls,
+        campaign="doors", journal=chosen.journal, seed=chosen.seed, kills=campaign.kills, at_calls=campaign.at_calls,
         in_recovery=campaign.in_recovery, **facts, control=caught, seconds=round(time.monotonic() - started),
         result="good" if good else "BAD",
     )  # fmt: skip
