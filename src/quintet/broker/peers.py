@@ -13,6 +13,7 @@ mailboxes, whose records have them as keys. Sockets, JSON and close codes are th
 """
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -201,6 +202,10 @@ class Peers:
         self._by_name: dict[str, Mailbox] = {}
         self._connected: list[str] = []
         self._dirty: list[Mailbox] = []
+        self._writes = 0  # begun
+        self._unfinished: dict[int, None] = {}  # numbers of writes on their way, rising
+        self._at_flush: list[Done] = []  # who waits for what is still in an outbox
+        self._waiting: deque[tuple[int, Done]] = deque()  # who waits for writes up to a number
         self._seen = Seen(options.replay_window_us, options.replay_ids_max)
         self._looked_at = (-1, -1)  # topics and rights when mailboxes were last compared with them
         self._pruned_at = 0
@@ -438,6 +443,17 @@ class Peers:
         mailbox.room_bytes = self.options.mailbox_bytes_max - waiting
         return mailbox.room_messages > 0 and mailbox.room_bytes >= size
 
+    def settled(self, call: Done) -> bool:
+        """Whether everything sent so far is durable (or was dropped, and counted); if not, `call` is made when it is. Calls
+        are made in the order they were given."""
+        if self._dirty:
+            self._at_flush.append(call)
+        elif self._unfinished:
+            self._waiting.append((self._writes, call))
+        else:
+            return True
+        return False
+
     def flush(self) -> None:
         """The end of a turn: one batch for each mailbox that was written to."""
         dirty, self._dirty = self._dirty, []
@@ -445,24 +461,36 @@ class Peers:
             if mailbox.outbox:
                 self._write(mailbox)
             mailbox.outbox, mailbox.outbox_bytes = None, 0
+        calls, self._at_flush = self._at_flush, []
+        self._waiting.extend((self._writes, call) for call in calls)
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        oldest = next(iter(self._unfinished), self._writes + 1)
+        while self._waiting and self._waiting[0][0] < oldest:
+            self._waiting.popleft()[1](None)
 
     def _write(self, mailbox: Mailbox) -> None:
         letters, mailbox.outbox, mailbox.outbox_bytes = mailbox.outbox or [], [], 0
+        self._writes = number = self._writes + 1
+        self._unfinished[number] = None
         now = self._scheduler.now()
         expiry = now + self.options.mailbox_ttl_us if self.options.mailbox_ttl_us else 0
         try:
             topic = self._topic_of(mailbox)
             batch = _batch(letters, expiry, now)
-            topic.publish(batch, len(letters), True, partial(self._stored, letters), FIRST_PARTITION)
+            topic.publish(batch, len(letters), True, partial(self._stored, letters, number), FIRST_PARTITION)
         except QuintetError as error:
-            self._stored(letters, -1, error)
+            self._stored(letters, number, -1, error)
 
-    def _stored(self, letters: list[Letter], _offset: int, error: Exception | None) -> None:
+    def _stored(self, letters: list[Letter], number: int, _offset: int, error: Exception | None) -> None:
         """Durable; or refused, then its senders may send it again."""
+        del self._unfinished[number]
         if error is not None:
             self.dropped["storage"] += len(letters)
             for origin, key, _ in letters:
                 self._seen.forget(_seen_key(origin.removeprefix(ORIGIN_PREFIX).decode(), key.decode()))
+        self._tell_waiting()
 
     # -- mailboxes -------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Mailboxes on a simulated broker: what is taken in and what is not, limits, time, other doors, names that become free."""
 
+import errno
 import json
 
 import pytest
@@ -374,3 +375,40 @@ class TestNames:
 def test_depth_counts_brackets_outside_of_strings() -> None:
     assert codec.depth(b'{"a":[[{"b":"[[[\\"[["}]]}') == 4
     assert frames.BODY_DEPTH_MAX == 128
+
+
+# -- the barrier -------------------------------------------------------------------------------------------------------
+
+
+def test_peers_is_answered_when_what_was_sent_before_is_durable() -> None:
+    sim = broker()
+    ann, ben = peer_of(sim, "ann"), peer_of(sim, "ben")
+    send(ann, letter("ann", "ben", "m0"))  # the topic is there
+    ann.take(), ben.take()
+    sim.scheduler.held = True
+    ann.feed(letter("ann", "ben", "m1") + b"\n" + codec.ask_peers() + b"\n" + letter("ann", "ben", "m2") + b"\n")
+    sim.scheduler.settle()
+    assert (ann.take(), ben.take()) == (b"", b""), "nothing is durable yet, nobody is told of anything"
+    ben.feed(codec.ask_peers() + b"\n")
+    sim.scheduler.settle()
+    assert ben.take() == b""
+    sim.scheduler.held = False
+    sim.scheduler.settle()
+    assert [found["type"] for found in objects(ann.take())] == ["peers"]
+    assert sorted(found["type"] for found in objects(ben.take())) == ["deliver", "deliver", "peers"]
+    ann.feed(codec.ask_peers() + b"\n")
+    assert [found["type"] for found in objects(ann.take())] == ["peers"], (
+        "with nothing under way it is answered at once"
+    )
+
+
+def test_the_barrier_passes_what_the_disk_refused() -> None:
+    sim = broker()
+    ann, _ = peer_of(sim, "ann"), peer_of(sim, "ben")
+    send(ann, letter("ann", "ben", "m0"))
+    ann.take()
+    sim.disk.fail("fdatasync", 1, errno.EIO, times=10)
+    ann.feed(letter("ann", "ben", "m1") + b"\n" + codec.ask_peers() + b"\n")
+    sim.scheduler.settle()
+    assert [found["type"] for found in objects(ann.take())] == ["peers"]
+    assert sim.broker.peers.dropped["storage"] == 1

@@ -36,6 +36,7 @@ REGISTERED: Final = "registered"
 PARTITION_SHIFT: Final = 48  # place = partition << 48 | offset
 _OFFSETS: Final = (1 << PARTITION_SHIFT) - 1
 _BLANKS: Final = bytes.maketrans(b"\r\n", b"  ")
+ASKED_MAX: Final = 1_000  # `peers` that wait for the disk; above it, the connection is not read from
 TARGETS_MAX: Final = 10_000  # recipients one session remembers the right to write to
 
 
@@ -43,7 +44,7 @@ class PeerSession:
     """See the table above. `sink` is the connection; `framed`: objects are lines."""
 
     __slots__ = (
-        "_acked", "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_framed", "_identity", "_mailbox", "_out", "_peer",
+        "_acked", "_asked", "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_framed", "_identity", "_mailbox", "_out", "_peer",
         "_pending", "_principal", "_scanned", "_sink", "_state", "_targets", "auth_failures", "close_code", "closing",
         "principal_name",
     )  # fmt: skip
@@ -76,6 +77,7 @@ class PeerSession:
         self._out: list[bytes] = []
         self._scanned = 0  # bytes of an unfinished line that have no end of line in them
         self._pending: dict[str, int | list[int]] | None = None  # delivery key -> place, or places, oldest first
+        self._asked = 0  # `peers` that are not answered yet
         self._acked: list[int] | None = None  # places acknowledged in this read
         self._targets: dict[str, Mailbox] | None = None
 
@@ -161,7 +163,7 @@ class PeerSession:
                 out.append(codec.deliver(key, value))
 
     def congestion(self) -> int:
-        return WAIT if self._broker.overloaded() else FLOWING
+        return WAIT if self._asked > ASKED_MAX or self._broker.overloaded() else FLOWING
 
     def deadline(self) -> int | None:
         return self._deadline
@@ -207,7 +209,7 @@ class PeerSession:
         elif frame.type == frames.ACK:
             self._ack(frame.id)
         elif frame.type == frames.PEERS:
-            self._say(codec.peers(self._broker.peers.names()))
+            self._tell_peers()
         # Document, 2.1 and 2.4: a second register and a deliver from a client are ignored.
 
     def _register(self, frame: codec.Frame) -> None:
@@ -322,6 +324,17 @@ class PeerSession:
             return None
         self._targets[to] = found
         return found
+
+    def _tell_peers(self) -> None:
+        """The reply comes behind all that was sent before it, and when that is durable: the wire has no other word for it."""
+        if self._broker.peers.settled(partial(self._sink.completed, self._all_durable, None)):
+            self._say(codec.peers(self._broker.peers.names()))
+        else:
+            self._asked += 1
+
+    def _all_durable(self, _error: Exception | None) -> None:
+        self._asked -= 1
+        self._say(codec.peers(self._broker.peers.names()))
 
     def _ack(self, key: str | UnsetType) -> None:
         """Only what was delivered to this very peer is settled; anything else is a late or a foreign one, and passed over."""
