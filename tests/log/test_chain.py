@@ -193,10 +193,12 @@ def test_a_key_can_come_and_change_and_its_absence_shows() -> None:
     assert sound(harness.sim, KEY, OTHER_KEY).rows == 9
     assert verify(harness.sim).status == verify(harness.sim, KEY).status == 2
     assert "which was not given" in verify_cannot(harness.sim)
+    assert "chain_key_missing" not in harness.kinds()
     harness.options["chain_key"] = b""
     harness.start()
     harness.write(harness.open(), 1)
     harness.close()
+    assert "chain_key_missing" in harness.kinds()
     assert verify(harness.sim, KEY, OTHER_KEY).status == 1
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from quintet.log.anchors import ALL_PARTITIONS
 from quintet.log.base import Partition, TopicSpec
+from quintet.log.chain import KEYED
 from quintet.log.embedded import checkpoint, commit, compact, journal, upkeep
 from quintet.log.embedded.anchoring import Anchoring
 from quintet.log.embedded.disk import Disk, replace_file
@@ -251,6 +252,9 @@ class EmbeddedLog:
             self._report("torn_tail", torn)
         self._quarantine(opened.damages)
         partition = FilePartition(self._shared, spec, number, directory, opened)
+        if opened.segments and opened.segments[-1].chain.kind == KEYED and not self._shared.chain.key:
+            hint = "give [audit] key_file again: from here on anybody can continue the chain, and a verifier says so"
+            self._report("chain_key_missing", {"directory": directory, "hint": hint})
         if partition.links.durable.next_offset:
             self._shared.heads_moved.add(partition)  # perhaps it was not anchored any more
         return partition
