@@ -1,12 +1,13 @@
-"""A2, A3, A13: kills amid Fast, peerbus and BlipMQ clients, with the audit verified after each. Run: python tests/crash/doors.py --kills 60
+"""A2, A3, A13: kills amid Fast, peerbus and BlipMQ clients, and the audit verified. Run: python tests/crash/doors.py --kills 60
 
 Kills fall at random times, at file system calls and into recovery. After each restart:
 
     Fast       every publish answered with OK is in its topic, once, in order; one with a rotated key is not; a key whose
                rotation was answered is the key, and all before it are refused; an unanswered one is either
-    peerbus    what was delivered is in the mailbox (its record is the audit's `send`), as it was sent, once, in the order of its
-               sender; what was not acknowledged is delivered again with the next register; what was acknowledged SAVED_S
-               before the kill is not; an id that was used is never taken again; a name stays its owner's
+    peerbus    what was sent before a `peers` that was answered is in the mailbox; what was delivered is, too (that record
+               is the audit's `send`), as it was sent, once, in its sender's order; what was not acknowledged is delivered
+               again with the next register; what was acknowledged SAVED_S before the kill is not; an id that was used
+               is never taken again; a name stays its owner's
     BlipMQ     as in kill.py
     audit      `quintet audit verify` says 0, beside the running broker and of a directory that nobody has recovered
 
@@ -69,6 +70,7 @@ class Counts:
     acked: int = 0
     published: int = 0
     rotations: int = 0
+    promised: int = 0
     delivered: int = 0
     replays: int = 0
     redelivered: int = 0
@@ -300,6 +302,8 @@ class Campaign:
         self._rising(f"the mailbox of {mailbox.name}", there)
         if there != list(range(len(there))):
             self.counts.note("lost", f"{mailbox.name} has {len(there)} letters of {sender.name}, not the first ones")
+        if len(there) < sender.promised:
+            self.counts.note("lost", f"{mailbox.name} has {len(there)} of {sender.promised} letters behind a barrier")
         sender.missing, sender.stored = list(range(len(there), sender.sent)), len(there)
         for key, value in mailbox.delivered.items():
             if value not in values:
@@ -393,6 +397,7 @@ class Campaign:
         self.counts.published += sum(len(queue.acked) for queue in story.queues)
         self.counts.rotations += story.rotations
         self.counts.delivered += sum(len(mailbox.delivered) for mailbox in story.peers.values())
+        self.counts.promised += sum(mailbox.promised for mailbox in story.peers.values())
         self.counts.replays += story.replays
 
 

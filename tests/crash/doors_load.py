@@ -4,13 +4,15 @@ Fast: two publishers in extended mode, each with a durable topic of its own whos
 a rotation some publishes still come with the old key: they must be refused, and never be in the topic.
 
 peerbus: a ring of peers, every other one by WebSocket. Each sends to the next under rising ids, acknowledges most of what it
-has consumed, and remembers what. The wire does not acknowledge a send, so after a crash it sends again what is not in the
-mailbox; and it replays ids that are, with another body, which nobody must ever see.
+has consumed, and remembers what. The wire does not acknowledge a send; the reply to `peers` is the promise for all before it.
+After a crash a peer sends again what is not in the mailbox; and it replays ids that are, with another body, which nobody must
+ever see.
 """
 
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,6 +27,7 @@ LATE_MAX = 3  # publishes with the old key, right behind a rotation
 ROTATIONS = 0.15  # share of bursts that end with one
 SENDS_MAX = 5
 REPLAYS = 0.2  # share of turns with a replayed id
+BARRIERS = 0.3  # share of turns that ask for a promise
 CONSUMER_ACKS = 0.8
 READ_S = 0.004
 JOIN_S = 40.0
@@ -69,6 +72,7 @@ class Mailbox:
     name: str
     registered: bool = False
     sent: int = 0
+    promised: int = 0  # so many of the first ones were sent before a `peers` that was answered
     missing: list[int] = field(default_factory=list)  # sent, and not in the next one's mailbox after a crash
     stored: int = 0  # how many of the first ones are there for sure
     delivered: dict[str, bytes] = field(default_factory=dict)
@@ -176,14 +180,20 @@ class Clients:
             for number in mailbox.missing:
                 wire.send(letter(mailbox.name, number))
             mailbox.missing = []
+            asked: deque[int] = deque()
             while not self._stop.is_set():
                 for _ in range(chance.randint(0, SENDS_MAX)):
                     mailbox.sent += 1
                     wire.send(letter(mailbox.name, mailbox.sent - 1))
                 if mailbox.stored and chance.random() < REPLAYS:
                     self._replay(wire, mailbox, chance)
+                if chance.random() < BARRIERS:
+                    asked.append(mailbox.sent)
+                    wire.peers()
                 while (key := consumer.take(READ_S)) is not None:
-                    if key and chance.random() < CONSUMER_ACKS:
+                    if not key:
+                        mailbox.promised = asked.popleft()
+                    elif chance.random() < CONSUMER_ACKS:
                         consumer.ack(key)
 
     def _replay(self, wire: PeerWire, mailbox: Mailbox, chance: random.Random) -> None:
