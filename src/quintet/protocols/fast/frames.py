@@ -69,6 +69,7 @@ COMPETING: Final = 0x04
 TTL: Final = 0x08
 
 VERSION: Final = 1  # of EXTEND
+EXTEND_BYTES: Final = 2
 TOKEN_BYTES_MAX: Final = 255
 NAME_BYTES_MAX: Final = 255
 KEY_BYTES_MAX: Final = 255

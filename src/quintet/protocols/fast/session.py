@@ -13,6 +13,7 @@ remembered by their bytes (`FastDoor`); key, permission and rights are looked at
 read with one token to one topic.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from quintet.protocols.fast.mapping import Bucket, origin_of, topic_id
 TOKENS_MAX: Final = 10_000  # verified ones that a listener remembers
 BUCKETS_MAX: Final = 10_000  # of rates, per listener
 SUBSCRIPTIONS_MAX: Final = 1_000  # of one connection
+LONG_PAYLOAD: Final = 2  # of errors.FATAL
+EXTENDS: Final = re.compile(rb"(?:\x70[\x00-\xff])++")
 REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for the disk; above it, it is not read from
 
 
@@ -53,7 +56,9 @@ class FastOptions:
 class FastDoor:
     """What the connections of one listener share: verified tokens, connections per subject, rates."""
 
-    __slots__ = ("_buckets", "_epoch", "_soonest", "bearers", "broker", "options", "origins", "refusals", "subjects")
+    __slots__ = (
+        "_buckets", "_epoch", "_seen_at", "_soonest", "bearers", "broker", "options", "origins", "refusals", "subjects",
+    )  # fmt: skip
 
     def __init__(self, broker: Broker, options: FastOptions) -> None:
         self.broker = broker
@@ -65,13 +70,16 @@ class FastDoor:
         self.refusals: dict[bytes, AuthError] = {}
         self.subjects: Counter[str] = Counter()
         self._buckets: dict[str, Bucket] = {}
+        self._seen_at = 0
         self._soonest = 0  # when the first remembered token expires; 0: none does
         self._epoch = (0, 0)
 
     def refresh(self, now: int) -> None:
-        """Forget what is no longer so: all tokens after a change of secrets or rights, those that have expired."""
+        """Forget what is no longer so: all tokens after a change of secrets or rights, or when the clock was set back (one
+        may be too early again); those that have expired."""
         epoch = (self.broker.access.epoch, self.broker.tokens.epoch)
-        if epoch != self._epoch:
+        back, self._seen_at = now < self._seen_at, now
+        if back or epoch != self._epoch:
             self._epoch, self._soonest = epoch, 0
             self.origins.clear()
             self.bearers.clear()
@@ -177,14 +185,17 @@ class FastSession:
         door, position = self._door, 0
         while self.closing is None:
             door.refresh(now)
+            most = self._payload_max()
             items, end, fatal, unknown = kernel.fast_split(
-                view, position, self._payload_max(), door.origins, self._broker.queues.wire, now
+                view, position, most, door.origins, self._broker.queues.wire, now
             )
             for item in items:
                 self._act(item, now)
+            if items and items[-1][0] == frames.EXTEND:
+                end = self._extend_all(view, end)
             if unknown is not None:
                 door.learn(unknown, now)
-            elif fatal and not (fatal == 2 and self._vouched(view, end, now)):
+            elif fatal and not (fatal == LONG_PAYLOAD and self._no_stranger(most, view, end, now)):
                 self._close(errors.FATAL[fatal])
             elif not fatal and (end == len(view) or end == position):
                 position = end
@@ -202,13 +213,20 @@ class FastSession:
         most = self._door.options.payload_bytes_max
         return most if self.principal_name is not None else min(most, limits.UNAUTHENTICATED_FRAME_BYTES_MAX)
 
-    def _vouched(self, view: memoryview, start: int, now: int) -> bool:
-        """A payload that is too large for a stranger: the token before it may say that this is none."""
+    def _no_stranger(self, most: int, view: memoryview, start: int, now: int) -> bool:
+        """A payload above `most`, which was a stranger's limit: what was done since, or the token before the payload, may
+        say that this is none. A token that is refused here counts as in any other packet."""
         if self.principal_name is not None:
-            return False
+            return self._payload_max() > most
         token = codec.token_at(view, start)
-        bearer = None if token is None else self._door.bearers.get(token) or self._door.learn(token, now)
-        return bearer is not None and self._welcome(bearer)
+        if token is None:
+            return False
+        bearer = self._door.bearers.get(token) or self._door.learn(token, now)
+        if bearer is None:
+            topic = frames.TOPIC.unpack_from(view, start + 2 + len(token))[0]
+            self._refuse(frames.PUBLISH, topic, 1, self._door.refusals[token], False)
+            return False
+        return self._welcome(bearer)
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         assert isinstance(token, _Request)
@@ -271,8 +289,7 @@ class FastSession:
             return
         kind = item[0]
         if kind == frames.EXTEND:
-            self._extend(item[1])
-            return
+            return  # `_extend_all` takes it, with those behind it
         topic = topic_id(item[2]) if kind == frames.CREATE else item[2]
         count = item[4] if kind == frames.PUBLISH else 1
         try:
@@ -308,13 +325,17 @@ class FastSession:
             return False
         return True
 
-    def _extend(self, version: int) -> None:
-        if version == frames.VERSION:
-            self._extended = True
-            self._replies.put(codec.ok(frames.EXTEND, 0))
-        else:  # who sends EXTEND knows ERROR
-            text = f"version {version} is not spoken here, {frames.VERSION} is"
-            self._replies.put(codec.error(frames.EXTEND, 0, errors.VERSION, text))
+    def _extend_all(self, view: memoryview, end: int) -> int:
+        """The EXTEND that ends here and all that follow it, two bytes each, at once: anybody may send them, so they must
+        cost little. Returns where they end."""
+        found = EXTENDS.match(view, end - frames.EXTEND_BYTES)
+        assert found is not None, "the kernel saw an EXTEND where there is none"
+        if self.closing is None:
+            versions = found[0][1::2]
+            self._extended = self._extended or frames.VERSION in versions
+            answers = {version: _extended(version) for version in set(versions)}
+            self._replies.put(b"".join([answers[version] for version in versions]))
+        return found.end()
 
     def _publish(self, bearer: Bearer, id: int, batch: bytearray, count: int, now: int) -> None:
         queue = self._broker.queues.authorize(bearer, id, "publish", self._peer)
@@ -326,7 +347,8 @@ class FastSession:
             self._replies.add(slot)
         else:
             topic.publish(batch, count, False, None)
-        self._topic = topic
+        if self._topic is None or not self._topic.waiting:  # one that waits for its row holds the publisher
+            self._topic = topic
         for bucket in self._door.buckets(bearer.name, self._peer.rpartition(":")[0], now):
             bucket.take(count, now)
             if bucket not in self._slow:
@@ -422,3 +444,11 @@ class FastSession:
                 count -= self._refused - most
                 self._close("too many refused requests")
         return codec.error(kind, id, *errors.to_error(error)) * count if answered else b""
+
+
+def _extended(version: int) -> bytes:
+    """The answer to EXTEND. Also a strict peer gets it: who sends EXTEND knows OK and ERROR."""
+    if version == frames.VERSION:
+        return codec.ok(frames.EXTEND, 0)
+    text = f"version {version} is not spoken here, {frames.VERSION} is"
+    return codec.error(frames.EXTEND, 0, errors.VERSION, text)

@@ -1,0 +1,102 @@
+"""What a hostile reading of the Fast session found: each of these failed once."""
+
+import pytest
+
+from quintet import kernel
+from quintet.model import limits
+from quintet.protocols.base import FLOWING, WAIT
+from quintet.protocols.fast import codec, errors, frames
+from quintet.protocols.fast.mapping import topic_id
+from tests.protocols.fast.helpers import DEMO, SECOND, FastPeer, FastSim, Reply, publish, token
+
+ANN = token()
+FORGED = token(secret=b"not the secret, but as long as it is, too")
+LARGE = bytes(limits.UNAUTHENTICATED_FRAME_BYTES_MAX + 1)
+
+
+@pytest.fixture
+def sim() -> FastSim:
+    sim = FastSim()
+    sim.peer(codec.create(ANN, b"demo"))
+    return sim
+
+
+@pytest.mark.parametrize("first", [publish(ANN, b"small"), codec.subscribe(ANN, DEMO), codec.unsubscribe(ANN, DEMO)])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_large_payload_right_behind_the_first_valid_token_is_taken(sim: FastSim, first: bytes, cut: bool) -> None:
+    """However the bytes arrive: whoever showed a valid token is no stranger any more."""
+    peer = FastPeer(sim)
+    before = sim.broker.topics.find(b"demo").published
+    peer.feed(first + publish(ANN, LARGE), [len(first)] if cut else None)
+    assert peer.session.closing is None
+    assert sim.broker.topics.find(b"demo").published == before + 1 + (first[0] == frames.PUBLISH)
+
+
+def test_a_payload_above_the_limit_still_closes_behind_a_valid_token() -> None:
+    sim = FastSim(payload_bytes_max=len(LARGE))
+    peer = FastPeer(sim)
+    peer.feed(publish(ANN, b"small") + publish(ANN, LARGE + b"x"))
+    assert peer.session.closing == "payload above the limit"
+
+
+def test_a_guess_in_front_of_a_large_payload_counts_as_one(sim: FastSim) -> None:
+    """Else every connection had a guess that nobody hears of, and the address was never shut out."""
+    peer = FastPeer(sim)
+    refused, recorded = sim.broker.queues.refused, sim.broker.audit.recorded
+    peer.feed(publish(FORGED, LARGE))
+    assert peer.session.closing is not None
+    assert peer.session.auth_failures == 1
+    assert sim.broker.queues.refused == refused + 1
+    assert sim.broker.audit.recorded == recorded + 1
+
+
+def test_extends_by_the_thousand_cost_little(sim: FastSim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes each, and no token: a stranger could keep the broker busy with them."""
+    calls = 0
+    split = kernel.fast_split
+
+    def counted(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        return split(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kernel, "fast_split", counted)
+    peer = FastPeer(sim)
+    peer.feed((codec.extend() * 3 + codec.extend(9)) * 1000 + codec.subscribe(ANN, DEMO) + codec.extend())
+    sim.scheduler.settle()
+    peer.look()
+    ok, wrong = Reply(frames.EXTEND, 0, 0), Reply(frames.EXTEND, 0, errors.VERSION)
+    assert peer.replies == [ok, ok, ok, wrong] * 1000 + [Reply(frames.SUBSCRIBE, DEMO, 0), ok]
+    assert calls < 10
+
+
+def test_only_the_right_version_switches_answers_on(sim: FastSim) -> None:
+    peer = FastPeer(sim)
+    peer.feed(codec.extend(2) * 3 + codec.subscribe(ANN, DEMO))
+    peer.look()
+    assert peer.replies == [Reply(frames.EXTEND, 0, errors.VERSION)] * 3
+
+
+def test_a_token_is_too_early_again_when_the_clock_is_set_back(sim: FastSim) -> None:
+    early = token("bob", nbf=sim.now_s() + 3600)
+    peer = sim.peer(extended=True)
+    assert peer.ask(publish(early, b"x"))[0].code == errors.TOKEN
+    sim.scheduler.time += 2 * 3600 * SECOND
+    assert peer.ask(publish(early, b"x"))[0].code == 0
+    sim.scheduler.time -= 2 * 3600 * SECOND
+    assert peer.ask(publish(early, b"x"))[0].code == errors.TOKEN
+    assert peer.ask(publish(ANN, b"x"))[0].code == 0
+
+
+def test_a_topic_whose_row_is_on_its_way_holds_its_publisher_whatever_else_it_publishes(sim: FastSim) -> None:
+    """What waits for the row is in memory only: one publish to another topic must not open the gate."""
+    peer = sim.peer()
+    sim.scheduler.held = True
+    jobs = topic_id(b"jobs")
+    peer.feed(codec.create(ANN, b"jobs", frames.DURABLE) + publish(ANN, b"waits", topic=jobs) + publish(ANN, b"y"))
+    sim.scheduler.turn()
+    assert sim.broker.topics.find(b"jobs").waiting
+    assert peer.session.congestion() == WAIT
+    sim.scheduler.held = False
+    sim.scheduler.settle()
+    assert peer.session.congestion() == FLOWING
