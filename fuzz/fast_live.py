@@ -80,13 +80,13 @@ BAD = [token for token, bearer in TOKENS.items() if not bearer.key]
 # -- making and reading ------------------------------------------------------------------------------------------------
 
 
-def make_request(r: random.Random, keys: dict[int, str]) -> bytes:
+def make_request(r: random.Random, keys: dict[int, str], strict: bool) -> bytes:
     name = r.choice(NAMES)
     topic = fast_wire.number(name) if r.random() < 0.97 else r.getrandbits(32)
     jwt = r.choice(BAD if r.random() < 0.05 else GOOD)
     if r.random() < 0.8:
         jwt = r.choice([token for token, bearer in TOKENS.items() if bearer.key == keys.get(topic, "k1")] or GOOD)
-    kind = r.choice((3,) * 12 + (1, 1, 2, 2, 5, 7, 7, 0x70))
+    kind = r.choice((3, 3, 3, 2, 5) if strict else (3,) * 12 + (1, 1, 2, 2, 5, 7, 7, 0x70))
     if kind == 1:
         raw = name.encode() if r.random() < 0.9 else r.choice(BAD_NAMES)
         return fast_packets.create(jwt, raw, FLAGS.get(name, 0) if r.random() < 0.7 else r.randrange(256))
@@ -192,11 +192,12 @@ def read_answers(data: bytes) -> Said:
 class Client:
     """A connection and what it may have been told."""
 
-    def __init__(self, live: "Live") -> None:
+    def __init__(self, live: "Live", strict: bool) -> None:
+        self.strict = strict  # no answers: what it asked for is only seen by what it gets
         self.peer = Peer(live.sim, lambda _, sink, now: FastSession(live.door, sink, now, "10.0.0.1:99"))
         self.subscribed: set[int] = set()
         self.rest = b""
-        self.exchange(fast_packets.extend(1) + fast_packets.subscribe(GOOD[0], 0))
+        self.exchange((b"" if strict else fast_packets.extend(1)) + fast_packets.subscribe(GOOD[0], 0))
 
     def exchange(self, data: bytes, cuts: list[int] | None = None) -> bytes:
         return self.peer.exchange(data, cuts)
@@ -214,17 +215,19 @@ class Live:
         self.door = FastDoor(self.sim.broker, options)
         self.keys: dict[int, str] = {}
         self.sent: dict[int, set[bytes]] = {}
-        self.clients = [Client(self) for _ in range(5)]
+        self.clients = [Client(self, strict=number == 0) for number in range(5)]
 
     def run(self, r: random.Random, number: int) -> int:
         at = r.randrange(len(self.clients))
         client = self.clients[at]
-        data = b"".join(make_request(r, self.keys) for _ in range(r.randrange(1, PACKETS_PER_READ)))
+        data = b"".join(make_request(r, self.keys, client.strict) for _ in range(r.randrange(1, PACKETS_PER_READ)))
         if r.random() < 0.3:
             data = generate.mutated(r, data)
             self.counts["damaged reads"] += 1
         cuts = [r.choice((1, 2, 9, 50, 500)) for _ in range(r.randrange(8))]
         requests, fatal = read_requests(client.rest + data)
+        if client.strict and any(one[0] in (1, 7, 0x70) for one in requests):
+            return 0  # whether these were done, nobody would say
         try:
             said = read_answers(client.exchange(data, cuts))
             if r.random() < 0.05:
@@ -236,7 +239,7 @@ class Live:
         if client.peer.session.closing is not None or r.random() < 0.01:
             self.counts["closed"] += 1
             client.peer.close()
-            self.clients[at] = Client(self)
+            self.clients[at] = Client(self, client.strict)
         if number % PROBE_EVERY_READS == 0:
             self.others_hear()
             self.probe()
@@ -246,6 +249,9 @@ class Live:
         closing = client.peer.session.closing
         if fatal and closing is None:
             raise BrokenError("bytes that cannot be passed over did not end the connection")
+        if client.strict:
+            self.follow_strict(client, requests, said)
+            return
         wanted = [(one[0], one[1]) for one in requests]
         got = [(request, topic) for request, topic, _ in said.answers]
         if closing is None and sorted(got) != sorted(wanted):
@@ -253,6 +259,17 @@ class Live:
         if closing is not None and len(got) > len(wanted):
             raise BrokenError("more answers than requests")
         self.follow(client, requests, said.answers, closing is not None)
+        self.heard(client, said)
+
+    def follow_strict(self, client: Client, requests: list[tuple[Any, ...]], said: Said) -> None:
+        if said.answers:
+            raise BrokenError(f"a strict client got answers: {said.answers[:3]}")
+        self.counts["strict requests"] += len(requests)
+        for one in requests:
+            if one[0] == 3 and self.may(one[2], one[1], "publish"):
+                self.sent.setdefault(one[1], set()).add(one[3])
+            elif one[0] == 2 and self.may(one[2], one[1], "subscribe"):
+                client.subscribed.add(one[1])
         self.heard(client, said)
 
     def follow(
