@@ -43,11 +43,13 @@ NOTHING: Final = ChainHead(0, b"")
 class Links:
     """Of a partition without a chain."""
 
-    __slots__ = ("durable",)
+    __slots__ = ()
     room = 0  # bytes that a batch grows by
 
-    def __init__(self) -> None:
-        self.durable = NOTHING
+    @property
+    def durable(self) -> ChainHead:
+        """How far the chain is durable."""
+        return NOTHING
 
     def start(self) -> ChainStart:
         """For the header of a segment that begins with the next batch."""
@@ -75,17 +77,25 @@ class Links:
 
 
 class ChainedLinks(Links):
-    """Of a partition with a chain. `moved` is called when `durable` went on."""
+    """Of a partition with a chain. `moved` is called when `durable` went on. Offsets and links are kept side by side and not
+    as heads: this is done for every batch, and heads are asked for every few seconds."""
 
-    __slots__ = ("_committed", "_head", "_key", "_kind", "_moved", "_syncing")
+    __slots__ = (
+        "_committed", "_committed_to", "_durable", "_durable_to", "_head", "_key", "_kind", "_moved", "_syncing",
+        "_syncing_to",
+    )  # fmt: skip
     room = LINK_BYTES
 
     def __init__(self, key: bytes, head: ChainHead, moved: Callable[[], None]) -> None:
         self._key = key
         self._kind = (KEYED, key_id(key)) if key else (PLAIN, 0)
-        self._head = head.link
-        self._committed = self._syncing = self.durable = head
+        self._committed_to = self._syncing_to = self._durable_to = head.next_offset
+        self._head = self._committed = self._syncing = self._durable = head.link
         self._moved = moved
+
+    @property
+    def durable(self) -> ChainHead:
+        return ChainHead(self._durable_to, self._durable)
 
     def start(self) -> ChainStart:
         return ChainStart(*self._kind, self._head)
@@ -97,21 +107,29 @@ class ChainedLinks(Links):
         self._head = kernel.chain(batch, base, now, seed, self._head, self._key)
 
     def commit(self, batch: bytearray, next_offset: int, durable: bool) -> None:
-        self._committed = ChainHead(next_offset, bytes(batch[-LINK_BYTES:]))
+        self._committed_to = next_offset
+        self._committed = bytes(batch[-LINK_BYTES:])
         if durable:
-            self.settle(next_offset)
+            self._durable_to, self._durable = next_offset, self._committed
+            self._moved()
 
     def begin_sync(self) -> None:
-        self._syncing = self._committed
+        self._syncing_to, self._syncing = self._committed_to, self._committed
 
     def settle(self, next_offset: int) -> None:
-        for head in (self._committed, self._syncing):
-            if head.next_offset == next_offset > self.durable.next_offset:
-                self.durable = head
-                self._moved()
+        if next_offset <= self._durable_to:
+            return
+        if next_offset == self._committed_to:
+            self._durable = self._committed
+        elif next_offset == self._syncing_to:
+            self._durable = self._syncing
+        else:
+            return
+        self._durable_to = next_offset
+        self._moved()
 
     def fall_back(self) -> None:
-        self._head = self._committed.link
+        self._head = self._committed
 
 
 def open_links(policy: ChainPolicy, spec: TopicSpec, number: int, opened: Opened, moved: Callable[[], None]) -> Links:
