@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from quintet.log.embedded.engine import FORMAT_PREFIX, FORMAT_VERSION
 from tests.abuse.process import Broker, config, fingerprint, one_line
 from tests.crash import load, reader, wire
 from tests.crash.load import History, Load
@@ -56,7 +57,7 @@ def test_a_locked_directory_is_refused_and_untouched(tmp_path: Path) -> None:
 
 def test_a_directory_of_a_newer_format_is_refused_and_untouched(tmp_path: Path, template: Path) -> None:
     data = shutil.copytree(template, tmp_path / "old")
-    (data / "format").write_text("quintet-data 2\n")
+    (data / "format").write_text(f"{FORMAT_PREFIX}{FORMAT_VERSION + 1}\n")
     before = fingerprint(data)
     said = one_line(Broker(folder_for(tmp_path, "new"), CONFIG, data=data).refuses())
     assert "newer" in said
