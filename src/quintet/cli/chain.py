@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from quintet.log.anchors import Anchored
     from quintet.log.chain import PartitionVerdict, Verdict
+    from quintet.log.embedded.disk import Disk
 
+RACES_MAX: Final = 3
 UNANCHORED: Final = "there are no anchors, so a cut end or a whole new log would not show"
 UNHELD: Final = "the anchors are as new as this disk says: give --head to compare with one kept elsewhere"
 
@@ -56,7 +58,6 @@ def verify(
     """
     from quintet.log import anchors, chain
     from quintet.log.embedded.disk import OsDisk
-    from quintet.log.embedded.inspect import healed
 
     directory = _folder(folder)
     keys = _keys(key_files)
@@ -68,8 +69,9 @@ def verify(
         return anchors.load(disk, path, names)
 
     numbered = {chain.key_id(key): key for key in keys}
-    mended = healed(disk, directory, [])  # as the next start leaves it: batches may be in the journal only
-    found = chain.verify_directory(mended, directory, numbered, read_anchors, head, _progress(as_json))
+    found = chain.verify_directory(
+        _mended(disk, directory), directory, numbered, read_anchors, head, _progress(as_json)
+    )
     if as_json:
         say_json(_as_json(found))
     else:
@@ -124,6 +126,19 @@ def _keys(files: tuple[Path, ...]) -> list[bytes]:
         return [derive_key(read_secret(file).encode()) for file in files]
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _mended(disk: "Disk", directory: str) -> "Disk":
+    """The files as the next start leaves them: after a power cut batches may be in the journal only. A running broker may take
+    a file away just then; it does not take many."""
+    from quintet.log.embedded.inspect import healed
+
+    for _ in range(RACES_MAX):
+        try:
+            return healed(disk, directory, [])
+        except FileNotFoundError:
+            continue
+    return disk
 
 
 def _progress(quiet: bool) -> "Callable[[PartitionVerdict], None]":
