@@ -65,7 +65,7 @@ DROPS: Final = (
 )  # fmt: skip
 
 Done = Callable[[Exception | None], None]
-Letter = tuple[bytes, bytes, bytes]  # origin, id, envelope
+Letter = tuple[bytes, bytes, bytes, bool]  # origin, id, envelope, whether this is a copy of a broadcast
 
 
 class PeerRow(msgspec.Struct, frozen=True):
@@ -380,7 +380,7 @@ class Peers:
 
     def send(self, sender: Mailbox, recipient: Mailbox, id: str, data: bytes, now: int) -> None:
         """Put an admitted envelope into a mailbox."""
-        if self._put(sender, recipient, id.encode(), data, now):
+        if self._put(sender, recipient, id.encode(), data, now, copy=False):
             self.sent += 1
         else:
             self._seen.forget(_seen_key(sender.name, id))
@@ -397,7 +397,7 @@ class Peers:
         self.broadcasts += 1
         key = id.encode()
         for mailbox in allowed:
-            self.sent += self._put(sender, mailbox, key, data, now)
+            self.sent += self._put(sender, mailbox, key, data, now, copy=True)
 
     def _may_broadcast(self, sender: Mailbox, cost: int, now: int) -> bool:
         """Copies cost disk for every recipient: a sender has so many bytes of them a second, and some saved up."""
@@ -409,14 +409,14 @@ class Peers:
         sender.broadcast_bytes += cost
         return True
 
-    def _put(self, sender: Mailbox, mailbox: Mailbox, key: bytes, data: bytes, now: int) -> bool:
+    def _put(self, sender: Mailbox, mailbox: Mailbox, key: bytes, data: bytes, now: int, *, copy: bool) -> bool:
         size = len(data)
         if (mailbox.room_messages <= 0 or mailbox.room_bytes < size) and not self._measure(mailbox, size, now):
             self.dropped["quota"] += 1
             return False
         mailbox.room_messages -= 1
         mailbox.room_bytes -= size
-        letter = (sender.origin, key, data)
+        letter = (sender.origin, key, data, copy)
         if mailbox.outbox is None:
             mailbox.outbox = [letter]
             mailbox.outbox_bytes = size
@@ -484,12 +484,13 @@ class Peers:
             self._stored(letters, number, -1, error)
 
     def _stored(self, letters: list[Letter], number: int, _offset: int, error: Exception | None) -> None:
-        """Durable; or refused, then its senders may send it again."""
+        """Durable; or refused, then its senders may send it again. Not a broadcast: others have its copies."""
         del self._unfinished[number]
         if error is not None:
             self.dropped["storage"] += len(letters)
-            for origin, key, _ in letters:
-                self._seen.forget(_seen_key(origin.removeprefix(ORIGIN_PREFIX).decode(), key.decode()))
+            for origin, key, _, copy in letters:
+                if not copy:
+                    self._seen.forget(_seen_key(origin.removeprefix(ORIGIN_PREFIX).decode(), key.decode()))
         self._tell_waiting()
 
     # -- mailboxes -------------------------------------------------------------------------------------------------

@@ -229,6 +229,16 @@ class TestReplay:
         send(amy, letter("amy", "bob", "m2"))
         assert delivered(bob) == ["m2"]
 
+    def test_a_broadcast_that_one_mailbox_refused_does_not_come_twice_to_the_others(self) -> None:
+        sim = broker()
+        amy, bob, cat = peer_of(sim, "amy"), peer_of(sim, "bob"), peer_of(sim, "cat")
+        send(amy, letter("amy", "bob", "m1"))
+        sim.broker.delete_topic(b"peerbus/bob", lambda _: None)
+        send(amy, letter("amy", "*", "b1"))
+        assert dropped(sim) == {"storage": 1} and bob.session.closing is not None
+        send(amy, letter("amy", "*", "b1", '"other"'))
+        assert delivered(cat) == ["b1|cat"] and dropped(sim) == {"storage": 1, "duplicate": 1}
+
 
 class TestLimits:
     def test_a_mailbox_has_so_many_messages(self) -> None:
