@@ -34,6 +34,7 @@ from tests.kernel import fast_packets, generate
 PACKETS_PER_READ = 30
 NEW_BROKER_EVERY_PACKETS = 10_000
 PROBE_EVERY_READS = 30
+UPSETS = 0.01  # share of reads behind which something happens to the broker
 PAYLOAD_MAX = 4096
 GROWTH_MAX_MIB = 1024  # of the process in a whole run: the disk of one broker is memory here
 KEYS = ("k1", "k2", "k3")
@@ -210,12 +211,33 @@ class Live:
         self.counts = counts
         policy = TopicPolicy([TopicRule("*")], topics_max=30)
         self.sim = SimBroker(options=BrokerOptions(topics=policy))
-        self.sim.broker.set_tokens(TokenOptions(secrets=(fast_wire.MASTER,)))
-        options = FastOptions(payload_bytes_max=PAYLOAD_MAX, auth_failures_max=300)
-        self.door = FastDoor(self.sim.broker, options)
         self.keys: dict[int, str] = {}
+        self.durable: set[int] = set()
         self.sent: dict[int, set[bytes]] = {}
+        self.open()
+
+    def open(self) -> None:
+        self.sim.broker.set_tokens(TokenOptions(secrets=(fast_wire.MASTER,)))
+        self.door = FastDoor(self.sim.broker, FastOptions(payload_bytes_max=PAYLOAD_MAX, auth_failures_max=300))
         self.clients = [Client(self, strict=number == 0) for number in range(5)]
+
+    def upset(self, r: random.Random) -> None:
+        """A topic is deleted behind the back of those who use it, or the broker is stopped and started."""
+        self.others_hear()
+        if r.random() < 0.7:
+            self.counts["topics deleted"] += 1
+            name = r.choice(NAMES)
+            self.sim.broker.delete_topic(name.encode(), lambda _: None)
+            self.sim.advance(100_000)
+            self.keys.pop(fast_wire.number(name), None)
+            self.durable.discard(fast_wire.number(name))
+            return
+        self.counts["restarts"] += 1
+        for client in self.clients:
+            client.peer.close()
+        self.sim.restart()
+        self.keys = {topic: key for topic, key in self.keys.items() if topic in self.durable}
+        self.open()
 
     def run(self, r: random.Random, number: int) -> int:
         at = r.randrange(len(self.clients))
@@ -243,6 +265,13 @@ class Live:
         if number % PROBE_EVERY_READS == 0:
             self.others_hear()
             self.probe()
+        if r.random() < UPSETS:
+            try:
+                self.upset(r)
+            except BrokenError:
+                raise
+            except Exception as error:
+                raise BrokenError(f"an upset raised {type(error).__name__}: {error}") from error
         return len(requests)
 
     def judge(self, client: Client, requests: list[tuple[Any, ...]], said: Said, fatal: bool) -> None:
@@ -328,6 +357,8 @@ class Live:
         if fine and code in REFUSED and not (kind == 1 and code == 403) and kind != 5:
             raise BrokenError(f"{fast_names(kind)} on {topic:08x} was refused with {code}, but had key and right")
         if code == 0 and kind == 1:
+            if topic not in self.keys and one[4] & 1:
+                self.durable.add(topic)
             self.keys[topic] = bearer.key
         elif code == 0 and kind == 7:
             self.keys[topic] = one[3].decode()
