@@ -30,6 +30,7 @@ from quintet.broker.table import Done
 from quintet.broker.tokens import Claims, Tokens
 from quintet.broker.topics import Topic, Topics
 from quintet.delivery.lane import Lane
+from quintet.delivery.rest import Rest
 from quintet.delivery.share import Share
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
@@ -91,7 +92,7 @@ class Member:
     """One connection's place in a queue. `told` is what `sink.completed` gets: with the new key after a rotation, with an
     error when the place is lost."""
 
-    __slots__ = ("bearer", "due", "grace", "queue", "sink", "subscription", "told")
+    __slots__ = ("bearer", "began", "due", "entries", "feed", "grace", "queue", "sink", "subscription", "told")
 
     def __init__(self, queue: "Queue", sink: Sink, bearer: Bearer, told: object) -> None:
         self.queue = queue
@@ -99,8 +100,11 @@ class Member:
         self.bearer = bearer
         self.told = told
         self.subscription: Subscription | None = None  # of its own, or the queue's; None: it shares
+        self.feed = sink  # what that is attached to
+        self.began: list[int] = []  # where its own began, by partition: what is behind that it never got
         self.grace = 0  # until when an old key is good enough; 0: its key is the queue's
         self.due = 0  # its earliest entry in the heap; 0: none
+        self.entries = 0  # how many it has there
 
 
 class _Steps:
@@ -178,6 +182,7 @@ class Queues:
         self._deadlines: list[tuple[int, int, Member]] = []
         self._order = 0
         self._stale = 0  # about how many of them belong to nobody any more
+        self._leftover: list[Subscription] = []  # which the disk would not let go yet
         self._epoch = (0, 0)  # of access and of tokens, when the members were last looked at
 
     def __len__(self) -> int:
@@ -189,17 +194,24 @@ class Queues:
 
     def load(self) -> None:
         """Take up the queues of the last run, each with its backlog."""
-        kept = {s.topic_name: s for s in self._subscriptions.all() if s.owner == KEPT_OWNER}
+        kept: dict[bytes, Subscription] = {}
+        for backlog in sorted((s for s in self._subscriptions.all() if s.owner == KEPT_OWNER), key=lambda s: s.id):
+            if backlog.topic_name in kept:  # of a queue that was made again
+                self._drop(kept[backlog.topic_name])
+            kept[backlog.topic_name] = backlog
         for topic in self._topics.all():
-            if EXTRA_KEY in topic.spec.extra:
-                self._adopt(topic, kept.pop(topic.raw, None))
+            if EXTRA_KEY in topic.spec.extra and fnv1a(topic.raw) not in self._by_id:
+                try:
+                    self._adopt(topic, kept.pop(topic.raw, None))
+                except QuintetError as refused:  # others must not wait for that: the next start tries again
+                    self._report("queue_without_backlog", {"topic": topic.name, "error": str(refused)})
+                    self._enter(_queue_of(topic))
         for orphan in kept.values():  # a crash came between the rows of a queue and of its backlog
-            self._subscriptions.remove(orphan)
+            self._drop(orphan)
 
     def _adopt(self, topic: Topic, backlog: Subscription | None) -> Queue:
         """A topic whose row says that it is a queue."""
-        extra = topic.spec.extra
-        queue = Queue(topic, bytes.fromhex(extra[EXTRA_KEY]), int(extra.get(EXTRA_FLAGS, "0")))
+        queue = _queue_of(topic)
         queue.backlog = backlog
         if backlog is None and queue.durable and not topic.in_memory:
             # Its row was lost to a crash: from the start, as something may have been confirmed that nobody got.
@@ -280,15 +292,17 @@ class Queues:
 
     def _make(self, raw: bytes, key: bytes, flags: int, done: Done) -> Queue:
         existed = self._topics.get(raw) is not None
+        if flags & DURABLE:
+            self._subscriptions.check_room()
         topic = self._topics.ensure(raw, bool(flags & DURABLE), _extra(key, flags))
         queue = Queue(topic, key, flags)
         queue.making = [done]
-        steps = _Steps(partial(self._made, queue))
+        steps = _Steps(partial(self._made, queue, existed))
         if queue.durable and (not topic.in_memory or topic.waiting):
             try:
                 queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, steps.add(), door=DOOR)
             except QuintetError:
-                self._topics.set_extra(topic, {}, lambda _: None)
+                self._unmake(topic, existed)
                 raise
         self._enter(queue)
         if existed:
@@ -297,9 +311,23 @@ class Queues:
             topic.after(steps.add())
         return queue
 
-    def _made(self, queue: Queue, error: Exception | None) -> None:
+    def _unmake(self, topic: Topic, existed: bool) -> None:
+        """A queue could not be made: its topic is what it was before, without a key, or not at all. (If the disk refuses
+        that, too, the topic keeps the key, as the next start would find it.)"""
+        if topic.deleted:
+            return
+        if not existed:
+            try:
+                self._topics.delete(topic.raw, lambda _: None)
+                return
+            except QuintetError:
+                pass
+        self._topics.set_extra(topic, {}, lambda _: None)
+
+    def _made(self, queue: Queue, existed: bool, error: Exception | None) -> None:
         if error is not None:
             self._forget(queue)
+            self._unmake(queue.topic, existed)
         waiting, queue.making = queue.making or [], None
         for done in waiting:
             done(error)
@@ -349,6 +377,7 @@ class Queues:
             queue.backlog.served_by(member.bearer.name)
         else:
             member.subscription = self._subscriptions.transient(member.bearer.name, queue.topic)
+            member.began = [lane.position for lane in member.subscription.lanes]
 
     def start(self, member: Member) -> None:
         """Deliver from here on."""
@@ -370,7 +399,7 @@ class Queues:
             self._unshare(queue, member.sink)
         elif member.subscription is not None:
             subscription, member.subscription = member.subscription, None
-            subscription.detach(member.sink)
+            subscription.detach(member.feed)
             if subscription is not queue.backlog:
                 self._drop(subscription)
             elif queue.members and not queue.topic.deleted:
@@ -391,21 +420,31 @@ class Queues:
                 self._drop(shared)
 
     def _promote(self, queue: Queue, backlog: Subscription) -> None:
-        """The backlog goes on where another member is: that one's place is kept from now on."""
+        """The backlog goes on where another member is: that one's place is kept from now on. What is left of it from before
+        that member came, nobody has got: it gets that first."""
         heir = next(iter(queue.members.values()))
         own = heir.subscription
         assert own is not None, "each member of a fan-out reads from a subscription"
         own.detach(heir.sink)
-        backlog.lanes = [Lane(lane.partition, lane.position) for lane in own.lanes]
+        had, lanes = {}, []
+        for left, began, lane in zip(backlog.lanes, heir.began, own.lanes, strict=True):
+            if left.position < began:
+                had[lane.partition.number] = (began, lane.position)
+            lanes.append(Lane(lane.partition, left.position if left.position < began else lane.position))
+        backlog.lanes = lanes
         backlog.served_by(heir.bearer.name)
         heir.subscription = backlog
+        heir.feed = Rest(heir.sink, had) if had else heir.sink
         self._drop(own)
         self.promoted += 1
-        backlog.attach(heir.sink)
+        backlog.attach(heir.feed)
 
     def _drop(self, subscription: Subscription) -> None:
         if self._subscriptions.find(subscription.owner, subscription.id) is subscription:  # else it went with its topic
-            self._subscriptions.remove(subscription)
+            try:
+                self._subscriptions.remove(subscription)
+            except QuintetError:  # the disk is full: `tick` tries again
+                self._leftover.append(subscription)
 
     def _end(self, member: Member, why: QuintetError) -> None:
         """Take the place away, and say so."""
@@ -437,9 +476,17 @@ class Queues:
                 member.grace = until
                 told.append(member)
                 self._watch(member)
-        self._topics.set_extra(
-            queue.topic, queue.extra, partial(self._rotated, queue, old, key, told, bearer, peer, done)
-        )
+        rotated = partial(self._rotated, queue, old, key, told, bearer, peer, done)
+        if queue.making is None:
+            self._store_key(queue, rotated, None)
+        else:  # two changes of its row on their way would not know what to go back to
+            queue.making.append(partial(self._store_key, queue, rotated))
+
+    def _store_key(self, queue: Queue, rotated: Done, error: Exception | None) -> None:
+        if error is None:
+            self._topics.set_extra(queue.topic, queue.extra, rotated)
+        else:
+            rotated(error)
 
     def _rotated(
         self,
@@ -454,10 +501,13 @@ class Queues:
     ) -> None:
         queue.rotating = False
         if error is not None:
-            queue.key = old
+            fresh, queue.key = queue.key, old
             for member in told:
                 member.grace = 0
             done(error)
+            for member in list(queue.members.values()):
+                if member.bearer.key == fresh:  # it came with a key that never came to be
+                    self._end(member, WrongKey(f"the key of topic {queue.topic.name!r} was not rotated after all"))
             return
         self.rotations += 1
         self._audit.record("config.change", bearer.name, queue.topic.name, "success", peer, "rotate")
@@ -483,12 +533,13 @@ class Queues:
         deadline = self._deadline(member)
         if deadline and (not member.due or deadline < member.due):
             member.due = deadline
+            member.entries += 1
             self._order += 1
             heapq.heappush(self._deadlines, (deadline, self._order, member))
 
     def _unwatch(self, member: Member) -> None:
         """Its entries stay where they are until they are too many: whoever comes and goes all day leaves no heap of them."""
-        self._stale += member.due > 0
+        self._stale += member.entries
         if self._stale > max(STALE_MAX, len(self._deadlines) // 2):
             self._stale = 0
             self._deadlines = [entry for entry in self._deadlines if _is_here(entry[2])]
@@ -497,15 +548,20 @@ class Queues:
     def tick(self, now: int) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:  # ending a member may replace the list
             due, _, member = heapq.heappop(self._deadlines)
+            member.entries -= 1
             if due == member.due:
                 member.due = 0
             if not _is_here(member):
+                self._stale = max(0, self._stale - 1)
                 continue
             deadline = self._deadline(member)
             if deadline and deadline <= now:
                 self._end(member, _ending(member, now))
             else:
                 self._watch(member)
+        leftover, self._leftover = self._leftover, []
+        for subscription in leftover:
+            self._drop(subscription)
         epoch = (self._access.epoch, self._tokens.epoch)
         if self._epoch != epoch:
             verify, self._epoch = self._epoch[1] != epoch[1], epoch
@@ -538,6 +594,12 @@ class Queues:
 
 def _is_here(member: Member) -> bool:
     return member.queue.members.get(member.sink) is member
+
+
+def _queue_of(topic: Topic) -> Queue:
+    """As the topic's row says."""
+    extra = topic.spec.extra
+    return Queue(topic, bytes.fromhex(extra[EXTRA_KEY]), int(extra.get(EXTRA_FLAGS, "0")))
 
 
 def _extra(key: bytes, flags: int) -> dict[str, str]:

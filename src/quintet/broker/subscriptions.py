@@ -144,7 +144,7 @@ class Subscriptions:
         from_start: bool = False,
     ) -> Subscription:
         """A new subscription at the tail of the topic, or at its start; done when it would survive a restart."""
-        self._check_room()
+        self.check_room()
         self._last_id += 1
         # From `visible`, not `end`: what is on its way to the disk may yet be refused, and its offsets given to others.
         lanes = [Lane(p, p.start if from_start else p.visible) for p in topic.partitions]
@@ -158,12 +158,13 @@ class Subscriptions:
 
     def transient(self, owner: str, topic: Topic, *, door: str = "fast") -> Subscription:
         """A subscription at the tail of the topic that lives as long as its reader: QoS 0, an id below 0, in no table."""
-        self._check_room()
+        self.check_room()
         self._last_transient -= 1
         lanes = [Lane(partition, partition.visible) for partition in topic.partitions]
         return self._open(self._last_transient, owner, topic, 0, lanes, door)
 
-    def _check_room(self) -> None:
+    def check_room(self) -> None:
+        """Raise now what making one more would raise."""
         if len(self._by_id) >= self._max:
             raise LimitExceeded(
                 f"no more subscriptions: there are {len(self._by_id)}, the limit is delivery.subscriptions_max"

@@ -417,7 +417,11 @@ class Topics:
         ready = spec.durability == "memory"
         topic = Topic(spec, self._log.open_topic(spec), self._policy, ready=ready, low=self._low)
         if spec.durability != "memory":
-            self._table.put(raw, _row(spec), partial(self._created, topic))
+            try:
+                self._table.put(raw, _row(spec), partial(self._created, topic))
+            except QuintetError:
+                self._log.delete_topic(spec.id)
+                raise
         self._by_name[raw] = topic
         return topic
 
