@@ -9,13 +9,11 @@ When the connection is lost, what is queued is thrown away, because the broker d
 somebody's hands is remembered by its id, and settled there. Sockets and frames are known by peerbus.py alone.
 """
 
-from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from quintet.client.base import CLOSE_S, Channel, Link, Setup, deadline
+from quintet.client.base import CLOSE_S, Channel, Setup, deadline
 from quintet.client.errors import Unsupported
 from quintet.client.message import Place, Row, Rows, log
 from quintet.client.subscription import Inbox, Source
@@ -38,26 +36,28 @@ class Identity(NamedTuple):
     kid: str = ""
 
 
-class MailLink(Link):
-    """A link that brings deliveries of one mailbox."""
+class Post(Protocol):
+    """Who brings deliveries, by whichever connection there is: also by one that our own channel does not know yet."""
 
-    @abstractmethod
-    def take_early(self) -> list[tuple[str, bytes]]:
-        """What was delivered before anybody subscribed: (delivery key, envelope)."""
-
-    @abstractmethod
     def ack(self, keys: Sequence[str]) -> None:
-        """Acknowledge these deliveries soon."""
+        """Acknowledge these deliveries soon, if there is a connection."""
+
+    def hold(self, full: bool) -> None:
+        """The queue is full, or no longer."""
+
+    def leave(self, source: "PeerSource") -> None:
+        """This one takes no more."""
 
 
 class PeerSource(Source):
     """The mailbox of our name: what is verified, new and wanted goes on; the rest is counted."""
 
-    def __init__(self, setup: Setup, me: Identity) -> None:
+    def __init__(self, setup: Setup, me: Identity, post: Post) -> None:
         self._me = me
+        self._post = post
         self._topic = TOPIC_PREFIX + me.name
         self._lacks = setup.door.lacks
-        self._channel = Channel(setup, self, on_up=self._up, on_down=self._down)
+        self._channel = Channel(setup, self, on_down=self._down)
         self._inbox: Inbox | None = None
         self._next_tag = 1
         self._keys: dict[int, list[str]] = {}  # tag -> delivery keys that settle it
@@ -82,12 +82,8 @@ class PeerSource(Source):
                     await link.barrier()
             except QuintetError as error:
                 log.warning("the last acknowledgements of %s may be lost: %s", self._topic, error)
+        self._post.leave(self)
         await self._channel.close()
-
-    async def _up(self, link: Link) -> None:
-        assert isinstance(link, MailLink), "this door makes them"
-        for key, data in link.take_early():
-            self.delivered(key, data)
 
     def _down(self, error: QuintetError) -> None:
         """What is queued comes again; what is in somebody's hands is settled on the next connection."""
@@ -138,7 +134,7 @@ class PeerSource(Source):
         if known in self._seen:
             self._seen.move_to_end(known)
             self.duplicates += 1
-            self._acknowledge([key])
+            self._post.ack([key])
         elif (tag := self._pending.get(known)) is not None:
             self.duplicates += 1
             if key not in self._keys[tag]:
@@ -193,14 +189,10 @@ class PeerSource(Source):
         raise AssertionError("no acknowledgement of peerbus is answered")
 
     def pause(self) -> None:
-        link = self._channel.current
-        if link is not None:
-            link.pause()
+        self._post.hold(True)
 
     def resume(self) -> None:
-        link = self._channel.current
-        if link is not None:
-            link.resume()
+        self._post.hold(False)
 
     # -- settling --------------------------------------------------------------------------------------------------
 
@@ -219,17 +211,12 @@ class PeerSource(Source):
                     self._seen.popitem(last=False)
         if self._channel.failed is not None:
             raise self._channel.failed
-        self._acknowledge(keys)
+        if keys:
+            self._post.ack(keys)
         link = self._channel.current
         if link is not None and link.full:
             async with deadline(timeout, "acknowledging"):
                 await link.writable()
-
-    def _acknowledge(self, keys: list[str]) -> None:
-        link = self._channel.newest
-        if keys and isinstance(link, MailLink):
-            with suppress(QuintetError):
-                link.ack(keys)
 
     async def flush(self) -> None:
         await (await self._channel.link()).barrier()

@@ -48,7 +48,7 @@ from quintet.client.base import (
     shake_hands,
 )
 from quintet.client.errors import BadUrl, Closed, ConnectionLost, Unsupported
-from quintet.client.mailbox import PENDING_MAX, TOPIC_PREFIX, Identity, MailLink, PeerSource
+from quintet.client.mailbox import PENDING_MAX, TOPIC_PREFIX, Identity, PeerSource
 from quintet.client.message import log
 from quintet.client.subscription import Source
 from quintet.client.url import Endpoint
@@ -151,11 +151,11 @@ class _Group:
 class Wire(StreamLink):
     """The registered connection that all views share, one object a line. Only views are links to others."""
 
-    def __init__(self, where: str, me: Identity) -> None:
+    def __init__(self, where: str, me: Identity, mailbox: Callable[[], PeerSource | None] = lambda: None) -> None:
         super().__init__(where, lambda link, error: self._tell(error))
         self.me = me
         self.views: list[View] = []
-        self.mailbox: View | None = None
+        self._mailbox = mailbox  # who takes deliveries now
         self.opened = self._loop.time()
         self._registered: asyncio.Future[None] = self._loop.create_future()
         self._calls: list[_Call] = []  # published in this turn, not sent yet
@@ -213,8 +213,8 @@ class Wire(StreamLink):
         if not key:
             self.no_key += 1
             log.warning("%s delivered a message without a delivery key: dropped", self._where)
-        elif self.mailbox is not None:
-            self.mailbox.delivered(key, data)
+        elif (source := self._mailbox()) is not None:
+            source.delivered(key, data)
         elif len(self._early) < EARLY_MAX and self._early_bytes + len(data) <= EARLY_BYTES_MAX:
             self._early.append((key, data))
             self._early_bytes += len(data)
@@ -349,7 +349,7 @@ class Wire(StreamLink):
                 future.set_exception(error)
 
     def _tell(self, error: QuintetError) -> None:
-        views, self.views, self.mailbox = self.views, [], None
+        views, self.views = self.views, []
         for view in views:
             view.end(error)
 
@@ -357,8 +357,8 @@ class Wire(StreamLink):
 class SocketWire(Wire):
     """The same over WebSocket: an object is a text message."""
 
-    def __init__(self, where: str, me: Identity) -> None:
-        super().__init__(where, me)
+    def __init__(self, where: str, me: Identity, mailbox: Callable[[], PeerSource | None] = lambda: None) -> None:
+        super().__init__(where, me, mailbox)
         self.socket: WSTransport | None = None
 
     def send(self, objects: Sequence[bytes]) -> None:
@@ -444,32 +444,19 @@ def recipient(topic: str) -> str:
     return name
 
 
-class View(RequestLink, MailLink):
+class View(RequestLink):
     """A wire as one channel sees it."""
 
-    def __init__(self, shared: Wire, lost: Callable[[Link, QuintetError], None], source: "PeerSource | None") -> None:
+    def __init__(self, shared: Wire, lost: Callable[[Link, QuintetError], None]) -> None:
         self.wire = shared
         self._on_lost = lost
-        self._source = source
         shared.views.append(self)
-        if source is not None:
-            shared.mailbox = self
 
     def end(self, error: QuintetError) -> None:
         self._on_lost(self, error)
 
-    def delivered(self, key: str, data: bytes) -> None:
-        assert self._source is not None, "deliveries go to the view of a mailbox"
-        self._source.delivered(key, data)
-
     def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
         return self.wire.publish(load, wait)
-
-    def take_early(self) -> list[tuple[str, bytes]]:
-        return self.wire.take_early()
-
-    def ack(self, keys: Sequence[str]) -> None:
-        self.wire.ack(keys)
 
     def request(self, name: str, fields: Fields) -> "asyncio.Future[Fields]":
         if name != "PEERS" or fields:
@@ -500,9 +487,6 @@ class View(RequestLink, MailLink):
         """The last one closes the wire."""
         if self in self.wire.views:
             self.wire.views.remove(self)
-        if self.wire.mailbox is self:
-            self.wire.mailbox = None
-            self.wire.hold(False)
         if not self.wire.views:
             await self.wire.close()
 
@@ -540,6 +524,7 @@ class PeerDoor:
     def __init__(self, me: Identity | None = None) -> None:
         self.me = me or Identity("", b"", False)
         self._wire: Wire | None = None
+        self._source: PeerSource | None = None  # who reads the mailbox, through reconnects
         self._lock = asyncio.Lock()
         self._pause = 0.0
 
@@ -547,18 +532,50 @@ class PeerDoor:
         return PeerDoor(identity(endpoint, name))
 
     async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
-        source = target if isinstance(target, PeerSource) else None
-        async with self._lock:
-            shared = self._wire
-            if source is not None and shared is not None and shared.lost is None and shared.missed:
-                shared.fail(ConnectionLost("messages came before anybody subscribed: they are asked for again"))
-            if shared is None or shared.lost is not None:
-                await self._wait(setup)
-                shared = self._wire = await self._dial(setup)
-            if source is not None and shared.mailbox is not None:
-                hint = "iterate over one subscription with several tasks, or connect with another name"
-                raise Taken(f"the mailbox of {self.me.name} is read by another subscription of this bus", hint=hint)
-            return View(shared, lost, source)
+        if not isinstance(target, PeerSource) or target is self._source:
+            async with self._lock:
+                return View(await self._connected(setup), lost)
+        if self._source is not None:
+            hint = "iterate over one subscription with several tasks, or connect with another name"
+            raise Taken(f"the mailbox of {self.me.name} is read by another subscription of this bus", hint=hint)
+        self._source = target  # before anything is dialled: a broker delivers at once
+        try:
+            async with self._lock:
+                if self._wire is not None and self._wire.lost is None:
+                    for key, data in self._wire.take_early():
+                        target.delivered(key, data)
+                    if self._wire.missed:
+                        self._wire.fail(
+                            ConnectionLost("messages came before anybody subscribed: they are asked for again")
+                        )
+                return View(await self._connected(setup), lost)
+        except BaseException:
+            self.leave(target)
+            raise
+
+    async def _connected(self, setup: Setup) -> Wire:
+        """The wire there is, or a new one."""
+        if self._wire is None or self._wire.lost is not None:
+            await self._wait(setup)
+            return await self._dial(setup)
+        return self._wire
+
+    # -- see mailbox.Post ------------------------------------------------------------------------------------------
+
+    def ack(self, keys: Sequence[str]) -> None:
+        if self._wire is not None and self._wire.lost is None:
+            self._wire.ack(keys)
+
+    def hold(self, full: bool) -> None:
+        if self._wire is not None:
+            self._wire.hold(full)
+
+    def leave(self, source: PeerSource) -> None:
+        if self._source is source:
+            self._source = None
+            self.hold(False)
+
+    # -- connecting ------------------------------------------------------------------------------------------------
 
     async def _wait(self, setup: Setup) -> None:
         """Two who are given one name would take it from each other without end: each lets the other be for a while."""
@@ -572,11 +589,12 @@ class PeerDoor:
     async def _dial(self, setup: Setup) -> Wire:
         endpoint = setup.endpoint
         if endpoint.lines:
-            shared = Wire(str(endpoint), self.me)
+            shared = Wire(str(endpoint), self.me, lambda: self._source)
             await dial(setup, shared)
         else:
-            shared = SocketWire(str(endpoint), self.me)
+            shared = SocketWire(str(endpoint), self.me, lambda: self._source)
             await dial_socket(setup, shared)
+        self._wire = shared  # deliveries may come with the answer to the register, and want to be acknowledged
         await shake_hands(setup, shared, shared.handshake(endpoint.secret))
         return shared
 
@@ -586,7 +604,7 @@ class PeerDoor:
                 f"peerbus reads one mailbox, that of its own name, and {wanted.topic!r} is not it",
                 hint=f"subscribe to {TOPIC_PREFIX}{self.me.name}, or connect with another name",
             )
-        return PeerSource(setup, self.me)
+        return PeerSource(setup, self.me, self)
 
 
 async def dial_socket(setup: Setup, link: SocketWire) -> None:
