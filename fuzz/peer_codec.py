@@ -402,6 +402,7 @@ class Live:
         self.boxes = {name: Box() for name in OWNERS}
         self.seen: set[tuple[str, str]] = set()
         self.doubtful: set[tuple[str, str]] = set()  # ids whose first envelope may or may not have been taken
+        self.lost: set[tuple[str, str]] = set()  # ids that were used when a mailbox was deleted
         self.peers: dict[str, Peer] = {}
         for name in OWNERS:
             self.connect(name)
@@ -488,6 +489,8 @@ class Live:
             self.stranger(r, one)
         if r.random() < 0.08:
             self.reconnect(r, name)
+        elif r.random() < 0.01:
+            self.delete(name)
         if number % RESTART_EVERY_READS == RESTART_EVERY_READS - 1:
             self.restart()
         return len(made)
@@ -597,6 +600,20 @@ class Live:
             self.sim.advance(1_100_000, 1_100_000)  # takeovers have a limit: ten in ten seconds
         self.connect(name)
 
+    def delete(self, name: str) -> None:
+        """The mailbox is deleted by somebody who may: its name is free, and whoever had it is told and may come back."""
+        if not self.sim.broker.delete_topic(f"peerbus/{name}".encode(), lambda _: None):
+            return
+        self.counts["mailboxes deleted"] += 1
+        self.sim.advance(100_000)
+        gone = self.peers.pop(name)
+        if gone.session.closing is None and gone.evicted is None:
+            raise BrokenError(f"{name} is still connected, its mailbox was deleted")
+        gone.close()
+        self.lost |= self.boxes[name].settled | {(one.sender, one.id) for one in self.boxes[name].letters}
+        self.boxes[name] = Box()
+        self.connect(name)
+
     def restart(self) -> None:
         """A clean stop forgets nothing: names, letters, settled ones, ids."""
         self.counts["restarts"] += 1
@@ -604,6 +621,7 @@ class Live:
             peer.close()
         self.peers.clear()
         self.sim.restart()
+        self.doubtful |= self.lost  # of a deleted mailbox: nothing is left that would say which ids were used
         for name in OWNERS:
             self.connect(name)
             for other, connected in self.peers.items():
