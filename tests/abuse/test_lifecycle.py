@@ -5,6 +5,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,12 +41,24 @@ def folder_for(tmp_path: Path, name: str) -> Path:
     return made
 
 
+def freeze(broker: Broker) -> None:
+    """Stop it, and wait until its last thread has stopped: one may be in the middle of a write."""
+    broker.process.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + DRAIN_S
+    while any(
+        task.read_text().rpartition(")")[2].split()[0] != "T"
+        for task in Path(f"/proc/{broker.process.pid}/task").glob("*/stat")
+    ):
+        assert time.monotonic() < deadline, "the broker did not stop"
+        time.sleep(0.01)
+
+
 # -- data directories ---------------------------------------------------------------------------------------------------
 
 
 def test_a_locked_directory_is_refused_and_untouched(tmp_path: Path) -> None:
     with Broker(folder_for(tmp_path, "first"), CONFIG) as first:
-        first.process.send_signal(signal.SIGSTOP)  # it keeps its lock and writes nothing while we compare
+        freeze(first)  # it keeps its lock and writes nothing while we compare
         before = fingerprint(first.data)
         second = Broker(folder_for(tmp_path, "second"), CONFIG, data=first.data)
         assert "in use by another broker" in one_line(second.refuses())
