@@ -312,3 +312,53 @@ async def test_a_server_that_does_not_know_extend() -> None:
         with pytest.raises(ConnectionLost) as raised:
             await quintet.connect(url).open()
         assert "EXTEND" in raised.value.hint
+
+
+async def test_an_end_that_crosses_a_renewal_is_not_its_answer() -> None:
+    """ERROR 410 comes by itself: the OK behind it belongs to the SUBSCRIBE that was under way."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        size = len(codec.subscribe(b"t", 0))
+        topic = int.from_bytes((await reader.readexactly(size))[-4:], "big")
+        writer.write(codec.ok(frames.SUBSCRIBE, topic))
+        await reader.readexactly(size)
+        writer.write(codec.error(frames.SUBSCRIBE, topic, wire.ENDED, "grace is over"))
+        writer.write(codec.ok(frames.SUBSCRIBE, topic) + codec.message(topic, b"after"))
+
+    async with lying(script) as url, quintet.connect(url) as bus, bus.subscribe("q") as sub:
+        await bus.request("RENEW", token="u")
+        assert (await asyncio.wait_for(sub.get(), 5)).value == b"after"
+        assert sub.reconnects == 0
+
+
+async def test_an_end_that_crosses_a_renewal_that_is_refused_is_the_end() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        size = len(codec.subscribe(b"t", 0))
+        topic = int.from_bytes((await reader.readexactly(size))[-4:], "big")
+        writer.write(codec.ok(frames.SUBSCRIBE, topic))
+        await reader.readexactly(size)
+        writer.write(codec.error(frames.SUBSCRIBE, topic, wire.ENDED, "grace is over"))
+        writer.write(codec.error(frames.SUBSCRIBE, topic, wire.KEY, "not this one either"))
+
+    async with lying(script) as url, quintet.connect(url) as bus, bus.subscribe("q") as sub:
+        with pytest.raises(WrongKey):
+            await Queues(bus).renew("u")
+        with pytest.raises(SubscriptionEnded):
+            await asyncio.wait_for(sub.get(), 5)
+
+
+async def test_a_link_that_refuses_a_renewal_does_not_keep_others_from_theirs() -> None:
+    """One subscription cannot go on with the new token; the other, and the bus, can."""
+    shown: list[bytes] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        size = len(codec.subscribe(b"t", 0))
+        topic = int.from_bytes((await reader.readexactly(size))[-4:], "big")
+        writer.write(codec.ok(frames.SUBSCRIBE, topic))
+        shown.append(await reader.readexactly(size))
+        writer.write(codec.error(frames.SUBSCRIBE, topic, wire.KEY, "of another queue"))
+
+    async with lying(script) as url, quintet.connect(url) as bus, bus.subscribe("q"), bus.subscribe("r"):
+        with pytest.raises(WrongKey):
+            await Queues(bus).renew("u")
+        assert len(shown) == 2

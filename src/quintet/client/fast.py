@@ -153,6 +153,7 @@ class FastLink(StreamLink, PushLink, RequestLink):
         self._calls: list[_Call] = []  # published in this turn, not sent yet
         self._owed: dict[tuple[int, int], deque[_Call]] = {}  # (request, topic) -> in the order of their answers
         self._subscribed: dict[int, str] = {}
+        self._over: dict[int, QuintetError] = {}  # subscriptions that ended while a SUBSCRIBE was under way
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -283,7 +284,10 @@ class FastLink(StreamLink, PushLink, RequestLink):
                 self._settle(request, topic, count)
             elif kind == frames.ERROR:
                 request, topic, code, text = cast(tuple[int, int, int, bytes], tuple(rest))
-                self._refused(request, topic, error_of(code, text))
+                if code == wire.ENDED:
+                    self._ended(topic, error_of(code, text))
+                else:
+                    self._refused(request, topic, error_of(code, text))
             else:
                 topic, key = cast(tuple[int, bytes], tuple(rest))
                 self._key_updated(topic, key)
@@ -297,6 +301,8 @@ class FastLink(StreamLink, PushLink, RequestLink):
         return consumed, frames.MESSAGE_HEAD.size + frames.MESSAGE_HEAD.unpack(head)[2] if whole else 0
 
     def _settle(self, request: int, topic: int, count: int) -> None:
+        if request == frames.SUBSCRIBE:
+            self._over.pop(topic, None)
         owed = self._owed.get((request, topic))
         while count:
             if not owed:
@@ -320,10 +326,17 @@ class FastLink(StreamLink, PushLink, RequestLink):
                 owed.popleft()
             if not owed:
                 del self._owed[request, topic]
-        elif request == frames.SUBSCRIBE and topic in self._subscribed:
-            self.fail(error)
+            if request == frames.SUBSCRIBE and topic in self._over:
+                self.fail(self._over[topic])
         else:
             log.warning("the server refused something that nobody waits for: %s", error)
+
+    def _ended(self, topic: int, error: QuintetError) -> None:
+        """A subscription is over. That is no answer: a SUBSCRIBE that crossed it is still owed one, and begins it anew."""
+        if self._owed.get((frames.SUBSCRIBE, topic)):
+            self._over[topic] = error
+        elif topic in self._subscribed:
+            self.fail(error)
 
     def _key_updated(self, topic: int, key: bytes) -> None:
         name = self._subscribed.get(topic, f"#{topic:08x}")
@@ -408,11 +421,20 @@ class FastDoor:
         return FastDoor(endpoint.secret)
 
     async def renew(self, token: str) -> None:
-        """From now on with this token: for what is sent, and for what is subscribed."""
+        """From now on with this token: for what is sent, and for what is subscribed. A connection that refuses it does not
+        keep the others from showing it; one that is lost comes back with it."""
         self.token = _checked(token)
+        refused: QuintetError | None = None
         for link in list(self._links):
-            if link.lost is None:
-                await link.renew()
+            try:
+                if link.lost is None:
+                    await link.renew()
+            except ConnectionLost:
+                continue
+            except QuintetError as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
 
     async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
         link = FastLink(setup, self, target, lost)
