@@ -504,7 +504,9 @@ class Peers:
         if topic is None:
             topic = self._topics.get(mailbox.raw)
             if topic is None:
-                retention = self.options.mailbox_ttl_us or FOREVER_US
+                # What has expired is kept for as long as a replay must be recognised: ids are read back from here.
+                ttl = self.options.mailbox_ttl_us
+                retention = max(ttl, self.options.replay_window_us) if ttl else FOREVER_US
                 topic, _ = self._topics.create(mailbox.raw, 1, retention_us=retention)
             self._open(mailbox, topic)
         return topic

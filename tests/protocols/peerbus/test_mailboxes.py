@@ -229,6 +229,20 @@ class TestReplay:
         send(amy, letter("amy", "bob", "m2"))
         assert delivered(bob) == ["m2"]
 
+    def test_records_are_kept_for_the_window_although_nobody_gets_them_any_more(self) -> None:
+        sim = broker(mailbox_ttl_us=HOUR_US, replay_window_us=3 * HOUR_US)
+        amy = peer_of(sim, "amy")
+        peer_of(sim, "bob").close()
+        send(amy, letter("amy", "bob", "m1"))
+        topic = sim.broker.topics.get(b"peerbus/bob")
+        assert topic is not None and topic.spec.retention_us == 3 * HOUR_US
+        amy.close()
+        sim.scheduler.advance(2 * HOUR_US)
+        sim.restart()
+        amy, (bob, waiting) = peer_of(sim, "amy"), register(sim, "bob")
+        send(amy, letter("amy", "bob", "m1"))
+        assert waiting == [] and delivered(bob) == [] and dropped(sim) == {"duplicate": 1}
+
     def test_a_broadcast_that_one_mailbox_refused_does_not_come_twice_to_the_others(self) -> None:
         sim = broker()
         amy, bob, cat = peer_of(sim, "amy"), peer_of(sim, "bob"), peer_of(sim, "cat")
