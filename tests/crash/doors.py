@@ -24,6 +24,7 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -136,14 +137,22 @@ class Campaign:
         self._sabotage = sabotage
         self._verify = verify
         self._directories = 0
+        self._broker: Broker | None = None
         self.last: Path | None = None  # a directory that held, stopped cleanly
 
     def run(self, kills: int) -> None:
-        while self.kills < kills and not self.counts.bad:
-            self._directory(min(KILLS_PER_DIRECTORY, kills - self.kills))
+        try:
+            while self.kills < kills and not self.counts.bad:
+                self._directory(min(KILLS_PER_DIRECTORY, kills - self.kills))
+        except BaseException:  # a check that cannot go on leaves no broker behind
+            with suppress(OSError):
+                if self._broker is not None:
+                    self._broker.kill()
+            raise
 
     def _start(self, data: Path) -> Broker:
-        return self._launcher.start(data, SETTINGS, self._sabotage)
+        self._broker = self._launcher.start(data, SETTINGS, self._sabotage)
+        return self._broker
 
     def _directory(self, kills: int) -> None:
         self._directories += 1
