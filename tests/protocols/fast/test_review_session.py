@@ -100,3 +100,47 @@ def test_a_topic_whose_row_is_on_its_way_holds_its_publisher_whatever_else_it_pu
     sim.scheduler.held = False
     sim.scheduler.settle()
     assert peer.session.congestion() == FLOWING
+
+
+def test_who_reads_nothing_and_subscribes_again_and_again_is_not_read_from(sim: FastSim) -> None:
+    """Each SUBSCRIBE of a peer without room leaves something that waits for room: they must not pile up."""
+    peer = sim.peer()
+    peer.room_bytes = 0
+    rounds = 0
+    while peer.session.congestion() != WAIT and rounds < 1_000:
+        peer.exchange(codec.subscribe(ANN, DEMO) + publish(ANN, b"x"))
+        peer.exchange(codec.unsubscribe(ANN, DEMO))
+        rounds += 1
+    assert 10 < rounds < len(peer.parked) + 1 < 1_000
+    peer.room_bytes = 1 << 20
+    assert peer.session.congestion() == WAIT, "a little room is not enough: what waits is still there"
+    peer.unpark()
+    assert peer.session.congestion() == FLOWING
+    peer.feed(codec.subscribe(ANN, DEMO) + publish(ANN, b"y"))
+    assert peer.got() == [b"y"]
+
+
+@pytest.mark.parametrize("limit", ["subject_messages_per_second", "address_messages_per_second"])
+@pytest.mark.parametrize("extended", [False, True])
+def test_a_new_connection_does_not_get_around_a_rate(limit: str, extended: bool) -> None:
+    sim = FastSim(None, **{limit: 10})
+    sim.peer(codec.create(ANN, b"demo"))
+    topic = sim.broker.topics.find(b"demo")
+    hello = codec.extend() if extended else b""
+    for _ in range(20):
+        peer = FastPeer(sim)
+        peer.feed(hello + publish(ANN, *[b"x"] * 50))
+        peer.close()
+    assert topic.published == 50, "one read may overdraw it, the next connection may not"
+    waiting = FastPeer(sim)
+    waiting.feed(hello + publish(ANN, b"nothing is dropped"))
+    assert waiting.session.holding
+    assert waiting.session.deadline() is None, "it has shown a valid token"
+    sim.advance(3 * SECOND)
+    assert topic.published == 50
+    other = FastPeer(sim, "10.0.0.2:7")
+    other.feed(publish(token("bob"), b"x"))
+    assert topic.published == 51, "others are not held"
+    sim.advance(3 * SECOND)
+    assert topic.published == 52
+    assert not waiting.session.holding

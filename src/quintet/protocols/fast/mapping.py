@@ -49,6 +49,11 @@ class Bucket:
         self._refill(now)
         return self._level < 0
 
+    def wait(self, now: int) -> int:
+        """Microseconds until it is paid back."""
+        self._refill(now)
+        return max(0, -(self._level // self._per_second))
+
     def full(self, now: int) -> bool:
         self._refill(now)
         return self._level >= self._full

@@ -38,6 +38,8 @@ BUCKETS_MAX: Final = 10_000  # of rates, per listener
 SUBSCRIPTIONS_MAX: Final = 1_000  # of one connection
 LONG_PAYLOAD: Final = 2  # of errors.FATAL
 EXTENDS: Final = re.compile(rb"(?:\x70[\x00-\xff])++")
+BLOCKED_SUBSCRIBES_MAX: Final = 100  # of a connection without room; then it is not read from until it has read
+HELD_US_MAX: Final = 1_000_000  # until one that must wait for its rate looks again
 REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for the disk; above it, it is not read from
 
 
@@ -73,6 +75,10 @@ class FastDoor:
         self._seen_at = 0
         self._soonest = 0  # when the first remembered token expires; 0: none does
         self._epoch = (0, 0)
+
+    @property
+    def limited(self) -> bool:
+        return bool(self.options.subject_messages_per_second or self.options.address_messages_per_second)
 
     def refresh(self, now: int) -> None:
         """Forget what is no longer so: all tokens after a change of secrets or rights, or when the clock was set back (one
@@ -150,8 +156,8 @@ class FastSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_broker", "_deadline", "_door", "_extended", "_members", "_peer", "_refused", "_replies", "_sink", "_slow",
-        "_topic", "auth_failures", "closing", "principal_name", "take_output",
+        "_blocked", "_broker", "_deadline", "_door", "_extended", "_held", "_members", "_peer", "_refused", "_replies", "_sink",
+        "_slow", "_topic", "auth_failures", "closing", "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(self, door: FastDoor, sink: Sink, now: int, peer: str = "") -> None:
@@ -170,12 +176,14 @@ class FastSession:
         self._members: dict[int, Member] | None = None
         self._topic: Topic | None = None  # the last one published to
         self._slow: list[Bucket] = []
+        self._held = False
+        self._blocked = 0  # SUBSCRIBEs while it had no room: what each left waits for room
 
     # -- the contract ----------------------------------------------------------------------------------------------
 
     @property
     def holding(self) -> bool:
-        return False  # every packet is taken when it is whole: late answers wait in their slots
+        return self._held  # by a rate; else every packet is taken when it is whole: late answers wait in their slots
 
     @property
     def stopped(self) -> bool:
@@ -185,6 +193,10 @@ class FastSession:
         door, position = self._door, 0
         while self.closing is None:
             door.refresh(now)
+            if self.principal_name is None and door.limited:
+                self._greet(view, position, now)
+            if self._held:
+                break
             most = self._payload_max()
             items, end, fatal, unknown = kernel.fast_split(
                 view, position, most, door.origins, self._broker.queues.wire, now
@@ -204,6 +216,30 @@ class FastSession:
         if door.refusals:
             door.forget_refused()
         return position
+
+    def _greet(self, view: memoryview, start: int, now: int) -> None:
+        """The first packet of a connection, where rates are kept: if its bearer, or its address, has overdrawn one on other
+        connections, this one waits, too, before anything is taken. Else it would pay to connect again."""
+        token = codec.token_at(view, start)
+        if token is None or view[start] == frames.EXTEND:
+            return
+        bearer = self._door.bearers.get(token) or self._door.learn(token, now)
+        if bearer is not None and self._welcome(bearer):
+            self._slow = self._door.buckets(bearer.name, self._address, now)
+            self._hold()
+
+    def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
+        """Take nothing while a rate is overdrawn; look again in a while, unless the connection is gone."""
+        now = self._broker.scheduler.now()
+        wait = max((bucket.wait(now) for bucket in self._slow), default=0)
+        self._held = wait > 0
+        if self._held:
+            again = partial(self._sink.completed, self._hold, None, None)
+            self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
+
+    @property
+    def _address(self) -> str:
+        return self._peer.rpartition(":")[0]
 
     def _close(self, reason: str) -> None:
         """Shut when the output is sent; the first reason is the one that is told."""
@@ -254,7 +290,8 @@ class FastSession:
         if self._slow:
             now = self._broker.scheduler.now()
             self._slow = [bucket for bucket in self._slow if bucket.empty(now)]
-        if self._slow or self._replies.waiting > REPLIES_WAITING_MAX:
+        waiting = self._replies.waiting > REPLIES_WAITING_MAX or self._blocked >= BLOCKED_SUBSCRIBES_MAX
+        if self._slow or waiting:
             return WAIT
         if self._topic is None:
             return FLOWING
@@ -349,7 +386,7 @@ class FastSession:
             topic.publish(batch, count, False, None)
         if self._topic is None or not self._topic.waiting:  # one that waits for its row holds the publisher
             self._topic = topic
-        for bucket in self._door.buckets(bearer.name, self._peer.rpartition(":")[0], now):
+        for bucket in self._door.buckets(bearer.name, self._address, now):
             bucket.take(count, now)
             if bucket not in self._slow:
                 self._slow.append(bucket)
@@ -398,6 +435,13 @@ class FastSession:
         self._members[id] = member
         self._ok(frames.SUBSCRIBE, id)
         queues.start(member)
+        if self._sink.room() <= 0:
+            self._blocked += 1
+            if self._blocked == BLOCKED_SUBSCRIBES_MAX:
+                self._sink.park(self._unblock)
+
+    def _unblock(self) -> None:
+        self._blocked = 0
 
     def _unsubscribe(self, bearer: Bearer, id: int) -> None:
         """Whoever has a valid token may end a subscription of this very connection."""
