@@ -11,7 +11,6 @@ from quintet import __version__, config, kernel
 from quintet.admin.health import Check
 from quintet.admin.metrics import Family
 from quintet.broker.pipelines import ENDED, Report
-from quintet.broker.tokens import mint
 from quintet.net.listener import Listener
 
 if TYPE_CHECKING:
@@ -210,12 +209,6 @@ def _log_families(stats: Mapping[str, int]) -> list[Family]:
     return found
 
 
-def development_token() -> str:
-    """A token for queues whose key is demo-key; it never expires, as the secret is known to everybody."""
-    claims = {"sub": "dev", "queue_key": "demo-key", "permissions": ["publish", "subscribe"]}
-    return mint(config.DEV_FAST_MASTER_SECRET.encode(), claims).decode()
-
-
 def development_lines(addresses: Mapping[str, str]) -> str:
     """One line to copy per door."""
     command = "quintet" if shutil.which("quintet") else os.path.relpath(sys.argv[0])
@@ -235,13 +228,15 @@ def development_lines(addresses: Mapping[str, str]) -> str:
         login = f"username={config.DEV_USER!r}, password={config.DEV_PASSWORD!r}"
         lines.append(f"           published clients: host {host}, port {port}, {login}")
     if "fast" in addresses:
-        url = f"fast://:{development_token()}@{addresses['fast']}"
-        lines.append(f"  Fast     {command} sub --url {url} demo")
-        lines.append(f"           {command} pub --url {url} demo hello")
-        lines.append(f"           another token: {command} token mint --dev --sub ann --queue-key k1")
+        url = f"fast://:$TOKEN@{addresses['fast']}"
+        lines.append(f"  Fast     export TOKEN=$({command} token mint --dev --sub ann --queue-key k1)")
+        lines.append(f"           {command} sub --url {url} keyed")
+        lines.append(f"           {command} pub --url {url} keyed hello")
     if "peerbus" in addresses:
         url = f"peerbus://:{config.DEV_PEERBUS_TOKEN}@{addresses['peerbus']}"
-        lines.append(f"  peerbus  {command} peer listen --url {url}/alice     # token {config.DEV_PEERBUS_TOKEN}")
+        lines.append(f"  peerbus  export QUINTET_PEERBUS_SECRET={config.DEV_PEERBUS_SECRET}")
+        lines.append(f"           {command} peer listen --url '{url}?name=bob'")
+        lines.append(f"           {command} peer send bob hello --url '{url}?name=alice'")
     if "flight" in addresses:
         url = f"flight://{config.DEV_USER}:{config.DEV_PASSWORD}@{addresses['flight']}"
         lines.append(f"  Flight   {url}   # Arrow: Spark, DuckDB, Polars, pandas")

@@ -8,6 +8,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from quintet.client.bus import Bus
 from quintet.client.errors import Timeout, Unsupported
 from quintet.client.message import Ack, MessageBatch
 from quintet.client.subscription import Subscription
-from quintet.model.errors import ProtocolError
+from quintet.model.errors import Forbidden, ProtocolError
 
 URL_DEFAULT: Final = "blipmq://:dev-key@127.0.0.1:5555"
 VALUE_BYTES_MAX: Final = 16 * 1024 * 1024  # of --raw and of one line: no frame is larger
@@ -104,7 +105,7 @@ def pub(
     if qos and common.door_of(url) == "peerbus":
         ending = "read by the broker"  # all that this protocol can tell
     try:
-        common.run(url, timeout, lambda bus: _send(bus, topic, batches, options, sent))
+        common.run(url, timeout, lambda bus: _send(bus, topic, batches, options, sent, common.door_of(url)))
     except KeyboardInterrupt:
         click.echo(f"quintet: interrupted; {_messages(sent.total)} to {topic}: {ending}", err=True)
         sys.exit(1)
@@ -156,8 +157,19 @@ class Sent:
     handles: list[int] = field(default_factory=list)
 
 
-async def _send(bus: Bus, topic: str, batches: AsyncIterator[list[bytes]], options: dict[str, Any], sent: Sent) -> None:
+async def _make_queue(bus: Bus, topic: str, door: str) -> None:
+    """On the Fast door nothing is made by its first use: a topic needs a key, the token's. One that is there stays as it
+    is; who may not make one may still use it."""
+    if door == "fast":
+        with suppress(Forbidden):
+            await bus.request("CREATE", topic=topic, durable=True)
+
+
+async def _send(
+    bus: Bus, topic: str, batches: AsyncIterator[list[bytes]], options: dict[str, Any], sent: Sent, door: str
+) -> None:
     """Publish all of it. With a delay or a schema each message is a request."""
+    await _make_queue(bus, topic, door)
     progress = Progress(f"to {topic}")
     async for batch in batches:
         if "delay" not in options and "schema" not in options:
@@ -235,6 +247,7 @@ def sub(
     async def run(bus: Bus) -> None:
         nonlocal seen
         options: dict[str, Any] = {"group": group, "start": start, "member": member, "filter": chosen}
+        await _make_queue(bus, topic, door)
         async with bus.subscribe(topic, qos=qos, resume=resume, **options) as subscription:
             click.echo(_told(subscription, door, topic, resume, group), err=True)
             while count is None or seen < count:
