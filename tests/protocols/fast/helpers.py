@@ -103,6 +103,10 @@ class FastPeer(Peer):
         replies, self.replies = self.replies, []
         return replies
 
+    def held(self) -> bool:
+        """Nothing is taken from it until a rate is paid back."""
+        return self.session.holding
+
     def got(self, topic: int = DEMO) -> list[bytes]:
         """The messages of a topic that came since the last time."""
         self.sim.scheduler.settle()

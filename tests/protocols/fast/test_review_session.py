@@ -134,7 +134,7 @@ def test_a_new_connection_does_not_get_around_a_rate(limit: str, extended: bool)
     assert topic.published == 50, "one read may overdraw it, the next connection may not"
     waiting = FastPeer(sim)
     waiting.feed(hello + publish(ANN, b"nothing is dropped"))
-    assert waiting.session.holding
+    assert waiting.held()
     assert waiting.session.deadline() is None, "it has shown a valid token"
     sim.advance(3 * SECOND)
     assert topic.published == 50
@@ -143,4 +143,21 @@ def test_a_new_connection_does_not_get_around_a_rate(limit: str, extended: bool)
     assert topic.published == 51, "others are not held"
     sim.advance(3 * SECOND)
     assert topic.published == 52
-    assert not waiting.session.holding
+    assert not waiting.held()
+
+
+def test_who_waits_for_its_rate_costs_nothing_meanwhile() -> None:
+    """Looked at once a second at most, and not every millisecond by the connection: a thousand of them may wait."""
+    sim = FastSim(subject_messages_per_second=1)
+    peer = sim.peer(codec.create(ANN, b"demo"))
+    peer.feed(publish(ANN, *[b"x"] * 100))
+    assert peer.held()
+    assert peer.session.congestion() == FLOWING
+    looks = len(sim.scheduler._timers)
+    peer.feed(codec.subscribe(ANN, DEMO))
+    assert len(sim.scheduler._timers) == looks
+    sim.advance(98 * SECOND, step_us=SECOND)
+    assert peer.held()
+    sim.advance(2 * SECOND, step_us=SECOND)
+    assert not peer.held()
+    assert sim.broker.queues.members == 1, "what came meanwhile is taken"

@@ -118,13 +118,13 @@ def test_what_does_not_fit_the_wire_is_not_written() -> None:
 def test_a_bucket_is_paid_back_in_time() -> None:
     bucket = Bucket(100, 0)
     bucket.take(100, 0)
-    assert not bucket.empty(0)
+    assert bucket.wait(0) == 0
     bucket.take(50, 0)
-    assert bucket.empty(0)
-    assert bucket.empty(SECOND // 2 - 1)
-    assert not bucket.empty(SECOND // 2)
+    assert bucket.wait(0) == SECOND // 2
+    assert bucket.wait(SECOND // 2 - 1) == 1
+    assert bucket.wait(SECOND // 2) == 0
     assert bucket.full(2 * SECOND)
-    assert not bucket.empty(-5 * SECOND), "a clock that is set back does not stop anybody for ever"
+    assert not bucket.wait(-5 * SECOND), "a clock that is set back does not stop anybody for ever"
     bucket.take(101, -5 * SECOND)
-    assert bucket.empty(-5 * SECOND)
-    assert not bucket.empty(-4 * SECOND)
+    assert bucket.wait(-5 * SECOND)
+    assert not bucket.wait(-4 * SECOND)

@@ -45,10 +45,6 @@ class Bucket:
         self._refill(now)
         self._level -= count * SECOND_US
 
-    def empty(self, now: int) -> bool:
-        self._refill(now)
-        return self._level < 0
-
     def wait(self, now: int) -> int:
         """Microseconds until it is paid back."""
         self._refill(now)

@@ -215,6 +215,8 @@ class FastSession:
             position = end
         if door.refusals:
             door.forget_refused()
+        if self._slow and not self._held:
+            self._hold()
         return position
 
     def _greet(self, view: memoryview, start: int, now: int) -> None:
@@ -231,9 +233,10 @@ class FastSession:
     def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
         """Take nothing while a rate is overdrawn; look again in a while, unless the connection is gone."""
         now = self._broker.scheduler.now()
-        wait = max((bucket.wait(now) for bucket in self._slow), default=0)
-        self._held = wait > 0
+        self._slow = [bucket for bucket in self._slow if bucket.wait(now)]
+        self._held = bool(self._slow)
         if self._held:
+            wait = max(bucket.wait(now) for bucket in self._slow)
             again = partial(self._sink.completed, self._hold, None, None)
             self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
 
@@ -287,11 +290,7 @@ class FastSession:
         self._replies.push(data)
 
     def congestion(self) -> int:
-        if self._slow:
-            now = self._broker.scheduler.now()
-            self._slow = [bucket for bucket in self._slow if bucket.empty(now)]
-        waiting = self._replies.waiting > REPLIES_WAITING_MAX or self._blocked >= BLOCKED_SUBSCRIBES_MAX
-        if self._slow or waiting:
+        if self._replies.waiting > REPLIES_WAITING_MAX or self._blocked >= BLOCKED_SUBSCRIBES_MAX:
             return WAIT
         if self._topic is None:
             return FLOWING
