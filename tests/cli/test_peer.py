@@ -150,18 +150,9 @@ def test_pub_and_sub_through_peerbus(quintet: Commands, broker: Server) -> None:
 
 
 def test_pub_and_sub_through_fast(quintet: Commands, broker: Server) -> None:
-    import asyncio
-
-    import quintet as client
-    from quintet.client.fast import Queues
-
-    async def create() -> None:
-        async with client.connect(broker.fast) as bus:
-            await Queues(bus).create("cli.fast", durable=True)
-
-    asyncio.run(create())
     assert quintet("pub", "cli.fast", "a", "b", url=broker.fast).out == "2 messages to cli.fast: durable\n"
     got = quintet("sub", "cli.fast", "--count", "2", url=broker.fast)
-    assert got.lines == ["a", "b"]
-    assert "404" in quintet("pub", "cli.none", "a", url=broker.fast, code=1).err
+    assert got.lines == ["a", "b"], "the queue was made by its first use, durable, and kept them"
+    other = f"fast://:{broker.token('eve', 'another key')}@127.0.0.1:{broker.ports['fast']}"
+    assert "another key" in quintet("pub", "cli.fast", "x", url=other, code=1).err
     assert "fast cannot carry ttl=" in quintet("pub", "cli.fast", "a", "--ttl", "1", url=broker.fast, code=1).err

@@ -226,7 +226,7 @@ def listen(
 def _line(message: PeerMessage) -> bytes:
     row = {"id": message.id, "from": message.sender, "to": message.to, "ts": message.ts, "source": message.source}
     row["kind"] = message.kind
-    return b'%b,"body":%b}\n' % (json.dumps(row, ensure_ascii=False).encode()[:-1], message.raw)
+    return b'%b, "body": %b}\n' % (json.dumps(row, ensure_ascii=False).encode()[:-1], message.raw)
 
 
 @peer_group.command()
