@@ -68,7 +68,7 @@ def test_send_listen_broadcast_list(quintet: Commands, broker: Server) -> None:
     assert (process.returncode, err) == (0, "")
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["body"] for row in rows] == [{"n": 1.5}, "not JSON", [3]]
-    assert '"body":{"n":1.50}' in out, "a body is sent to the letter"
+    assert '"body": {"n":1.50}' in out, "a body is sent to the letter"
     assert [(row["id"] == "one", row["from"], row["to"], row["kind"]) for row in rows] == [
         (True, "cli.alice", "cli.bob", "msg"),
         (False, "cli.alice", "cli.bob", "msg"),
