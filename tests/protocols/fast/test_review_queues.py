@@ -2,12 +2,13 @@
 
 import errno
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from quintet.broker.subscriptions import KEPT_OWNER
 from quintet.protocols.fast import codec, errors
-from quintet.protocols.fast.frames import DURABLE, SUBSCRIBE
+from quintet.protocols.fast.frames import COMPETING, DURABLE, SUBSCRIBE
 from tests.protocols.fast.helpers import DEMO, SECOND, FastPeer, FastSim, Reply, publish, token
 
 ANN = token()
@@ -258,3 +259,49 @@ def test_a_broker_starts_also_when_there_is_no_room_for_a_backlog(sim: FastSim) 
     sim.options = replace(sim.options, subscriptions_max=0)
     sim.restart()
     assert sim.peer(extended=True).ask(publish(token(key="guess"), b"x"))[0].code == errors.KEY
+
+
+@pytest.mark.parametrize("flags", [DURABLE, DURABLE | COMPETING])
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_whoever_comes_and_goes_each_message_gets_to_somebody_and_to_nobody_twice(flags: int, partitions: int) -> None:
+    """Readers that come, go, and have no room at random. A model of sets: nothing published is missing at the end, and
+    of competing readers exactly one got each."""
+    for seed in range(60):
+        rng = Random(seed)
+        sim = FastSim()
+        sim.broker.topics.create(b"demo", partitions)
+        sim.scheduler.settle()
+        owner = sim.peer(codec.create(ANN, b"demo", flags))
+        here: list[FastPeer] = []
+        got: list[list[bytes]] = []
+        count = 0
+        for _ in range(40):
+            act = rng.choice(("publish", "publish", "join", "leave", "fill", "drain"))
+            if act == "publish":
+                for value in values(count, count + rng.randint(1, 4)):
+                    owner.exchange(publish(ANN, value))
+                    count += 1
+            elif act == "join":
+                here.append(FastPeer(sim))
+                here[-1].room_bytes = rng.choice((0, 1 << 20))
+                here[-1].feed(codec.subscribe(ANN, DEMO))
+            elif here:
+                peer = rng.choice(here)
+                if act == "leave":
+                    here.remove(peer)
+                    peer.close()
+                    got.append(peer.got())
+                elif act == "fill":
+                    peer.room_bytes = 0
+                else:
+                    peer.room_bytes = 1 << 20
+                    peer.unpark()
+            sim.scheduler.settle()
+        for peer in here:
+            peer.close()
+            got.append(peer.got())
+        got.append(reader(sim).got())
+        assert all(len(set(some)) == len(some) for some in got), f"twice to one, seed {seed}"
+        everything = [value for some in got for value in some]
+        assert set(everything) == set(values(0, count)), f"lost, seed {seed}"
+        assert not flags & COMPETING or len(everything) == count, f"twice, seed {seed}"
