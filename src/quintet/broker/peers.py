@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from hashlib import blake2b
 from typing import Final, Protocol
 
 import msgspec
@@ -28,6 +29,7 @@ from quintet.broker.access import Access, Principal
 from quintet.broker.subscriptions import MAILBOX_OWNER, Subscriptions
 from quintet.broker.table import Table
 from quintet.broker.topics import Topic, Topics
+from quintet.delivery.lane import Lane
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
@@ -57,7 +59,10 @@ MEASURE_EVERY_US: Final = 100_000  # how often a full mailbox is looked at again
 PRUNE_EVERY_US: Final = 10_000_000  # how often what expired in the mailboxes of absent peers is passed over
 FLUSH_BYTES: Final = 4 * limits.MIB  # of an outbox: above it, it does not wait for the end of the turn
 BROADCAST_BYTES_PER_SECOND: Final = 64 * limits.MIB  # of copies one sender causes ...
+COPY_BYTES: Final = limits.KIB  # what a copy costs beside its envelope: the work is the same for a small one
 BROADCAST_BURST_BYTES: Final = 256 * limits.MIB  # ... and how much of it may be saved up
+
+SEEN_KEY_MAX: Final = 64  # characters remembered of a sender and its id; of longer ones a digest
 
 DROPS: Final = (
     "bad_envelope", "broadcast_budget", "duplicate", "forbidden", "quota", "sender", "signature", "stale", "storage",
@@ -91,6 +96,11 @@ class PeerOptions:
     mailbox_bytes_max: int = 256 * limits.MIB
     mailbox_ttl_us: int = 7 * DAY_US
     name_idle_us: int = 30 * DAY_US
+
+    @property
+    def fresh_us(self) -> int:
+        """How long an id is remembered: an envelope that is dated a window ahead is not stale for two."""
+        return 2 * self.replay_window_us if self.verify or self.keys else self.replay_window_us
 
 
 class Holder(Protocol):
@@ -153,11 +163,14 @@ class Seen:
     """Ids of messages, each remembered for a window at least, and no more than `ids_max` of them: two generations."""
 
     def __init__(self, window_us: int, ids_max: int) -> None:
-        self._window_us = window_us
-        self._half = max(ids_max // 2, 1)
+        self.resize(window_us, ids_max)
         self._young: set[str] = set()
         self._old: set[str] = set()
         self._since = 0
+
+    def resize(self, window_us: int, ids_max: int) -> None:
+        self._window_us = window_us
+        self._half = max(ids_max // 2, 1)
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -191,9 +204,10 @@ class Peers:
         scheduler: Scheduler,
         options: PeerOptions,
     ) -> None:
-        self.options = options
+        self._options = options
         self.dropped = dict.fromkeys(DROPS, 0)
         self.sent = self.broadcasts = self.takeovers = 0
+        self.listed: bytes | None = None  # the door's: `names` as it tells them, None when they have changed
         self._table = table
         self._topics = topics
         self._subscriptions = subscriptions
@@ -206,12 +220,21 @@ class Peers:
         self._unfinished: dict[int, None] = {}  # numbers of writes on their way, rising
         self._at_flush: list[Done] = []  # who waits for what is still in an outbox
         self._waiting: deque[tuple[int, Done]] = deque()  # who waits for writes up to a number
-        self._seen = Seen(options.replay_window_us, options.replay_ids_max)
+        self._seen = Seen(options.fresh_us, options.replay_ids_max)
         self._looked_at = (-1, -1)  # topics and rights when mailboxes were last compared with them
         self._pruned_at = 0
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    @property
+    def options(self) -> PeerOptions:
+        return self._options
+
+    @options.setter
+    def options(self, options: PeerOptions) -> None:
+        self._options = options
+        self._seen.resize(options.fresh_us, options.replay_ids_max)
 
     @property
     def connected(self) -> int:
@@ -224,23 +247,25 @@ class Peers:
 
     def load(self) -> None:
         """Take up the names and mailboxes of the last run, and the ids of the recent past."""
+        now = self._scheduler.now()
         for row in self._table:
-            self._by_name[row.name] = Mailbox(row, durable=True)
+            mailbox = self._by_name[row.name] = Mailbox(row, durable=True)
+            # The broker was away, perhaps for long: its peers have a day to come back before their names are free.
+            mailbox.seen = max(row.seen, now - self.options.name_idle_us + DAY_US)
         for subscription in self._subscriptions.all():
             if subscription.owner == MAILBOX_OWNER:
                 name = subscription.topic_name.decode().removeprefix(TOPIC_PREFIX)
-                mailbox = self._by_name.get(name)
-                if mailbox is not None:
-                    mailbox.subscription = subscription
-                    mailbox.topic = self._topics.get(mailbox.raw)
-        now = self._scheduler.now()
+                found = self._by_name.get(name)
+                if found is not None:
+                    found.subscription = subscription
+                    found.topic = self._topics.get(found.raw)
         for topic in self._topics.all():
             if topic.name.startswith(TOPIC_PREFIX):
                 self._remember(topic, now)
 
     def _remember(self, topic: Topic, now: int) -> None:
         """Read back the ids of one mailbox. Blocks: only used at start."""
-        since = now - self.options.replay_window_us
+        since = now - self.options.fresh_us
         for partition in topic.partitions:
             offset = max(partition.offset_at(since), partition.visible - self.options.replay_ids_max)
             while offset < partition.visible:
@@ -303,7 +328,7 @@ class Peers:
                 self._table.put(mailbox.name.encode(), row)
 
     def _may_take_over(self, mailbox: Mailbox, now: int) -> bool:
-        if now - mailbox.takeovers_since > TAKEOVERS_WITHIN_US:
+        if not 0 <= now - mailbox.takeovers_since <= TAKEOVERS_WITHIN_US:  # below 0: the clock was set back
             mailbox.takeovers, mailbox.takeovers_since = 0, now
         mailbox.takeovers += 1
         return mailbox.takeovers <= TAKEOVERS_MAX
@@ -313,6 +338,7 @@ class Peers:
         before, mailbox.holder = mailbox.holder, holder
         if before is None:
             insort(self._connected, mailbox.name)
+            self.listed = None
         else:
             self.takeovers += 1
             mailbox.detach()
@@ -332,6 +358,7 @@ class Peers:
         at = bisect_left(self._connected, name)
         assert self._connected[at] == name, "a name that was bound is among the connected ones"
         del self._connected[at]
+        self.listed = None
 
     def names(self) -> list[str]:
         """Connected peers, sorted."""
@@ -387,13 +414,13 @@ class Peers:
 
     def broadcast(self, sender: Mailbox, principal: Principal, id: str, data: bytes, now: int) -> None:
         """Put an admitted envelope into the mailbox of every peer there is, but the sender's."""
+        if not self._may_broadcast(sender, (len(data) + COPY_BYTES) * (len(self._by_name) - 1), now):
+            self.dropped["broadcast_budget"] += 1  # before anything is done for each recipient
+            self._seen.forget(_seen_key(sender.name, id))
+            return
         others = [mailbox for mailbox in self._by_name.values() if mailbox is not sender and mailbox.durable]
         allowed = [m for m in others if self._access.allowed(principal, "publish", m.raw.decode())]
         self.dropped["forbidden"] += len(others) - len(allowed)
-        if not self._may_broadcast(sender, len(data) * len(allowed), now):
-            self.dropped["broadcast_budget"] += 1
-            self._seen.forget(_seen_key(sender.name, id))
-            return
         self.broadcasts += 1
         key = id.encode()
         for mailbox in allowed:
@@ -401,7 +428,7 @@ class Peers:
 
     def _may_broadcast(self, sender: Mailbox, cost: int, now: int) -> bool:
         """Copies cost disk for every recipient: a sender has so many bytes of them a second, and some saved up."""
-        earned = (now - sender.broadcast_since) * BROADCAST_BYTES_PER_SECOND // 1_000_000
+        earned = max(0, now - sender.broadcast_since) * BROADCAST_BYTES_PER_SECOND // 1_000_000
         sender.broadcast_bytes = max(0, sender.broadcast_bytes - earned)
         sender.broadcast_since = now
         if sender.broadcast_bytes + cost > BROADCAST_BURST_BYTES:
@@ -433,12 +460,12 @@ class Peers:
 
     def _measure(self, mailbox: Mailbox, size: int, now: int) -> bool:
         """How much a mailbox may still take; whether that is one message of this size. Costly, so not at every refusal."""
-        if mailbox.measured_at and now - mailbox.measured_at < MEASURE_EVERY_US:
+        if mailbox.measured_at and 0 <= now - mailbox.measured_at < MEASURE_EVERY_US:
             return False
         mailbox.measured_at = now
         waiting = mailbox.outbox_bytes if mailbox.outbox else 0
         if mailbox.subscription is not None and mailbox.backlog:
-            waiting += sum(lane.partition.bytes_from(lane.floor) for lane in mailbox.subscription.lanes)
+            waiting += sum(_bytes_waiting(lane) for lane in mailbox.subscription.lanes)
         mailbox.room_messages = self.options.mailbox_messages_max - mailbox.backlog
         mailbox.room_bytes = self.options.mailbox_bytes_max - waiting
         return mailbox.room_messages > 0 and mailbox.room_bytes >= size
@@ -509,7 +536,8 @@ class Peers:
                 retention = max(ttl, self.options.replay_window_us) if ttl else FOREVER_US
                 topic, _ = self._topics.create(mailbox.raw, 1, retention_us=retention)
             self._open(mailbox, topic)
-        return topic
+        # Another door may have made it for what nobody waits for: an envelope is on disk before anybody sees it.
+        return self._topics.ensure(mailbox.raw, durable=True) if topic.in_memory else topic
 
     def _open(self, mailbox: Mailbox, topic: Topic) -> None:
         """The mailbox has a topic now, made after its name: all in it is for this peer."""
@@ -537,7 +565,7 @@ class Peers:
         if state != self._looked_at:
             self._looked_at = state
             self._compare()
-        if now - self._pruned_at >= PRUNE_EVERY_US:
+        if not 0 <= now - self._pruned_at < PRUNE_EVERY_US:
             self._pruned_at = now
             self._prune(now)
 
@@ -554,8 +582,8 @@ class Peers:
     def _prune(self, now: int) -> None:
         for mailbox in list(self._by_name.values()):
             if mailbox.holder is not None:
-                continue
-            if mailbox.backlog and mailbox.subscription is not None:
+                self._keep_seen(mailbox, now)
+            elif mailbox.backlog and mailbox.subscription is not None:
                 for lane in mailbox.subscription.lanes:
                     lane.take(1, now, _wake)  # passes over what expired, hands out nothing
             elif now - mailbox.seen > self.options.name_idle_us and mailbox.durable:
@@ -590,6 +618,16 @@ def options_of(keys: Iterable[tuple[str, str, bytes]]) -> dict[str, dict[str, by
     return found
 
 
+def _bytes_waiting(lane: Lane) -> int:
+    """About how many bytes are not settled. One old message that is never acknowledged (a client must not, if it cannot
+    verify it) counts as itself, not as all that came and went behind it."""
+    floor, position = lane.floor, lane.position
+    new = lane.partition.bytes_from(position)
+    if floor == position:
+        return new
+    return new + (lane.partition.bytes_from(floor) - new) * lane.pending // (position - floor)
+
+
 def _batch(letters: list[Letter], expiry: int, now: int) -> bytearray:
     """One unsealed batch; its origins are the senders."""
     batches, start = [], 0
@@ -604,7 +642,8 @@ def _batch(letters: list[Letter], expiry: int, now: int) -> bytearray:
 
 
 def _seen_key(sender: str, id: str) -> str:
-    return f"{sender}|{id}"  # no name has a |
+    key = f"{sender}|{id}"  # no name has a |
+    return key if len(key) <= SEEN_KEY_MAX else blake2b(key.encode(), digest_size=SEEN_KEY_MAX // 2).hexdigest()
 
 
 def _time_of(ts: str) -> int | None:

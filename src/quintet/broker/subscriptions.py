@@ -249,7 +249,7 @@ class Subscriptions:
                 self._bury(subscription, lane, offsets)
             if deadline is None and not dead and not subscription.dirty and not subscription.failed:
                 self._timed.discard(subscription)
-        if now - self._saved_at >= SAVE_EVERY_US:
+        if not 0 <= now - self._saved_at < SAVE_EVERY_US:  # below 0: the clock was set back
             self._saved_at = now
             self.save()
             self._drop_idle(now)
@@ -282,7 +282,7 @@ class Subscriptions:
                 self._changed(subscription)
 
     def _drop_idle(self, now: int) -> None:
-        if not self._idle_us or now - self._idle_checked_at < IDLE_CHECK_EVERY_US:
+        if not self._idle_us or 0 <= now - self._idle_checked_at < IDLE_CHECK_EVERY_US:
             return
         self._idle_checked_at = now
         for subscription in list(self._by_id.values()):

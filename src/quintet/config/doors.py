@@ -144,7 +144,7 @@ class PeerbusListener(TcpListener):
     """The peerbus door, over WebSocket."""
 
     port: Port = Field(default=47821, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    max_frame_bytes: Annotated[Bytes, Field(ge=1024, le=16 * limits.MIB)] = Field(
+    max_frame_bytes: Annotated[Bytes, Field(ge=4 * limits.KIB, le=16 * limits.MIB)] = Field(
         default=limits.MIB, description="Largest object accepted, in bytes; a larger one closes the connection."
     )
     origins: tuple[str, ...] = Field(
@@ -160,7 +160,7 @@ class PeerbusTcpListener(TcpListener):
 
     enabled: bool = Field(default=False, description="Whether this listener is opened; --dev opens it.")
     port: Port = Field(default=47822, description="TCP port; 0 picks a free one, which --print-ready reports.")
-    max_frame_bytes: Annotated[Bytes, Field(ge=1024, le=16 * limits.MIB)] = Field(
+    max_frame_bytes: Annotated[Bytes, Field(ge=4 * limits.KIB, le=16 * limits.MIB)] = Field(
         default=limits.MIB, description="As listeners.peerbus.max_frame_bytes."
     )
 

@@ -197,6 +197,8 @@ class Lane:
                 self.dead[offset] = flight.attempt
             else:
                 self.retry[offset] = flight.attempt - (number > 0)
+        if held and len(self.retry) > len(held):  # others were due already, and those came later
+            self.retry = dict(sorted(self.retry.items()))
 
     def _open(self, flight: Flight) -> bool:
         inflight = self.inflight

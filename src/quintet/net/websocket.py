@@ -15,6 +15,7 @@ import base64
 import binascii
 import hashlib
 import struct
+from time import time_ns
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
@@ -68,6 +69,10 @@ class Messages(Protocol):
     def holding(self) -> bool: ...
 
     @property
+    def enough(self) -> bool:
+        """Its answers are large, or owed: the next messages stay where they are for now."""
+
+    @property
     def message_bytes_max(self) -> int:
         """Of the next message."""
 
@@ -104,11 +109,12 @@ class WebSocketSession:
 
     __slots__ = (
         "_close_sent", "_deadline", "_fragments", "_fragments_bytes", "_heart", "_inner", "_link", "_origins", "_out",
-        "_pings", "_quiet", "_skip", "_state", "closing",
+        "_pings", "_quiet", "_skip", "_state", "closing", "stopped",
     )  # fmt: skip
 
     def __init__(self, inner: Messages, link: Link, heart: "Heartbeat", origins: frozenset[str] = frozenset()) -> None:
         self.closing: str | None = None
+        self.stopped = False
         self._inner = inner
         self._link = link
         self._origins = origins
@@ -135,11 +141,8 @@ class WebSocketSession:
     def holding(self) -> bool:
         return self._state is OPEN and self._inner.holding
 
-    @property
-    def stopped(self) -> bool:
-        return False
-
     def receive(self, view: memoryview, now: int) -> int:
+        self.stopped = False
         position = self._upgrade(view) if self._state is FRESH else 0
         if self._state is OPEN:
             self._quiet = 0
@@ -160,6 +163,7 @@ class WebSocketSession:
             self._beat()
         else:
             self._inner.on_completed(token, result, error)
+            self._look(time_ns() // 1000)
 
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         self._inner.on_records(subscription, partition, batch, first, last)
@@ -183,17 +187,22 @@ class WebSocketSession:
 
     def take_output(self) -> list[bytes]:
         """Everything the session made, framed, as one piece; and a last word if the connection is about to end."""
-        out, inner = self._out, self._inner.take_output()
-        if inner and self._state is OPEN:
-            for data in inner:
-                out.append(head(TEXT, len(data)))
-                out.append(data)
+        self._frame_output()
+        out = self._out
         if self.closing is not None and not self._close_sent:
             self._last_word(self.closing)
         if not out:
             return out
         self._out = []
         return [b"".join(out)]
+
+    def _frame_output(self) -> None:
+        """What the session has made so far, in front of what follows. Behind our close frame nothing follows."""
+        inner, out = self._inner.take_output(), self._out
+        if self._state is OPEN and not self._close_sent:
+            for data in inner:
+                out.append(head(TEXT, len(data)))
+                out.append(data)
 
     def closed(self) -> None:
         self._heart.remove(self)
@@ -241,9 +250,12 @@ class WebSocketSession:
             # Before anybody has registered one frame at a time: the next may be judged by other rules.
             most = 0 if inner.principal_name is not None else 1
             items, position, fatal = kernel.ws_split(view, position, inner.message_bytes_max, most)
-            for item in items:
+            for number, item in enumerate(items):
                 if self._ending():
                     break
+                if inner.enough:  # this one and those behind it are split again when it goes on
+                    self.stopped = True
+                    return kernel.ws_split(view, before, inner.message_bytes_max, number)[1] if number else before
                 if isinstance(item, bytes):
                     self._text(item, now)
                 else:
@@ -323,8 +335,7 @@ class WebSocketSession:
         make the kernel throw away what we sent."""
         if self._state is not OPEN:
             return
-        for data in self._inner.take_output():
-            self._out.append(head(TEXT, len(data)) + data)
+        self._frame_output()
         self._say_close(how)
         self._inner.closing = self._inner.closing or how[1]
         self._state = PARTING
@@ -340,6 +351,7 @@ class WebSocketSession:
 
     def _peer_closes(self, data: bytes) -> None:
         """Its close is answered with its own code, and that was all."""
+        self._frame_output()
         sound = len(data) != 1 and _is_utf8(data[2:])
         self._out.append(head(CLOSE, 2) + (data[:2] if len(data) >= 2 and sound else struct.pack(">H", 1000)))
         self._close_sent = True

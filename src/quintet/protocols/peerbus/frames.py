@@ -39,5 +39,9 @@ NAME_BYTES_MAX: Final = 200  # of UTF-8
 ID_BYTES_MAX: Final = 256  # of UTF-8
 BODY_DEPTH_MAX: Final = 128  # objects and arrays within each other: no reader's recursion ends before that
 
+DELIVER_BYTES_MAX: Final = (
+    limits.KIB
+)  # what a deliver frame adds to an envelope: its head, and the key with its escapes
+
 DELIVER_HEAD: Final = b'{"protocol_version":"v1","type":"deliver","delivery_key":'
 DELIVER_MIDDLE: Final = b',"envelope":'

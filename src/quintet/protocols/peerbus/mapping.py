@@ -4,20 +4,26 @@ A record that came in by this door is its envelope, byte for byte. One that anot
 envelope made by the broker:
 
     id "q:PARTITION:OFFSET"   from "DOOR:CLIENT", as the record's origin   to the mailbox's name   source "quintet"
-    body: the value if it is one JSON text, else a JSON string if it is UTF-8, else {"base64":"..."}
+    body: the value if it is one JSON text, else a JSON string if it is UTF-8, else {"base64":"..."}; of a record whose
+    envelope no peer could read, {"too_large":{"topic","partition","offset","bytes"}}: where it is, for another door
 """
 
 import base64
 import unicodedata
 from typing import Final
 
-from quintet.broker.peers import ORIGIN_PREFIX
+from msgspec import json
+
+from quintet.broker.peers import ORIGIN_PREFIX, TOPIC_PREFIX
 from quintet.model import envelope
 from quintet.model.batch import Row
 from quintet.model.errors import BadName, ProtocolError
 from quintet.protocols.peerbus import codec, frames
 
 SOURCE: Final = "quintet"
+_LAST_US: Final = (
+    253_402_300_799_999_999  # of the year 9999: no later time can be written; times are the publisher's to choose
+)
 _EVERYONE: Final = b'"*"'  # a broadcast has this in it; whoever spells it otherwise is refused when it comes in
 _FORBIDDEN: Final = frozenset("|*/\\")
 _INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -45,8 +51,9 @@ def is_everyone(to: str, data: bytes) -> bool:
     return to == envelope.EVERYONE and _EVERYONE in data
 
 
-def delivery(row: Row, partition: int, name: str, secret: bytes) -> tuple[str, bytes]:
-    """(delivery key, envelope) of a record in the mailbox of `name`."""
+def delivery(row: Row, partition: int, name: str, secret: bytes, bytes_max: int) -> tuple[str, bytes]:
+    """(delivery key, envelope) of a record in the mailbox of `name`. What is made here has at most `bytes_max` bytes: what a
+    peer cannot read would be the end of its every connection."""
     offset, timestamp, key, value, _, _, origin = row
     if origin.startswith(ORIGIN_PREFIX) and key is not None and value is not None:
         id = key.decode()
@@ -55,10 +62,15 @@ def delivery(row: Row, partition: int, name: str, secret: bytes) -> tuple[str, b
         return id, value
     id = f"q:{partition}:{offset}"
     sender = origin.decode(errors="replace") or SOURCE
-    made = envelope.sign(
-        secret, id=id, sender=sender, to=name, ts=envelope.rfc3339(timestamp), body=body_of(value), source=SOURCE
-    )
-    return id, made
+    ts = envelope.rfc3339(min(max(timestamp, 0), _LAST_US))
+    size = len(value or b"")
+    if size <= bytes_max:
+        made = envelope.sign(secret, id=id, sender=sender, to=name, ts=ts, body=body_of(value), source=SOURCE)
+        if len(made) <= bytes_max:
+            return id, made
+    place = {"topic": TOPIC_PREFIX + name, "partition": partition, "offset": offset, "bytes": size}
+    body = json.encode({"too_large": place})
+    return id, envelope.sign(secret, id=id, sender=sender, to=name, ts=ts, body=body, source=SOURCE)
 
 
 def body_of(value: bytes | None) -> bytes:
@@ -66,8 +78,10 @@ def body_of(value: bytes | None) -> bytes:
     if value is None:
         return b"null"
     try:
-        if value and codec.depth(value) <= frames.BODY_DEPTH_MAX:
-            return envelope.text(value)
+        if value:
+            text = envelope.text(value)
+            if codec.depth(text) <= frames.BODY_DEPTH_MAX:
+                return text
     except ProtocolError:
         pass  # not JSON: it goes as a string
     try:

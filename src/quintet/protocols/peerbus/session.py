@@ -37,6 +37,7 @@ PARTITION_SHIFT: Final = 48  # place = partition << 48 | offset
 _OFFSETS: Final = (1 << PARTITION_SHIFT) - 1
 _BLANKS: Final = bytes.maketrans(b"\r\n", b"  ")
 ASKED_MAX: Final = 1_000  # `peers` that wait for the disk; above it, the connection is not read from
+REPLIES_BYTES_MAX: Final = limits.MIB  # of answers to `peers` that are made, or owed: above it, the next frames wait
 TARGETS_MAX: Final = 10_000  # recipients one session remembers the right to write to
 
 
@@ -45,8 +46,8 @@ class PeerSession:
 
     __slots__ = (
         "_acked", "_asked", "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_framed", "_identity", "_mailbox", "_out", "_peer",
-        "_pending", "_principal", "_scanned", "_sink", "_state", "_targets", "auth_failures", "close_code", "closing",
-        "principal_name",
+        "_pending", "_principal", "_said", "_scanned", "_sink", "_state", "_targets", "auth_failures", "close_code", "closing",
+        "principal_name", "stopped",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +79,8 @@ class PeerSession:
         self._scanned = 0  # bytes of an unfinished line that have no end of line in them
         self._pending: dict[str, int | list[int]] | None = None  # delivery key -> place, or places, oldest first
         self._asked = 0  # `peers` that are not answered yet
+        self._said = 0  # bytes of answers to `peers` in this read
+        self.stopped = False
         self._acked: list[int] | None = None  # places acknowledged in this read
         self._targets: dict[str, Mailbox] | None = None
 
@@ -85,11 +88,12 @@ class PeerSession:
 
     @property
     def holding(self) -> bool:
-        return self._state is BINDING
+        return self._state is BINDING or (self._asked > 0 and self._asked * len(self._listing()) > REPLIES_BYTES_MAX)
 
     @property
-    def stopped(self) -> bool:
-        return False  # deliveries ask for room before they are made, and the other answers are asked for one by one
+    def enough(self) -> bool:
+        """No further object in this read: a question is small and its answer is as large as the names of all peers."""
+        return self._said > REPLIES_BYTES_MAX or self.holding
 
     @property
     def message_bytes_max(self) -> int:
@@ -97,14 +101,15 @@ class PeerSession:
         return self._frame_bytes_max if self._state is REGISTERED else limits.UNAUTHENTICATED_FRAME_BYTES_MAX
 
     def receive(self, view: memoryview, now: int) -> int:
-        if not self._still_welcome() or self._state is BINDING:
+        self.stopped = False
+        if not self._still_welcome() or self.holding:
             return 0
         if bytes(view[self._scanned :]).find(b"\n") < 0:
             self._unfinished(len(view))
             return 0
         data = bytes(view)
         at = self._scanned = 0
-        while self.closing is None and self._state is not BINDING:
+        while self.closing is None and not self.enough:
             end = data.find(b"\n", at)
             if end < 0:
                 self._unfinished(len(data) - at)
@@ -116,6 +121,8 @@ class PeerSession:
             at = end + 1
             if line:
                 self._object(line, now)
+        else:
+            self.stopped = self._said > REPLIES_BYTES_MAX
         self.settle()
         return at
 
@@ -149,8 +156,9 @@ class PeerSession:
             self._pending = {}
         pending, out, name = self._pending, self._out, self._mailbox.name
         secret, above = self._broker.peers.options.secret, partition << PARTITION_SHIFT
+        bytes_max = self._frame_bytes_max - frames.DELIVER_BYTES_MAX
         for row in batch.rows(first, last):
-            key, value = delivery(row, partition, name, secret)
+            key, value = delivery(row, partition, name, secret, bytes_max)
             place = above | row[0]
             if key not in pending:
                 pending[key] = place
@@ -256,7 +264,7 @@ class PeerSession:
         self._state, self._deadline = REGISTERED, None
         self.principal_name = self._principal.name
         self._broker.peers.bind(mailbox, self)
-        self._say(codec.peers(self._broker.peers.names()))
+        self._say(self._listing())
         mailbox.attach(self._sink)
 
     def lost_name(self, freed: bool) -> None:
@@ -291,8 +299,10 @@ class PeerSession:
             peers.drop("bad_envelope")
             return
         # Document, 3: id and to are not empty, the version is exactly ours, and only a broadcast is for everyone.
+        # With its deliver frame around it, it is no larger than what a peer may be sent.
+        fits = len(data) <= self._frame_bytes_max - frames.DELIVER_BYTES_MAX
         well_formed = is_id(id) and to and frame.protocol_version == frames.VERSION
-        if not well_formed or everyone is not (frame.kind == envelope.BROADCAST):
+        if not fits or not well_formed or everyone is not (frame.kind == envelope.BROADCAST):
             peers.drop("bad_envelope")
             return
         recipient = None if everyone else self._target(to)
@@ -328,13 +338,22 @@ class PeerSession:
     def _tell_peers(self) -> None:
         """The reply comes behind all that was sent before it, and when that is durable: the wire has no other word for it."""
         if self._broker.peers.settled(partial(self._sink.completed, self._all_durable, None)):
-            self._say(codec.peers(self._broker.peers.names()))
+            listing = self._listing()
+            self._said += len(listing)
+            self._say(listing)
         else:
             self._asked += 1
 
+    def _listing(self) -> bytes:
+        """Who is connected, as all are told: written once for every change."""
+        peers = self._broker.peers
+        if peers.listed is None:
+            peers.listed = codec.peers(peers.names())
+        return peers.listed
+
     def _all_durable(self, _error: Exception | None) -> None:
         self._asked -= 1
-        self._say(codec.peers(self._broker.peers.names()))
+        self._say(self._listing())
 
     def _ack(self, key: str | UnsetType) -> None:
         """Only what was delivered to this very peer is settled; anything else is a late or a foreign one, and passed over."""
@@ -352,6 +371,7 @@ class PeerSession:
 
     def settle(self) -> None:
         """Settle what this read acknowledged, run by run."""
+        self._said = 0
         acked, self._acked = self._acked, None
         subscription = None if self._mailbox is None else self._mailbox.subscription
         if not acked or subscription is None:
