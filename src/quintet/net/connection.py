@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 LARGE_REST_BYTES = 64 * limits.KIB  # of an unfinished frame: above this it is collected in a buffer of its own
 STALL_STEP_S = 0.001  # how long a congested publisher is not read from before looking again ...
 STALL_STEPS_MAX = 10  # ... and how often, when the reason is a slow subscriber and not the disk
+STALL_STEPS_EVEN = 16  # looks of the same distance, then they come further apart, up to ...
+STALL_STEP_MAX_S = 0.02  # ... this: thousands of connections may wait for one slow disk
 CHOKE_BYTES = 4 * limits.WRITE_HIGH_BYTES  # of answers the peer does not take: above this it may not ask for more
 
 
@@ -103,9 +105,10 @@ class Connection(asyncio.BufferedProtocol):
         self._count_failures()
 
     def _count_failures(self) -> None:
-        if self._session.auth_failures != self._failures:
-            self._failures = self._session.auth_failures
-            self._listener.auth_failed(self)
+        failed = self._session.auth_failures - self._failures
+        if failed:
+            self._failures += failed
+            self._listener.auth_failed(self, failed)
 
     def _let_go(self) -> None:
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
@@ -146,7 +149,8 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.stalls += 1
         congestion = self._session.congestion()
         if congestion == WAIT or (congestion == STALL and step < STALL_STEPS_MAX):
-            self._listener.loop.call_later(STALL_STEP_S, self._stall, step + 1)
+            delay = min(STALL_STEP_S * (1 + step // STALL_STEPS_EVEN), STALL_STEP_MAX_S)
+            self._listener.loop.call_later(delay, self._stall, step + 1)
         elif not self._choked and not self._held:
             self._transport.resume_reading()
 

@@ -40,9 +40,9 @@ class Failures:
         self._counts: Counter[str] = Counter()
         self._minute = 0
 
-    def add(self, address: str, now: int) -> None:
+    def add(self, address: str, now: int, count: int = 1) -> None:
         self.blocked(address, now)  # a new minute begins with none
-        self._counts[address] += 1
+        self._counts[address] += count
 
     def blocked(self, address: str, now: int) -> bool:
         minute = now // MINUTE_US
@@ -120,10 +120,10 @@ class Listener:
             self.refused += 1
             connection.evict(reason)
 
-    def auth_failed(self, connection: Connection) -> None:
-        """Count it against the address; past the limit, its connections end and new ones are refused for the minute."""
+    def auth_failed(self, connection: Connection, count: int) -> None:
+        """Count them against the address; past the limit, its connections end and new ones are refused for the minute."""
         address = connection.peer.rpartition(":")[0]
-        self._failures.add(address, self.now())
+        self._failures.add(address, self.now(), count)
         self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
         if self._failures.blocked(address, self.now()):
             connection.evict("too many failed authentications")
