@@ -124,7 +124,7 @@ class Events:
 
     def tick(self, now: int) -> None:
         """Called about every 50 ms."""
-        if now - self._flushed_at >= EVERY_US:
+        if not 0 <= now - self._flushed_at < EVERY_US:  # also when the clock was set back
             self.flush()
 
     def after(self, call: Call) -> None:

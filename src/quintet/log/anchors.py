@@ -12,8 +12,9 @@ writes them (embedded/anchoring.py); this file only reads and never decides what
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 from blake3 import blake3
 
 from quintet.log.embedded.disk import Disk
@@ -24,6 +25,7 @@ Gone = list[tuple[int, int, int]]
 ANCHORS_NAME: Final = "anchors"
 OLD_SUFFIX: Final = ".old"  # of the file before this one: lines are kept in two files of bounded size
 ALL_PARTITIONS: Final = -1
+READS_MAX: Final = 3  # of both files: beside a running broker the one becomes the other while they are read
 _FIRST_PREV: Final = blake3(b"quintet anchors 1\0").hexdigest()
 _HASH: Final = b',"hash":"'
 _END: Final = b'"}'
@@ -35,6 +37,18 @@ class AnchorsBroken(Exception):
 
 class KeyMissing(Exception):
     """It was made with a key that was not given."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line, of the right shape; whether it says the truth is another question. key: "" without one."""
+
+    seq: int
+    time: int
+    heads: Heads
+    gone: Gone
+    prev: str
+    hash: str
+    key: str = ""
 
 
 def pack_line(
@@ -52,6 +66,9 @@ def pack_line(
 
 def _digest(body: bytes, key: bytes) -> str:
     return (blake3(body, key=key) if key else blake3(body)).hexdigest()
+
+
+_decode = msgspec.json.Decoder(Line).decode
 
 
 @dataclass(slots=True)
@@ -74,18 +91,26 @@ class Anchored:
         """SEQ:HASH of the last line; what to write down elsewhere."""
         return f"{self.seq}:{self.prev}" if self.seq >= 0 else ""
 
-    def take(self, line: dict[str, Any]) -> None:
-        self.seq, self.prev, self.time = line["seq"], line["hash"], line["time"]
+    def take(self, line: Line) -> None:
+        """In the order of the lines: a topic that is deleted is so until a later line has a head of it."""
+        self.seq, self.prev, self.time = line.seq, line.hash, line.time
         self.hashes[self.seq] = self.prev
-        self.keyed = self.keyed or "key" in line
-        for topic_id, partition, next_offset, link in line["heads"]:
+        self.keyed = self.keyed or bool(line.key)
+        for topic_id, partition, next_offset, link in line.heads:
+            self.deleted.discard(topic_id)
             self.heads.setdefault((topic_id, partition), []).append((next_offset, link))
-        for topic_id, partition, start in line["gone"]:
+        for topic_id, partition, start in line.gone:
             if partition == ALL_PARTITIONS:
-                self.deleted.add(topic_id)
+                self._forget(topic_id)
             else:
                 known = self.starts.get((topic_id, partition), 0)
                 self.starts[topic_id, partition] = max(start, known)
+
+    def _forget(self, topic_id: int) -> None:
+        self.deleted.add(topic_id)
+        for place in [place for place in self.heads.keys() | self.starts.keys() if place[0] == topic_id]:
+            self.heads.pop(place, None)
+            self.starts.pop(place, None)
 
 
 def parse(data: bytes, into: Anchored, keys: dict[str, bytes] | None) -> None:
@@ -102,41 +127,41 @@ def parse(data: bytes, into: Anchored, keys: dict[str, bytes] | None) -> None:
         if keys is not None:
             _check(text, line, number, into, keys)
         if into.seq < 0:
-            into.first_seq = line["seq"]
+            into.first_seq = line.seq
         into.take(line)
 
 
-def _read(text: bytes) -> dict[str, Any] | None:
+def _read(text: bytes) -> Line | None:
     try:
-        line = json.loads(text)
-        whole = {"seq", "time", "heads", "gone", "prev", "hash"} <= set(line) and isinstance(line["seq"], int)
-    except (ValueError, TypeError):
+        return _decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    return line if whole else None
 
 
-def _check(text: bytes, line: dict[str, Any], number: int, before: Anchored, keys: dict[str, bytes]) -> None:
+def _check(text: bytes, line: Line, number: int, before: Anchored, keys: dict[str, bytes]) -> None:
     body, _, ending = text.rpartition(_HASH)
-    if "key" in line and line["key"] not in keys:
-        raise KeyMissing(f"anchor {line['seq']} was made with the key {line['key']}")
-    if keys and before.keyed and "key" not in line:
-        raise AnchorsBroken(f"line {number}, anchor {line['seq']}, was made without the key")
-    key = keys[line["key"]] if "key" in line else b""
-    if ending != line["hash"].encode() + _END or _digest(body, key) != line["hash"]:
-        raise AnchorsBroken(f"line {number}, anchor {line['seq']}, was changed")
-    if before.seq >= 0 and (line["seq"] != before.seq + 1 or line["prev"] != before.prev):
-        raise AnchorsBroken(f"line {number}, anchor {line['seq']}, does not follow anchor {before.seq}")
-    if before.seq < 0 and line["seq"] == 0 and line["prev"] != _FIRST_PREV:
+    if line.key and line.key not in keys:
+        raise KeyMissing(f"anchor {line.seq} was made with the key {line.key}")
+    if keys and before.keyed and not line.key:
+        raise AnchorsBroken(f"line {number}, anchor {line.seq}, was made without the key")
+    key = keys[line.key] if line.key else b""
+    if ending != line.hash.encode() + _END or _digest(body, key) != line.hash:
+        raise AnchorsBroken(f"line {number}, anchor {line.seq}, was changed")
+    if before.seq >= 0 and (line.seq != before.seq + 1 or line.prev != before.prev):
+        raise AnchorsBroken(f"line {number}, anchor {line.seq}, does not follow anchor {before.seq}")
+    if before.seq < 0 and line.seq == 0 and line.prev != _FIRST_PREV:
         raise AnchorsBroken("the first anchor does not begin a chain")
 
 
 def load(disk: Disk, path: str, keys: dict[str, bytes] | None) -> Anchored | None:
     """The anchors of a file and of the one before it; None if there are none. Raises as parse."""
+    for _ in range(READS_MAX):
+        both = [disk.read_file(path + OLD_SUFFIX), disk.read_file(path)]
+        if disk.read_file(path + OLD_SUFFIX) == both[0]:
+            break
+    if both == [None, None]:
+        return None
     found = Anchored()
-    there = False
-    for name in (path + OLD_SUFFIX, path):
-        data = disk.read_file(name)
-        if data is not None:
-            there = True
-            parse(data, found, keys)
-    return found if there else None
+    for data in both:
+        parse(data or b"", found, keys)
+    return found

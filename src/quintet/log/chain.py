@@ -173,7 +173,7 @@ class _Follower:
         if (header.topic_id, header.partition, header.base) != (verdict.topic_id, verdict.partition, base):
             what = f"the file is of topic number {header.topic_id}, partition {header.partition}, offset {header.base}"
             raise _Broken(Break(path, 0, base, base + 1, "swapped", what))
-        if self.expected >= 0 and base != self.expected:
+        if self.expected >= 0 and base != self.expected and (header.chain.kind or self.link):
             first, behind = sorted((self.expected, base))
             kind = "missing" if base > self.expected else "inserted"
             raise _Broken(Break(path, 0, first, behind, kind, f"the file before it ends at offset {self.expected}"))
@@ -200,12 +200,16 @@ class _Follower:
             raise _Broken(Break(path, 480, base, base + 1, "rewritten", "the file does not continue what is before it"))
         verdict.keyed = verdict.keyed or kind == KEYED
         self.link = link
-        self._skip_heads(base)
+        self._skip_heads(path, base)
 
-    def _skip_heads(self, base: int) -> None:
+    def _skip_heads(self, path: str, base: int) -> None:
         """Anchored heads below what is kept cannot be looked at; one at the very start can."""
         heads = self._heads
         while self._claimed < len(heads) and heads[self._claimed][0] < base:
+            claimed = heads[self._claimed][0]
+            if claimed > self.verdict.start:
+                what = f"an anchor says that what is before it was chained up to offset {claimed}"
+                raise _Broken(Break(path, 0, self.verdict.start, claimed, "rewritten", what))
             self._claimed += 1
 
     def _follow(self, handle: int, header: Header, path: str, size: int, last: bool) -> None:
@@ -371,8 +375,9 @@ def verify_segment(
     path = f"{directory}/{segment_name(base)}"
     try:
         follower.segment(base, last)
-        if last:  # else the next file begins later than this one ends, and that is named
-            follower.finish(path)
+        nothing = genesis(topic_id, partition).hex()  # is all that may be claimed of a file without links
+        if last or (not follower.link and any(link != nothing for _, link in heads)):
+            follower.finish(path)  # of others the next file begins later than this one ends, and that is named
     except _Broken as broken:
         found.followed.broken = broken.found
     handle = disk.open(path)
@@ -400,7 +405,7 @@ def verify_directory(
         verdict.anchors = anchored = read_anchors()
         _check_head(anchored, head)
         there = {(topic_id, number): path for topic_id, number, path in partitions(disk, directory)}
-        wanted = set() if anchored is None else {place for place in anchored.heads if place[0] not in anchored.deleted}
+        wanted = set() if anchored is None else anchored.heads.keys()
         for topic_id, number in sorted(there.keys() | wanted):
             path = there.get((topic_id, number), f"{directory}/topics/{topic_id:08d}/{number}")
             found = _look_again(disk, path, topic_id, number, keys, read_anchors, anchored)
@@ -431,11 +436,12 @@ def _look_again(
         place = (topic_id, number)
         heads = anchored.heads.get(place, []) if anchored is not None else []
         start = anchored.starts.get(place, 0) if anchored is not None else 0
-        if anchored is not None and topic_id in anchored.deleted:
-            heads = []
+        deleted = anchored is not None and topic_id in anchored.deleted
         try:
             found = verify_partition(disk, path, topic_id, number, keys, heads, start)
         except FileNotFoundError as error:
+            if deleted:  # on purpose, and just now
+                return found
             found.broken = Break(path, 0, start, start + 1, "missing", f"a file is gone: {error.filename}")
         if found.broken is None:
             return found

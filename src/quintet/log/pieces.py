@@ -141,9 +141,7 @@ def plan(disk: Disk, directory: str, anchored: Anchored | None) -> list[Piece]:
 
 
 def _heads(anchored: Anchored | None, topic_id: int, partition: int) -> list[Head]:
-    if anchored is None or topic_id in anchored.deleted:
-        return []
-    return anchored.heads.get((topic_id, partition), [])
+    return [] if anchored is None else anchored.heads.get((topic_id, partition), [])
 
 
 def _size(disk: Disk, path: str, base: int) -> int:
@@ -195,7 +193,7 @@ def join(
     for (topic_id, number), group in groupby(pieces, lambda piece: (piece.topic_id, piece.partition)):
         verdicts.append(_partition(list(group), found, anchored, PartitionVerdict(topic_id, number)))
     seen = {(each.topic_id, each.partition) for each in pieces}
-    wanted = set() if anchored is None else {p for p in anchored.heads if p[0] not in anchored.deleted}
+    wanted = set() if anchored is None else anchored.heads.keys()
     for topic_id, number in sorted(wanted - seen):
         assert anchored is not None
         last = anchored.heads[topic_id, number][-1][0]
@@ -247,7 +245,8 @@ def _partition(
 def _edge(piece: Piece, path: str, before: Followed | None, one: Followed) -> Break | None:
     """Does a file go on where the one before it ended?"""
     base = piece.base
-    if before is not None and before.broken is None and before.next_offset != base:
+    chained = one.begins or (before is not None and before.ends)
+    if chained and before is not None and before.broken is None and before.next_offset != base:
         first, behind = sorted((before.next_offset, base))
         kind = "missing" if base > before.next_offset else "inserted"
         return Break(path, 0, first, behind, kind, f"the file before it ends at offset {before.next_offset}")

@@ -68,7 +68,7 @@ class Anchoring:
             raise DataDirError(f"{self._path}: cannot be used for anchors: {error.strerror or error}") from error
         self._seq, self._prev = found.seq, found.prev
         self._starts = found.starts
-        self._heads = {place: max(heads) for place, heads in found.heads.items() if place[0] not in found.deleted}
+        self._heads = {place: max(heads) for place, heads in found.heads.items()}
 
     # -- what is to be written -----------------------------------------------------------------------------------------
 
@@ -80,14 +80,21 @@ class Anchoring:
 
     def maintain(self, now: int) -> None:
         """About every 100 ms."""
-        due = now - self._written_at >= (RETRY_US if self._failed else self._every_us)
+        wait = RETRY_US if self._failed else self._every_us
+        due = not 0 <= now - self._written_at < wait  # also when the clock was set back
         if (due and (self._shared.heads_moved or self._notes)) or (self._then and not self._writing):
             self._write()
 
     def finish(self, done: Then) -> None:
-        """Everything is durable and nothing more comes: one last line, if anything moved."""
-        self._then.append(done)
+        """Everything is durable and nothing more comes: the last lines, if anything moved."""
+        self._then.append(partial(self._finished, done))
         self._write()
+
+    def _finished(self, done: Then) -> None:
+        if self._shared.heads_moved and not self._failed:  # more than go into one line
+            self.finish(done)
+        else:
+            done()
 
     def _take(self) -> "tuple[Heads, list[FilePartition]]":
         """The heads that moved, as many as go into one line, and whose they are."""
@@ -200,7 +207,8 @@ def _store(disk: Disk, path: str, position: int, pack: Callable[[], tuple[bytes,
 
 
 def _roll(disk: Disk, path: str, position: int, pack: Callable[[], tuple[bytes, str]]) -> tuple[int, str]:
-    """As _store, to a new file. The full one is kept under another name; at every moment one of them is there, whole."""
+    """As _store, to a new file. The full one is kept under another name; at every moment one of them is there, whole. Where it
+    failed at the very end, the new file is there already: it is written again, and the full one stays what it is."""
     line, digest = pack()
     fresh = path + FRESH_SUFFIX
     if disk.read_file(fresh) is not None:
@@ -211,7 +219,8 @@ def _roll(disk: Disk, path: str, position: int, pack: Callable[[], tuple[bytes, 
         disk.fdatasync(handle)
     finally:
         disk.close(handle)
-    if disk.read_file(path) is not None:
+    full = disk.read_file(path)
+    if full is not None and not full.startswith(line[: line.index(b",") + 1]):
         disk.rename(path, path + OLD_SUFFIX)
     disk.rename(fresh, path)
     disk.fsync_dir(os.path.dirname(path) or ".")

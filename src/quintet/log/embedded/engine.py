@@ -243,6 +243,8 @@ class EmbeddedLog:
                     self._shared.names.doubt(directory)
                     self._shared.names.settle(directory)
                 opened.segments[-1].named = True
+            partition = FilePartition(self._shared, spec, number, directory, opened)
+            partition.renew_begun()
         except StorageError:
             raise
         except OSError as error:
@@ -251,7 +253,6 @@ class EmbeddedLog:
             self._shared.stats["torn_tails"] += 1
             self._report("torn_tail", torn)
         self._quarantine(opened.damages)
-        partition = FilePartition(self._shared, spec, number, directory, opened)
         if opened.segments and opened.segments[-1].chain.kind == KEYED and not self._shared.chain.key:
             hint = "give [audit] key_file again: from here on anybody can continue the chain, and a verifier says so"
             self._report("chain_key_missing", {"directory": directory, "hint": hint})
@@ -344,7 +345,7 @@ class EmbeddedLog:
     # -- housekeeping --------------------------------------------------------------------------------------------------
 
     def maintain(self, now: int) -> None:
-        if now - self._last_retention >= RETENTION_INTERVAL_US:
+        if not 0 <= now - self._last_retention < RETENTION_INTERVAL_US:  # also when the clock was set back
             self._last_retention = now
             self._look_at_the_disk()
             if not self._retaining:
@@ -356,7 +357,7 @@ class EmbeddedLog:
             self._anchors.maintain(now)
         rolled = self._shared.stats["rolls"] != self._rolls_seen
         moved = self._shared.marks_moved or self._checkpoint_owed
-        if moved and (rolled or now - self._last_checkpoint >= CHECKPOINT_INTERVAL_US):
+        if moved and (rolled or not 0 <= now - self._last_checkpoint < CHECKPOINT_INTERVAL_US):
             self._last_checkpoint = now
             self._rolls_seen = self._shared.stats["rolls"]
             self._write_checkpoint(clean=False)

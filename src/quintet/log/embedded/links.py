@@ -138,6 +138,6 @@ def open_links(policy: ChainPolicy, spec: TopicSpec, number: int, opened: Opened
     chained = bool(opened.segments) and opened.segments[-1].chain.kind != 0
     if spec.compact or not (chained or policy.wants(spec)):
         return Links()
-    first = genesis(spec.id, number)
-    link = opened.link if chained and len(opened.link) == LINK_BYTES else first
-    return ChainedLinks(policy.key, ChainHead(opened.next_offset, link), moved)
+    if chained and len(opened.link) == LINK_BYTES:
+        return ChainedLinks(policy.key, ChainHead(opened.next_offset, opened.link), moved)
+    return ChainedLinks(policy.key, ChainHead(0, genesis(spec.id, number)), moved)  # nothing to anchor before a batch

@@ -20,7 +20,7 @@ from quintet.log.embedded import reader
 from quintet.log.embedded.links import open_links
 from quintet.log.embedded.merging import Pending, merge_groups, place_waiters
 from quintet.log.embedded.recovery import Mark, Opened
-from quintet.log.embedded.segment import HEADER_BYTES, Header, Index, Segment, new_seed
+from quintet.log.embedded.segment import HEADER_BYTES, Header, Index, Segment, begin_again, new_seed
 from quintet.log.embedded.shared import Shared, TailCache
 from quintet.log.embedded.writer import ZERO_FILL_WRITE_BYTES_MAX, Chunk, Outcome, Writer
 from quintet.model import limits
@@ -79,6 +79,22 @@ class FilePartition:
         self._on_idle: list[Callable[[], None]] = []
         self._last_time = self._last_sync = self._probed = 0
 
+    def renew_begun(self) -> None:
+        """At the start: a last file that was made, holds nothing and has a header that the next batch does not fit gets the
+        one it needs; its name is taken, so no other can be made. Raises OSError."""
+        last = self.segments[-1] if self.segments else None
+        if (
+            last is None
+            or self._plan is not None
+            or not last.seed
+            or last.end > HEADER_BYTES
+            or last.base != self._visible
+        ):
+            return
+        header = Header(last.seed, self.topic_id, self.number, last.base, self._shared.scheduler.now(), self.spec.name)
+        begin_again(self._shared.disk, last, header._replace(chain=self.links.start()))
+        self._plan = last
+
     # -- what the broker sees ------------------------------------------------------------------------------------------
 
     @property
@@ -105,11 +121,11 @@ class FilePartition:
     def append(self, batch: bytearray, done: Appended | None) -> int:
         if self._failure is not None or (self._shared.low is not None and self.topic_id >= limits.TOPIC_ID_FIRST_USER):
             self._refuse()
-        base = self._end
-        self._end = base + _SPAN.unpack_from(batch, 28)[0]
         size = len(batch)
         if size > limits.BATCH_BYTES_MAX - LINK_BYTES:
             raise StorageError(f"a batch of {size} bytes is too large for one append", hint="split it")
+        base = self._end
+        self._end = base + _SPAN.unpack_from(batch, 28)[0]
         self._pending_bytes += size
         self._shared.unsynced += size
         self._pending.append((batch, done, base))

@@ -426,6 +426,12 @@ def all_zero(data: bytes) -> bool:
     return _ZEROS.startswith(data[whole:]) and all(data.startswith(_ZEROS, at) for at in range(0, whole, len(_ZEROS)))
 
 
+def begin_again(disk: Disk, segment: Segment, header: Header) -> None:
+    """Put a file with another header in the place of one that holds nothing yet."""
+    replace_file(disk, segment.directory, segment_name(segment.base), pack_header(header))
+    segment.chain, segment.allocated = header.chain, HEADER_BYTES
+
+
 def write_index(disk: Disk, segment: Segment, index: Index, end: int, next_offset: int) -> None:
     data = pack_index(index, segment.seed, end, next_offset)
     replace_file(disk, segment.directory, index_name(segment.base), data)
