@@ -74,12 +74,15 @@ Letter = tuple[bytes, bytes, bytes, bool]  # origin, id, envelope, whether this 
 
 
 class PeerRow(msgspec.Struct, frozen=True):
-    """What `__peers` keeps: whose a name is, since when, and when it was last used (to a day). Times in microseconds."""
+    """What `__peers` keeps: whose a name is, since when, and when it was last used (to a day). Times in microseconds. If
+    there was a topic of the mailbox's name before: its id, and from where on what is in its partitions is this peer's."""
 
     name: str
     owner: str
     registered: int
     seen: int
+    topic: int = 0
+    starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,8 @@ class Mailbox:
 
     __slots__ = (
         "broadcast_bytes", "broadcast_since", "durable", "gone", "holder", "measured_at", "name", "origin", "outbox",
-        "outbox_bytes", "owner", "raw", "registered", "room_bytes", "room_messages", "seen", "sink", "subscription",
-        "takeovers", "takeovers_since", "topic", "waiting",
+        "outbox_bytes", "owner", "raw", "room_bytes", "room_messages", "row", "seen", "sink", "subscription", "takeovers",
+        "takeovers_since", "topic", "waiting",
     )  # fmt: skip
 
     def __init__(self, row: PeerRow, durable: bool) -> None:
@@ -124,7 +127,7 @@ class Mailbox:
         self.raw = (TOPIC_PREFIX + row.name).encode()
         self.origin = ORIGIN_PREFIX + row.name.encode()
         self.owner = row.owner
-        self.registered = row.registered
+        self.row = row
         self.seen = row.seen
         self.durable = durable
         self.gone = False
@@ -256,9 +259,12 @@ class Peers:
             if subscription.owner == MAILBOX_OWNER:
                 name = subscription.topic_name.decode().removeprefix(TOPIC_PREFIX)
                 found = self._by_name.get(name)
-                if found is not None:
+                if found is not None and found.subscription is None:
                     found.subscription = subscription
                     found.topic = self._topics.get(found.raw)
+                else:  # of a name that was freed when the power went: nobody would ever read it
+                    with suppress(StorageError):
+                        self._subscriptions.remove(subscription)
         for topic in self._topics.all():
             if topic.name.startswith(TOPIC_PREFIX):
                 self._remember(topic, now)
@@ -288,7 +294,7 @@ class Peers:
         mailbox = self._by_name.get(name)
         now = self._scheduler.now()
         if mailbox is None:
-            return self._new(PeerRow(name, principal.name, now, now), done)
+            return self._new(name, principal.name, now, done)
         if mailbox.owner != principal.name:
             raise NameClaimed(f"the peer name {name!r} is another owner's", hint="choose another name")
         if mailbox.holder is not None and not self._may_take_over(mailbox, now):
@@ -299,17 +305,20 @@ class Peers:
             self._keep_seen(mailbox, now)
         return mailbox
 
-    def _new(self, row: PeerRow, done: Done) -> Mailbox:
+    def _new(self, name: str, owner: str, now: int, done: Done) -> Mailbox:
         if len(self._by_name) >= PEERS_MAX:
             raise LimitExceeded(f"no more peer names: there are {PEERS_MAX}")
+        row = PeerRow(name, owner, now, now)
+        topic = self._topics.get((TOPIC_PREFIX + name).encode())
+        if topic is not None:  # what is in it was put there before there was such a peer: no backfill
+            starts = tuple(partition.visible for partition in topic.partitions)
+            row = PeerRow(name, owner, now, now, topic.spec.id, starts)
         mailbox = Mailbox(row, durable=False)
         mailbox.waiting = [done]
         self._table.put(row.name.encode(), row, partial(self._kept, mailbox))
-        self._by_name[row.name] = mailbox
-        topic = self._topics.get(mailbox.raw)
-        if topic is not None:  # what is in it was put there before there was such a peer: no backfill
-            mailbox.topic = topic
-            topic.after(partial(self._subscribe, mailbox, False))
+        self._by_name[name] = mailbox
+        if topic is not None:
+            self._open(mailbox, topic)
         return mailbox
 
     def _kept(self, mailbox: Mailbox, error: Exception | None) -> None:
@@ -323,9 +332,9 @@ class Peers:
     def _keep_seen(self, mailbox: Mailbox, now: int) -> None:
         if now - mailbox.seen > DAY_US:
             mailbox.seen = now
-            row = PeerRow(mailbox.name, mailbox.owner, mailbox.registered, now)
+            mailbox.row = msgspec.structs.replace(mailbox.row, seen=now)
             with suppress(StorageError):  # a full disk: it is kept the next time
-                self._table.put(mailbox.name.encode(), row)
+                self._table.put(mailbox.name.encode(), mailbox.row)
 
     def _may_take_over(self, mailbox: Mailbox, now: int) -> bool:
         if not 0 <= now - mailbox.takeovers_since <= TAKEOVERS_WITHIN_US:  # below 0: the clock was set back
@@ -540,17 +549,23 @@ class Peers:
         return self._topics.ensure(mailbox.raw, durable=True) if topic.in_memory else topic
 
     def _open(self, mailbox: Mailbox, topic: Topic) -> None:
-        """The mailbox has a topic now, made after its name: all in it is for this peer."""
+        """The mailbox has a topic now. If it was made after the name, all in it is for this peer."""
         mailbox.topic = topic
-        topic.after(partial(self._subscribe, mailbox, True))
+        topic.after(partial(self._subscribe, mailbox))
 
-    def _subscribe(self, mailbox: Mailbox, from_start: bool, error: Exception | None) -> None:
+    def _subscribe(self, mailbox: Mailbox, error: Exception | None) -> None:
         if error is not None or mailbox.gone or mailbox.topic is None:
             mailbox.topic = None
             return
         try:
             subscription = self._subscriptions.create(
-                MAILBOX_OWNER, mailbox.topic, 1, _nothing, door=DOOR, from_start=from_start
+                MAILBOX_OWNER,
+                mailbox.topic,
+                1,
+                _nothing,
+                door=DOOR,
+                from_start=True,
+                starts=mailbox.row.starts if mailbox.row.topic == mailbox.topic.spec.id else (),
             )
         except QuintetError:  # tried again with the next message
             mailbox.topic = None

@@ -7,7 +7,7 @@ attempts are used up goes to the dead-letter topic and is settled in one intent:
 goes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -142,12 +142,16 @@ class Subscriptions:
         *,
         door: str = "blipmq",
         from_start: bool = False,
+        starts: Sequence[int] = (),
     ) -> Subscription:
-        """A new subscription at the tail of the topic, or at its start; done when it would survive a restart."""
+        """A new subscription at the tail of the topic, or at its start, or at these offsets of its partitions; done when it
+        would survive a restart."""
         self.check_room()
         self._last_id += 1
         # From `visible`, not `end`: what is on its way to the disk may yet be refused, and its offsets given to others.
         lanes = [Lane(p, p.start if from_start else p.visible) for p in topic.partitions]
+        for lane, start in zip(lanes, starts, strict=False):
+            lane.position = min(max(start, lane.partition.start), lane.partition.visible)
         subscription = self._open(self._last_id, owner, topic, qos, lanes, door)
         try:
             self._table.put(_key(subscription.id), _row(subscription), partial(self._made, subscription, topic, done))

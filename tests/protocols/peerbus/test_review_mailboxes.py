@@ -121,17 +121,28 @@ class TestOtherDoors:
     def test_nothing_from_before_there_was_such_a_peer_after_a_kill_either(self) -> None:
         sim = broker()
         publish(sim, b"not for the one who comes later")
-        image = sim.disk
-        bob = connect(sim)
-        bob.feed(codec.register("ann-token", "bob") + b"\n")
-        sim.scheduler.settle()
+        peer_of(sim, "bob")
         sim.broker.subscriptions._table.delete(b"1")  # the row that did not reach the disk
         sim.scheduler.settle()
-        image.kill()
+        sim.disk.kill()
+        sim.scheduler.advance(SECOND_US)
         sim.start()
-        _, waiting = register(sim, "bob")
+        bob, waiting = register(sim, "bob")
         sim.advance(100_000)
-        assert waiting == []
+        publish(sim, b'"for him"')
+        assert waiting == [] and [one["envelope"]["body"] for one in objects(bob.take())] == ["for him"]
+
+    def test_no_room_for_a_subscription_does_not_show_what_was_there_before(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sim = broker()
+        publish(sim, b"not for the one who comes later")
+        monkeypatch.setattr(sim.broker.subscriptions, "_max", 0)
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        monkeypatch.setattr(sim.broker.subscriptions, "_max", 10)
+        sim.scheduler.advance(SECOND_US)
+        send(amy, letter("amy", "bob", "m1"))
+        assert delivered(bob) == ["m1"]
 
 
 class TestEnvelopes:
@@ -308,6 +319,21 @@ class TestNames:
         sim.start()
         sim.advance(PRUNE_EVERY_US + 50_000)
         assert sim.broker.peers.find("bob") is not None
+
+    def test_a_subscription_without_a_name_goes_with_the_next_start(self) -> None:
+        sim = broker()
+        amy = peer_of(sim, "amy")
+        peer_of(sim, "bob").close()
+        send(amy, letter("amy", "bob", "m1"))
+        sim.broker.peers._table.delete(b"bob")  # the power went before the other row was there, too
+        sim.scheduler.settle()
+        sim.disk.kill()
+        sim.start()
+        sim.advance(SECOND_US)
+        assert sim.broker.peers.find("bob") is None and len(sim.broker.subscriptions) == 0
+        bob, waiting = register(sim, "bob", "ben-token")
+        send(peer_of(sim, "amy"), letter("amy", "bob", "m2"))
+        assert waiting == [] and delivered(bob) == ["m2"]
 
     def test_a_broker_that_was_away_for_long_leaves_its_peers_time_to_come_back(self) -> None:
         sim = broker(name_idle_us=30 * DAY_US)

@@ -6,7 +6,6 @@ or text that is not UTF-8 is refused. What is written the plain way is recognise
 than looking; everything else is read once more, slowly (model/envelope.py).
 """
 
-import re
 from itertools import accumulate
 from typing import Final
 
@@ -17,7 +16,6 @@ from quintet.model import envelope
 from quintet.model.errors import ProtocolError
 from quintet.protocols.peerbus import frames
 
-_STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _STEPS: Final = bytes.maketrans(b"{[}]", b"\x01\x01\xff\xff")  # as signed bytes: 1 down, 1 up
 _NO_STEPS: Final = bytes(set(range(256)) - set(b"{[}]"))
 
@@ -66,9 +64,10 @@ def check_envelope(frame: Frame, data: bytes) -> None:
 
 
 def depth(data: bytes) -> int:
-    """How deep the objects and arrays of a JSON text are within each other. Only for what is known to be JSON: in other
-    texts, a string that does not end is looked for again from each of its quotes."""
-    steps = _STRINGS.sub(b"", data).translate(_STEPS, _NO_STEPS)
+    """How deep the objects and arrays of a JSON text are within each other."""
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of the quotes begins or ends a string
+    steps = b"".join(data.split(b'"')[::2]).translate(_STEPS, _NO_STEPS)
     return max(accumulate(memoryview(steps).cast("b")), default=0)
 
 
