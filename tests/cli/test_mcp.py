@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 import quintet
 from quintet.client import mcp
@@ -228,3 +229,21 @@ def test_a_call_can_be_cancelled_and_others_overtake_it(broker: Server) -> None:
 
     said = asyncio.run(session())
     assert [(row["id"], row.get("error", {}).get("code")) for row in said] == [(1, -32600), (3, None), (2, None)]
+
+
+def test_a_number_that_python_cannot_hold_takes_no_other_message_with_it(host: Host, broker: Server) -> None:
+    with quintet.sync.peer(broker.peer("mcp.odd")) as friend:
+        for id, body in (("o1", b"1"), ("o2", b'{"a":1e400}'), ("o3", b"1" * 5_000), ("o4", b'"last"')):
+            friend.send("mcp.model", Raw(body), id=id)
+    rows: list[dict[str, Any]] = []
+    while len(rows) < 4:
+        host.write(
+            b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bus.drain","arguments":{"max":%d}}}\n'
+            % (4 - len(rows))
+        )
+        assert host.process.stdout is not None
+        answer = json.loads(host.process.stdout.readline(), parse_int=str)
+        assert "error" not in answer and not answer["result"]["isError"]
+        rows += answer["result"]["structuredContent"]["messages"]
+    assert [row["id"] for row in rows] == ["o1", "o2", "o3", "o4"]
+    assert rows[2]["body"] == "1" * 5_000 and rows[3]["body"] == "last"

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
-from msgspec import DecodeError, json
+from msgspec import DecodeError, Raw, json
 
 from quintet import __version__
 from quintet.client.message import log
@@ -297,5 +297,6 @@ class McpServer:
         while len(taken) < most and size < DRAIN_BYTES_MAX and (some := await self._peer.drain(max=1)):
             taken += some
             size += len(some[0].raw)
-        rows = [{"id": one.id, "from": one.sender, "source": one.source, "body": one.body} for one in taken]
+        # Bodies as they are: one that cannot be decoded (1e400) would take all that were taken with it.
+        rows = [{"id": one.id, "from": one.sender, "source": one.source, "body": Raw(one.raw)} for one in taken]
         return Answer({"messages": rows, "more": self._peer.queued > 0}, tuple(taken))
