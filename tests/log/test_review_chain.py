@@ -286,6 +286,26 @@ def test_a_number_that_is_given_again_is_anchored_again() -> None:
     assert not in_pieces(harness.sim).ok
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_number_of_a_deleted_topic_is_not_given_again(killed: bool) -> None:
+    """After a restart, too: anchors, groups and subscriptions know a topic by its number."""
+    harness = anchored()
+    harness.write(harness.open(TopicSpec(TOPIC, "a")), 1)
+    harness.write(harness.open(TopicSpec(TOPIC + 1, "b")), 1)
+    harness.log.delete_topic(TOPIC + 1)
+    harness.scheduler.settle()
+    harness.tick(2_000_000)
+    for _ in range(2):
+        if killed:
+            harness.sim.kill()
+        else:
+            harness.close()
+        harness.start()
+        assert harness.log.last_topic_id == TOPIC + 1
+        harness.write(harness.open(TopicSpec(TOPIC, "a")), 1)
+        harness.tick(2_000_000)
+
+
 def unchained(disk: SimDisk, path: str) -> None:
     """The same records in a file without links."""
     data = file_of(disk, path)

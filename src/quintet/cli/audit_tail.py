@@ -92,7 +92,7 @@ class Tail:
     def _sends(self, follower: "Follower", topic: str, partition: int) -> Iterator[Happened]:
         for batch in follower.more():
             for row in batch.rows():
-                yield Happened(row[1], _send(topic, partition, row, self._values))
+                yield Happened(batch.timestamp, _send(topic, partition, row, batch.timestamp, self._values))
 
     def _events(self, follower: "Follower") -> Iterator[Happened]:
         for batch in follower.more():
@@ -102,13 +102,15 @@ class Tail:
                     yield Happened(fields.get("time", row[1]), fields)
 
 
-def _send(topic: str, partition: int, row: "Row", values: bool) -> dict[str, Any]:
-    """As peers of peerbus know such rows: event, id, from, to; and where it is."""
+def _send(topic: str, partition: int, row: "Row", appended: int, values: bool) -> dict[str, Any]:
+    """As peers of peerbus know such rows: event, id, from, to; and where it is. The time is when it was appended, which rises
+    with the offsets; the time that its sender gave it, if another, is `stamped`."""
     offset, timestamp, key, value, _, _, origin = row
     door, _, client = origin.partition(b":")
     fields: dict[str, Any] = {"event": "send", **text_or_base64("id", key), **text_or_base64("from", client)}
     fields |= {"to": topic, "door": door.decode(errors="replace"), "topic": topic, "partition": partition}
-    fields |= {"offset": offset, "size": len(value or b""), "time": timestamp}
+    fields |= {"offset": offset, "size": len(value or b""), "time": appended}
+    fields |= {"stamped": timestamp} if timestamp != appended else {}
     return fields | text_or_base64("value", value) if values else fields
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from quintet.cli.common import json_option, say_json
+from quintet.cli.common import json_option, say_json, shown
 from quintet.model.errors import ConfigError, DataDirError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quintet.log.embedded.disk import Disk
 
 RACES_MAX: Final = 3
+HEAD_CHARS_MAX: Final = 100  # SEQ:HASH, 64 of them the hash
 UNANCHORED: Final = "there are no anchors, so a cut end or a whole new log would not show"
 UNHELD: Final = "the anchors are as new as this disk says: give --head to compare with one kept elsewhere"
 
@@ -69,9 +70,11 @@ def verify(
         return anchors.load(disk, path, names)
 
     numbered = {chain.key_id(key): key for key in keys}
-    found = chain.verify_directory(
-        _mended(disk, directory), directory, numbered, read_anchors, head, _progress(as_json)
-    )
+    try:
+        mended = _mended(disk, directory)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or directory}: cannot be read: {error.strerror or error}") from error
+    found = chain.verify_directory(mended, directory, numbered, read_anchors, head, _progress(as_json))
     if as_json:
         say_json(_as_json(found))
     else:
@@ -101,7 +104,7 @@ def head(folder: Path, file: Path | None, as_json: bool) -> None:
     if as_json:
         say_json({"seq": found.seq, "hash": found.prev, "time_us": found.time})
     else:
-        click.echo(found.head)
+        click.echo(shown(found.head.encode(), HEAD_CHARS_MAX))
 
 
 def _folder(folder: Path) -> str:
@@ -148,7 +151,8 @@ def _progress(quiet: bool) -> "Callable[[PartitionVerdict], None]":
     def show(verdict: "PartitionVerdict") -> None:
         state = "broken" if verdict.broken is not None else "sound"
         click.echo(
-            f"{verdict.name or verdict.topic_id} {verdict.partition}: {verdict.rows:,} records, {state}", err=True
+            f"{shown(verdict.name.encode()) or verdict.topic_id} {verdict.partition}: {verdict.rows:,} records, {state}",
+            err=True,
         )
 
     return show

@@ -141,7 +141,7 @@ def _read(text: bytes) -> Line | None:
 def _check(text: bytes, line: Line, number: int, before: Anchored, keys: dict[str, bytes]) -> None:
     body, _, ending = text.rpartition(_HASH)
     if line.key and line.key not in keys:
-        raise KeyMissing(f"anchor {line.seq} was made with the key {line.key}")
+        raise KeyMissing(f"anchor {line.seq} was made with the key {line.key[:32]!a}")
     if keys and before.keyed and not line.key:
         raise AnchorsBroken(f"line {number}, anchor {line.seq}, was made without the key")
     key = keys[line.key] if line.key else b""

@@ -416,6 +416,8 @@ def verify_directory(
         _check_key(verdict, directory, keys)
     except (CannotCheck, KeyMissing) as error:
         verdict.cannot = str(error)
+    except OSError as error:
+        verdict.cannot = f"{error.filename or directory}: {error.strerror or error}"
     except AnchorsBroken as error:
         verdict.broken = Break("the anchors", 0, 0, 1, "rewritten", str(error))
     return verdict

@@ -167,6 +167,8 @@ def follow(piece: Piece, keys: Keys, disk: Disk | None = None) -> Followed:
         return Followed(*place, gone=True)
     except CannotCheck as error:
         return Followed(*place, cannot=str(error))
+    except OSError as error:
+        return Followed(*place, cannot=f"{piece.directory}/{segment_name(piece.base)}: {error.strerror or error}")
     one, broken = found.followed, found.followed.broken
     return Followed(
         *place,

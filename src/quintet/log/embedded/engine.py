@@ -22,8 +22,8 @@ from quintet.log.embedded.disk import Disk, replace_file
 from quintet.log.embedded.links import ChainMode, ChainPolicy
 from quintet.log.embedded.memory import MemoryPartition
 from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.recovery import Opened, open_partition
-from quintet.log.embedded.segment import Damage
+from quintet.log.embedded.recovery import Mark, Opened, open_partition
+from quintet.log.embedded.segment import HEADER_BYTES, Damage
 from quintet.log.embedded.shared import Report, Shared
 from quintet.log.embedded.stages import FileStages
 from quintet.model import limits
@@ -94,6 +94,7 @@ class EmbeddedLog:
         self._checkpoint_owed = self._writing_checkpoint = self._writing_quarantine = self._closing = False
         self._retaining: list[MemoryPartition | FilePartition] = []  # still to be looked at in this round
         self._rolls_seen = 0
+        self._last_topic_id = 0  # of those opened here, also if it was deleted: no number is given twice
         self._last_checkpoint = self._last_retention = 0
 
     # -- starting ------------------------------------------------------------------------------------------------------
@@ -218,6 +219,7 @@ class EmbeddedLog:
         opened = self._topics.get(spec.id)
         if opened is None:
             opened = self._topics[spec.id] = []
+            self._last_topic_id = max(self._last_topic_id, spec.id)
             if not self._durable:  # perhaps made by a process that was killed
                 self._shared.names.doubt(f"{self._directory}/topics/{spec.id:08d}")
         for number in range(len(opened), spec.partitions):
@@ -277,6 +279,7 @@ class EmbeddedLog:
 
     def delete_topic(self, topic_id: int) -> None:
         partitions = self._topics.pop(topic_id, [])
+        self._checkpoint_owed = True
         for number in range(len(partitions)):
             self._entries.pop((topic_id, number), None)
         waiting = len(partitions)
@@ -321,7 +324,7 @@ class EmbeddedLog:
     @property
     def last_topic_id(self) -> int:
         marked = (topic_id for topic_id, _ in self._checkpoint.marks)
-        return max([*self.topic_ids(), *marked, *self._topics], default=0)
+        return max([*self.topic_ids(), *marked, self._last_topic_id])
 
     @property
     def unsynced_bytes(self) -> int:
@@ -394,7 +397,12 @@ class EmbeddedLog:
                 self._entries[key] = checkpoint.pack_entry(*key, partition.mark)
         generation = self._checkpoint.generation + 1
         name = checkpoint.NAMES[self._checkpoint.name == checkpoint.NAMES[0]]
-        data = checkpoint.pack(generation, clean, b"".join(self._entries.values()))
+        entries = list(self._entries.values())
+        if (
+            self._last_topic_id and self._last_topic_id not in self._topics
+        ):  # deleted: this is what remembers the number
+            entries.append(checkpoint.pack_entry(self._last_topic_id, 0, Mark(0, HEADER_BYTES, 0)))
+        data = checkpoint.pack(generation, clean, b"".join(entries))
         self._writing_checkpoint = True
         self._checkpoint_owed = False
         work = partial(checkpoint.store, self._disk, self._directory, name, data)
