@@ -34,7 +34,9 @@ MAILBOX_OWNER = (
     "(mailbox)"  # of the subscriptions of peers' mailboxes: what is not settled waits for the next connection
 )
 MAILBOX_TIMEOUT_US = 10 * 365 * 24 * 3600 * 1_000_000  # nothing is sent twice over one connection
-MAILBOX_IN_FLIGHT_MAX = 1_000_000  # a peer may acknowledge when it likes: the mailbox's own limits are smaller
+MAILBOX_IN_FLIGHT_MAX = (
+    100_000  # of one partition, as many as a mailbox holds unless configured otherwise: each is remembered
+)
 ATTEMPTS_WITHOUT_END = 1 << 30  # on a dead-letter topic itself: there is nowhere further to go
 _SETTLED = "settled"  # (subscription id, partition, offset)
 
@@ -280,7 +282,7 @@ class Subscriptions:
             return
         try:
             self._table.put(_key(subscription.id), row)
-        except StorageError:  # a full disk: it is dirty again, and tried again
+        except QuintetError:  # a full disk, or the last of a broker that stops: it is dirty again, and tried again
             if not subscription.dirty:
                 subscription.dirty = True
                 self._changed(subscription)

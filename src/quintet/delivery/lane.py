@@ -17,6 +17,7 @@ acknowledged.
 
 import heapq
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -216,13 +217,21 @@ class Lane:
     def state(self) -> tuple[int, list[tuple[int, int, int]]]:
         """(position, [(first, last, attempts)]): ranges still pending. In flight counts as one attempt less: it may
         never have reached the peer."""
-        attempts = {o: f.attempt - 1 for o, f in self.inflight.items()} | self.retry | self.dead
-        ranges: list[tuple[int, int, int]] = []
-        for offset in sorted(attempts):
-            if ranges and ranges[-1][1] == offset and ranges[-1][2] == attempts[offset]:
-                ranges[-1] = (ranges[-1][0], offset + 1, attempts[offset])
+        inflight = self.inflight
+        pending = [(offset, offset + 1, attempts) for offset, attempts in (self.retry | self.dead).items()]
+        for flight, still in Counter(inflight.values()).items():
+            offsets, attempts = flight.offsets, flight.attempt - 1
+            if still == len(offsets) and isinstance(offsets, range):  # the common case: nobody looks at each record
+                pending.append((offsets.start, offsets.stop, attempts))
             else:
-                ranges.append((offset, offset + 1, attempts[offset]))
+                pending += [(o, o + 1, attempts) for o in offsets if inflight.get(o) is flight]
+        pending.sort()
+        ranges: list[tuple[int, int, int]] = []
+        for first, last, attempts in pending:
+            if ranges and ranges[-1][1] == first and ranges[-1][2] == attempts:
+                ranges[-1] = (ranges[-1][0], last, attempts)
+            else:
+                ranges.append((first, last, attempts))
         return self.position, ranges
 
     def restore(self, position: int, ranges: Iterable[tuple[int, int, int]]) -> None:
