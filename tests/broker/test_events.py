@@ -4,6 +4,7 @@ way of a delivery."""
 import contextlib
 import errno
 import json
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -520,3 +521,37 @@ def test_a_subscription_removed_before_it_is_saved_stays_removed() -> None:
     sim.advance(EVERY_US)
     sim.restart()
     assert sim.broker.subscriptions.all() == []
+
+
+def test_one_who_waits_and_raises_keeps_nobody_else_waiting() -> None:
+    sim = SimBroker()
+    told: list[int] = []
+
+    def fails() -> None:
+        raise RuntimeError("not this one")
+
+    for lost in (False, True):
+        sim.broker.events.delivered("d", "w", "t", 0, 0, 1)
+        for call in (fails, partial(told.append, 1), fails, partial(told.append, 2)):
+            sim.broker.events.after(call)
+        if lost:
+            sim.disk.fail("fdatasync", 1, errno.EIO, times=100)
+        for _ in range(4):
+            with contextlib.suppress(RuntimeError):
+                sim.scheduler.settle()
+        assert told == [1, 2] * (1 + lost)
+
+
+def test_a_save_behind_the_stop_is_nobodys_error() -> None:
+    sim = SimBroker()
+    peer = ready(sim, 2)
+    id = subscribed(peer, b"t")
+    peer.exchange(publish(b"t", b"a", b"b"))
+    sim.advance(1_000_000)
+    peer.feed(ack(id, 0))
+    closed: list[bool] = []
+    sim.broker.drain(lambda: closed.append(True))
+    peer.feed(ack(id, 1))
+    sim.broker.subscriptions.save()
+    sim.scheduler.settle()
+    assert closed == [True]

@@ -18,7 +18,8 @@ A disk that fails is reported, the rows are counted as lost, and delivery goes o
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -144,15 +145,14 @@ class Events:
         """Append what was collected."""
         self._armed = False
         now = self._flushed_at = self._scheduler.now()
-        calls, self._calls = self._calls, []
         rows = self._rows(now)
         for first in range(0, len(rows), EVENTS_OF_BATCH_MAX):
             self._append(rows[first : first + EVENTS_OF_BATCH_MAX], now)
+        calls, self._calls = self._calls, []
         if self._flying:
             self._flying[-1][1].extend(calls)
-            return
-        for call in calls:
-            call()
+        else:
+            self._each(iter(calls))
 
     def _rows(self, now: int) -> list[EventRow]:
         moves: list[Move] = [] if self.trails is None else self.trails.take()
@@ -186,8 +186,16 @@ class Events:
             self.recorded += rows
         else:
             self._lose(rows, str(error), self._scheduler.now())
-        for call in calls:
-            call()
+        self._each(iter(calls))
+
+    def _each(self, calls: Iterator[Call]) -> None:
+        """All of them, although one may raise."""
+        try:
+            for call in calls:
+                call()
+        except BaseException:
+            self._scheduler.soon(partial(self._each, calls))
+            raise
 
     def _lose(self, rows: int, why: str, now: int) -> None:
         """The disk would not have them: the broker's own log is the place that is left."""

@@ -252,7 +252,7 @@ class _Follower:
         while number < len(entries):
             stop = len(entries)
             if self._claimed < len(self._heads):
-                stop = number + bisect_left(entries[number:], self._heads[self._claimed][0], key=_behind) + 1
+                stop = bisect_left(entries, self._heads[self._claimed][0], number, key=_behind) + 1
                 stop = min(stop, len(entries))
             at, end = entries[number][0], entries[stop - 1][0] + entries[stop - 1][1]
             reached, self.link = kernel.follow(data, at, end, self.link, key)
