@@ -90,3 +90,28 @@ def test_a_head_that_is_none_is_not_printed(commands: Commands, tmp_path: Path) 
     line = {"seq": 7, "time": 1, "heads": [], "gone": [], "prev": "", "hash": "\x1b]0;x\x07"}
     (folder / "anchors").write_text(json.dumps(line) + "\n")
     assert "\x1b" not in commands("audit", "head", "--data", str(folder)).out
+
+
+def test_thousands_of_partitions_need_one_open_file_at_a_time() -> None:
+    harness = Harness()
+    for partition in harness.log.open_topic(TopicSpec(TOPIC, "t", partitions=20)):
+        harness.write(partition, 3)
+    harness.close()
+    disk = harness.sim
+    opened, plain_open, plain_close = 0, disk.open, disk.close
+    most = 0
+
+    def open_(*arguments: Any, **options: Any) -> int:
+        nonlocal opened, most
+        opened += 1
+        most = max(most, opened)
+        return plain_open(*arguments, **options)
+
+    def close(handle: int) -> None:
+        nonlocal opened
+        opened -= 1
+        plain_close(handle)
+
+    disk.open, disk.close = open_, close  # type: ignore[method-assign]
+    assert len(list(Tail(disk, "/data").more())) == 60
+    assert (most, opened) == (1, 0)

@@ -28,6 +28,8 @@ TOPICS_TABLE: Final = 1  # docs/LOG_FORMAT.md section 1: JSON rows with id and n
 EVENTS_TOPIC: Final = 15  # `__events`
 LINES_DEFAULT: Final = 50
 FOLLOW_EVERY_S: Final = 0.2
+READ_BYTES_MAX: Final = 64 * limits.MIB  # of all partitions at a time: each has its next records in memory
+READ_BYTES_MIN: Final = 16 * limits.KIB  # of one of them
 
 
 class Happened(NamedTuple):
@@ -66,13 +68,14 @@ class Tail:
         found = []
         there = partitions(self._disk, self._folder)
         self._rename(there)
+        share = max(READ_BYTES_MAX // max(len(there), 1), READ_BYTES_MIN)
         for topic, number, path in there:
             name = self._names.get(topic, f"#{topic}")
             if topic != EVENTS_TOPIC and (
                 topic < limits.TOPIC_ID_FIRST_USER or (self._topics and name not in self._topics)
             ):
                 continue
-            follower = self._followers.setdefault((topic, number), Follower(self._disk, path))
+            follower = self._followers.setdefault((topic, number), Follower(self._disk, path, share))
             found.append(self._events(follower) if topic == EVENTS_TOPIC else self._sends(follower, name, number))
         return heapq.merge(*found, key=lambda each: each.time)
 

@@ -85,6 +85,7 @@ class Anchored:
     keyed: bool = False
     torn: int = 0
     time: int = 0
+    _places: dict[int, set[tuple[int, int]]] = field(default_factory=dict)  # of each topic: many are deleted
 
     @property
     def head(self) -> str:
@@ -98,17 +99,19 @@ class Anchored:
         self.keyed = self.keyed or bool(line.key)
         for topic_id, partition, next_offset, link in line.heads:
             self.deleted.discard(topic_id)
+            self._places.setdefault(topic_id, set()).add((topic_id, partition))
             self.heads.setdefault((topic_id, partition), []).append((next_offset, link))
         for topic_id, partition, start in line.gone:
             if partition == ALL_PARTITIONS:
                 self._forget(topic_id)
             else:
+                self._places.setdefault(topic_id, set()).add((topic_id, partition))
                 known = self.starts.get((topic_id, partition), 0)
                 self.starts[topic_id, partition] = max(start, known)
 
     def _forget(self, topic_id: int) -> None:
         self.deleted.add(topic_id)
-        for place in [place for place in self.heads.keys() | self.starts.keys() if place[0] == topic_id]:
+        for place in self._places.pop(topic_id, ()):
             self.heads.pop(place, None)
             self.starts.pop(place, None)
 

@@ -178,11 +178,12 @@ class Anchoring:
         for topic_id, partition, next_offset, link in heads:
             self._heads[topic_id, partition] = (next_offset, link)
         for topic_id, partition, start in notes:
-            if partition == ALL_PARTITIONS:
-                self._heads = {place: head for place, head in self._heads.items() if place[0] != topic_id}
-                self._starts = {place: known for place, known in self._starts.items() if place[0] != topic_id}
-            else:
+            if partition != ALL_PARTITIONS:
                 self._starts[topic_id, partition] = max(start, self._starts.get((topic_id, partition), 0))
+        deleted = {topic_id for topic_id, partition, _ in notes if partition == ALL_PARTITIONS}
+        if deleted:
+            self._heads = {place: head for place, head in self._heads.items() if place[0] not in deleted}
+            self._starts = {place: known for place, known in self._starts.items() if place[0] not in deleted}
 
     def _tell(self) -> None:
         waiting, self._then = self._then, []

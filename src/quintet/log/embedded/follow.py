@@ -11,22 +11,24 @@ from typing import Final
 from quintet import kernel
 from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.recovery import segment_bases
-from quintet.log.embedded.segment import HEADER_BYTES, parse_header, segment_name
+from quintet.log.embedded.segment import HEADER_BYTES, Entry, parse_header, segment_name
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 
 CUT_SHORT: Final = -1  # see REASONS in segment.py
-READ_BYTES: Final = limits.MIB  # at a time; one batch that is longer is read whole
+READ_BYTES: Final = limits.MIB
 
 
 class Follower:
-    """How far one partition was read: the segment, the place in it, and the offset behind what was given."""
+    """How far one partition was read: the segment, the place in it, and the offset behind what was given. No file stays open
+    while what was read is given on: whoever merges thousands of partitions has one open at a time."""
 
-    __slots__ = ("_base", "_disk", "_next", "_position", "_seed", "directory")
+    __slots__ = ("_base", "_disk", "_next", "_position", "_read_bytes", "_seed", "directory")
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: Disk, directory: str, read_bytes: int = READ_BYTES) -> None:
         self.directory = directory
         self._disk = disk
+        self._read_bytes = read_bytes  # at a time; one batch that is longer is read whole
         self._base = -1  # of the segment; -1: none yet
         self._seed = 0
         self._position = HEADER_BYTES
@@ -37,16 +39,21 @@ class Follower:
         for base in segment_bases(self._disk, self.directory):
             if base < self._base:
                 continue
-            try:
-                handle = self._disk.open(f"{self.directory}/{segment_name(base)}")
-            except FileNotFoundError:  # retention or compaction took it just now
-                continue
-            try:
-                if base != self._base and not self._enter(handle, base):
-                    continue
-                yield from self._read(handle)
-            finally:
-                self._disk.close(handle)
+            while found := self._step(base):
+                yield from found
+
+    def _step(self, base: int) -> list[RecordBatch]:
+        """The next batches of a segment; none at its end, or at the end of what is written."""
+        try:
+            handle = self._disk.open(f"{self.directory}/{segment_name(base)}")
+        except FileNotFoundError:  # retention or compaction took it just now
+            return []
+        try:
+            if base != self._base and not self._enter(handle, base):
+                return []
+            return self._read(handle)
+        finally:
+            self._disk.close(handle)
 
     def _enter(self, handle: int, base: int) -> bool:
         try:
@@ -58,25 +65,33 @@ class Follower:
         self._base, self._seed, self._position = base, header.seed, HEADER_BYTES
         return True
 
-    def _read(self, handle: int) -> Iterator[RecordBatch]:
-        size = READ_BYTES
+    def _read(self, handle: int) -> list[RecordBatch]:
+        size = self._read_bytes
         while True:
             data = self._disk.pread(handle, size, self._position)
             entries, taken, reason = kernel.walk(data, 0, len(data), self._seed, True)
-            for at, length, base, span, _ in entries:
-                if base >= self._next:
-                    self._next = base + span
-                    yield RecordBatch(memoryview(data)[at : at + length])
             if entries:
                 self._position += taken
-                size = READ_BYTES
+                found = self._fresh(data, entries)
+                if found:
+                    return found
+                size = self._read_bytes
                 continue
             if reason == 0:  # the end of what is written
-                return
-            found = kernel.find(data, 8, len(data), self._seed) if reason != CUT_SHORT else -1
-            if found >= 0:
-                self._position += found
+                return []
+            sound = kernel.find(data, 8, len(data), self._seed) if reason != CUT_SHORT else -1
+            if sound >= 0:
+                self._position += sound
             elif len(data) == size < limits.BATCH_BYTES_MAX:
                 size = min(4 * size, limits.BATCH_BYTES_MAX)
             else:  # it is being written, or nothing sound is behind it
-                return
+                return []
+
+    def _fresh(self, data: bytes, entries: list[Entry]) -> list[RecordBatch]:
+        """Those that were not given yet: after compaction files can overlap."""
+        found = []
+        for at, length, base, span, _ in entries:
+            if base >= self._next:
+                self._next = base + span
+                found.append(RecordBatch(memoryview(data)[at : at + length]))
+        return found
