@@ -145,6 +145,7 @@ async def test_a_lost_connection_hands_nothing_out_twice(
         _cut(bob)
         await alice.send(b, 3)
         assert [(await bob.receive()).body for _ in range(2)] == [2, 3]
+        await bob.peers()  # also the link that publishes is back: either may be the first
         assert bob.reconnects == 1
         assert bob.duplicates >= 1, "the one in our hands was delivered again"
         await held.ack()
@@ -535,3 +536,18 @@ async def test_frames_of_a_websocket() -> None:
             with pytest.raises(AuthError, match="token revoked"):
                 await bob.receive(timeout=5)
     assert [json.loads(one)["type"] for one in said] == ["register", "ack"]
+
+
+async def test_what_the_broker_would_drop_without_a_word_is_refused_here(
+    server: Server, names: tuple[str, str]
+) -> None:
+    async with quintet.peer(server.peer(names[0])) as me:
+        for id in ("a|b", "x" * 257, "a\nb"):
+            with pytest.raises(BadName):
+                await me.send(me.name, 1, id=id)
+        deep: object = 1
+        for _ in range(129):
+            deep = [deep]
+        with pytest.raises(ProtocolError, match="deep"):
+            await me.send(me.name, deep)
+        await quiet(me)

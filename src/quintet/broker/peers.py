@@ -582,6 +582,7 @@ class Peers:
             self._compare()
         if not 0 <= now - self._pruned_at < PRUNE_EVERY_US:
             self._pruned_at = now
+            self._compare()  # those that could not be opened when it was their turn
             self._prune(now)
 
     def _compare(self) -> None:

@@ -271,7 +271,13 @@ class Wire(StreamLink):
             key = keys[at] if keys is not None else None
             id = token_hex(16) if key is None else key.decode(errors="replace")
             try:
+                if not codec.is_id(id):
+                    raise BadName(
+                        "the broker would drop a message with this id without a word",
+                        hint=f"an id has 1 to {frames.ID_BYTES_MAX} bytes, printable, without |",
+                    )
                 body = body_of(value)
+                codec.check_depth(body)
                 data = envelope.sign(me.secret, id=id, sender=me.name, to=to, ts=now, body=body, kid=me.kid)
                 if len(data) > ENVELOPE_BYTES_MAX:
                     raise TooLarge(f"an envelope of {len(data)} bytes, over {ENVELOPE_BYTES_MAX}", hint="split it")

@@ -258,6 +258,16 @@ class TestLimits:
         send(amy, letter("amy", "*", "b1"))
         assert dropped(sim) == {"broadcast_budget": 1} and asked == []
 
+    def test_a_mailbox_that_could_not_be_opened_is_opened_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sim = broker()
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        monkeypatch.setattr(sim.broker.subscriptions, "_max", 0)
+        send(amy, letter("amy", "bob", "m1"))
+        assert delivered(bob) == []
+        monkeypatch.setattr(sim.broker.subscriptions, "_max", 10)
+        sim.advance(PRUNE_EVERY_US + 50_000)
+        assert delivered(bob) == ["m1"]
+
 
 class TestClock:
     """The clock is set back by a day."""

@@ -59,8 +59,18 @@ def check_envelope(frame: Frame, data: bytes) -> None:
         unknown = _NAMES.decode(data).keys() - set(envelope.MEMBERS)
         if unknown:
             raise ProtocolError(f"an envelope has {len(unknown)} members that it should not have")
-    if data.count(b"[") + data.count(b"{") > frames.BODY_DEPTH_MAX + 1 and depth(data) > frames.BODY_DEPTH_MAX + 1:
+    check_depth(data, frames.BODY_DEPTH_MAX + 1)
+
+
+def check_depth(data: bytes, most: int = frames.BODY_DEPTH_MAX) -> None:
+    """ProtocolError if a JSON text is nested deeper than that."""
+    if data.count(b"[") + data.count(b"{") > most and depth(data) > most:
         raise ProtocolError(f"a body is nested more than {frames.BODY_DEPTH_MAX} deep")
+
+
+def is_id(id: str) -> bool:
+    """Whether a message may have this id: it becomes a delivery key, in which | divides id and name."""
+    return id != "" and len(id.encode()) <= frames.ID_BYTES_MAX and id.isprintable() and "|" not in id
 
 
 def depth(data: bytes) -> int:

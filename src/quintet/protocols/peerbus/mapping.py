@@ -42,11 +42,6 @@ def check_peer_name(name: str) -> None:
         raise BadName("a peer name is in its one spelling (NFC), without blanks around it")
 
 
-def is_id(id: str) -> bool:
-    """Whether a message may have this id: it becomes a delivery key, in which | divides id and name."""
-    return id != "" and len(id.encode()) <= frames.ID_BYTES_MAX and id.isprintable() and "|" not in id
-
-
 def is_everyone(to: str, data: bytes) -> bool:
     return to == envelope.EVERYONE and _EVERYONE in data
 

@@ -27,7 +27,7 @@ from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadName, Forbidden, NameClaimed, ProtocolError, QuintetError
 from quintet.protocols.base import FLOWING, WAIT
 from quintet.protocols.peerbus import codec, errors, frames
-from quintet.protocols.peerbus.mapping import check_peer_name, delivery, is_everyone, is_id
+from quintet.protocols.peerbus.mapping import check_peer_name, delivery, is_everyone
 
 FRESH: Final = "fresh"
 BINDING: Final = "binding"
@@ -301,7 +301,7 @@ class PeerSession:
         # Document, 3: id and to are not empty, the version is exactly ours, and only a broadcast is for everyone.
         # With its deliver frame around it, it is no larger than what a peer may be sent.
         fits = len(data) <= self._frame_bytes_max - frames.DELIVER_BYTES_MAX
-        well_formed = is_id(id) and to and frame.protocol_version == frames.VERSION
+        well_formed = codec.is_id(id) and to and frame.protocol_version == frames.VERSION
         if not fits or not well_formed or everyone is not (frame.kind == envelope.BROADCAST):
             peers.drop("bad_envelope")
             return
