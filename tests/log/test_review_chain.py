@@ -214,6 +214,55 @@ def test_anchors_that_change_files_while_they_are_read_are_whole() -> None:
     assert (found.status, found.broken) == (0, None)
 
 
+def test_what_goes_while_pieces_are_planned_is_not_accused() -> None:
+    """Retention, and the deletion of a topic, between a look at the anchors and a look at the files."""
+    harness = anchored()
+    spec = TopicSpec(TOPIC, "t", segment_bytes=4096, retention_bytes=4096)
+    other = harness.open(TopicSpec(TOPIC + 1, "u"))
+    harness.write(other, 5)
+    partition = harness.open(spec)
+    harness.write(partition, 60)
+    harness.log._anchors.maintain(harness.scheduler.now() + 20_000_000)  # type: ignore[union-attr]
+    harness.scheduler.settle()
+    assert partition.start == 0
+    disk = harness.sim
+    plain, went = disk.listdir, False
+
+    def listdir(path: str) -> list[str]:
+        nonlocal went
+        if not went:
+            went = True
+            harness.tick()
+            harness.log.delete_topic(TOPIC + 1)
+            harness.scheduler.settle()
+        return plain(path)
+
+    disk.listdir = listdir  # type: ignore[method-assign]
+    found = in_pieces(disk)
+    assert partition.start > 0
+    assert (found.broken, found.cannot) == ([], "")
+
+
+def test_notes_that_cannot_be_written_do_not_pile_up() -> None:
+    harness = anchored()
+    harness.write(harness.open(), 1)
+    harness.tick(20_000_000)
+    keeper = harness.log._anchors
+    assert keeper is not None
+    plain = harness.sim.pwritev
+    harness.sim.pwritev = lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))  # type: ignore[method-assign]
+    for start in range(100):
+        keeper.going(TOPIC, 0, start, lambda: None)
+        harness.scheduler.settle()
+    assert keeper._notes == [(TOPIC, 0, 99)]
+    harness.sim.pwritev = plain  # type: ignore[method-assign]
+    keeper.going(TOPIC, -1, 0, lambda: None)
+    harness.scheduler.settle()
+    found = anchors.load(harness.sim, ANCHORS, {})
+    assert found is not None
+    assert (found.heads, found.deleted) == ({}, {TOPIC})
+
+
 def test_a_roll_of_the_anchors_that_failed_late_is_done_again() -> None:
     harness = anchored(anchor_us=1)
     small_anchors(harness)

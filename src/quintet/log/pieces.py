@@ -111,16 +111,25 @@ def prepare(folder: str, anchor_file: str = "", secret: bytes = b"", disk: Disk 
     found = Chains(folder, keys={chain.key_id(key): key} if key else {})
     try:
         named = {chain.key_name(key): key} if key else {}
-        found.anchored = anchors.load(disk, anchor_file or f"{folder}/{anchors.ANCHORS_NAME}", named)
+        path = anchor_file or f"{folder}/{anchors.ANCHORS_NAME}"
+        found.anchored = anchors.load(disk, path, named)
         if anchor_file and found.anchored is None:
             found.cannot = f"there are no anchors in {anchor_file}"
         else:
             found.pieces = plan(disk, folder, found.anchored)
+            _pardon(found.anchored, anchors.load(disk, path, named))
     except KeyMissing as error:
         found.cannot = str(error)
     except AnchorsBroken as error:
         found.broken = [Break("the anchors", 0, 0, 1, "rewritten", str(error))]
     return found
+
+
+def _pardon(anchored: Anchored | None, later: Anchored | None) -> None:
+    """What a running broker removed while the files were listed is noted by now."""
+    if anchored is not None and later is not None:
+        anchored.starts = later.starts
+        anchored.heads = {place: heads for place, heads in anchored.heads.items() if place[0] not in later.deleted}
 
 
 def plan(disk: Disk, directory: str, anchored: Anchored | None) -> list[Piece]:

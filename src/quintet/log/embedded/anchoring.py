@@ -158,7 +158,7 @@ class Anchoring:
     ) -> None:
         self._writing = False
         if isinstance(result, BaseException):
-            self._notes = notes + self._notes
+            self._notes = _joined(notes + self._notes)
             self._shared.heads_moved.update(owners)
             if not self._failed:  # said once: it is tried again until it works
                 self._shared.report("anchors_failed", {"file": self._path, "error": str(result)})
@@ -189,6 +189,14 @@ class Anchoring:
         waiting, self._then = self._then, []
         for call in waiting:
             call()
+
+
+def _joined(notes: Gone) -> Gone:
+    """One of each partition, with the highest start: the disk of the anchors may be full for days."""
+    starts: dict[tuple[int, int], int] = {}
+    for topic_id, partition, start in notes:
+        starts[topic_id, partition] = max(start, starts.get((topic_id, partition), 0))
+    return [(*place, start) for place, start in starts.items()]
 
 
 def _store(disk: Disk, path: str, position: int, pack: Callable[[], tuple[bytes, str]]) -> tuple[int, str]:
