@@ -393,6 +393,8 @@ class WebSocketSession:
         self._pings = 0
         if self._inner.principal_name is None:
             return  # the deadline of the handshake ends it
+        if self._inner.holding or self._inner.congestion():
+            return  # it is not read from: the silence is ours
         self._quiet += 1
         if self._quiet > PINGS_MISSED_MAX + 1:
             self._say_close(SILENT)

@@ -3,6 +3,8 @@ questions."""
 
 import errno
 
+import pytest
+
 from quintet.protocols.peerbus import codec, session
 from tests.kernel.test_ws import frame
 from tests.protocols.peerbus.helpers import broker, letter, peer_of
@@ -41,3 +43,16 @@ def test_many_questions_in_one_read_do_not_make_many_answers_at_once() -> None:
     assert kinds == [1] * 1_000 and asker._rest == b""
     sim.scheduler.settle()
     assert sim.broker.peers.sent == 1, "what follows the questions is read once"
+
+
+def test_who_is_not_read_from_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = broker()
+    peer = registered(sim)
+    monkeypatch.setattr(sim.broker, "overloaded", lambda: True)
+    for _ in range(10):
+        peer.beat()
+    assert peer.session.closing is None
+    monkeypatch.setattr(sim.broker, "overloaded", lambda: False)
+    for _ in range(10):
+        peer.beat()
+    assert peer.session.closing is not None
