@@ -41,17 +41,17 @@ def address_of(server: peers.Server, listener: str) -> Address:
 
 
 def fast_publish(bench: Bench) -> None:
-    """Publishes of 128 B with a token in each, pipelined on one connection, beside the BlipMQ door of the same broker. Twice:
-    with a token as long as the document's example, and with the shortest that says the same."""
+    """Publishes of 128 B, pipelined on one connection, beside the BlipMQ door of the same broker. Three times: with a token in
+    each as long as the document's example, with the shortest that says the same, and with the long one shown once."""
     if not bench.sides({OURS: True}):
         return
     with bench.fresh("fast") as blip:
         server = replace(blip.server, address=address_of(blip.server, "fast"))
-        for short in (False, True):
-            wire = FastWire(topics=("fastpub",), short=short)
-            size = len(token(wire.secret, short))
+        for short, bare in ((False, False), (True, False), (False, True)):
+            wire = FastWire(topics=("fastpub",), short=short, bare=bare)
+            what = "token shown once" if bare else f"token of {len(token(wire.secret, short))} B"
             sides = [Side(FAST, wire, server, True), Side(BLIP, BlipmqWire(), blip.server, True)]
-            _publish(bench, f"fast_publish {SIZE} B, token of {size} B", sides)
+            _publish(bench, f"fast_publish {SIZE} B, {what}", sides)
 
 
 def _publish(bench: Bench, name: str, sides: list[Side]) -> None:

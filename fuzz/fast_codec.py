@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from quintet import kernel
 from quintet.kernel import pure
 from tests.kernel import fast_packets, generate
-from tests.kernel.fast_packets import NOW, PAYLOAD_MAX, TOPICS, Fields
+from tests.kernel.fast_packets import NOW, PAYLOAD_MAX, SAMES, TOPICS, Fields
 
 PACKETS_PER_READ = 40
 SAMPLE_EVERY_READS = 8
@@ -39,12 +39,12 @@ class Sabotaged:
     rows = staticmethod(kernel.rows)
 
     @staticmethod
-    def fast_split(*args: Any) -> tuple[list[Fields], int, int, bytes | None]:
-        items, consumed, fatal, unknown = kernel.fast_split(*args)
+    def fast_split(*args: Any) -> tuple[list[Fields], int, int, bytes | None, bytes | None]:
+        items, consumed, fatal, unknown, same = kernel.fast_split(*args)
         for i in range(1, len(items)):
             if items[i][0] == items[i - 1][0] == 3 and items[i][2] == items[i - 1][2]:
                 items[i] = (3, items[i - 1][1], *items[i][2:])
-        return items, consumed, fatal, unknown
+        return items, consumed, fatal, unknown, same
 
 
 class Reader:
@@ -103,15 +103,16 @@ def plainly(data: bytes) -> tuple[list[Fields], int, int]:
 def check_read(twin: ModuleType, data: bytes, r: random.Random) -> int:
     """The packets of a read whose split held what it owes, in one piece and in some."""
     fields, consumed, fatal = plainly(data)
-    want = fast_packets.expected(fields), consumed, fatal
+    same = r.choice(SAMES)
+    want = fast_packets.expected(fields, same), consumed, fatal
     cuts = sorted(r.randrange(len(data) + 1) for _ in range(r.randrange(MAX_CUTS)))
     for chunking in ([], cuts):
         try:
-            got = fast_packets.read_all(twin, data, chunking)
+            got = fast_packets.read_all(twin, data, chunking, same)
         except Exception as error:
             raise BrokenError(f"fast_split raised {type(error).__name__}: {error}") from error
         if got != want:
-            raise BrokenError(f"cut at {chunking}, the split differs from what the bytes say")
+            raise BrokenError(f"cut at {chunking}, same {same!r}, the split differs from what the bytes say")
     return len(fields)
 
 
@@ -128,7 +129,7 @@ def check_replies(data: bytes, r: random.Random) -> None:
 
 
 def check_sample(data: bytes, r: random.Random) -> None:
-    args = data, r.randrange(len(data) + 1), r.choice((1, 60, PAYLOAD_MAX)), KNOWN, TOPICS, NOW
+    args = data, r.randrange(len(data) + 1), r.choice((1, 60, PAYLOAD_MAX)), KNOWN, TOPICS, NOW, r.choice(SAMES)
     if kernel.fast_split(*args) != pure.fast_split(*args):
         raise BrokenError("fast_split and its pure twin differ")
     batch = generate.mutated(r, bytes(kernel.build(**generate.batch_columns(r))))

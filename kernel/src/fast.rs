@@ -16,6 +16,7 @@ use std::collections::HashMap;
 //  PUBLISH    |3    |N    |token  |topic u32  |length u32  |payload
 //  ROTATE     |7    |N    |token  |topic u32  |M u8 |new key M bytes
 //  EXTEND     |0x70 |version                                             big-endian; there is no outer length
+//  A token of no bytes may stand for the last one that was accepted: see `meant`.
 pub const CREATE: u8 = 1;
 pub const SUBSCRIBE: u8 = 2;
 pub const PUBLISH: u8 = 3;
@@ -123,10 +124,32 @@ struct Run {
     next: usize,
 }
 
-/// Publishes with one token to one topic, which become one batch. `token` is what the asker called it.
+/// What the asker says of a token: its number, and whether it is accepted.
+#[derive(Clone, Copy)]
+pub struct Known {
+    pub number: usize,
+    pub accepted: bool,
+}
+
+/// What an empty token stands for, nothing yet if it is empty itself; None where an empty token is just that.
+pub type Same<'a> = Option<&'a [u8]>;
+
+/// The token that is meant by the one in a packet.
+pub fn meant<'a>(shown: &'a [u8], same: Same<'a>) -> &'a [u8] {
+    if shown.is_empty() { same.unwrap_or(shown) } else { shown }
+}
+
+/// An accepted token is what empty ones behind it stand for; a refused one changes nothing.
+pub fn follow<'a>(same: &mut Same<'a>, jwt: &'a [u8], known: Known) {
+    if known.accepted && same.is_some() {
+        *same = Some(jwt);
+    }
+}
+
+/// Publishes with one token to one topic, which become one batch.
 pub struct Group<'a> {
     jwt: &'a [u8],
-    pub token: usize,
+    pub token: Known,
     pub topic: u32,
     pub packets: usize,
     bytes: usize,
@@ -177,18 +200,19 @@ impl Finder {
 /// Where collecting ended, and the token of the packet there if the asker does not know it.
 pub type Stop<'a> = (usize, Option<&'a [u8]>);
 
-/// Collects the publishes from pos on. `ask` gives the number of a token, or None if it is not known.
+/// Collects the publishes from pos on. `ask` says what is known of a token, or None. `same` follows the tokens.
 pub fn publishes<'a, E>(
     d: &'a [u8],
     mut pos: usize,
     payload_max: usize,
-    mut ask: impl FnMut(&'a [u8]) -> Result<Option<usize>, E>,
+    same: &mut Same<'a>,
+    mut ask: impl FnMut(&'a [u8]) -> Result<Option<Known>, E>,
 ) -> Result<(Window<'a>, Stop<'a>), E> {
     let mut window = Window::default();
     let mut finder = Finder { guesses: [usize::MAX; FINDER_SLOTS], by_topic: HashMap::new() };
     let mut last = usize::MAX;
     while let Next::Packet { kind: PUBLISH, body, end } = next_request(d, pos, payload_max) {
-        let (jwt, topic, payload) = (&d[pos + 2..body], u32_be(d, body), body + 8);
+        let (jwt, topic, payload) = (meant(&d[pos + 2..body], *same), u32_be(d, body), body + 8);
         let (size, stride) = (end - payload, end - pos);
         let mut number = finder.find(&window.groups, topic);
         // A topic keeps its order, so one that another token published to since goes on in a new group.
@@ -209,6 +233,7 @@ pub fn publishes<'a, E>(
             window.groups.push(Group { jwt, token, topic, packets: 0, bytes: 0, first_run, last_run });
         }
         let group = &mut window.groups[number];
+        follow(same, jwt, group.token);
         let by_bytes = (MAX_GROUP_BYTES - group.bytes).checked_div(size).unwrap_or(usize::MAX);
         let most = by_bytes.min(MAX_GROUP_RECORDS - group.packets) - 1;
         let packets = 1 + same_packets(d, &d[pos..payload], end, stride, most);

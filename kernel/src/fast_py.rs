@@ -4,7 +4,7 @@
 
 use crate::batch::KNOWN_FLAGS;
 use crate::blip::MAX_U16;
-use crate::fast::{self, Next};
+use crate::fast::{self, Known, Next, Same};
 use crate::{Held, Split, list_of, range, refuse, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
@@ -31,8 +31,8 @@ struct Tokens<'a, 'py> {
 }
 
 impl<'a, 'py> Tokens<'a, 'py> {
-    /// The number of a token in `seen`, or None if the caller's table does not have it.
-    fn ask(&mut self, jwt: &'a [u8]) -> PyResult<Option<usize>> {
+    /// A token and its number in `seen`, or None if the caller's table does not have it.
+    fn ask(&mut self, jwt: &'a [u8]) -> PyResult<Option<Known>> {
         if self.seen.last().is_none_or(|last| last.jwt != jwt) {
             let name = PyBytes::new(self.given.py(), jwt);
             let Some(found) = self.given.get_item(&name)? else { return Ok(None) };
@@ -42,7 +42,8 @@ impl<'a, 'py> Tokens<'a, 'py> {
             }
             self.seen.push(Token { jwt, name, origin });
         }
-        Ok(Some(self.seen.len() - 1))
+        let number = self.seen.len() - 1;
+        Ok(Some(Known { number, accepted: self.seen[number].origin.is_some() }))
     }
 }
 
@@ -59,9 +60,64 @@ fn topic_rule(topics: &Bound<'_, PyDict>, topic: u32, now: i64) -> PyResult<(u16
     Ok((flags as u16, if ttl == 0 { 0 } else { now + ttl }))
 }
 
-type PublishSplit<'py> = (Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>);
+/// Where splitting ended: behind which byte, the number of what is fatal there, and the token that nobody knows.
+type End<'a> = (usize, u8, Option<&'a [u8]>);
+
+/// What decides what the packets of a read become.
+struct Splitter<'a, 'py> {
+    tokens: Tokens<'a, 'py>,
+    same: Same<'a>,
+    topics: &'a Bound<'py, PyDict>,
+    now: i64,
+    items: Bound<'py, PyList>,
+}
+
+impl<'a, 'py> Splitter<'a, 'py> {
+    fn run(&mut self, d: &'a [u8], mut pos: usize, payload_max: usize) -> PyResult<End<'a>> {
+        let py = self.items.py();
+        loop {
+            let (kind, body, end) = match fast::next_request(d, pos, payload_max) {
+                Next::Packet { kind, body, end } => (kind, body, end),
+                Next::Wait => return Ok((pos, 0, None)),
+                Next::Fatal(fatal) => return Ok((pos, fatal, None)),
+            };
+            if kind == fast::PUBLISH {
+                let ask = |jwt| self.tokens.ask(jwt);
+                let (window, (stop, unknown)) = fast::publishes(d, pos, payload_max, &mut self.same, ask)?;
+                append_groups(&self.items, d, &window, &self.tokens, self.topics, self.now)?;
+                pos = stop;
+                if unknown.is_some() {
+                    return Ok((pos, 0, unknown));
+                }
+                continue;
+            }
+            if kind == fast::EXTEND {
+                self.items.append((kind, d[pos + 1]))?;
+                return Ok((end, 0, None));
+            }
+            let jwt = fast::meant(&d[pos + 2..body], self.same);
+            let Some(known) = self.tokens.ask(jwt)? else { return Ok((pos, 0, Some(jwt))) };
+            fast::follow(&mut self.same, jwt, known);
+            let name = &self.tokens.seen[known.number].name;
+            match kind {
+                fast::CREATE => self.items.append((kind, name, PyBytes::new(py, &d[body + 1..end - 1]), d[end - 1]))?,
+                fast::ROTATE => {
+                    self.items.append((kind, name, fast::u32_be(d, body), PyBytes::new(py, &d[body + 5..end])))?;
+                }
+                _ => self.items.append((kind, name, fast::u32_be(d, body)))?,
+            }
+            pos = end;
+            if kind == fast::CREATE || kind == fast::ROTATE {
+                return Ok((pos, 0, None));
+            }
+        }
+    }
+}
+
+type SplitEnd<'py> = (Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>, Option<Bound<'py, PyBytes>>);
 
 #[pyfunction]
+#[allow(clippy::too_many_arguments)]
 pub fn fast_split<'py>(
     py: Python<'py>,
     data: &Bound<'py, PyAny>,
@@ -70,51 +126,23 @@ pub fn fast_split<'py>(
     tokens: &Bound<'py, PyDict>,
     topics: &Bound<'py, PyDict>,
     now: i64,
-) -> PyResult<PublishSplit<'py>> {
+    same: Option<Bound<'py, PyBytes>>,
+) -> PyResult<SplitEnd<'py>> {
     let held = Held::new(data)?;
-    let d = held.bytes();
-    let (mut pos, payload_max) = payload_bounds(start, payload_max, d.len())?;
+    let (pos, payload_max) = payload_bounds(start, payload_max, held.bytes().len())?;
     if !(0..1 << 62).contains(&now) {
         return Err(refuse("now must be microseconds since 1970"));
     }
-    let mut tokens = Tokens { given: tokens, seen: Vec::new() };
-    let items = PyList::empty(py);
-    loop {
-        let (kind, body, end) = match fast::next_request(d, pos, payload_max) {
-            Next::Packet { kind, body, end } => (kind, body, end),
-            Next::Wait => return Ok((items, pos, 0, None)),
-            Next::Fatal(fatal) => return Ok((items, pos, fatal, None)),
-        };
-        if kind == fast::PUBLISH {
-            let (window, (stop, unknown)) = fast::publishes(d, pos, payload_max, |jwt| tokens.ask(jwt))?;
-            append_groups(&items, d, &window, &tokens, topics, now)?;
-            pos = stop;
-            if let Some(jwt) = unknown {
-                return Ok((items, pos, 0, Some(PyBytes::new(py, jwt))));
-            }
-            continue;
-        }
-        if kind == fast::EXTEND {
-            items.append((kind, d[pos + 1]))?;
-            return Ok((items, end, 0, None));
-        }
-        let jwt = &d[pos + 2..body];
-        let Some(number) = tokens.ask(jwt)? else {
-            return Ok((items, pos, 0, Some(PyBytes::new(py, jwt))));
-        };
-        let name = &tokens.seen[number].name;
-        match kind {
-            fast::CREATE => items.append((kind, name, PyBytes::new(py, &d[body + 1..end - 1]), d[end - 1]))?,
-            fast::ROTATE => {
-                items.append((kind, name, fast::u32_be(d, body), PyBytes::new(py, &d[body + 5..end])))?;
-            }
-            _ => items.append((kind, name, fast::u32_be(d, body)))?,
-        }
-        pos = end;
-        if kind == fast::CREATE || kind == fast::ROTATE {
-            return Ok((items, pos, 0, None));
-        }
+    let given = same.as_ref().map(|token| token.as_bytes());
+    if given.is_some_and(|token| token.len() > fast::MAX_TOKEN_BYTES) {
+        return Err(refuse("same is over 255 bytes; no token is"));
     }
+    let tokens = Tokens { given: tokens, seen: Vec::new() };
+    let mut splitter = Splitter { tokens, same: given, topics, now, items: PyList::empty(py) };
+    let (end, fatal, unknown) = splitter.run(held.bytes(), pos, payload_max)?;
+    let unknown = unknown.map(|jwt| PyBytes::new(py, jwt));
+    let behind = if splitter.same == given { same.clone() } else { splitter.same.map(|jwt| PyBytes::new(py, jwt)) };
+    Ok((splitter.items, end, fatal, unknown, behind))
 }
 
 fn append_groups<'py>(
@@ -126,7 +154,7 @@ fn append_groups<'py>(
     now: i64,
 ) -> PyResult<()> {
     for group in &window.groups {
-        let token = &tokens.seen[group.token];
+        let token = &tokens.seen[group.token.number];
         let batch = match &token.origin {
             None => None,
             Some(origin) => {

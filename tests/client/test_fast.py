@@ -284,9 +284,9 @@ async def test_a_publish_without_answer_times_out_and_its_late_answer_is_not_the
     go = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        size = len(codec.publish(b"t", 0, b"x"))
+        size = len(codec.publish(b"", 0, b"x"))
         first = await reader.readexactly(size)
-        topic = int.from_bytes(first[3:7], "big")
+        topic = int.from_bytes(first[2:6], "big")
         await reader.readexactly(size)
         writer.write(codec.error(frames.PUBLISH, topic, wire.NO_TOPIC, "late"))
         writer.write(codec.ok(frames.PUBLISH, topic)[:5])
@@ -314,14 +314,34 @@ async def test_a_server_that_does_not_know_extend() -> None:
         assert "EXTEND" in raised.value.hint
 
 
+async def show(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, code: int = wire.NO_TOPIC) -> bytes:
+    """Take what a renewal shows its token with, and answer."""
+    packet = await reader.readexactly(2 + 1 + 4)
+    writer.write(codec.error(frames.UNSUBSCRIBE, 0, code, "of no topic"))
+    return packet
+
+
+async def renewing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+    """A SUBSCRIBE, answered, and a renewal up to its own SUBSCRIBE, which is not. On the link for publishing, where
+    nothing is subscribed, there is no more than the renewal: EOF is not far."""
+    size = len(codec.subscribe(b"", 0))
+    kind = await reader.readexactly(1)
+    if kind[0] == frames.UNSUBSCRIBE:
+        await reader.readexactly(size)
+        writer.write(codec.error(frames.UNSUBSCRIBE, 0, wire.NO_TOPIC, "of no topic"))
+        await reader.readexactly(1)
+    topic = int.from_bytes((await reader.readexactly(size - 1))[-4:], "big")
+    writer.write(codec.ok(frames.SUBSCRIBE, topic))
+    assert await show(reader, writer) == codec.unsubscribe(b"u", 0)
+    assert await reader.readexactly(size) == codec.subscribe(b"", topic)
+    return topic
+
+
 async def test_an_end_that_crosses_a_renewal_is_not_its_answer() -> None:
     """ERROR 410 comes by itself: the OK behind it belongs to the SUBSCRIBE that was under way."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        size = len(codec.subscribe(b"t", 0))
-        topic = int.from_bytes((await reader.readexactly(size))[-4:], "big")
-        writer.write(codec.ok(frames.SUBSCRIBE, topic))
-        await reader.readexactly(size)
+        topic = await renewing(reader, writer)
         writer.write(codec.error(frames.SUBSCRIBE, topic, wire.ENDED, "grace is over"))
         writer.write(codec.ok(frames.SUBSCRIBE, topic) + codec.message(topic, b"after"))
 
@@ -333,10 +353,7 @@ async def test_an_end_that_crosses_a_renewal_is_not_its_answer() -> None:
 
 async def test_an_end_that_crosses_a_renewal_that_is_refused_is_the_end() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        size = len(codec.subscribe(b"t", 0))
-        topic = int.from_bytes((await reader.readexactly(size))[-4:], "big")
-        writer.write(codec.ok(frames.SUBSCRIBE, topic))
-        await reader.readexactly(size)
+        topic = await renewing(reader, writer)
         writer.write(codec.error(frames.SUBSCRIBE, topic, wire.ENDED, "grace is over"))
         writer.write(codec.error(frames.SUBSCRIBE, topic, wire.KEY, "not this one either"))
 
@@ -349,16 +366,96 @@ async def test_an_end_that_crosses_a_renewal_that_is_refused_is_the_end() -> Non
 
 async def test_a_link_that_refuses_a_renewal_does_not_keep_others_from_theirs() -> None:
     """One subscription cannot go on with the new token; the other, and the bus, can."""
-    shown: list[bytes] = []
+    renewed: list[int] = []
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        size = len(codec.subscribe(b"t", 0))
-        topic = int.from_bytes((await reader.readexactly(size))[-4:], "big")
-        writer.write(codec.ok(frames.SUBSCRIBE, topic))
-        shown.append(await reader.readexactly(size))
+        topic = await renewing(reader, writer)
+        renewed.append(topic)
         writer.write(codec.error(frames.SUBSCRIBE, topic, wire.KEY, "of another queue"))
 
     async with lying(script) as url, quintet.connect(url) as bus, bus.subscribe("q"), bus.subscribe("r"):
         with pytest.raises(WrongKey):
             await Queues(bus).renew("u")
-        assert len(shown) == 2
+        assert len(set(renewed)) == 2
+
+
+# -- the token is shown once -------------------------------------------------------------------------------------------
+
+
+async def publishes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int) -> list[bytes]:
+    """The tokens of so many PUBLISHes of one byte, each answered."""
+    tokens = []
+    for _ in range(count):
+        head = await reader.readexactly(2)
+        assert head[0] == frames.PUBLISH
+        tokens.append(await reader.readexactly(head[1]))
+        rest = await reader.readexactly(4 + 4 + 1)
+        writer.write(codec.ok(frames.PUBLISH, int.from_bytes(rest[:4], "big")))
+    return tokens
+
+
+async def test_the_token_is_shown_once_and_again_when_it_changes() -> None:
+    """Also what is published before the answer to the new one came must not be taken under the old one."""
+    tokens: list[bytes] = []
+    shown = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tokens.extend(await publishes(reader, writer, 2))
+        packet = await reader.readexactly(2 + 1 + 4)
+        assert packet == codec.unsubscribe(b"u", 0)
+        shown.set()
+        tokens.extend(await publishes(reader, writer, 1))
+        writer.write(codec.error(frames.UNSUBSCRIBE, 0, wire.NO_TOPIC, "of no topic"))
+        tokens.extend(await publishes(reader, writer, 1))
+
+    async with lying(script) as url, quintet.connect(url) as bus:
+        await bus.publish("q", b"1")
+        await bus.publish("q", b"2")
+        renewal = asyncio.create_task(Queues(bus).renew("u"))
+        await asyncio.wait_for(shown.wait(), 5)
+        await bus.publish("q", b"3")
+        await renewal
+        await bus.publish("q", b"4")
+    assert tokens == [b"", b"", b"u", b""]
+
+
+async def test_a_token_that_was_refused_is_not_left_out() -> None:
+    """Without it the server would go on with the one before."""
+    tokens: list[bytes] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await show(reader, writer, wire.TOKEN)
+        tokens.extend(await publishes(reader, writer, 2))
+
+    async with lying(script) as url, quintet.connect(url) as bus:
+        with pytest.raises(AuthError):
+            await Queues(bus).renew("u")
+        await bus.publish_batch("q", [b"1", b"2"])
+    assert tokens == [b"u", b"u"]
+
+
+async def test_every_request_goes_without_its_token_and_is_judged_by_it(server: Server, topic: str) -> None:
+    sent: list[bytes] = []
+    async with quintet.connect(server.fast) as bus:
+        link = bus._channel.current if bus._channel else None
+        assert isinstance(link, fast.FastLink)
+        write = link.write
+
+        def noted(data: bytes) -> None:
+            sent.append(data)
+            write(data)
+
+        link.write = noted  # type: ignore[method-assign]
+        await Queues(bus).create(topic)
+        await bus.publish(topic, b"x")
+        await Queues(bus).rotate(topic, "k2")
+        with pytest.raises(WrongKey):
+            await bus.publish(topic, b"y")
+        await Queues(bus).renew(server.token("ann", "k2"))
+        await bus.publish(topic, b"z")
+        shown = [(packet[0], packet[1]) for packet in sent]
+        new = len(server.token("ann", "k2"))
+        assert shown == [
+            (frames.CREATE, 0), (frames.PUBLISH, 0), (frames.ROTATE_KEY, 0), (frames.PUBLISH, 0),
+            (frames.UNSUBSCRIBE, new), (frames.PUBLISH, 0),
+        ]  # fmt: skip

@@ -17,6 +17,7 @@ TOPIC_IDS = (0, 1, 0xAEFD3536, MAX_U32)
 TOPICS = {1: (1, 0), 0xAEFD3536: (0, 250), MAX_U32: (4, 1 << 40)}
 NAMES = (b"", b"demo", "grün".encode(), b"\xff", b"n" * 255)
 SIZES = (0, 1, 2, 15, 16, 17, 33, 64, 128, 129, 300)
+SAMES = (None, b"", b"t", b"u" * 187, REFUSED)  # what an empty token stands for
 
 Fields = tuple[Any, ...]
 
@@ -95,10 +96,24 @@ def in_order(single: list[Fields]) -> list[Fields]:
     return out[:-1]
 
 
-def expected(fields: list[Fields]) -> list[Fields]:
-    """What read_all must give for these requests."""
+def meant(fields: list[Fields], same: bytes | None) -> tuple[list[Fields], bytes | None]:
+    """The requests with the tokens that empty ones stand for, if they stand for any; and what one behind them would."""
     out: list[Fields] = []
     for one in fields:
+        if same is None or one[0] == 0x70:
+            out.append(one)
+            continue
+        jwt = one[1] if one[1] else same
+        if origin_of(jwt) is not None:
+            same = jwt
+        out.append((one[0], jwt, *one[2:]))
+    return out, same
+
+
+def expected(fields: list[Fields], same: bytes | None = None) -> list[Fields]:
+    """What read_all must give for these requests."""
+    out: list[Fields] = []
+    for one in meant(fields, same)[0]:
         if one[0] != 3:
             out.append(one)
             continue
@@ -128,14 +143,18 @@ def singles(twin: ModuleType, items: list[Fields]) -> list[Fields]:
     return out
 
 
-def read_all(twin: ModuleType, data: bytes, cuts: list[int]) -> tuple[list[Fields], int, int]:
+def read_all(
+    twin: ModuleType, data: bytes, cuts: list[int], same: bytes | None = None
+) -> tuple[list[Fields], int, int]:
     """(single items, consumed, fatal) of a session that got data[:cut] for each rising cut, and learns tokens as asked."""
     tokens: dict[bytes, bytes | None] = {}
     out: list[Fields] = []
     position = fatal = 0
     for cut in [*cuts, len(data)]:
         while not fatal and cut >= position:
-            items, position, fatal, unknown = twin.fast_split(data[:cut], position, PAYLOAD_MAX, tokens, TOPICS, NOW)
+            items, position, fatal, unknown, same = twin.fast_split(
+                data[:cut], position, PAYLOAD_MAX, tokens, TOPICS, NOW, same
+            )
             out += singles(twin, items)
             if unknown is not None:
                 assert unknown not in tokens and not fatal

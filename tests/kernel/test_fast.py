@@ -13,6 +13,7 @@ from tests.kernel.fast_packets import (
     MAX_U32,
     NOW,
     PAYLOAD_MAX,
+    SAMES,
     create,
     expected,
     extend,
@@ -34,7 +35,10 @@ CEILING = 32 * 1024 * 1024
 
 
 def split(k: ModuleType, data: bytes, payload_max: int = PAYLOAD_MAX, topics: Any = None, tokens: Any = None) -> Any:
-    return k.fast_split(data, 0, payload_max, TOKENS if tokens is None else tokens, topics or {}, NOW)
+    """Where an empty token is just that: without the last of what is returned."""
+    *got, same = k.fast_split(data, 0, payload_max, TOKENS if tokens is None else tokens, topics or {}, NOW, None)
+    assert same is None
+    return tuple(got)
 
 
 def rows_of(k: ModuleType, item: Any) -> Any:
@@ -187,7 +191,9 @@ class TestFast:
         for cut in range(len(packet)):
             assert split(k, before + packet[:cut])[1:] == (len(before), 0, None)
         tokens = {**TOKENS, b"new": b"o"}
-        items, behind, fatal, unknown = k.fast_split(before + packet + b"\xff", consumed, PAYLOAD_MAX, tokens, {}, NOW)
+        items, behind, fatal, unknown, _ = k.fast_split(
+            before + packet + b"\xff", consumed, PAYLOAD_MAX, tokens, {}, NOW, None
+        )
         ends = packet[0] in (1, 7)
         assert (items[0][:2], behind, unknown) == ((packet[0], b"new"), len(before + packet), None)
         assert fatal == (0 if ends else 1)
@@ -214,6 +220,76 @@ class TestFast:
         assert set(asked) == {JWT, OTHER}
         if k.__name__.endswith("_native"):
             assert sorted(asked) == [JWT, OTHER]
+
+    # -- empty tokens -------------------------------------------------------------------------------------------------
+
+    def follow(self, k: ModuleType, data: bytes, same: bytes | None, tokens: Any = None) -> Any:
+        """((type, token, topic or name, count) of each item, consumed, unknown, same)."""
+        tokens = TOKENS if tokens is None else tokens
+        items, consumed, _, unknown, behind = k.fast_split(data, 0, PAYLOAD_MAX, tokens, {}, NOW, same)
+        rows = [(item[0], item[1], item[2], item[4] if item[0] == 3 else 1) for item in items]
+        return rows, consumed, unknown, behind
+
+    @pytest.mark.parametrize(
+        ("packet", "item"),
+        [
+            (publish(b"", 1, b"a"), (3, JWT, 1, 1)),
+            (create(b"", b"n"), (1, JWT, b"n", 1)),
+            (subscribe(b"", 1), (2, JWT, 1, 1)),
+            (subscribe(b"", 1, kind=5), (5, JWT, 1, 1)),
+            (rotate(b"", 1, b"k"), (7, JWT, 1, 1)),
+        ],
+    )
+    def test_an_empty_token_stands_for_the_one_given(self, k: ModuleType, packet: bytes, item: Any) -> None:
+        assert self.follow(k, packet, JWT) == ([item], len(packet), None, JWT)
+        assert self.follow(k, packet, JWT, {}) == ([], 0, JWT, JWT), "unknown is what is meant"
+        assert self.follow(k, packet, b"") == ([], 0, b"", b""), "nothing was accepted yet"
+        assert self.follow(k, packet, None) == ([], 0, b"", None), "here it stands for nothing"
+
+    def test_a_run_of_empty_tokens_is_one_batch(self, k: ModuleType) -> None:
+        values = [b"%03d" % n for n in range(300)]
+        data = k.fast_publish(b"", 5, values)
+        assert len(data) == (10 + 3) * 300
+        items, consumed, fatal, unknown, same = k.fast_split(data, 0, PAYLOAD_MAX, TOKENS, {}, NOW, JWT)
+        assert items == [(3, JWT, 5, k.build(values, origin=b"fast:user123"), 300)]
+        assert (consumed, fatal, unknown, same) == (len(data), 0, None, JWT)
+        mixed = publish(JWT, 5, b"a") + publish(b"", 5, b"b") + publish(JWT, 5, b"c")
+        assert self.follow(k, mixed, b"")[0] == [(3, JWT, 5, 3)], "the same token, however it is said"
+
+    def test_it_follows_accepted_tokens_and_not_refused_ones(self, k: ModuleType) -> None:
+        data = (
+            publish(b"", 1, b"a")
+            + publish(OTHER, 2, b"b")
+            + publish(b"", 1, b"c") * 2
+            + publish(BAD, 1, b"d")
+            + publish(b"", 1, b"e")
+            + subscribe(JWT, 3)
+            + publish(b"", 2, b"f")
+            + subscribe(BAD, 3)
+            + subscribe(b"", 3)
+        )
+        rows, consumed, unknown, same = self.follow(k, data, JWT)
+        assert rows == [
+            *((3, JWT, 1, 1), (3, OTHER, 2, 1), (3, OTHER, 1, 2), (3, BAD, 1, 1), (3, OTHER, 1, 1)),
+            *((2, JWT, 3, 1), (3, JWT, 2, 1), (2, BAD, 3, 1), (2, JWT, 3, 1)),
+        ]
+        assert (consumed, unknown, same) == (len(data), None, JWT)
+
+    def test_what_is_behind_is_the_last_on_the_wire_and_not_the_last_item(self, k: ModuleType) -> None:
+        data = publish(JWT, 1, b"a") + publish(OTHER, 2, b"b") + publish(JWT, 1, b"c")
+        rows, _, _, same = self.follow(k, data, b"")
+        assert (rows, same) == ([(3, JWT, 1, 2), (3, OTHER, 2, 1)], JWT)
+        assert self.follow(k, data + publish(b"", 2, b"d"), b"")[0][-1] == (3, JWT, 2, 1)
+
+    def test_one_that_is_not_taken_is_not_followed(self, k: ModuleType) -> None:
+        data = publish(OTHER, 1, b"a") + publish(b"new", 1, b"b") + publish(b"", 1, b"c")
+        assert self.follow(k, data, JWT)[1:] == (200 - 2, b"new", OTHER)
+        assert self.follow(k, publish(OTHER, 1, b"a")[:-1], JWT) == ([], 0, None, JWT)
+        assert self.follow(k, data, None)[3] is None
+
+    def test_one_that_was_refused_since_is_what_it_still_stands_for(self, k: ModuleType) -> None:
+        data = publish(b"", 1, b"a") * 3 + subscribe(b"", 1)
+        assert self.follow(k, data, BAD) == ([(3, BAD, 1, 3), (2, BAD, 1, 1)], len(data), None, BAD)
 
     # -- bounds -------------------------------------------------------------------------------------------------------
 
@@ -252,14 +328,17 @@ class TestFast:
             *((1, b"t", b"demo", 3), (3, b"t", 2, b"a"), (7, b"t", 1, b"key"), (0x70, 1), (5, b"t", 1)),
         ]
         data = b"".join(map(request, fields))
-        for cut in range(len(data) + 1):
-            assert read_all(k, data, [cut]) == (expected(fields), len(data), 0)
-        assert read_all(k, data, list(range(len(data)))) == (expected(fields), len(data), 0)
+        for same in SAMES:
+            whole = expected(fields, same), len(data), 0
+            for cut in range(len(data) + 1):
+                assert read_all(k, data, [cut], same) == whole
+            assert read_all(k, data, list(range(len(data))), same) == whole
 
     def test_split_refuses_bad_arguments(self, k: ModuleType) -> None:
-        good: tuple[Any, ...] = (b"", 0, PAYLOAD_MAX, {}, {}, NOW)
-        assert k.fast_split(*good) == ([], 0, 0, None)
-        for at, value in ((1, -1), (1, 1), (2, 0), (2, CEILING + 1), (5, -1), (5, 1 << 62)):
+        good: tuple[Any, ...] = (b"", 0, PAYLOAD_MAX, {}, {}, NOW, None)
+        assert k.fast_split(*good) == ([], 0, 0, None, None)
+        assert k.fast_split(*good[:6], bytes(255)) == ([], 0, 0, None, bytes(255))
+        for at, value in ((1, -1), (1, 1), (2, 0), (2, CEILING + 1), (5, -1), (5, 1 << 62), (6, bytes(256))):
             with pytest.raises(ValueError):
                 k.fast_split(*good[:at], value, *good[at + 1 :])
         with pytest.raises(ValueError):

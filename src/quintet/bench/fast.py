@@ -4,11 +4,12 @@
     SUBSCRIBE 2 | u8 n | JWT | u32 topic id
     PUBLISH   3 | u8 n | JWT | u32 topic id | u32 length | payload
     MESSAGE   4 | u32 topic id | u32 length | payload
-    EXTEND    0x70 | u8 version            ours: from here on every request is answered
+    EXTEND    0x70 | u8 version            ours: 1, every request is answered from here on; 2, a JWT may be left out
     OK        0x7E | u8 request | u32 topic id | u16 0 | u8 0
 
 Written from the protocol document and not with the broker's codec: a fault in the codec must not hide itself here. The
-document has no answers: publishers ask for them with their last packet only, so publishes are the document's own.
+document has no answers: publishers ask for them with their last packet only, so publishes are the document's own; those
+of `bare` ones as well, but for the JWT, which has no bytes: it is shown once, before them.
 """
 
 import base64
@@ -25,6 +26,8 @@ CREATE, SUBSCRIBE, PUBLISH, MESSAGE, EXTEND, OK, ERROR = 1, 2, 3, 4, 0x70, 0x7E,
 ANSWER = struct.Struct(">BBIHB")
 SIZED = struct.Struct(">II")
 EXTEND_PACKET = bytes((EXTEND, 1))
+EXTEND_QUIET = bytes((EXTEND, 2))
+NO_TOKEN = bytes(1)
 EXTENDED = ANSWER.pack(OK, EXTEND, 0, 0, 0)
 QUEUE_KEY = "abc123xyz"
 
@@ -66,6 +69,7 @@ class FastWire:
     topics: tuple[str, ...] = ()
     flags: int = 0
     short: bool = False  # the token
+    bare: bool = False  # the token is shown once, by CREATE, and left out of PUBLISH
     name: str = "quintet fast"
     noise: bytes = b""
 
@@ -77,9 +81,22 @@ class FastWire:
     def connect(self, address: Address, connection: int = 0) -> socket.socket:
         """There is no handshake; packets are taken in order, so nothing waits for CREATE."""
         sock = open_socket(address)
-        if self.topics:
-            sock.sendall(b"".join(self._create(topic) for topic in self.topics))
+        creates = b"".join(self._create(topic) for topic in self.topics)
+        if self.bare:
+            self._show(sock, creates)
+        elif creates:
+            sock.sendall(creates)
         return sock
+
+    def _show(self, sock: socket.socket, creates: bytes) -> None:
+        """An EXTEND on each side: the answer to the second comes when the CREATEs, and the token in them, are taken."""
+        if not creates:
+            raise BenchError("a bare publisher shows its token with CREATE: name the topics it publishes to")
+        sock.sendall(EXTEND_QUIET + creates + EXTEND_QUIET)
+        owed = EXTENDED * 2
+        got = read_until(sock, lambda data: len(data) >= len(owed) or bytes((ERROR,)) in data[:1], "EXTEND answers")
+        if got != owed:
+            raise BenchError(f"EXTEND: {explain(got)}")
 
     def _create(self, topic: str) -> bytes:
         name = topic.encode()
@@ -98,11 +115,12 @@ class FastWire:
 
     def encode(self, topic: str, payload: bytes, qos: int, messages: int, connection: int = 0) -> bytes:
         """PUBLISH packets."""
-        return (bytes((PUBLISH,)) + self._token + SIZED.pack(topic_id(topic), len(payload)) + payload) * messages
+        jwt = NO_TOKEN if self.bare else self._token
+        return (bytes((PUBLISH,)) + jwt + SIZED.pack(topic_id(topic), len(payload)) + payload) * messages
 
     def barrier(self, qos: int) -> bytes:
         """EXTEND: its OK comes when all before it is taken."""
-        return EXTEND_PACKET
+        return EXTEND_QUIET if self.bare else EXTEND_PACKET
 
     def answers(self, qos: int, messages: int) -> int:
         """One OK, for the barrier."""

@@ -1,4 +1,4 @@
-"""The Fast door: EXTEND, and then every packet carries the token and every request has an answer.
+"""The Fast door: EXTEND, and then every request has an answer, and the token is shown once.
 
 The document's own packets have no answers. EXTEND asks for OK and ERROR, so that a publish is confirmed when it is
 durable and a refusal says why; a listener that does not know EXTEND closes the connection, which is said. Answers name
@@ -11,6 +11,9 @@ the request's type and topic and come in order for each of these pairs:
 Messages are not acknowledged in this protocol: they are QoS 0 when they arrive, and a durable queue keeps what comes while
 nobody is subscribed. A token stops being good: it expires, or the queue's key is rotated. `renew` puts another one in its
 place, on every connection of the bus.
+
+A packet without token means the last that the server accepted here. So packets carry the whole token until an answer has
+said that it is good: what is sent meanwhile must not be taken under the one before it.
 """
 
 import asyncio
@@ -154,21 +157,36 @@ class FastLink(StreamLink, PushLink, RequestLink):
         self._owed: dict[tuple[int, int], deque[_Call]] = {}  # (request, topic) -> in the order of their answers
         self._subscribed: dict[int, str] = {}
         self._over: dict[int, QuintetError] = {}  # subscriptions that ended while a SUBSCRIBE was under way
+        self._shown = b""  # the last token that was sent here
+        self._good = False  # and it is known that the server accepted it
 
     # -- requests --------------------------------------------------------------------------------------------------
 
     async def handshake(self) -> None:
-        """EXTEND, and then the token, because a connection that shows none is closed: UNSUBSCRIBE of no topic changes
-        nothing, and every answer but a refused token says that it is good."""
+        """EXTEND, and then the token, because a connection that shows none is closed."""
         try:
             await self._ask(frames.EXTEND, TOPIC_NONE, codec.extend())
         except ConnectionLost as error:
             hint = f"is {self._where} the Fast port of a Quintet broker? Others do not know EXTEND"
             raise ConnectionLost(str(error), hint=hint) from error
+        await self._show()
+
+    async def _show(self) -> None:
+        """The whole token: UNSUBSCRIBE of no topic changes nothing, and every answer but a refused token says that it is
+        good."""
+        self._good = False
+        token = self._jwt()
         try:
-            await self._ask(frames.UNSUBSCRIBE, TOPIC_NONE, codec.unsubscribe(self._door.token, TOPIC_NONE))
+            await self._ask(frames.UNSUBSCRIBE, TOPIC_NONE, codec.unsubscribe(token, TOPIC_NONE))
         except (TopicNotFound, Forbidden, WrongKey):
-            return
+            pass
+        self._good = self._shown == token  # unless another was sent since
+
+    def _jwt(self) -> bytes:
+        """What the next packet carries."""
+        if self._shown != self._door.token:
+            self._shown, self._good = self._door.token, False
+        return b"" if self._good else self._shown
 
     async def _ask(self, request: int, topic: int, packet: bytes) -> None:
         """Send one packet and wait for its answer."""
@@ -187,17 +205,16 @@ class FastLink(StreamLink, PushLink, RequestLink):
 
     async def _perform(self, name: str, fields: Fields) -> Fields:
         """CREATE topic durable exclusive queue ttl, ROTATE_KEY topic key, RENEW token."""
-        jwt = self._door.token
         try:
             if name == "RENEW":
                 await self._door.renew(str(fields.pop("token")))
             elif name == "CREATE":
                 topic = str(fields.pop("topic")).encode()
-                packet = codec.create(jwt, topic, _flags(fields))
+                packet = codec.create(self._jwt(), topic, _flags(fields))
                 await self._ask(frames.CREATE, fnv1a(topic), packet)
             elif name == "ROTATE_KEY":
                 id = fnv1a(str(fields.pop("topic")).encode())
-                packet = codec.rotate_key(jwt, id, str(fields.pop("key")).encode())
+                packet = codec.rotate_key(self._jwt(), id, str(fields.pop("key")).encode())
                 await self._ask(frames.ROTATE_KEY, id, packet)
             else:
                 raise Unsupported(f"Fast has no operation {name}", hint="CREATE, ROTATE_KEY and RENEW are those it has")
@@ -210,13 +227,14 @@ class FastLink(StreamLink, PushLink, RequestLink):
     async def subscribe(self, topic: str, qos: int) -> int:
         id = fnv1a(topic.encode())
         self._subscribed[id] = topic
-        await self._ask(frames.SUBSCRIBE, id, codec.subscribe(self._door.token, id))
+        await self._ask(frames.SUBSCRIBE, id, codec.subscribe(self._jwt(), id))
         return id
 
     async def renew(self) -> None:
-        """Show the new token for what is subscribed here."""
+        """Show the new token, also for what is subscribed here."""
+        await self._show()
         for id in self._subscribed:
-            await self._ask(frames.SUBSCRIBE, id, codec.subscribe(self._door.token, id))
+            await self._ask(frames.SUBSCRIBE, id, codec.subscribe(self._jwt(), id))
 
     def attach(self, subscription: int) -> None:
         raise AssertionError("a subscription of Fast ends with its connection; FastSource subscribes again")
@@ -244,7 +262,7 @@ class FastLink(StreamLink, PushLink, RequestLink):
         calls, self._calls = self._calls, []
         if not calls or self._lost is not None:
             return
-        jwt = self._door.token
+        jwt = self._jwt()
         parts: list[bytes] = []
         at = 0
         while at < len(calls):

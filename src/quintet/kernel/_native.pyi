@@ -201,9 +201,14 @@ def fast_split(
     tokens: dict[bytes, bytes | None],
     topics: dict[int, tuple[int, int]],
     now: int,
-) -> tuple[list[tuple[Any, ...]], int, int, bytes | None]:
-    """Split a read into what the session must act on: (items, consumed, fatal, unknown). Call again from consumed until
-    there are no items and nothing unknown.
+    same: bytes | None,
+) -> tuple[list[tuple[Any, ...]], int, int, bytes | None, bytes | None]:
+    """Split a read into what the session must act on: (items, consumed, fatal, unknown, same). Call again from consumed,
+    with the last `same`, until there are no items and nothing unknown.
+
+    same: what a token of no bytes stands for (b"": nothing yet, at most 255 bytes). It follows the packets: one whose token
+    is accepted (not None in `tokens`) changes it for those behind, one that is refused does not. Items and `unknown` carry
+    the token that is meant. None: a token of no bytes is just that, and nothing is followed.
 
     items, in wire order, each a tuple that starts with the packet type:
       (3, jwt, topic_id, batch, count)  PUBLISHes with one token to one topic: an unsealed batch with the origin

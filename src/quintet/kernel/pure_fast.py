@@ -30,6 +30,7 @@ from quintet.kernel.pure_blip import MAX_GROUP_BYTES, MAX_GROUP_RECORDS, MAX_U16
 #  PUBLISH    |3    |N    |token  |topic u32  |length u32  |payload
 #  ROTATE     |7    |N    |token  |topic u32  |M u8 |new key M bytes
 #  EXTEND     |0x70 |version                                             big-endian; there is no outer length
+#  A token of no bytes may stand for the last one that was accepted: see `Splitter.meant`.
 CREATE, SUBSCRIBE, PUBLISH, UNSUBSCRIBE, ROTATE, EXTEND = 1, 2, 3, 5, 7, 0x70
 REQUESTS = frozenset((CREATE, SUBSCRIBE, PUBLISH, UNSUBSCRIBE, ROTATE, EXTEND))
 # Bytes behind the token that must be in before a packet's size is known.
@@ -128,19 +129,29 @@ class Group:
 class Splitter:
     """Collects the items of one read: publishes wait in groups until something else comes."""
 
-    def __init__(self, tokens: Tokens, topics: Topics, now: int) -> None:
+    def __init__(self, tokens: Tokens, topics: Topics, now: int, same: bytes | None) -> None:
         self.tokens = tokens
+        self.same = same
         self.topics = topics
         self.now = now
         self.items: list[Item] = []
         self.groups: list[Group] = []
         self.by_topic: dict[int, Group] = {}
 
+    def meant(self, shown: bytes) -> bytes:
+        """The token that is meant by the one in a packet."""
+        return shown or self.same or shown
+
     def knows(self, jwt: bytes) -> bool:
+        """Whether the asker has judged it. An accepted one is what empty ones behind it stand for."""
         if jwt not in self.tokens:
             return False
-        if len(self.tokens[jwt] or b"") > MAX_U16:
-            raise ValueError("origin is over 65535 bytes")
+        origin = self.tokens[jwt]
+        if origin is not None:
+            if len(origin) > MAX_U16:
+                raise ValueError("origin is over 65535 bytes")
+            if self.same is not None:
+                self.same = jwt
         return True
 
     def flush(self) -> None:
@@ -174,13 +185,15 @@ class Splitter:
 
 
 def fast_split(
-    data: Buffer, start: int, payload_max: int, tokens: Tokens, topics: Topics, now: int
-) -> tuple[list[Item], int, int, bytes | None]:
+    data: Buffer, start: int, payload_max: int, tokens: Tokens, topics: Topics, now: int, same: bytes | None
+) -> tuple[list[Item], int, int, bytes | None, bytes | None]:
     view = view_of(data)
     _bounds(view, start, payload_max)
     if not 0 <= now < 1 << 62:
         raise ValueError("now must be microseconds since 1970")
-    splitter = Splitter(tokens, topics, now)
+    if len(same or b"") > MAX_TOKEN_BYTES:
+        raise ValueError("same is over 255 bytes; no token is")
+    splitter = Splitter(tokens, topics, now, same)
     pos, unknown = start, None
     while True:
         end, fatal = _request(view, pos, payload_max)
@@ -191,7 +204,7 @@ def fast_split(
             splitter.flush()
             splitter.items.append((kind, view[pos + 1]))
         else:
-            jwt = bytes(view[pos + 2 : at])
+            jwt = splitter.meant(bytes(view[pos + 2 : at]))
             if not splitter.knows(jwt):
                 unknown = jwt
                 break
@@ -203,7 +216,7 @@ def fast_split(
         if kind in ENDS_SPLITTING:
             break
     splitter.flush()
-    return splitter.items, pos, fatal, unknown
+    return splitter.items, pos, fatal, unknown, splitter.same
 
 
 def fast_deliver(topic_id: int, batch: Buffer, first: int, last: int, now: int) -> tuple[bytes, int]:

@@ -55,7 +55,7 @@ def test_the_other_side_reads_them_back(row: dict[str, Any]) -> None:
         }[row["packet"]]
         assert (items, consumed, fatal) == ([expected], len(data), 0)
         return
-    items, consumed, fatal, unknown = kernel.fast_split(data, 0, 1000, {jwt: b"fast:x"}, {}, 0)
+    items, consumed, fatal, unknown, _ = kernel.fast_split(data, 0, 1000, {jwt: b"fast:x"}, {}, 0, None)
     assert (consumed, fatal, unknown) == (len(data), 0, None)
     if kind == frames.PUBLISH:
         ((_, token, number, batch, count),) = items

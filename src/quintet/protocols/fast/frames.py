@@ -1,7 +1,7 @@
 """The packets of Fast TCP Pub/Sub as data: types, sizes, flags, rights. No logic.
 
 Every packet begins with its type; there is no outer length, so a type that is not here cannot be passed over. Numbers
-are big-endian. `jwt` is [u8 n][n bytes].
+are big-endian. `jwt` is [u8 n][n bytes]; behind EXTEND n may be 0: the last token that was accepted on this connection.
 
     0x01 CREATE       | 01 | n | jwt | t | name | flags |
     0x02 SUBSCRIBE    | 02 | n | jwt | topic u32 |
@@ -13,7 +13,7 @@ are big-endian. `jwt` is [u8 n][n bytes].
 
 Ours, on codes the document leaves free; a client that never sends EXTEND to a strict listener never sees the others:
 
-    0x70 EXTEND       | 70 | version |
+    0x70 EXTEND       | 70 | version |         1: every request is answered, jwt may be empty; 2: jwt may be empty
     0x7E OK           | 7e | request type | topic u32 | 00 00 | 00 |
     0x7F ERROR        | 7f | request type | topic u32 | code u16 | l | text |
 """
@@ -68,7 +68,9 @@ EXCLUSIVE: Final = 0x02
 COMPETING: Final = 0x04
 TTL: Final = 0x08
 
-VERSION: Final = 1  # of EXTEND
+VERSION: Final = 1  # of EXTEND: answers and empty tokens
+QUIET: Final = 2  # of EXTEND: empty tokens only
+VERSIONS: Final = (VERSION, QUIET)
 EXTEND_BYTES: Final = 2
 TOKEN_BYTES_MAX: Final = 255
 NAME_BYTES_MAX: Final = 255

@@ -3,14 +3,15 @@
 There is no handshake. Every request carries a token and is judged by it alone; the connection itself only knows whether
 it has ever shown a valid one:
 
-    state \\ packet   with a valid token    with another token             EXTEND           server's own, unknown
-    STRANGER         KNOWN, then as KNOWN  refused                        answers from now closed
-    KNOWN            done or refused       refused                        answers from now closed
+    state \\ packet   with a valid token    with another token   EXTEND                      server's own, unknown
+    STRANGER         KNOWN, then as KNOWN  refused              answers, short tokens from  closed
+    KNOWN            done or refused       refused              now on, as its version says closed
 
 A STRANGER has 5 seconds and no payload above 16 KiB (unless the token before it is good). A refused request changes
 nothing; a strict peer hears nothing of it, an extended one gets ERROR. The tokens of a listener are verified once and
 remembered by their bytes (`FastDoor`); key, permission and rights are looked at for every group of packets: those of one
-read with one token to one topic.
+read with one token to one topic. Where the peer asked for it, an empty token means the last that was accepted on this
+connection (`_same`): it saves the bytes of the token, not the judging.
 """
 
 import re
@@ -156,8 +157,8 @@ class FastSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_blocked", "_broker", "_deadline", "_door", "_extended", "_held", "_members", "_peer", "_refused", "_replies", "_sink",
-        "_slow", "_topic", "auth_failures", "closing", "principal_name", "take_output",
+        "_blocked", "_broker", "_deadline", "_door", "_extended", "_held", "_members", "_peer", "_refused", "_replies", "_same",
+        "_sink", "_slow", "_topic", "auth_failures", "closing", "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(self, door: FastDoor, sink: Sink, now: int, peer: str = "") -> None:
@@ -168,7 +169,9 @@ class FastSession:
         self._broker = door.broker
         self._sink = sink
         self._peer = peer
-        self._extended = door.options.extended
+        self._extended = door.options.extended  # requests are answered
+        # What an empty token means; b"": nothing yet; None: nothing, ever.
+        self._same: bytes | None = b"" if self._extended else None
         self._deadline: int | None = now + limits.HANDSHAKE_US
         self._refused = 0
         self._replies = Replies()
@@ -198,8 +201,8 @@ class FastSession:
             if self._held:
                 break
             most = self._payload_max()
-            items, end, fatal, unknown = kernel.fast_split(
-                view, position, most, door.origins, self._broker.queues.wire, now
+            items, end, fatal, unknown, self._same = kernel.fast_split(
+                view, position, most, door.origins, self._broker.queues.wire, now, self._same
             )
             for item in items:
                 self._act(item, now)
@@ -368,9 +371,11 @@ class FastSession:
         assert found is not None, "the kernel saw an EXTEND where there is none"
         if self.closing is None:
             versions = found[0][1::2]
-            self._extended = self._extended or frames.VERSION in versions
             answers = {version: _extended(version) for version in set(versions)}
             self._replies.put(b"".join([answers[version] for version in versions]))
+            self._extended = self._extended or frames.VERSION in answers
+            if self._same is None and not answers.keys().isdisjoint(frames.VERSIONS):
+                self._same = b""  # tokens shown before were not shown to be gone back to
         return found.end()
 
     def _publish(self, bearer: Bearer, id: int, batch: bytearray, count: int, now: int) -> None:
@@ -491,7 +496,7 @@ class FastSession:
 
 def _extended(version: int) -> bytes:
     """The answer to EXTEND. Also a strict peer gets it: who sends EXTEND knows OK and ERROR."""
-    if version == frames.VERSION:
+    if version in frames.VERSIONS:
         return codec.ok(frames.EXTEND, 0)
-    text = f"version {version} is not spoken here, {frames.VERSION} is"
+    text = f"version {version} is not spoken here, {' and '.join(map(str, frames.VERSIONS))} are"
     return codec.error(frames.EXTEND, 0, errors.VERSION, text)
