@@ -260,7 +260,11 @@ fn merge<'py>(py: Python<'py>, batches: &Bound<'py, PyAny>, timestamp: i64) -> P
     })
 }
 
-fn seal_in_place(batch: &Bound<'_, PyByteArray>, place_and_time: Option<(i64, i64)>, seed: Option<u32>) -> PyResult<()> {
+fn seal_in_place(
+    batch: &Bound<'_, PyByteArray>,
+    place_and_time: Option<(i64, i64)>,
+    seed: Option<u32>,
+) -> PyResult<()> {
     // SAFETY: the interpreter lock is held and no Python code runs before the slice is gone, so nobody else reads,
     // writes or resizes the bytearray meanwhile.
     let d = unsafe { batch.as_bytes_mut() };
@@ -522,7 +526,11 @@ fn blip_split<'py>(
 }
 
 /// A bytearray that `fill` writes every byte of. PyO3's own `new_with` writes zeros first: one sixth of the time of a publish.
-fn unzeroed_array<'py>(py: Python<'py>, length: usize, fill: impl FnOnce(&mut [u8])) -> PyResult<Bound<'py, PyByteArray>> {
+fn unzeroed_array<'py>(
+    py: Python<'py>,
+    length: usize,
+    fill: impl FnOnce(&mut [u8]),
+) -> PyResult<Bound<'py, PyByteArray>> {
     // SAFETY: CPython allocates `length` bytes (or sets an error); nobody else has the object yet, and `fill` only writes.
     unsafe {
         let object = pyo3::ffi::PyByteArray_FromStringAndSize(std::ptr::null(), length as isize);
@@ -671,7 +679,7 @@ mod _native {
     use super::ws_py::ws_split;
     #[pymodule_export]
     use super::{
-        blip_deliver, blip_publish, blip_received, blip_split, build, check, crc32c, find, layout, merge, place, reseal, rows,
-        seal, select, walk,
+        blip_deliver, blip_publish, blip_received, blip_split, build, check, crc32c, find, layout, merge, place,
+        reseal, rows, seal, select, walk,
     };
 }
