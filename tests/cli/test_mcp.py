@@ -232,6 +232,7 @@ def test_a_call_can_be_cancelled_and_others_overtake_it(broker: Server) -> None:
 
 
 def test_a_number_that_python_cannot_hold_takes_no_other_message_with_it(host: Host, broker: Server) -> None:
+    assert "mcp.model" in host.tool("bus.peers")["structuredContent"]["peers"]  # from here on it is known
     with quintet.sync.peer(broker.peer("mcp.odd")) as friend:
         for id, body in (("o1", b"1"), ("o2", b'{"a":1e400}'), ("o3", b"1" * 5_000), ("o4", b'"last"')):
             friend.send("mcp.model", Raw(body), id=id)
