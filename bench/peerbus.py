@@ -79,7 +79,12 @@ def register(address: Address, token: str, name: str) -> socket.socket:
     sock = upgrade(address)
     hello = {"protocol_version": "v1", "type": "register", "token": token, "name": name}
     sock.sendall(short_frame(json.dumps(hello).encode()))
-    data = read_until(sock, lambda data: bool(split(data)[0]), "answer to register")
+    data = b""
+    while not split(data)[0]:  # it names all peers that are connected: it may be long
+        piece = sock.recv(READ_BYTES)
+        if not piece:
+            raise BenchError(f"{name} was not registered: the server closed the connection. See its log.")
+        data += piece
     if json.loads(split(data)[0][0]).get("type") != "peers":
         raise BenchError(f"{name} was not registered: {data[:200]!r}")
     return sock

@@ -13,7 +13,7 @@ from tests.crash.brokers import Launcher
 from tests.crash.load import History, Load
 
 pytestmark = pytest.mark.crash
-INJECTIONS = 40
+INJECTIONS = 25
 CYCLES = 3
 CONTROLS = 2
 SILENCE_S = 0.5

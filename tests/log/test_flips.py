@@ -19,7 +19,7 @@ from quintet.testing.sim import SimDisk
 from tests.log.support import PARTITION, Harness, Rows
 
 SEGMENT = f"{PARTITION}/{0:020d}.seg"
-ENGINE_BYTES = int(os.environ.get("QUINTET_S4_BYTES", "8192"))
+ENGINE_BYTES = int(os.environ.get("QUINTET_S4_BYTES", "4096"))
 SEGMENT_BYTES = 65_536
 
 
