@@ -34,7 +34,7 @@ class GroupBroker:
         self.disk = SimDisk()
         self.scheduler = SimScheduler()
         self.reports: list[tuple[str, dict[str, object]]] = []
-        self.limits = limits
+        self.limits: dict[str, Any] = limits
         self.policy = TopicPolicy([TopicRule("memory*", durability="memory", partitions=2), TopicRule("*")], durability)
         self.start()
 

@@ -19,6 +19,7 @@ said that it is good: what is sent meanwhile must not be taken under the one bef
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Final, NamedTuple, cast
 from weakref import WeakSet
@@ -176,10 +177,8 @@ class FastLink(StreamLink, PushLink, RequestLink):
         good."""
         self._good = False
         token = self._jwt()
-        try:
+        with suppress(TopicNotFound, Forbidden, WrongKey):
             await self._ask(frames.UNSUBSCRIBE, TOPIC_NONE, codec.unsubscribe(token, TOPIC_NONE))
-        except (TopicNotFound, Forbidden, WrongKey):
-            pass
         self._good = self._shown == token  # unless another was sent since
 
     def _jwt(self) -> bytes:
