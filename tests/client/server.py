@@ -43,7 +43,7 @@ class Server:
     def flight(self) -> str:
         return f"flight://admin:admin@127.0.0.1:{self.ports['flight']}"
 
-    def token(self, subject: str = "ann", key: str = "k", *permissions: str, **claims: object) -> str:
+    def token(self, subject: str = "sensor-7", key: str = "k", *permissions: str, **claims: object) -> str:
         """A token for the Fast door."""
         rights = permissions or ("publish", "subscribe", "rotate")
         said = {"sub": subject, "queue_key": key, "permissions": rights, **claims}
