@@ -92,7 +92,7 @@ class FlySession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_acting", "_broker", "_counts", "_deadline", "_epoch", "_identity", "_last", "_made", "_next", "_now",
+        "_acting", "_broker", "_changing", "_counts", "_deadline", "_epoch", "_identity", "_last", "_made", "_next", "_now",
         "_options",
         "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "auth_failures", "closing",
         "principal_name", "take_output",
@@ -121,6 +121,7 @@ class FlySession:
         self._next: tuple[Any, ...] | None = None  # the request that waits for those before it
         self._made = 0  # bytes of answers since the last read began
         self._acting = False  # a request other than PRODUCE is under way
+        self._changing = False  # it is a change of a password, perhaps of the own one: its answer goes out first
         if options.anonymous_role:
             self._welcome(*broker.access.anonymous(options.anonymous_role))
 
@@ -265,9 +266,12 @@ class FlySession:
 
     def _still_welcome(self) -> bool:
         """Access changed: take the rights as they are now, or leave."""
+        principal = self._broker.access.current(self._identity)
+        if principal is None and self._changing:
+            return True
         self._epoch = self._broker.access.epoch
         self._forget_targets()
-        self._principal = self._broker.access.current(self._identity)
+        self._principal = principal
         if self._principal is None:
             self.closing = "the user was deleted, disabled, or has another password now"
         return self._principal is not None
@@ -471,6 +475,7 @@ class FlySession:
             self._broker, self._principal, self, self._now, self._options, self._origin, self._peer, accept, code
         )
         self._acting = True
+        self._changing = code == frames.PASSWORD_CHANGE
         answered = partial(self._answered, slot, operation, call, ask, self._epoch)
         call.answer = partial(self._sink.completed, answered)
         try:
@@ -514,6 +519,10 @@ class FlySession:
                 self._broker.events.delivered("flymq", call.owner, ask["topic"], ask["partition"], first, last)
         self._made += len(made)
         self._replies.fill(slot, made)
+        if self._changing:
+            self._changing = False
+            if self._epoch != self._broker.access.epoch:
+                self._still_welcome()
 
     def _produce_inflated(self, slot: Slot, payload: bytes) -> None:
         """A compressed PRODUCE: the same frame again, as the kernel knows it."""
