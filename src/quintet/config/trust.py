@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from quintet.config.fields import Bytes, Count, Section, read_secret
-from quintet.model import limits
+from quintet.model import envelope, limits
 
 SECRET_BYTES_MIN: Final = {"HS256": 32, "HS384": 48, "HS512": 64}  # RFC 7518, section 3.2: as long as the hash
 
@@ -74,8 +74,8 @@ class PeerKey(Section):
     @model_validator(mode="after")
     def _long_enough(self) -> Self:
         self._value = read_secret(self.key_file).encode()
-        if len(self._value) < limits.HMAC_SECRET_BYTES_MIN:
-            raise ValueError(f"the key has {len(self._value)} bytes, it needs {limits.HMAC_SECRET_BYTES_MIN}")
+        if len(self._value) < envelope.SECRET_BYTES_MIN:
+            raise ValueError(f"the key has {len(self._value)} bytes, it needs {envelope.SECRET_BYTES_MIN}")
         return self
 
     @property
@@ -129,8 +129,8 @@ class Peers(Section):
         self._secret = (
             self.hmac_secret or (read_secret(self.hmac_secret_file) if self.hmac_secret_file else "")
         ).encode()
-        if self._secret and len(self._secret) < limits.HMAC_SECRET_BYTES_MIN:
-            raise ValueError(f"the HMAC secret has {len(self._secret)} bytes, it needs {limits.HMAC_SECRET_BYTES_MIN}")
+        if self._secret and len(self._secret) < envelope.SECRET_BYTES_MIN:
+            raise ValueError(f"the HMAC secret has {len(self._secret)} bytes, it needs {envelope.SECRET_BYTES_MIN}")
         if self.verify and not (self._secret or self.peer_keys):
             raise ValueError("verify needs hmac_secret_file or peer_keys")
         # The model is frozen for its readers; this is still its construction.
