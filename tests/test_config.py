@@ -303,6 +303,7 @@ def test_the_example_uncommented_is_understood(file: Path) -> None:
     text = file.read_text().replace("# [[keys]]", "[[keys]]\nname = 'a'\nkey = 'b'")
     text = text.replace("# [[users]]", "[[users]]\nname = 'u'\npassword = 'p'")
     text = text.replace("# [[roles]]", "[[roles]]\nname = 'r'")
+    text = text.replace("# [[tenants]]", "[[tenants]]\nname = 't'")
     file.write_text(text.replace("# [[topics.overrides]]", "[[topics.overrides]]\npattern = 'x'"))
     settings = Settings.load(file, {}, {})
     assert settings.listeners == Settings.load(None, {}, {}).listeners

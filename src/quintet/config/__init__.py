@@ -21,6 +21,7 @@ from quintet.broker.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
 from quintet.broker.passwords import check_hash
 from quintet.config.doors import Listener, Listeners
 from quintet.config.fields import Bytes, Count, Durability, Section, is_loopback, matches, read_secret
+from quintet.config.tenancy import Cache, Tenant
 from quintet.config.trust import Audit, Peers, Tokens
 from quintet.model import limits
 from quintet.model.errors import ConfigError
@@ -35,6 +36,12 @@ DEV_PEERBUS_TOKEN: Final = "dev-token"
 DEV_USER: Final = "admin"
 DEV_PASSWORD: Final = "admin"
 DEV_DATA: Final = ".quintet"
+DEV_LISTENERS: Final = (
+    ("flymq_sdk", "enabled", True),
+    ("peerbus_tcp", "enabled", True),
+    ("felix", "open", True),
+    ("felix", "anonymous_role", "admin"),
+)
 
 ENV_PREFIX: Final = "QUINTET_"
 ENV_SEPARATOR: Final = "__"
@@ -348,6 +355,8 @@ class Settings(Section):
     users: tuple[User, ...] = Field(default=(), description="Users with a password; more can be made on the wire.")
     roles: tuple[Role, ...] = Field(default=(), description="Roles beside the built-in ones.")
     tokens: Tokens = Field(default=Tokens(), description="JSON web tokens, as the Fast door takes them.")
+    tenants: tuple[Tenant, ...] = Field(default=(), description="Quotas and keys of the Felix door's tenants.")
+    cache: Cache = Field(default=Cache(), description="The caches of the Felix door.")
     peers: Peers = Field(default=Peers(), description="What peers of the peerbus door may do.")
     audit: Audit = Field(default=Audit(), description="What can be proved afterwards.")
     topics: Topics = Field(default=Topics(), description="Defaults for new topics, and overrides by name.")
@@ -386,6 +395,22 @@ class Settings(Section):
                     known = {"role": repr(role), "known": ", ".join(sorted(roles)), "path": ("users", number, "roles")}
                     raise PydanticCustomError("unknown_role", text, known)
         return self
+
+    @model_validator(mode="after")
+    def _open_only_in_development(self) -> Self:
+        if self.listeners.felix.open and not self.dev:
+            text = "lets everybody in, which only --dev may"
+            raise PydanticCustomError("felix_open", text, {"path": ("listeners", "felix", "open")})
+        return self
+
+    @field_validator("tenants")
+    @classmethod
+    def _tenants_are_told_apart(cls, tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
+        names = [tenant.name for tenant in tenants]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} is there twice")
+        return tenants
 
     @model_validator(mode="after")
     def _dev_stays_home(self) -> Self:
@@ -473,11 +498,11 @@ def _apply_dev(tree: dict[str, Any], origins: Origins) -> None:
     for name in ("data", "keys", "users"):
         origins.setdefault((name,), "preset of dev")
     listeners = tree.setdefault("listeners", {})
-    for name in ("flymq_sdk", "peerbus_tcp"):
+    for name, key, value in DEV_LISTENERS:
         extra = listeners.setdefault(name, {}) if isinstance(listeners, dict) else None
-        if isinstance(extra, dict) and "enabled" not in extra:
-            extra["enabled"] = True
-            origins["listeners", name, "enabled"] = "preset of dev"
+        if isinstance(extra, dict) and key not in extra:
+            extra[key] = value
+            origins["listeners", name, key] = "preset of dev"
     tokens = tree.setdefault("tokens", {})
     if isinstance(tokens, dict) and "secrets" not in tokens:
         tokens["secrets"] = [{"secret": DEV_FAST_MASTER_SECRET}]

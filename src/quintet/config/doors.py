@@ -165,6 +165,55 @@ class PeerbusTcpListener(TcpListener):
     )
 
 
+class FelixListener(TlsListener):
+    """The Felix door: QUIC, so always TLS 1.3. Without tls_cert it makes itself a certificate at its first start."""
+
+    port: Port = Field(default=5000, description="UDP port; 0 picks a free one, which --print-ready reports.")
+    max_connections: Count = Field(default=10_000, description="Connections open at once on this listener.")
+    certificate_names: tuple[str, ...] = Field(
+        default=("localhost", "127.0.0.1", "::1"),
+        description="Names and addresses in the certificate the door makes itself when tls_cert is not set.",
+        min_length=1,
+    )
+    open: bool = Field(
+        default=False,
+        description="Whether clients without a token, or with one nobody knows, are let in as `anonymous_role`; --dev "
+        "does, and nothing else may.",
+    )
+    anonymous_role: str = Field(
+        default="", description="Role of clients that are let in by `open`. Empty: none.", max_length=255
+    )
+    auto_create: bool = Field(
+        default=True, description="Whether a stream or cache is made by its first use; else it must exist."
+    )
+    issuer: str = Field(default="felix-auth", description="What `iss` of a token must be; empty: it is not looked at.")
+    audience: str = Field(
+        default="felix-broker", description="What `aud` of a token must name; empty: it is not looked at."
+    )
+    max_frame_bytes: Annotated[Bytes, Field(ge=1024, le=32 * limits.MIB)] = Field(
+        default=16 * limits.MIB, description="Largest payload of a frame, in bytes; a larger one closes the connection."
+    )
+    streams_max: Annotated[int, Field(ge=1, le=65_535)] = Field(
+        default=1024, description="Streams one connection may have open at once."
+    )
+    subscriptions_max: Annotated[int, Field(ge=1, le=65_535)] = Field(
+        default=4096, description="Subscriptions one connection may have at once."
+    )
+    idle_seconds: Annotated[int, Field(ge=5, le=3600)] = Field(
+        default=30, description="Silence after which a connection is closed, in seconds; keep-alives count as sound."
+    )
+    retry_above: int = Field(
+        default=100,
+        ge=0,
+        description="Unfinished handshakes above which clients must first prove their address (stateless Retry).",
+    )
+    half_open_max: Count = Field(default=2_000, description="Unfinished handshakes; one more is refused.")
+
+    @property
+    def encrypted(self) -> bool:
+        return True
+
+
 class FlightListener(TlsListener):
     """The Arrow Flight door."""
 
@@ -206,6 +255,7 @@ class Listeners(Section):
     peerbus_tcp: PeerbusTcpListener = Field(
         default=PeerbusTcpListener(), description="The peerbus door again, one object a line over TCP."
     )
+    felix: FelixListener = Field(default=FelixListener(), description="The Felix door, over QUIC.")
     flight: FlightListener = Field(
         default=FlightListener(), description="The Arrow Flight door: columns for Spark, DuckDB, Polars, pandas."
     )

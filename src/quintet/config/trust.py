@@ -35,7 +35,7 @@ class TokenSecret(Section):
 
 
 class Tokens(Section):
-    """JSON web tokens, as the Fast door takes them. Without a secret every token is refused."""
+    """JSON web tokens, as the doors Fast and Felix take them. Without a secret or a key every token is refused."""
 
     secrets: tuple[TokenSecret, ...] = Field(
         default=(), description="Master secrets; a token signed with any of them is good, so one can replace another."
@@ -45,6 +45,11 @@ class Tokens(Section):
     )
     leeway_seconds: int = Field(
         default=60, ge=0, le=3600, description="How far clocks may be apart when exp and nbf are judged, in seconds."
+    )
+    jwks_file: Path | None = Field(
+        default=None,
+        description="JSON Web Key Set with Ed25519 keys for the tokens of every Felix tenant that has no jwks_file of its "
+        "own; read again on SIGHUP.",
     )
     issuer: str = Field(default="", description="What `iss` must be; empty: it is not looked at.")
     audience: str = Field(default="", description="What `aud` must name; empty: it is not looked at.")
