@@ -6,6 +6,7 @@ output, and replies keep the order of their requests however late durability com
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from quintet.delivery.sink import Sink
@@ -133,4 +134,56 @@ class Session(Protocol):
         """The transport is gone: let go of everything held at the broker."""
 
 
-__all__ = ["FLOWING", "STALL", "WAIT", "Replies", "Session", "Sink", "Slot"]
+class StreamSession(Session, Protocol):
+    """One bidirectional stream's side of a protocol, where a connection carries many streams (QUIC)."""
+
+    close_code: int | None
+    """Not None: the whole connection is shut with this code, `closing` is its reason. None: `closing` ends this stream
+    only, behind the output."""
+
+    def ended(self, now: int) -> None:
+        """The peer finished its side and nothing more will be received, not even the rest of a frame: answer what
+        waits, then set `closing` to the empty text."""
+
+
+class Outlet(Protocol):
+    """A stream this side opened and only writes to."""
+
+    def room(self) -> int:
+        """Bytes it may take now; zero or less: park, and come again."""
+
+    def park(self, call: Callable[[], None]) -> None:
+        """Call once when there is room again; never if the stream is gone before."""
+
+    def send(self, data: list[bytes]) -> None:
+        """Queue bytes. After the stream is gone this does nothing."""
+
+    def end(self) -> None:
+        """Finish the stream behind what was sent. `gone` is not called any more."""
+
+    def reset(self, code: int) -> None:
+        """Drop what is not sent and tell the peer so. `gone` is not called any more."""
+
+
+TOO_SLOW: Final = 0x51  # the peer read nothing of an outlet for WRITE_STALL_US: it was reset
+LOST: Final = -1  # the connection of an outlet ended
+
+
+class Streams(Protocol):
+    """A connection of many streams, as the sessions of its streams see it."""
+
+    peer: str
+    shared: object | None
+    """The protocol's own state of the connection, set by its first session; `shared.closed()` is called at its end."""
+
+    def open(self, gone: Callable[[int], None]) -> Outlet:
+        """A new outlet. `gone` is called at most once, with the code of the peer that stopped it, TOO_SLOW, or LOST."""
+
+    def shut(self, code: int, reason: str) -> None:
+        """Close the connection with this code. What was sent in the same turn is not waited for."""
+
+
+__all__ = [
+    "FLOWING", "LOST", "STALL", "TOO_SLOW", "WAIT", "Outlet", "Replies", "Session", "Sink", "Slot", "StreamSession",
+    "Streams",
+]  # fmt: skip
