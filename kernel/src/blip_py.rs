@@ -1,0 +1,243 @@
+//! BlipMQ between Python and `blip.rs`: the functions `blip_*` of `_native.pyi`.
+//!
+//! Only the talking to Python lives here: arguments in, objects out, refusals as ValueError. The interpreter lock is held
+//! throughout; no I/O, no clock, no state.
+
+use crate::{Held, Split, blip, list_of, range, refuse, topic_fits, unzeroed_array, unzeroed_bytes};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+fn frame_bounds(start: i64, max_frame: i64, length: usize) -> PyResult<(usize, usize)> {
+    let (start, _) = range(start, length as i64, length)?;
+    if max_frame < blip::MIN_LENGTH as i64 || max_frame > blip::MAX_FRAME_CEILING_BYTES as i64 {
+        return Err(refuse("max_frame must be 9 bytes to 32 MiB"));
+    }
+    Ok((start, max_frame as usize))
+}
+
+fn version_of(version: i64) -> PyResult<u8> {
+    match version {
+        1 | 2 => Ok(version as u8),
+        _ => Err(refuse("BlipMQ version must be 1 or 2")),
+    }
+}
+
+fn qos_of(qos: i64) -> PyResult<u8> {
+    match qos {
+        0 | 1 => Ok(qos as u8),
+        _ => Err(refuse("BlipMQ QoS must be 0 or 1")),
+    }
+}
+
+/// A run of ACK or POLL frames of one subscription that starts at pos: (subscription, cids), and where it ends.
+fn subscription_run(d: &[u8], mut pos: usize, kind: u8, max_frame: usize) -> (u64, Vec<u64>, usize) {
+    let subscription = blip::u64_be(d, pos + blip::FRAME_BYTES);
+    let mut cids = Vec::new();
+    while let blip::Next::Frame { kind: found, end } = blip::next_frame(d, pos, max_frame, blip::DELIVER) {
+        let same = found == kind
+            && end - pos == blip::FRAME_BYTES + 8
+            && blip::u64_be(d, pos + blip::FRAME_BYTES) == subscription;
+        if !same {
+            break;
+        }
+        cids.push(blip::u64_be(d, pos + 5));
+        pos = end;
+    }
+    (subscription, cids, pos)
+}
+
+fn tag_ranges(cids: &[u64]) -> Vec<(u64, u64)> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for &cid in cids {
+        match ranges.last_mut() {
+            Some((first, count)) if first.checked_add(*count) == Some(cid) => *count += 1,
+            _ => ranges.push((cid, 1)),
+        }
+    }
+    ranges
+}
+
+#[pyfunction]
+pub fn blip_split<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    version: i64,
+    max_frame: i64,
+    origin: &[u8],
+    now: i64,
+) -> PyResult<Split<'py>> {
+    let held = Held::new(data)?;
+    let d = held.bytes();
+    let (mut pos, max_frame) = frame_bounds(start, max_frame, d.len())?;
+    let version = version_of(version)?;
+    if origin.len() > blip::MAX_U16 {
+        return Err(refuse("origin is over 65535 bytes"));
+    }
+    if !(0..1 << 62).contains(&now) {
+        return Err(refuse("now must be microseconds since 1970"));
+    }
+    let last_type = if version == 2 { blip::DELIVER } else { blip::POLL };
+    let items = PyList::empty(py);
+    loop {
+        let (kind, end) = match blip::next_frame(d, pos, max_frame, last_type) {
+            blip::Next::Frame { kind, end } => (kind, end),
+            blip::Next::Wait => return Ok((items, pos, 0)),
+            blip::Next::Fatal(fatal) => return Ok((items, pos, fatal)),
+        };
+        let payload = pos + blip::FRAME_BYTES;
+        let cid = blip::u64_be(d, pos + 5);
+        match kind {
+            blip::PUBLISH => {
+                let (window, stop, error) = blip::publishes(d, pos, version, max_frame);
+                append_groups(py, &items, d, &window, origin, now)?;
+                pos = stop;
+                if error != 0 {
+                    items.append((0, blip::u64_be(d, pos + 5), error))?;
+                    pos += 4 + u32::from_be_bytes([d[pos], d[pos + 1], d[pos + 2], d[pos + 3]]) as usize;
+                }
+                continue;
+            }
+            blip::ACK | blip::POLL if end - payload != 8 => {
+                items.append((0, cid, if kind == blip::ACK { blip::BAD_ACK } else { blip::BAD_POLL }))?;
+            }
+            blip::ACK | blip::POLL if blip::u64_be(d, payload) == 0 => {
+                items.append((0, cid, blip::ZERO_SUBSCRIPTION))?;
+            }
+            blip::ACK | blip::POLL => {
+                let (subscription, cids, stop) = subscription_run(d, pos, kind, max_frame);
+                if kind == blip::ACK {
+                    items.append((kind, subscription, tag_ranges(&cids)))?;
+                } else {
+                    items.append((kind, subscription, cids))?;
+                }
+                pos = stop;
+                continue;
+            }
+            _ => items.append((kind, cid, PyBytes::new(py, &d[payload..end])))?,
+        }
+        pos = end;
+        if kind == blip::HELLO || kind == blip::AUTH {
+            return Ok((items, pos, 0));
+        }
+    }
+}
+
+fn append_groups<'py>(
+    py: Python<'py>,
+    items: &Bound<'py, PyList>,
+    d: &[u8],
+    window: &blip::Window<'_>,
+    origin: &[u8],
+    now: i64,
+) -> PyResult<()> {
+    for group in &window.groups {
+        let plan = window.plan(group, origin).map_err(refuse)?;
+        let batch = unzeroed_array(py, plan.0.length, |out| window.fill(d, group, &plan, origin, now, out))?;
+        let ids = unzeroed_bytes(py, 8 * group.frames, |out| window.fill_ids(d, group, out))?;
+        items.append((blip::PUBLISH, group.qos, PyBytes::new(py, group.topic), batch, ids))?;
+    }
+    Ok(())
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub fn blip_deliver<'py>(
+    py: Python<'py>,
+    version: i64,
+    topic: &[u8],
+    qos: i64,
+    batch: &Bound<'py, PyAny>,
+    first: i64,
+    last: i64,
+    first_tag: u64,
+    ids: &[u8],
+    now: i64,
+) -> PyResult<(Bound<'py, PyBytes>, usize)> {
+    let (version, qos) = (version_of(version)?, qos_of(qos)?);
+    topic_fits(topic)?;
+    let held = Held::new(batch)?;
+    let wish = blip::DeliveryWish { version, topic, qos, data: held.bytes(), first, last, first_tag, ids, now };
+    let delivery = blip::Delivery::new(wish).map_err(refuse)?;
+    let frames = unzeroed_bytes(py, delivery.bytes, |out| delivery.fill(out))?;
+    Ok((frames, delivery.frames))
+}
+
+#[pyfunction]
+pub fn blip_publish<'py>(
+    py: Python<'py>,
+    topic: &[u8],
+    qos: i64,
+    values: &Bound<'py, PyAny>,
+    first_id: u64,
+    ttl_ms: u32,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let qos = qos_of(qos)?;
+    topic_fits(topic)?;
+    let values = list_of(values)?.iter().map(|one| Ok(one.cast_into::<PyBytes>()?)).collect::<PyResult<Vec<_>>>()?;
+    if first_id != 0 && first_id.checked_add((values.len() as u64).saturating_sub(1)).is_none() {
+        return Err(refuse("correlation ids leave the unsigned 64-bit range"));
+    }
+    let template = blip::publish_template(topic, qos, ttl_ms);
+    let mut total = 0;
+    for value in &values {
+        let size = template.len() + value.as_bytes().len();
+        if size - 4 > blip::MAX_FRAME_CEILING_BYTES {
+            return Err(refuse("message too large: a frame is over 32 MiB"));
+        }
+        total += size;
+    }
+    PyBytes::new_with(py, total, |out| {
+        let (mut at, mut id) = (0, first_id);
+        for value in &values {
+            at = blip::put_publish(out, at, &template, id, value.as_bytes());
+            id = if first_id == 0 { 0 } else { id.wrapping_add(1) };
+        }
+        Ok(())
+    })
+}
+
+#[pyfunction]
+pub fn blip_received<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    max_frame: i64,
+) -> PyResult<Split<'py>> {
+    let held = Held::new(data)?;
+    let d = held.bytes();
+    let (mut pos, max_frame) = frame_bounds(start, max_frame, d.len())?;
+    let items = PyList::empty(py);
+    let mut run: Option<(u8, &[u8], Bound<'py, PyList>)> = None;
+    loop {
+        let (kind, end) = match blip::next_frame(d, pos, max_frame, blip::DELIVER) {
+            blip::Next::Frame { kind, end } => (kind, end),
+            blip::Next::Wait => return Ok((items, pos, 0)),
+            blip::Next::Fatal(fatal) => return Ok((items, pos, fatal)),
+        };
+        let (payload, cid) = (pos + blip::FRAME_BYTES, blip::u64_be(d, pos + 5));
+        if kind != blip::PUBLISH && kind != blip::DELIVER {
+            run = None;
+            items.append((kind, cid, PyBytes::new(py, &d[payload..end])))?;
+            pos = end;
+            continue;
+        }
+        let known = run.as_ref().map_or(&[][..], |run| run.1);
+        let Some((topic, qos, body)) = blip::parse_delivery(d, payload, end, kind, known) else {
+            return Ok((items, pos, blip::BAD_DELIVERY));
+        };
+        let message = (cid, qos, PyBytes::new(py, &d[body..end]));
+        match &run {
+            Some((same_kind, same_topic, messages)) if *same_kind == kind && *same_topic == topic => {
+                messages.append(message)?;
+            }
+            _ => {
+                let messages = PyList::empty(py);
+                messages.append(message)?;
+                items.append((kind, PyBytes::new(py, topic), &messages))?;
+                run = Some((kind, topic, messages));
+            }
+        }
+        pos = end;
+    }
+}
