@@ -314,6 +314,89 @@ def fly_received(data: Buffer, start: int, max_frame: int, sdk: bool) -> tuple[l
     (op, flags, payload). fatal as in fly_split, and 4 a reply to PRODUCE or FETCH that does not add up; consumed is then
     the start of that frame. max_frame is 1 byte to 64 MiB."""
 
+# -- Felix ------------------------------------------------------------------------------------------------------------
+# In all of them frame_bytes_max, the greatest payload of a frame, is 1 byte to 32 MiB.
+
+def felix_split(
+    data: Buffer, start: int, frame_bytes_max: int, known: int, strict: bool, origin: bytes, now: int
+) -> tuple[list[tuple[Any, ...]], int, int]:
+    """Split a read into what the session must act on: (items, consumed, fatal).
+
+    known: the flag bits that may be on a frame. strict: a frame with another bit is refused; else other bits are masked
+    away first.
+
+    items, in wire order:
+      (1, target, batch, count, request_id, ack_mode)  a binary batch (0x0001: request_id -1 and ack_mode 0; 0x0009:
+                          ack_mode 1 or 2). target is the wire's bytes: str16 tenant, str16 namespace, str16 stream, each
+                          valid UTF-8. batch is unsealed, as build makes it, with `origin`; None if count is 0.
+                          Neighbouring 0x0001 frames with one target are one item, until it would have over 32 MiB of
+                          values or 2**20 records; 0x0009 is never merged.
+      (0, payload)        a JSON frame (flags 0); payload as bytes, unchecked
+      (2, code, request_id)  a malformed batch: code 1 ends early, 2 count larger than what follows, 3 bytes behind the end,
+                          4 ack mode not 1 or 2, 5 name not UTF-8, 6 over 2**20 records. request_id -1 if there is none.
+      (3, flags, -1)      flags (as on the wire) that are not known, or not sensible from a client
+      (4, flags, payload)  a batch that is still packed: flags 0x0041 or 0x0049
+    consumed: position behind the last whole frame taken. fatal: 0, or 1 bad magic, 2 unknown version, 3 length above
+    frame_bytes_max, each judged as soon as its bytes are in; the items before it are still good. `now` must be microseconds
+    since 1970; no record is given an expiry."""
+
+def felix_batch(payload: Buffer, flags: int, origin: bytes, now: int) -> tuple[Any, ...]:
+    """The item (1, ...) or (2, ...) of felix_split for the payload (at most 32 MiB) of one batch, already unpacked. flags
+    are 0x0001 or 0x0009, with or without 0x0040."""
+
+def felix_gets(
+    data: Buffer,
+    start: int,
+    frame_bytes_max: int,
+    scopes: dict[bytes, dict[bytes, list[Any]]],
+    now: int,
+    bytes_max: int,
+    versions: bool,
+) -> tuple[bytes, int, int, int]:
+    """Answer the run of whole JSON `cache_get` frames (flags 0) at start: (reply frames, consumed, hits, misses).
+
+    scopes: tenant NUL namespace NUL cache (b"": a get without these three) -> the cache's entries: key -> [value, expires
+    in microseconds or 0, used, version]. A hit sets used to True. An entry that has expired (0 < expires <= now) is a miss,
+    and its value null. Fields may be in any order, white space is allowed, request_id is text or a whole number below 2**64
+    and echoed as it came. With `versions` a hit has "version" at the end.
+    It ends before the first frame that is not a plain get: something else, an escape, a field that is unknown, doubled, of
+    the wrong type or missing, invalid UTF-8, a scope that is not in scopes, an answer over frame_bytes_max; and when the
+    reply has bytes_max (at least 1)."""
+
+def felix_deliver(
+    batch: Buffer, first: int, last: int, now: int, offsets: bool, high: int, frame_bytes_max: int
+) -> tuple[bytes, int]:
+    """Event frames 0x0004 for records first..last-1 of a batch: (bytes, events). Records whose expiry is not 0 and not
+    after `now` are left out; a null value is sent as an empty one. With offsets 0x0024, whose base offset has the bits of
+    `high` set: a gap in the offsets begins a new frame. A frame ends before it would pass frame_bytes_max; a record that
+    alone is longer has a frame of its own."""
+
+def felix_events(
+    batch: Buffer, first: int, last: int, now: int, target_json: bytes, frame_bytes_max: int
+) -> tuple[bytes, int]:
+    """The same records as JSON frames: (bytes, events). `event` if one is in it, else `event_batch`: at most 64, and at most
+    64 KiB or frame_bytes_max of JSON; an event that alone is longer has a frame of its own. target_json are the fields
+    behind "type", such as b'"tenant_id":"t","namespace":"n","stream":"s"'."""
+
+def felix_publish(target: bytes, values: Sequence[bytes], request_id: int, ack_mode: int) -> bytes:
+    """One batch of a client: a frame 0x0001 (request_id -1 and ack_mode 0) or 0x0009 (ack_mode 1 or 2). target as in
+    felix_split. ValueError for over 2**20 values or a payload over 32 MiB."""
+
+def felix_received(data: Buffer, start: int, frame_bytes_max: int) -> tuple[list[tuple[Any, ...]], int, int]:
+    """Split what a client reads: (items, consumed, fatal).
+
+      (4, subscription_id or -1, base_offset or -1, [value, ...])  events: 0x0002, 0x0004, 0x0022 or 0x0024
+      (0x10, status, request_id, message)                          the acknowledgement of a batch; message as str
+      (0, payload)                                                 a JSON frame
+      (0x40, flags, payload)                                       events that are still packed: flags 0x0044 or 0x0064
+    fatal as in felix_split, 4 a payload that does not add up (or has over 2**20 values), and 5 flags that no server may
+    send; consumed is then the start of that frame."""
+
+def json_fault(data: Buffer, depth_max: int) -> int:
+    """What is wrong with a text, by the first fault in it: 0 nothing, 1 not one JSON object (RFC 8259) of UTF-8 with white
+    space around it at most, 2 a duplicate key in an object (escapes are resolved), 3 deeper than depth_max (1 to 10,000;
+    objects and arrays count, the outermost is 1). Half of a surrogate pair is not UTF-8. Time is linear."""
+
 # -- WebSocket --------------------------------------------------------------------------------------------------------
 
 def ws_split(

@@ -23,6 +23,15 @@ from quintet.kernel.pure_batch import (
 from quintet.kernel.pure_blip import blip_deliver, blip_publish, blip_received, blip_split
 from quintet.kernel.pure_crc import crc32c
 from quintet.kernel.pure_fast import fast_deliver, fast_publish, fast_received, fast_split
+from quintet.kernel.pure_felix import (
+    felix_batch,
+    felix_deliver,
+    felix_events,
+    felix_publish,
+    felix_received,
+    felix_split,
+)
+from quintet.kernel.pure_felix_json import felix_gets, json_fault
 from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split
 from quintet.kernel.pure_ws import ws_split
 
@@ -39,6 +48,13 @@ __all__ = [
     "fast_publish",
     "fast_received",
     "fast_split",
+    "felix_batch",
+    "felix_deliver",
+    "felix_events",
+    "felix_gets",
+    "felix_publish",
+    "felix_received",
+    "felix_split",
     "find",
     "fly_fetch",
     "fly_produce",
@@ -47,6 +63,7 @@ __all__ = [
     "fly_split",
     "follow",
     "gather",
+    "json_fault",
     "layout",
     "merge",
     "place",
