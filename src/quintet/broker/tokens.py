@@ -19,12 +19,7 @@ RFC 8725 wants one algorithm for a key: that is the default, and listing several
 a parameter. Nothing here logs, and no error repeats a part of a token.
 """
 
-import binascii
-import json
-import math
-import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any, Final, NoReturn
@@ -32,20 +27,15 @@ from typing import Any, Final, NoReturn
 from jwt.algorithms import HMACAlgorithm
 from jwt.exceptions import InvalidKeyError
 
-from quintet.broker.access import check_user_name
-from quintet.model.errors import AuthError, BadName, BadRequest, ConfigError, TooLarge
+from quintet.broker import jose
+from quintet.broker.jose import SECOND
+from quintet.model.errors import ConfigError, TooLarge
 
-SECOND: Final = 1_000_000  # microseconds
 TOKEN_BYTES_MAX: Final = 255  # its length is one byte in the packets of Fast
 QUEUE_KEY_BYTES_MAX: Final = 255
-JSON_DEPTH_MAX: Final = 8  # objects and arrays inside each other
-INT_MAX: Final = (1 << 63) - 1
-INT_DIGITS_MAX: Final = 20  # with a sign; longer texts are not even made a number
-SECONDS_MAX: Final = 253_402_300_799  # the end of year 9999; what is above was written in milliseconds
 LEEWAY_US_DEFAULT: Final = 60 * SECOND
 
 PERMISSIONS: Final = frozenset({"publish", "subscribe", "rotate", "create"})
-HEADER_FIELDS: Final = frozenset({"alg", "typ", "kid"})
 HASHES: Final[dict[str, HMACAlgorithm]] = {
     "HS256": HMACAlgorithm(HMACAlgorithm.SHA256),
     "HS384": HMACAlgorithm(HMACAlgorithm.SHA384),
@@ -55,46 +45,20 @@ SIGNATURE_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
 SECRET_BYTES_MIN: Final = SIGNATURE_BYTES  # RFC 7518, section 3.2: as long as the hash
 
 # Why a token is refused: the name of the rule, and what is said about it.
-RULES: Final = {
+RULES: Final = jose.RULES | {
     "no secret": "no token can be verified, because the broker has no secret for tokens",
-    "empty": "it is empty",
-    "size": "it is longer than a token may be here",
-    "parts": "it does not have exactly three parts",
-    "spelling": "a part is not base64url in its one spelling: no padding, no other characters, no spare bits",
-    "header json": "its header is no JSON object of UTF-8 text with each key once",
-    "header field": "its header has a field other than alg, typ and kid",
-    "kid": "its kid is not a string",
-    "typ": "its typ is not JWT",
-    "unsigned": "it is not signed",
-    "algorithm": "its algorithm is not one that this broker accepts",
-    "signature size": "its signature does not have the length its algorithm gives",
-    "signature": "its signature is wrong",
-    "claims json": "its claims are no JSON object of UTF-8 text with each key once",
-    "sub": "its sub is not the name of a user",
     "queue_key": "its queue_key is not a string of 1 to 255 bytes",
     "permissions": "its permissions are neither a string nor an array of strings",
-    "exp": "its exp is not a whole number of seconds since 1970",
-    "nbf": "its nbf is not a whole number of seconds since 1970",
-    "iat": "its iat is not a whole number of seconds since 1970",
-    "no exp": "it has no exp, and this broker wants one",
-    "iss": "its iss is not the issuer this broker trusts",
-    "aud": "its aud does not name this broker",
-    "expired": "it has expired",
-    "too early": "it is not valid yet",
 }
-HINTS: Final = {
+HINTS: Final = jose.HINTS | {
     "no secret": "give [[tokens.secrets]] in the configuration",
     "algorithm": "sign with one of tokens.algorithms: HS256 unless the configuration says otherwise",
-    "header field": "sign with a header of alg and typ",
     "signature": "sign with a secret of [[tokens.secrets]]",
-    "expired": "get a new token, and compare the clocks",
-    "too early": "wait, and compare the clocks",
 }
 
 
 def refuse(rule: str) -> NoReturn:
-    """Raise the AuthError of a rule. What led to it may hold parts of the token, so it is not shown with it."""
-    raise AuthError(f"token refused: {RULES[rule]}", hint=HINTS.get(rule, "")) from None
+    jose.refuse(rule, RULES, HINTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +92,10 @@ class TokenOptions:
             raise ConfigError("the leeway of tokens is negative", hint="0 is the least")
         for algorithm in self.algorithms:
             for number, secret in enumerate(self.secrets):
-                _prepared(secret, algorithm, f"secret {number} of tokens")
+                prepared_secret(secret, algorithm, f"secret {number} of tokens")
 
 
-def _prepared(secret: bytes, algorithm: str, what: str) -> bytes:
+def prepared_secret(secret: bytes, algorithm: str, what: str) -> bytes:
     """The secret, if it may be used with this algorithm."""
     if algorithm not in HASHES:
         known = ", ".join(HASHES)
@@ -166,7 +130,7 @@ class Tokens:
     def replace(self, options: TokenOptions) -> None:
         self.options = options
         self._keys = {
-            name: tuple(_prepared(secret, name, "a secret of tokens") for secret in options.secrets)
+            name: tuple(prepared_secret(secret, name, "a secret of tokens") for secret in options.secrets)
             for name in options.algorithms
         }
         self.epoch += 1
@@ -181,33 +145,11 @@ class Tokens:
         options = self.options
         if not options.secrets:
             refuse("no secret")
-        header, claims, signature = _parts(token, options.token_bytes_max)
-        algorithm = check_header(_decoded(header, "header json"), options.algorithms)
+        header, claims, signature = jose.split(token, options.token_bytes_max)
+        algorithm = check_header(jose.decoded(header, "header json"), options.algorithms)
         signed = token[: len(header) + 1 + len(claims)]
-        _check_signature(signed, _bytes_of(signature), algorithm, self._keys[algorithm])
-        return _decoded(claims, "claims json")
-
-
-def _parts(token: bytes, most: int) -> list[bytes]:
-    if not token:
-        refuse("empty")
-    if len(token) > most:
-        refuse("size")
-    parts = token.split(b".", 3)
-    if len(parts) != 3:
-        refuse("parts")
-    return parts
-
-
-def _bytes_of(part: bytes) -> bytes:
-    """What a part stands for. The decoder is lenient; that the bytes have exactly this spelling is the check."""
-    try:
-        found = urlsafe_b64decode(part + b"==="[: -len(part) % 4])
-    except (binascii.Error, ValueError):
-        refuse("spelling")
-    if urlsafe_b64encode(found).rstrip(b"=") != part:
-        refuse("spelling")
-    return found
+        _check_signature(signed, jose.bytes_of(signature), algorithm, self._keys[algorithm])
+        return jose.decoded(claims, "claims json")
 
 
 def _check_signature(signed: bytes, signature: bytes, algorithm: str, keys: tuple[bytes, ...]) -> None:
@@ -223,49 +165,22 @@ def check_header(header: Mapping[str, Any], algorithms: tuple[str, ...]) -> str:
     """The algorithm of a token whose header follows the rules."""
     algorithm = header.get("alg")
     if algorithm not in algorithms or type(algorithm) is not str:
-        absent = algorithm is None or (type(algorithm) is str and algorithm.strip().lower() in ("", "none"))
-        refuse("unsigned" if absent else "algorithm")
-    if not HEADER_FIELDS.issuperset(header):
-        refuse("header field")
-    typ = header.get("typ", "JWT")
-    if type(typ) is not str or typ.upper() != "JWT" or not typ.isascii():
-        refuse("typ")
-    if type(header.get("kid", "")) is not str:
-        refuse("kid")
+        refuse("unsigned" if jose.says_unsigned(algorithm) else "algorithm")
+    jose.check_header_fields(header)
     return algorithm
 
 
 def check_claims(claims: Mapping[str, Any], options: TokenOptions, now: int) -> Claims:
     """The claims, if they follow the rules at `now`; the signature is not looked at here."""
-    subject = _subject(claims.get("sub"))
+    subject = jose.subject(claims.get("sub"))
     key = _queue_key(claims.get("queue_key"))
     permissions = _permissions(claims.get("permissions", ()))
-    expires, not_before, _ = _seconds(claims, "exp"), _seconds(claims, "nbf"), _seconds(claims, "iat")
+    expires, not_before, _ = jose.seconds(claims, "exp"), jose.seconds(claims, "nbf"), jose.seconds(claims, "iat")
     if expires is None and options.require_exp:
         refuse("no exp")
-    if options.issuer and claims.get("iss") != options.issuer:
-        refuse("iss")
-    if options.audience and not _names(claims.get("aud"), options.audience):
-        refuse("aud")
-    until = since = 0
-    if expires is not None:
-        until = expires * SECOND + options.leeway_us
-        if now >= until:
-            refuse("expired")
-    if not_before is not None:
-        since = max(0, not_before * SECOND - options.leeway_us)
-        if now < since:
-            refuse("too early")
+    jose.check_party(claims, options.issuer, options.audience)
+    until, since = jose.check_times(expires, not_before, options.leeway_us, now)
     return Claims(subject, key, permissions, until, since)
-
-
-def _subject(value: object) -> str:
-    if type(value) is not str:
-        refuse("sub")
-    try:
-        return check_user_name(value)
-    except BadName:
-        refuse("sub")
 
 
 def _queue_key(value: object) -> bytes:
@@ -288,80 +203,6 @@ def _permissions(value: object) -> frozenset[str]:
     return PERMISSIONS.intersection(words)
 
 
-def _seconds(claims: Mapping[str, Any], name: str) -> int | None:
-    if name not in claims:
-        return None
-    value = claims[name]
-    if type(value) is not int or not 0 <= value <= SECONDS_MAX:  # True is an int, too, but not of this type
-        refuse(name)
-    return value
-
-
-def _names(value: object, audience: str) -> bool:
-    audiences = [value] if type(value) is str else value
-    return isinstance(audiences, list) and all(type(each) is str for each in audiences) and audience in audiences
-
-
-# -- JSON that can be read one way only -------------------------------------------------------------------------------
-
-
-class _Ambiguous(ValueError):
-    """JSON that two readers could understand differently, or that is made to hurt the reader."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _Ambiguous
-    return found
-
-
-def _int(text: str) -> int:
-    if len(text) > INT_DIGITS_MAX or abs(found := int(text)) > INT_MAX:
-        raise _Ambiguous
-    return found
-
-
-def _float(text: str) -> float:
-    found = float(text)
-    if not math.isfinite(found):
-        raise _Ambiguous
-    return found
-
-
-def _constant(_name: str) -> NoReturn:
-    raise _Ambiguous  # NaN, Infinity: no JSON, but Python would read it
-
-
-_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_read: Final[Callable[[str], Any]] = json.JSONDecoder(
-    object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant
-).decode
-
-
-def _deep(data: bytes) -> bool:
-    if data.count(b"{") + data.count(b"[") <= JSON_DEPTH_MAX:
-        return False
-    depth = 0
-    for byte in _STRINGS.sub(b"", data):
-        depth += (byte in b"{[") - (byte in b"}]")
-        if depth > JSON_DEPTH_MAX:
-            return True
-    return False
-
-
-def _decoded(part: bytes, rule: str) -> dict[str, Any]:
-    """The JSON object in a part, or a refusal by `rule`."""
-    data = _bytes_of(part)
-    try:
-        found = None if _deep(data) else _read(data.decode())
-    except ValueError:  # JSONDecodeError, UnicodeDecodeError and ours are among it; their texts repeat the input
-        found = None
-    if type(found) is not dict:
-        refuse(rule)
-    return found
-
-
 # -- making and looking at --------------------------------------------------------------------------------------------
 
 
@@ -377,15 +218,15 @@ class Inspected:
 
 def inspect(token: bytes, bytes_max: int = 16 * 1024) -> Inspected:
     """Take a token apart without verifying it; AuthError if it is none."""
-    header, claims, signature = _parts(token, bytes_max)
-    found = _decoded(claims, "claims json")
-    _bytes_of(signature)
-    return Inspected(_decoded(header, "header json"), found, claim_sizes(found), len(token))
+    header, claims, signature = jose.split(token, bytes_max)
+    found = jose.decoded(claims, "claims json")
+    jose.bytes_of(signature)
+    return Inspected(jose.decoded(header, "header json"), found, claim_sizes(found), len(token))
 
 
 def claim_sizes(claims: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of JSON that each claim takes: its name, its value and a comma."""
-    return {name: len(_json({name: value}, "surrogatepass")) - 1 for name, value in claims.items()}
+    return {name: len(jose.json_text({name: value}, "surrogatepass")) - 1 for name, value in claims.items()}
 
 
 def mint(
@@ -398,15 +239,15 @@ def mint(
 ) -> bytes:
     """A token with these claims in this order. Raises TooLarge, with the claim to shorten, if it is over `bytes_max`
     bytes, ConfigError for a secret that no broker takes, and BadRequest for claims that JSON cannot hold."""
-    key = _prepared(secret, algorithm, "the secret")
-    header = _spelled(_json({"alg": algorithm, "typ": "JWT"} if typ else {"alg": algorithm}))
-    said = _json(claims)
-    signed = header + b"." + _spelled(said)
-    token = signed + b"." + _spelled(HASHES[algorithm].sign(signed, key))
+    key = prepared_secret(secret, algorithm, "the secret")
+    header = jose.spelled(jose.json_text({"alg": algorithm, "typ": "JWT"} if typ else {"alg": algorithm}))
+    said = jose.json_text(claims)
+    signed = header + b"." + jose.spelled(said)
+    token = signed + b"." + jose.spelled(HASHES[algorithm].sign(signed, key))
     if len(token) > bytes_max:
         sizes = claim_sizes(claims)
         longest = max(sizes, key=sizes.__getitem__)
-        room = (bytes_max - len(token) + len(_spelled(said))) * 3 // 4
+        room = (bytes_max - len(token) + len(jose.spelled(said))) * 3 // 4
         raise TooLarge(
             f"the token would have {len(token)} bytes, {len(token) - bytes_max} over the {bytes_max} that fit; its longest "
             f"claim is {longest} with {sizes[longest]} bytes",
@@ -414,14 +255,3 @@ def mint(
             + ("; without typ there is room for 12 more" if typ else ""),
         )
     return token
-
-
-def _spelled(data: bytes) -> bytes:
-    return urlsafe_b64encode(data).rstrip(b"=")
-
-
-def _json(value: Mapping[str, Any], errors: str = "strict") -> bytes:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors=errors)
-    except (TypeError, ValueError, RecursionError):
-        raise BadRequest("the claims of a token are texts, numbers and lists of them, in UTF-8") from None
