@@ -1,0 +1,128 @@
+"""The frames of Felix as data: flags, message types, rights, sizes, codes. No logic.
+
+     0       4         6       8         12
+    | magic | version | flags | length  | payload |      big-endian; length counts the payload
+
+    flags    payload                                                                     who sends it
+    0x0000   one JSON object; its first field is `type`                                  both
+    0x0001   str16 tenant, str16 namespace, str16 stream, u32 count, bytes32 * count     client, not answered
+    0x0009   u64 request_id, u8 ack_mode (1 per message, 2 per batch), then as 0x0001    client, answered by 0x0010
+    0x0010   u8 status (0 ok, 1 error), u64 request_id, str16 text                       server
+    0x0004   u32 count, bytes32 * count: events of the stream that the hello named       server
+    0x0024   u64 base_offset, u32 count, bytes32 * count                                 server
+    0x0002   u64 subscription_id, then as 0x0004; 0x0022 with offsets                    nobody here; a client knows them
+    0x0040   on 0x0001, 0x0009, 0x0004, 0x0024: the payload is one zstd frame of it      both, where both said so in `auth`
+    0x0080   on no frame: in `auth` and `auth_ok` it stands for the messages that are ours (OURS below)
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from quintet.model import limits
+from quintet.model.rights import Right
+
+MAGIC: Final = 0x464C5831
+VERSION: Final = 1
+HEADER: Final = struct.Struct(">IHHI")
+
+BATCH: Final = 0x0001
+EVENTS_OF: Final = 0x0002
+EVENTS: Final = 0x0004
+ACKED: Final = 0x0008
+ACK: Final = 0x0010
+OFFSETS: Final = 0x0020
+ZSTD: Final = 0x0040
+EXTENDED: Final = 0x0080
+PUBLISHED_FLAGS: Final = 0x003F  # what the published client advertises
+SERVER_FLAGS: Final = 0x00FF
+UNSAID_FLAGS: Final = 0x0007  # of a client whose `auth` advertises nothing
+
+# Message types, each with what it needs. "owner" is a subscription of the same connection; the right to its topic was
+# asked for when it was made, and is asked again whenever rights change.
+RIGHTS: Final[dict[str, Right]] = {
+    "auth": "open",
+    "publish": "write",
+    "publish_batch": "write",
+    "binary batch": "write",  # 0x0001
+    "acknowledged batch": "write",  # 0x0009
+    "subscribe": "read",
+    "cache_put": "write",
+    "cache_get": "read",
+    "ack": "owner",
+    "unsubscribe": "owner",
+    "cache_delete": "write",
+    "cache_incr": "write",
+    "cache_get_many": "read",
+    "cache_watch": "read",
+    "auth_ok": "server",
+    "subscribed": "server",
+    "event_stream_hello": "server",
+    "event": "server",
+    "event_batch": "server",
+    "cache_value": "server",
+    "cache_ok": "server",
+    "publish_ok": "server",
+    "publish_error": "server",
+    "ok": "server",
+    "error": "server",
+    "subscribe_cursor_error": "server",
+    "cache_conflict": "server",
+    "cache_number": "server",
+    "cache_values": "server",
+    "cache_event": "server",
+    "lagged": "server",
+    "publish ack": "server",  # 0x0010
+    "binary events": "server",  # 0x0004, 0x0024
+}
+# Only where both sides said EXTENDED; to anybody else these are unknown.
+OURS: Final = frozenset({"ack", "unsubscribe", "cache_delete", "cache_incr", "cache_get_many", "cache_watch"})
+REQUESTS: Final = (
+    frozenset({"auth", "publish", "publish_batch", "subscribe", "cache_put", "cache_get"}) | OURS
+)  # fmt: skip
+NAMES: Final = (
+    *REQUESTS, "binary batch", "acknowledged batch", "auth_ok", "subscribed", "event_stream_hello", "event", "event_batch",
+    "cache_value", "cache_ok", "publish_ok", "publish_error", "ok", "error", "subscribe_cursor_error", "cache_conflict",
+    "cache_number", "cache_values", "cache_event", "lagged", "publish ack", "binary events",
+)  # fmt: skip
+
+# The items of kernel.felix_split.
+JSON_ITEM: Final = 0
+BATCH_ITEM: Final = 1
+MALFORMED_ITEM: Final = 2
+FLAGS_ITEM: Final = 3
+PACKED_ITEM: Final = 4
+
+# Application codes: of the whole connection, and of a stream that was reset.
+PROTOCOL_ERROR: Final = 0x46
+LIMIT: Final = 0x4C
+REVOKED: Final = 0x52
+
+FRAME_BYTES_MAX: Final = 16 * limits.MIB
+JSON_DEPTH_MAX: Final = 32
+NAME_BYTES_MAX: Final = 200  # of a tenant, a namespace, a stream, a cache
+SUBSCRIPTION_ID_BYTES_MAX: Final = 256  # of a text as an id
+TEXT_BYTES_MAX: Final = 1_024  # of what an error says
+KEYS_MAX: Final = 10_000  # of one cache_get_many
+ACK_RECORDS_MAX: Final = 65_536  # settled by one `ack`
+ANSWER_BYTES_MAX: Final = limits.MIB  # made from one read; then the peer has to take it first
+REPLIES_WAITING_MAX: Final = 10_000  # requests of one stream that wait for the disk; above it, it is not read from
+SUBSCRIPTIONS_MAX: Final = 4_096  # of one connection
+SCOPES_MAX: Final = 256  # caches that one stream remembers its rights to
+TARGETS_MAX: Final = 1_024  # topics that one stream remembers
+ZSTD_BYTES_MIN: Final = 256  # of an event frame's payload: below it, packing does not pay
+TTL_MS_MAX: Final = 1 << 53  # 285,000 years: what no number of JavaScript exceeds
+PARTITION_SHIFT: Final = 48
+OFFSET_MASK: Final = (1 << PARTITION_SHIFT) - 1
+DEFAULT_SCOPE: Final = ("default", "default", "default")  # of a cache request that names none, as the document's do
+
+
+@dataclass(frozen=True, slots=True)
+class FelixOptions:
+    """The listener's part of the configuration that sessions need."""
+
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    open: bool = False
+    anonymous_role: str = ""
+    auto_create: bool = True
+    subscriptions_max: int = SUBSCRIPTIONS_MAX
