@@ -30,6 +30,7 @@ from quintet.broker.stages import TABLE as FENCES_TABLE
 from quintet.broker.stages import FenceRow, Stages
 from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
 from quintet.broker.table import T, Table
+from quintet.broker.tenant_tokens import TenantTokenOptions, TenantTokens
 from quintet.broker.tokens import TokenOptions, Tokens
 from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
 from quintet.broker.transactions import TransactionLimits, Transactions
@@ -85,6 +86,7 @@ class Broker:
         self.access = Access(dead_letter_suffix=options.dead_letter_suffix)
         self.access.on_refused = self._refused
         self.tokens = Tokens()  # refuses every token until set_tokens
+        self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
         self._waits = Waits(scheduler)
         self._options = options
@@ -172,6 +174,12 @@ class Broker:
         """Judge tokens by these options from now on; what sessions remember of tokens is judged again."""
         if options != self.tokens.options:
             self.tokens.replace(options)
+            self.access.look_again()
+
+    def set_tenant_tokens(self, options: TenantTokenOptions) -> None:
+        """Judge tokens of Felix tenants by these options from now on; what sessions remember of them is judged again."""
+        if options != self.tenant_tokens.options:
+            self.tenant_tokens.replace(options)
             self.access.look_again()
 
     def configure_users(
