@@ -27,12 +27,14 @@ from quintet.broker.access import Credential, Role
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.peers import PeerOptions, options_of
 from quintet.broker.queues import QueueOptions
+from quintet.broker.tenant_tokens import TenantTokenOptions
 from quintet.broker.tokens import TokenOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.broker.users import ConfiguredUser
 from quintet.config import Settings
 from quintet.config.doors import FastListener, FlightListener, FlymqListener, TcpListener
 from quintet.config.fields import read_secret
+from quintet.config.jwks import tenant_keys
 from quintet.config.trust import Peers
 from quintet.delivery.subscription import Policy
 from quintet.flight import wire
@@ -169,6 +171,7 @@ class Server:
             self.broker = Broker(self.log, scheduler, _broker_options(settings), _report)
             self.broker.set_credentials(_credentials(settings))
             self.broker.set_tokens(_tokens(settings))
+            self.broker.set_tenant_tokens(_tenant_tokens(settings))
             await self._configure_users()
             await self._open_doors()
         except BaseException:
@@ -349,7 +352,7 @@ class Server:
         """SIGHUP: all or nothing, and whatever is wrong with the new files, the old policy stays."""
         try:
             fresh = self._read_again()
-            tokens = _tokens(fresh)
+            tokens, tenant_tokens = _tokens(fresh), _tenant_tokens(fresh)
             for name, context in self.contexts.items():
                 door = getattr(fresh.listeners, _key_of(name))
                 load_into(context, door.tls_cert, door.tls_key)
@@ -360,6 +363,7 @@ class Server:
             return
         self.broker.set_credentials(_credentials(fresh))
         self.broker.set_tokens(tokens)
+        self.broker.set_tenant_tokens(tenant_tokens)
         self.broker.peers.options = _peer_options(fresh.peers)
         self.broker.configure_users(*_users(fresh), _users_reloaded)
         self.settings = fresh
@@ -461,6 +465,18 @@ def _tokens(settings: Settings) -> TokenOptions:
         issuer=tokens.issuer,
         audience=tokens.audience,
         require_exp=tokens.require_exp,
+    )
+
+
+def _tenant_tokens(settings: Settings) -> TenantTokenOptions:
+    """A secret is for the algorithms that are listed: without HS256 among them it judges no token of Felix."""
+    tokens, door = settings.tokens, settings.listeners.felix
+    return TenantTokenOptions(
+        secrets=tuple(secret.value for secret in tokens.secrets) if "HS256" in tokens.algorithms else (),
+        leeway_us=tokens.leeway_seconds * 1_000_000,
+        issuer=door.issuer,
+        audience=door.audience,
+        keys=tenant_keys(tokens.jwks_file, settings.tenants),
     )
 
 
