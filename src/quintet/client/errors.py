@@ -43,6 +43,7 @@ from quintet.model.errors import (
     UnknownSubscription,
     UserExists,
     UserNotFound,
+    VersionConflict,
     WrongKey,
 )
 
@@ -150,6 +151,7 @@ _HINTS: Final[dict[type[QuintetError], str]] = {
     UnknownSubscription: "it was settled already, or belongs to somebody else",
     UserExists: "",
     UserNotFound: "",
+    VersionConflict: "read the key again, and decide anew",
     WrongKey: "take a token with the queue's key",
 }
 BY_CODE: Final = {kind.code: kind for kind in _HINTS}
@@ -218,6 +220,7 @@ ALL: Final = (
     Unsupported,
     UserExists,
     UserNotFound,
+    VersionConflict,
     WrongKey,
 )
 
@@ -269,6 +272,7 @@ __all__ = [
     "Unsupported",
     "UserExists",
     "UserNotFound",
+    "VersionConflict",
     "WrongKey",
     "from_server",
 ]

@@ -192,6 +192,18 @@ class AclNotFound(QuintetError, LookupError):
     code = "E1342"
 
 
+class VersionConflict(QuintetError):
+    """A key of a cache is not at the version that was asked for: it is at `version`, with `value` (0 and None: it is not
+    there)."""
+
+    code = "E1350"
+
+    def __init__(self, message: str, *, version: int = 0, value: bytes | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.version = version
+        self.value = value
+
+
 class LimitExceeded(QuintetError):
     """A named limit of the broker was reached (too many topics, subscriptions, connections)."""
 
