@@ -1,18 +1,18 @@
 """The frames of Felix as data: flags, message types, rights, sizes, codes. No logic.
 
-     0       4         6       8         12
-    | magic | version | flags | length  | payload |      big-endian; length counts the payload
+ 0       4         6       8         12
+| magic | version | flags | length  | payload |      big-endian; length counts the payload
 
-    flags    payload                                                                     who sends it
-    0x0000   one JSON object; its first field is `type`                                  both
-    0x0001   str16 tenant, str16 namespace, str16 stream, u32 count, bytes32 * count     client, not answered
-    0x0009   u64 request_id, u8 ack_mode (1 per message, 2 per batch), then as 0x0001    client, answered by 0x0010
-    0x0010   u8 status (0 ok, 1 error), u64 request_id, str16 text                       server
-    0x0004   u32 count, bytes32 * count: events of the stream that the hello named       server
-    0x0024   u64 base_offset, u32 count, bytes32 * count                                 server
-    0x0002   u64 subscription_id, then as 0x0004; 0x0022 with offsets                    nobody here; a client knows them
-    0x0040   on 0x0001, 0x0009, 0x0004, 0x0024: the payload is one zstd frame of it      both, where both said so in `auth`
-    0x0080   on no frame: in `auth` and `auth_ok` it stands for the messages that are ours (OURS below)
+flags    payload                                                                     who sends it
+0x0000   one JSON object; its first field is `type`                                  both
+0x0001   str16 tenant, str16 namespace, str16 stream, u32 count, bytes32 * count     client, not answered
+0x0009   u64 request_id, u8 ack_mode (1 per message, 2 per batch), then as 0x0001    client, answered by 0x0010
+0x0010   u8 status (0 ok, 1 error), u64 request_id, str16 text                       server
+0x0004   u32 count, bytes32 * count: events of the stream that the hello named       server
+0x0024   u64 base_offset, u32 count, bytes32 * count                                 server
+0x0002   u64 subscription_id, then as 0x0004; 0x0022 with offsets                    nobody here; a client knows them
+0x0040   on 0x0001, 0x0009, 0x0004, 0x0024: the payload is one zstd frame of it      both, where both said so in `auth`
+0x0080   on no frame: in `auth` and `auth_ok` it stands for the messages that are ours (OURS below)
 """
 
 import struct

@@ -1,0 +1,386 @@
+"""Bytes <-> messages of Felix, one at a time, for both sides. Knows no session state.
+
+Each JSON message is a class below; its fields stand in the order they have on the wire, and what is None is left out. What
+comes by the thousand (batches, cache gets, events) is split and written by the kernel (`felix_split`, `felix_batch`,
+`felix_gets`, `felix_deliver`, `felix_events`, `felix_publish`, `felix_received`).
+"""
+
+import struct
+from typing import Any, Final, Literal
+
+import msgspec
+
+from quintet import kernel
+from quintet.model.errors import BadRequest
+from quintet.protocols.felix.frames import ACK, HEADER, JSON_DEPTH_MAX, MAGIC, OURS, TEXT_BYTES_MAX, VERSION, ZSTD
+
+Id = (
+    int | str | None
+)  # a published client's ids are numbers, the document's are texts; both are given back as they came
+Ack = Literal["none", "per_message", "per_batch"]
+U64_MAX: Final = (1 << 64) - 1
+UNPACK_STEP_BYTES: Final = 1 << 20
+WINDOW_LOG_MAX: Final = 25  # of a zstd frame: what unpacking may hold beside its output
+_ACK_HEAD: Final = struct.Struct(">BQH")
+
+
+class _Message(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type"):
+    pass
+
+
+# -- client to server -------------------------------------------------------------------------------------------------
+
+
+class Auth(_Message, kw_only=True, tag="auth"):
+    tenant_id: str
+    token: str
+    client_flags: int | None = None
+
+
+class _OfStream(_Message, kw_only=True):
+    tenant_id: str
+    namespace: str
+    stream: str
+
+
+class Publish(_OfStream, kw_only=True, tag="publish"):
+    payload: bytes
+    request_id: Id = None
+    ack: Ack | None = None
+
+
+class PublishBatch(_OfStream, kw_only=True, tag="publish_batch"):
+    payloads: list[bytes]
+    request_id: Id = None
+    ack: Ack | None = None
+
+
+class Start(msgspec.Struct, omit_defaults=True):
+    """Where a subscription begins. `offset` alone is everybody's; the others are ours."""
+
+    offset: int | None = None
+    time_ms: int | None = None
+    offsets: list[int] | None = None
+
+
+class Subscribe(_OfStream, kw_only=True, tag="subscribe"):
+    subscription_id: Id = None
+    start: Literal["latest", "earliest"] | Start | None = None
+    request_id: Id = None
+
+
+class SubscribeOurs(Subscribe, kw_only=True, tag="subscribe"):
+    ack: Literal["explicit", "none"] | None = None
+    durable: str | None = None
+    group: str | None = None
+    credit: int | None = None
+
+
+class _OfCache(_Message, kw_only=True):
+    tenant_id: str | None = None
+    namespace: str | None = None
+    cache: str | None = None
+
+
+class CachePut(_OfCache, kw_only=True, tag="cache_put"):
+    key: str
+    value: bytes
+    request_id: Id = None
+    ttl_ms: int | None = msgspec.field(
+        default_factory=lambda: None
+    )  # a factory: it is on the wire also when it is null
+
+
+class CachePutOurs(CachePut, kw_only=True, tag="cache_put"):
+    if_version: int | None = None
+
+
+class CacheGet(_OfCache, kw_only=True, tag="cache_get"):
+    key: str
+    request_id: Id = None
+
+
+class AckRanges(_Message, kw_only=True, tag="ack"):
+    subscription_id: int | str
+    ranges: list[tuple[int, int]]
+    request_id: Id = None
+
+
+class Unsubscribe(_Message, kw_only=True, tag="unsubscribe"):
+    subscription_id: int | str
+    delete: bool = False
+    request_id: Id = None
+
+
+class CacheDelete(_OfCache, kw_only=True, tag="cache_delete"):
+    key: str
+    if_version: int | None = None
+    request_id: Id = None
+
+
+class CacheIncr(_OfCache, kw_only=True, tag="cache_incr"):
+    key: str
+    delta: int
+    ttl_ms: int | None = None
+    request_id: Id = None
+
+
+class CacheGetMany(_OfCache, kw_only=True, tag="cache_get_many"):
+    keys: list[str]
+    request_id: Id = None
+
+
+class CacheWatch(_OfCache, kw_only=True, tag="cache_watch"):
+    key: str | None = None
+    prefix: str | None = None
+    subscription_id: Id = None
+    request_id: Id = None
+
+
+# -- server to client -------------------------------------------------------------------------------------------------
+
+
+class AuthOk(_Message, kw_only=True, tag="auth_ok"):
+    server_flags: int
+
+
+class Subscribed(_Message, kw_only=True, tag="subscribed"):
+    subscription_id: int | str
+
+
+class Hello(_Message, kw_only=True, tag="event_stream_hello"):
+    subscription_id: int | str
+
+
+class Event(_OfStream, kw_only=True, tag="event"):
+    payload: bytes
+    offset: int | None = None
+
+
+class EventBatch(_OfStream, kw_only=True, tag="event_batch"):
+    payloads: list[bytes]
+    base_offset: int | None = None
+
+
+class CacheValue(_OfCache, kw_only=True, tag="cache_value"):
+    key: str
+    value: bytes | None
+    request_id: Id = None
+    version: int | None = None
+
+
+class CacheOk(_Message, kw_only=True, tag="cache_ok"):
+    request_id: Id = None
+    version: int | None = None
+    existed: bool | None = None
+
+
+class PublishOk(_Message, kw_only=True, tag="publish_ok"):
+    request_id: Id = None
+
+
+class PublishError(_Message, kw_only=True, tag="publish_error"):
+    request_id: Id = None
+    message: str
+
+
+class Ok(_Message, kw_only=True, tag="ok"):
+    request_id: Id = None
+
+
+class Error(_Message, kw_only=True, tag="error"):
+    request_id: Id = None
+    message: str
+
+
+class CursorError(_Message, kw_only=True, tag="subscribe_cursor_error"):
+    reason: Literal["too_old", "in_future"]
+    requested: int
+    available: int
+
+
+class CacheConflict(_Message, kw_only=True, tag="cache_conflict"):
+    request_id: Id = None
+    key: str
+    version: int
+    value: bytes | None
+
+
+class CacheNumber(_Message, kw_only=True, tag="cache_number"):
+    request_id: Id = None
+    key: str
+    number: int
+    version: int
+
+
+class CacheValues(_Message, kw_only=True, tag="cache_values"):
+    request_id: Id = None
+    values: list[bytes | None]
+    versions: list[int]
+
+
+class CacheEvent(_Message, kw_only=True, tag="cache_event"):
+    key: str
+    value: bytes | None
+    version: int
+
+
+class Lagged(_Message, kw_only=True, tag="lagged"):
+    subscription_id: int | str
+    missed: int
+    next_offset: int
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+_REQUESTS: Final[tuple[type[_Message], ...]] = (
+    Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet, AckRanges, Unsubscribe, CacheDelete, CacheIncr,
+    CacheGetMany, CacheWatch,
+)  # fmt: skip
+_REPLIES: Final[tuple[type[_Message], ...]] = (
+    AuthOk, Subscribed, Hello, Event, EventBatch, CacheValue, CacheOk, PublishOk, PublishError, Ok, Error, CursorError,
+    CacheConflict, CacheNumber, CacheValues, CacheEvent, Lagged,
+)  # fmt: skip
+
+
+class _Head(msgspec.Struct):
+    type: str
+
+
+class _HeadId(msgspec.Struct):
+    request_id: Id = None
+
+
+def _decoders(kinds: tuple[type[_Message], ...]) -> dict[str, msgspec.json.Decoder[Any]]:
+    return {str(kind.__struct_config__.tag): msgspec.json.Decoder(kind) for kind in kinds}
+
+
+_head: Final = msgspec.json.Decoder(_Head)
+_head_id: Final = msgspec.json.Decoder(_HeadId)
+_plain: Final = {name: found for name, found in _decoders(_REQUESTS).items() if name not in OURS}
+_extended: Final = _decoders((*_REQUESTS, SubscribeOurs, CachePutOurs))
+_replies: Final = _decoders(_REPLIES)
+_encode: Final = msgspec.json.Encoder().encode
+
+_FAULTS: Final = {
+    1: "the payload is not one JSON object",
+    2: "the JSON has a key twice",
+    3: f"the JSON is nested deeper than {JSON_DEPTH_MAX}",
+}
+
+
+def _decode(payload: bytes, decoders: dict[str, msgspec.json.Decoder[Any]]) -> Any:
+    fault = kernel.json_fault(payload, JSON_DEPTH_MAX)
+    if fault:
+        raise BadRequest(_FAULTS[fault])
+    kind = ""
+    try:
+        kind = _head.decode(payload).type
+        decoder = decoders.get(kind)
+        if decoder is None:
+            raise BadRequest("unexpected message type")
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"{kind + ': ' if kind else ''}{error}") from error
+
+
+def decode(payload: bytes, extended: bool = False) -> Any:
+    """A client's message, or BadRequest naming the field that is wrong. `extended`: ours are known, too."""
+    return _decode(payload, _extended if extended else _plain)
+
+
+def decode_reply(payload: bytes) -> Any:
+    """A server's message, or BadRequest."""
+    return _decode(payload, _replies)
+
+
+def id_of(payload: bytes) -> Id:
+    """The request_id of a message that is otherwise not understood, if it has one."""
+    if kernel.json_fault(payload, JSON_DEPTH_MAX):
+        return None
+    try:
+        return _head_id.decode(payload).request_id
+    except msgspec.DecodeError:
+        return None
+
+
+def frame(payload: bytes, flags: int = 0) -> bytes:
+    return HEADER.pack(MAGIC, VERSION, flags, len(payload)) + payload
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """A JSON frame."""
+    payload = _encode(message)
+    return HEADER.pack(MAGIC, VERSION, 0, len(payload)) + payload
+
+
+# -- binary -----------------------------------------------------------------------------------------------------------
+
+
+def publish_ack(request_id: int, text: str = "", failed: bool = False) -> bytes:
+    """0x0010."""
+    said = cut(text).encode()
+    return frame(_ACK_HEAD.pack(failed, request_id, len(said)) + said, ACK)
+
+
+def target(tenant: str, namespace: str, stream: str) -> bytes:
+    """The names of a stream as a binary batch has them."""
+    parts = [part.encode() for part in (tenant, namespace, stream)]
+    return b"".join(struct.pack(">H", len(part)) + part for part in parts)
+
+
+def parse_target(data: bytes) -> tuple[str, str, str]:
+    """The same back; the kernel has seen that it is three texts."""
+    names, at = [], 0
+    for _ in range(3):
+        size = int.from_bytes(data[at : at + 2], "big")
+        names.append(data[at + 2 : at + 2 + size].decode())
+        at += 2 + size
+    return names[0], names[1], names[2]
+
+
+def cut(text: str) -> str:
+    """No longer than an error may be, and still UTF-8."""
+    return text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore")
+
+
+def pack(payload: bytes) -> bytes:
+    from backports.zstd import compress
+
+    return compress(payload, level=1)
+
+
+def unpack(payload: bytes, most: int) -> bytes:
+    """One zstd frame, of at most `most` bytes when unpacked; or BadRequest. Nothing is allocated for a lie."""
+    from backports.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
+
+    inflater = ZstdDecompressor(options={DecompressionParameter.window_log_max: WINDOW_LOG_MAX})
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        while not inflater.eof:
+            piece = inflater.decompress(payload, UNPACK_STEP_BYTES)
+            if not piece and inflater.needs_input and not inflater.eof:
+                raise BadRequest("the zstd frame is cut short")
+            size += len(piece)
+            if size > most:
+                raise BadRequest(f"the zstd frame holds more than {most} bytes")
+            pieces.append(piece)
+            payload = b""
+    except ZstdError as error:
+        raise BadRequest(f"the payload is not a zstd frame: {error}") from error
+    if inflater.unused_data:
+        raise BadRequest("something follows the zstd frame")
+    return b"".join(pieces)
+
+
+def packed(frames: bytes, least: int) -> bytes:
+    """Event frames with those payloads packed that become smaller by it."""
+    out, at = [], 0
+    while at < len(frames):
+        _, _, flags, size = HEADER.unpack_from(frames, at)
+        end = at + HEADER.size + size
+        small = pack(frames[at + HEADER.size : end]) if size >= least else b""
+        out.append(frame(small, flags | ZSTD) if small and len(small) < size else frames[at:end])
+        at = end
+    return b"".join(out)

@@ -1,0 +1,86 @@
+"""One table: what goes wrong <-> the words of an `error`, and whether the stream goes on behind it.
+
+The texts in quotes are those the published server says, to the letter where it says nothing more; a document client reads
+"unauthorized" where a published one reads "forbidden".
+"""
+
+from typing import Final, Literal
+
+from quintet.model import errors
+
+# These end the stream.
+AUTH_REQUIRED: Final = "auth required"
+AUTH_FAILED: Final = "auth failed"
+AUTH_ALREADY: Final = "auth already established"
+TENANT_MISMATCH: Final = "tenant mismatch"
+FORBIDDEN: Final = "forbidden"
+CLOSING: Final = frozenset({AUTH_REQUIRED, AUTH_FAILED, AUTH_ALREADY, TENANT_MISMATCH, FORBIDDEN})
+
+# These do not.
+UNAUTHORIZED: Final = "unauthorized"  # FORBIDDEN, as the document has it
+FLAGS: Final = "unsupported frame flags"
+SUBSCRIPTIONS: Final = "max subscriptions per connection exceeded"
+OVERLOADED: Final = "server overloaded"
+MISSING_ID: Final = "missing request_id for acked publish"
+MISSING_ID_BATCH: Final = "missing request_id for acked publish batch"
+INTERNAL: Final = "internal error"
+
+# The numbers of kernel.felix_split for a header that cannot be passed over: the connection is shut.
+FATAL: Final = {
+    1: "malformed header: the magic is not FLX1",
+    2: "malformed header: the version is not 1",
+    3: "malformed header: the length is above the limit",
+}
+LONG_FRAME: Final = 3
+
+# ... and for a binary batch that does not add up.
+MALFORMED: Final = {
+    1: "malformed batch: it ends early",
+    2: "malformed batch: its count is larger than what follows",
+    3: "malformed batch: bytes follow its end",
+    4: "malformed batch: the ack mode is 1 or 2",
+    5: "malformed batch: a name is not UTF-8",
+    6: "malformed batch: it has more messages than one batch may have",
+}
+
+# Broker errors, most special first: (class, text before the error's own words).
+BROKER: Final[tuple[tuple[type[errors.QuintetError], str], ...]] = (
+    (errors.QueueFull, OVERLOADED),
+    (errors.Busy, OVERLOADED),
+    (errors.StorageError, OVERLOADED),
+    (errors.ShuttingDown, OVERLOADED),
+    (errors.QuintetError, ""),
+)
+
+
+class Refused(errors.Forbidden):
+    """By the token: its tenant, or its permissions. `text` is what the wire says."""
+
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(why)
+        self.text = text
+
+
+class BadCursor(errors.BadRequest):
+    """A subscription that would begin before what is kept, or behind the end."""
+
+    def __init__(self, reason: Literal["too_old", "in_future"], requested: int, available: int) -> None:
+        words = "no longer kept: the first is" if reason == "too_old" else "not there yet: the next will be"
+        super().__init__(f"offset {requested} is {words} {available}")
+        self.reason: Literal["too_old", "in_future"] = reason
+        self.requested = requested
+        self.available = available
+
+
+def to_text(error: Exception) -> str:
+    """What an error says on the wire. Anything that is not ours to name is said without its details."""
+    if isinstance(error, Refused):
+        return error.text
+    if isinstance(error, errors.AuthError):
+        return AUTH_FAILED
+    if isinstance(error, errors.Forbidden):
+        return FORBIDDEN
+    for kind, prefix in BROKER:
+        if isinstance(error, kind):
+            return f"{prefix}: {error}" if prefix else str(error)
+    return INTERNAL
