@@ -59,6 +59,7 @@ class SubscriptionRow(msgspec.Struct, frozen=True):
     qos: int
     lanes: list[LaneRow]
     door: str = "blipmq"
+    name: str = ""  # its owner's word for it; "": it has none
 
 
 class Subscriptions:
@@ -95,6 +96,7 @@ class Subscriptions:
         self._idle_us = idle_us
         self._max = subscriptions_max
         self._by_id: dict[int, Subscription] = {}
+        self._by_name: dict[tuple[str, bytes, str], Subscription] = {}  # owner, topic, name
         self._last_id = 0
         self._last_transient = 0
         self._dirty: list[Subscription] = []
@@ -124,7 +126,7 @@ class Subscriptions:
     def load(self) -> None:
         """Take up the subscriptions of the last run where they were."""
         for row in self._table:
-            topic = self._topics.ensure(row.topic.encode(), durable=False)
+            topic = self._topics.recall(row.topic.encode())
             lanes = []
             for number, partition in enumerate(topic.partitions):
                 lane = Lane(partition, partition.visible)
@@ -132,7 +134,8 @@ class Subscriptions:
                     saved = row.lanes[number]
                     lane.restore(min(saved.position, partition.visible), saved.pending)
                 lanes.append(lane)
-            self._open(row.id, row.owner, topic, row.qos, lanes, row.door)  # its idle time starts again with the broker
+            # Its idle time starts again with the broker.
+            self._open(row.id, row.owner, topic, row.qos, lanes, row.door, row.name)
             self._last_id = max(self._last_id, row.id)
 
     def create(
@@ -145,16 +148,17 @@ class Subscriptions:
         door: str = "blipmq",
         from_start: bool = False,
         starts: Sequence[int] = (),
+        name: str = "",
     ) -> Subscription:
         """A new subscription at the tail of the topic, or at its start, or at these offsets of its partitions; done when it
-        would survive a restart."""
+        would survive a restart. With a name its owner finds it again by that (`named`)."""
+        assert not name or self.named(owner, topic, name) is None, "a name stands for one subscription"
         self.check_room()
         self._last_id += 1
         # From `visible`, not `end`: what is on its way to the disk may yet be refused, and its offsets given to others.
         lanes = [Lane(p, p.start if from_start else p.visible) for p in topic.partitions]
-        for lane, start in zip(lanes, starts, strict=False):
-            lane.position = min(max(start, lane.partition.start), lane.partition.visible)
-        subscription = self._open(self._last_id, owner, topic, qos, lanes, door)
+        _begin(lanes, starts)
+        subscription = self._open(self._last_id, owner, topic, qos, lanes, door, name)
         try:
             self._table.put(_key(subscription.id), _row(subscription), partial(self._made, subscription, topic, done))
         except StorageError as error:
@@ -162,12 +166,28 @@ class Subscriptions:
             raise
         return subscription
 
-    def transient(self, owner: str, topic: Topic, *, door: str = "fast") -> Subscription:
-        """A subscription at the tail of the topic that lives as long as its reader: QoS 0, an id below 0, in no table."""
+    def transient(
+        self,
+        owner: str,
+        topic: Topic,
+        *,
+        door: str = "fast",
+        qos: int = 0,
+        starts: Sequence[int] = (),
+        partitions: Sequence[int] | None = None,
+    ) -> Subscription:
+        """A subscription that lives as long as its reader: an id below 0, in no table. At the tail of the topic or at these
+        offsets of its partitions. With `partitions` it has lanes for these only, and what its reader does not settle is
+        given to it without end: the position of a group does not pass it."""
         self.check_room()
         self._last_transient -= 1
-        lanes = [Lane(partition, partition.visible) for partition in topic.partitions]
-        return self._open(self._last_transient, owner, topic, 0, lanes, door)
+        numbers = range(len(topic.partitions)) if partitions is None else partitions
+        lanes = [Lane(topic.partitions[number], topic.partitions[number].visible) for number in numbers]
+        _begin(lanes, starts)
+        subscription = self._open(self._last_transient, owner, topic, qos, lanes, door)
+        if partitions is not None:
+            subscription.limit(attempts_max=ATTEMPTS_WITHOUT_END)
+        return subscription
 
     def check_room(self) -> None:
         """Raise now what making one more would raise."""
@@ -185,11 +205,14 @@ class Subscriptions:
     ) -> None:
         if error is not None:
             self._by_id.pop(subscription.id, None)
+            self._unname(subscription)
             topic.subscriptions.discard(subscription)
         if done is not None:
             done(error)
 
-    def _open(self, id: int, owner: str, topic: Topic, qos: int, lanes: list[Lane], door: str) -> Subscription:
+    def _open(
+        self, id: int, owner: str, topic: Topic, qos: int, lanes: list[Lane], door: str, name: str = ""
+    ) -> Subscription:
         policy = self._policy
         who = ""
         if owner == MAILBOX_OWNER:
@@ -210,8 +233,11 @@ class Subscriptions:
             door=door,
             who=who,
             trails=trails,
+            name=name,
         )
         self._by_id[id] = subscription
+        if name:
+            self._by_name[owner, topic.raw, name] = subscription
         topic.subscribed(subscription)
         return subscription
 
@@ -219,6 +245,15 @@ class Subscriptions:
         """The subscription, if it is this owner's."""
         subscription = self._by_id.get(id)
         return subscription if subscription is not None and subscription.owner == owner else None
+
+    def named(self, owner: str, topic: Topic, name: str) -> Subscription | None:
+        """This owner's subscription of that name to the topic."""
+        return self._by_name.get((owner, topic.raw, name))
+
+    def _unname(self, subscription: Subscription) -> None:
+        key = (subscription.owner, subscription.topic_name, subscription.name)
+        if self._by_name.get(key) is subscription:
+            del self._by_name[key]
 
     @property
     def skipped(self) -> int:
@@ -229,6 +264,7 @@ class Subscriptions:
         if subscription.id > 0:
             self._table.delete(_key(subscription.id))
         del self._by_id[subscription.id]
+        self._unname(subscription)
         self._delivered_by_removed += subscription.delivered
         self._timed.discard(subscription)
         topic = self._topics.get(subscription.topic_name)
@@ -403,6 +439,11 @@ class Subscriptions:
             saved(refused)
 
 
+def _begin(lanes: list[Lane], starts: Sequence[int]) -> None:
+    for lane, start in zip(lanes, starts, strict=False):
+        lane.position = min(max(start, lane.partition.start), lane.partition.visible)
+
+
 def _key(id: int) -> bytes:
     return str(id).encode()
 
@@ -416,4 +457,5 @@ def _row(subscription: Subscription) -> SubscriptionRow:
         subscription.qos,
         lanes,
         subscription.door,
+        subscription.name,
     )

@@ -7,7 +7,7 @@ business (broker/subscriptions.py, broker/events.py); this file only says when t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quintet.delivery.lane import Lane, Run
 from quintet.delivery.sink import Sink
@@ -32,7 +32,7 @@ class Subscription:
 
     __slots__ = (
         "_changed", "_now", "_parked", "_policy", "_pumping", "_trails", "_turn", "delivered", "dirty", "door", "id", "lanes",
-        "last_used", "owner", "qos", "sink", "topic_name",
+        "last_used", "name", "owner", "qos", "sink", "topic_name",
     )  # fmt: skip
 
     def __init__(
@@ -49,8 +49,10 @@ class Subscription:
         door: str = "blipmq",
         who: str = "",
         trails: Trails | None = None,
+        name: str = "",
     ) -> None:
         self.id = id
+        self.name = name
         self.owner = owner
         self.topic_name = topic_name
         self.qos = qos
@@ -75,6 +77,14 @@ class Subscription:
             topic = self.topic_name.decode()
             for lane in self.lanes:
                 lane.trail = Trail(self._trails, self.door, who, topic, lane.partition.number) if who else None
+
+    def limit(self, *, in_flight_max: int = 0, attempts_max: int = 0) -> None:
+        """Another window, or another number of attempts, than the configured ones; 0 leaves it as it is."""
+        self._policy = replace(
+            self._policy,
+            in_flight_max=in_flight_max or self._policy.in_flight_max,
+            attempts_max=attempts_max or self._policy.attempts_max,
+        )
 
     # -- push ------------------------------------------------------------------------------------------------------
 
@@ -250,6 +260,10 @@ class Subscription:
     def parked(self) -> bool:
         """The peer's socket is full."""
         return self._parked
+
+    @property
+    def in_flight_max(self) -> int:
+        return self._policy.in_flight_max
 
     @property
     def attempts_max(self) -> int:
