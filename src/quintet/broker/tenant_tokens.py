@@ -313,13 +313,11 @@ class TenantTokens:
         """The claims of a token whose signature is right in the ring of its tenant; else AuthError with the rule."""
         header_part, claims_part, signature_part = jose.split(token, TOKEN_BYTES_MAX)
         header = jose.decoded(header_part, "header json")
-        jose.check_header_fields(header)
-        if jose.says_unsigned(header.get("alg")):
-            refuse("unsigned")
+        check_tenant_header(header)
         claims = jose.decoded(claims_part, "claims json")
         tenant = check_tenant(claims.get("tid"))
         ring = self._rings.get(tenant, self._rings[""])
-        algorithm = _algorithm(header.get("alg"), ring)
+        algorithm = _algorithm(header["alg"], ring)
         signed = token[: len(header_part) + 1 + len(claims_part)]
         signature = jose.bytes_of(signature_part)
         if algorithm == EDDSA:
@@ -341,14 +339,21 @@ def _loaded(keys: tuple[TenantKey, ...]) -> tuple[tuple[str, Ed25519PublicKey], 
     return tuple((key.kid, Ed25519PublicKey.from_public_bytes(key.public)) for key in keys)
 
 
-def _algorithm(named: object, ring: _Ring) -> str:
+def check_tenant_header(header: Mapping[str, Any]) -> None:
+    """What can be said of a header before its tenant is known."""
+    algorithm = header.get("alg")
+    if type(algorithm) is not str or algorithm not in (EDDSA, HS256):
+        refuse("unsigned" if jose.says_unsigned(algorithm) else "algorithm")
+    jose.check_header_fields(header)
+
+
+def _algorithm(named: str, ring: _Ring) -> str:
     """The one of the ring's algorithms that the token names."""
     if not ring.algorithms:
         refuse("no key")
-    for algorithm in ring.algorithms:
-        if type(named) is str and named == algorithm:
-            return algorithm
-    refuse("algorithm")
+    if named not in ring.algorithms:
+        refuse("algorithm")
+    return named
 
 
 def _check_eddsa(signed: bytes, signature: bytes, kid: str, ring: _Ring) -> None:
@@ -426,3 +431,18 @@ def secret_signer(secret: bytes) -> Callable[[bytes], bytes]:
     """How HS256 signs with this secret. ConfigError for a secret that no broker takes."""
     key = prepared_secret(secret, HS256, "the secret")
     return lambda signed: HASHES[HS256].sign(signed, key)
+
+
+def explain_permission(permission: str, tenant: str) -> tuple[str, str, str]:
+    """(action, pattern, why it gives nothing to a token of this tenant: "" if it gives something), for people."""
+    action, _, pattern = permission.partition(":")
+    kind = ACTIONS.get(action)
+    if kind is None:
+        return action, pattern, "not an action of this broker"
+    home = f"{kind}:{tenant}" + ("/" if PARTS[kind] > 1 else "")
+    first, star, _ = pattern.partition("*")
+    if not first.startswith(home) and not (star and home.startswith(first)):
+        return action, pattern, f"not a {kind} of tenant {tenant}"
+    if not star and not TenantClaims("", tenant, (permission,), 0).allows(action, pattern):
+        return action, pattern, f"not the name of a {kind}"
+    return action, pattern, ""

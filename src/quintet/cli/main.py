@@ -43,7 +43,7 @@ COMMANDS: Final = {
     "user": Row("quintet.cli.user:user", "Users and their passwords."),
     "acl": Row("quintet.cli.user:acl", "Access rules of topics and groups."),
     "role": Row("quintet.cli.user:role", "Roles and what they may."),
-    "token": Row("quintet.cli.token:token", "Tokens of the Fast door: mint, look inside."),
+    "token": Row("quintet.cli.token:token", "Tokens of the doors Fast and Felix: mint, look inside, make keys."),
     "audit": Row("quintet.cli.audit:audit", "Who did what."),
     "pipeline": Row("quintet.cli.pipeline:pipeline", "Data pipelines on Spark: run, watch, stop."),
     "spark": Row("quintet.cli.spark:spark", "SQL over topics, and notebooks with a running query."),

@@ -1,7 +1,8 @@
-"""`quintet token`: make tokens that fit the Fast door, and look inside of any.
+"""`quintet token`: make tokens for the doors Fast and Felix, and look inside of any.
 
-Whoever holds the master secret makes tokens; no broker is asked, and none needs to run. The rules are those by which the
-broker judges (quintet.broker.tokens): what `mint` prints was verified by them, and `inspect` says what they say.
+Whoever holds the master secret, or a tenant's private key, makes tokens; no broker is asked, and none needs to run. The
+rules are those by which the broker judges (quintet.broker.tokens): what `mint` prints was verified by them, and `inspect`
+says what they say. What is Felix's alone is in quintet.cli.tenant_token.
 """
 
 import json
@@ -13,6 +14,14 @@ import click
 
 from quintet.cli.common import Duration, json_option, lasting, now_ms, say_table, when
 from quintet.cli.main import EXIT_FAILED
+from quintet.cli.tenant_token import (
+    allowed_rows,
+    is_tenant_token,
+    judge,
+    keygen,
+    mint_for_tenant,
+    tenant_token_bytes_max,
+)
 from quintet.model.errors import AuthError, ConfigError
 
 if TYPE_CHECKING:
@@ -38,13 +47,18 @@ algorithm_option: Final = click.option(
 
 @click.group()
 def token() -> None:
-    """Tokens of the Fast door: mint, look inside.
+    """Tokens of the doors Fast and Felix: mint, look inside, make keys.
 
     \b
     quintet token mint --dev --sub ann --queue-key k1
     quintet token mint --secret-file master.key --sub ann --queue-key k1 --permissions rotate --expires 10m
     quintet token inspect eyJhbGciOi... --secret-file master.key
+    quintet token keygen --out keys
+    quintet token mint --key-file keys/key.pem --tenant t1 --sub ann --allow 'stream.publish:stream:t1/default/*'
     """
+
+
+token.add_command(keygen)
 
 
 # -- mint -------------------------------------------------------------------------------------------------------------
@@ -66,8 +80,14 @@ class Permissions(click.ParamType[list[str]]):
 
 
 @token.command()
-@click.option("--sub", "subject", required=True, help="Who the token speaks for.")
-@click.option("--queue-key", required=True, help="The key of the topics it is for.")
+@click.option("--sub", "--subject", "subject", required=True, help="Who the token speaks for.")
+@click.option("--queue-key", help="Fast: the key of the topics it is for.")
+@click.option("--tenant", help="Felix: the tenant it is for.")
+@click.option(
+    "--allow",
+    multiple=True,
+    help="Felix: action:resource, like stream.subscribe:stream:t1/default/*; as often as needed.",
+)
 @click.option(
     "--permissions",
     type=Permissions(),
@@ -75,21 +95,29 @@ class Permissions(click.ParamType[list[str]]):
     help="publish, subscribe, rotate, create, with commas [publish,subscribe].",
 )
 @click.option("--expires", "expires_ms", type=Duration(), default="1h", help="How long it is good; 0: for ever [1h].")
-@click.option("--issuer", default="", help="`iss`, for a broker that wants one.")
-@click.option("--audience", default="", help="`aud`, for a broker that wants one.")
+@click.option("--issuer", help="`iss`, for a broker that wants one [Felix: felix-auth].")
+@click.option("--audience", help="`aud`, for a broker that wants one [Felix: felix-broker].")
+@click.option("--key-file", type=click.Path(path_type=Path), help="Felix: the private key, as `keygen` makes it.")
+@click.option("--kid", default="", help="Felix: name of the key in the broker's key set [its thumbprint].")
 @secret_file_option
 @secret_option
 @dev_option
 @algorithm_option
 @click.option("--no-typ", is_flag=True, help="Leave the type out of the header: 12 bytes more for the claims.")
 @json_option
+@click.pass_context
 def mint(
+    ctx: click.Context,
     subject: str,
-    queue_key: str,
+    queue_key: str | None,
+    tenant: str | None,
+    allow: tuple[str, ...],
     permissions: list[str],
     expires_ms: int,
-    issuer: str,
-    audience: str,
+    issuer: str | None,
+    audience: str | None,
+    key_file: Path | None,
+    kid: str,
     secret_file: Path | None,
     secret: str | None,
     dev: bool,
@@ -97,25 +125,53 @@ def mint(
     no_typ: bool,
     as_json: bool,
 ) -> None:
-    """Make a token. It goes to stdout, its size to stderr.
+    """Make a token: with --queue-key one of Fast, with --tenant one of Felix. It goes to stdout, its size to stderr.
 
     \b
     quintet token mint --dev --sub ann --queue-key k1
     quintet token mint --dev --sub owner --queue-key k1 --permissions create,rotate --expires 5m
     quintet token mint --secret-file master.key --alg HS512 --no-typ --sub ann --queue-key k1 --expires 7d
+    quintet token mint --dev --sub ann --tenant t1 --allow 'stream.publish:stream:t1/default/*'
+    quintet token mint --key-file key.pem --sub ann --tenant t1 --allow 'cache.read:cache:t1/*' --expires 1h
     """
-    from quintet.broker import tokens
-
+    _one_kind(ctx, tenant)
     key = _secret(secret_file, secret, dev)
+    if tenant is not None:
+        said = {"sub": subject, "tid": tenant, "perms": list(allow)}
+        mint_for_tenant(said, (issuer, audience), key_file, key, kid, expires_ms, as_json)
+        return
     if key is None:
         raise click.UsageError("Signed with what? Give --secret-file, --secret, QUINTET_TOKEN_SECRET or --dev.")
-    now = now_ms()
     claims: dict[str, Any] = {"sub": subject, "queue_key": queue_key, "permissions": permissions}
     claims |= {name: value for name, value in (("iss", issuer), ("aud", audience)) if value}
+    _mint_for_queue(claims, key, algorithm, expires_ms, not no_typ, as_json)
+
+
+def _one_kind(ctx: click.Context, tenant: str | None) -> None:
+    """No option of the other door, and one of each that exclude each other."""
+    given = {name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
+    if ("queue_key" in given) == (tenant is not None):
+        raise click.UsageError("Give either --queue-key, for a token of Fast, or --tenant, for one of Felix.")
+    others = {"--permissions": "permissions", "--alg": "algorithm", "--no-typ": "no_typ"}
+    if tenant is None:
+        others = {"--allow": "allow", "--key-file": "key_file", "--kid": "kid"}
+    for option, name in others.items():
+        if name in given:
+            raise click.UsageError(f"{option} is not for tokens of {'Fast' if tenant is None else 'Felix'}.")
+    if "key_file" in given and given & {"secret_file", "secret", "dev"}:
+        raise click.UsageError("--key-file excludes --secret-file, --secret and --dev.")
+
+
+def _mint_for_queue(
+    claims: dict[str, Any], key: bytes, algorithm: str, expires_ms: int, typ: bool, as_json: bool
+) -> None:
+    from quintet.broker import tokens
+
+    now = now_ms()
     if expires_ms:
         claims["exp"] = -(-(now + expires_ms) // 1000)
-    made = tokens.mint(key, claims, algorithm, typ=not no_typ)
-    options = tokens.TokenOptions((key,), (algorithm,), issuer=issuer, audience=audience)
+    made = tokens.mint(key, claims, algorithm, typ=typ)
+    options = tokens.TokenOptions((key,), (algorithm,), issuer=claims.get("iss", ""), audience=claims.get("aud", ""))
     tokens.Tokens(options).verify(made, now * 1000)
     room = tokens.TOKEN_BYTES_MAX - len(made)
     if as_json:
@@ -153,6 +209,11 @@ def _secret(file: Path | None, text: str | None, dev: bool) -> bytes | None:
 @secret_option
 @dev_option
 @algorithm_option
+@click.option(
+    "--jwks-file", type=click.Path(path_type=Path), help="Felix: the key set of the tenant, to check the signature."
+)
+@click.option("--issuer", help="Felix: what `iss` must be; '': anything [felix-auth].")
+@click.option("--audience", help="Felix: what `aud` must name; '': anything [felix-broker].")
 @json_option
 @click.pass_context
 def inspect(
@@ -162,6 +223,9 @@ def inspect(
     secret: str | None,
     dev: bool,
     algorithm: str,
+    jwks_file: Path | None,
+    issuer: str | None,
+    audience: str | None,
     as_json: bool,
 ) -> None:
     """Look inside of a token (- or nothing: stdin), and say what a broker would say. Exit code 1 if it would refuse.
@@ -170,18 +234,26 @@ def inspect(
     quintet token inspect eyJhbGciOi...
     quintet token mint --dev --sub ann --queue-key k1 | quintet token inspect --dev
     quintet token inspect --secret-file master.key < token.txt
+    quintet token inspect --jwks-file keys/jwks.json < felix-token.txt
     """
     from quintet.broker import tokens
 
     data = sys.stdin.buffer.read(PIPE_BYTES_MAX).strip() if text == "-" else text.encode(errors="surrogateescape")
     found = tokens.inspect(data)
     key, now = _secret(secret_file, secret, dev), now_ms()
-    signature, verdict = _judged(data, found, key, algorithm, now)
+    felix = is_tenant_token(found)
+    if felix:
+        signature, verdict = judge(data, found, key, jwks_file, issuer, audience)
+    else:
+        signature, verdict = _judged(data, found, key, algorithm, now)
+    allows = allowed_rows(found) if felix else _rights(found)
     if as_json:
         facts = {"header": found.header, "claims": found.claims, "claim_bytes": found.sizes, "bytes": found.size}
+        facts |= {"door": "felix" if felix else "fast", "allows": allows}
         click.echo(json.dumps(facts | {"signature": signature, "refused": verdict}, indent=2))
     else:
-        _say(found, signature, verdict, now)
+        _say(found, allows, tenant_token_bytes_max() if felix else tokens.TOKEN_BYTES_MAX, now)
+        _say_verdict(signature, verdict)
     ctx.exit(EXIT_FAILED if verdict else 0)
 
 
@@ -205,15 +277,34 @@ def _judged(token: bytes, found: "Inspected", key: bytes | None, algorithm: str,
     return signature, ""
 
 
-def _say(found: "Inspected", signature: str, verdict: str, now: int) -> None:
-    from quintet.broker.tokens import TOKEN_BYTES_MAX
+def _rights(found: "Inspected") -> list[tuple[str, str, str]]:
+    """(permission, on what, what comes of it) of a token of Fast."""
+    from quintet.broker.tokens import PERMISSIONS
 
+    said = found.claims.get("permissions", [])
+    words = said if isinstance(said, list) else [said]
+    return [
+        (
+            word,
+            "topics with its queue_key",
+            "allowed" if word in PERMISSIONS else "nothing: no permission of this broker",
+        )
+        for word in words
+        if isinstance(word, str)
+    ]
+
+
+def _say(found: "Inspected", allows: list[tuple[str, str, str]], most: int, now: int) -> None:
     rows = [("header", name, _value(value), "-") for name, value in found.header.items()]
     for name, value in found.claims.items():
         said = _time(value, now) if name in TIMES else _value(value)
         rows.append(("claim", name, said, str(found.sizes[name])))
     say_table(("part", "name", "value", ">bytes"), rows, "an empty token")
-    click.echo(f"size: {found.size} of {TOKEN_BYTES_MAX} bytes")
+    say_table(("action", "on", "comes to"), allows, "it allows nothing")
+    click.echo(f"size: {found.size} of {most} bytes")
+
+
+def _say_verdict(signature: str, verdict: str) -> None:
     click.echo(f"signature: {signature}")
     if verdict:
         click.echo(f"a broker refuses it: {verdict}")
