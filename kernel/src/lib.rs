@@ -1,9 +1,9 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
-//! Only the talking to Python lives here (in `blip_py.rs` for BlipMQ, `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
+//! Only the talking to Python lives here (in `blip_py.rs` for BlipMQ, `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `felix_py.rs` for Felix, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
 //! `ws_py.rs` for WebSocket):
-//! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `fly.rs`,
-//! `fly_reply.rs`, `arrow.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
+//! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `felix.rs`,
+//! `felix_json.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
 //! columns are made or taken; no I/O, no clock, no state.
 
 mod arrow;
@@ -14,6 +14,9 @@ mod blip_py;
 mod chain_py;
 mod fast;
 mod fast_py;
+mod felix;
+mod felix_json;
+mod felix_py;
 mod fly;
 mod fly_py;
 mod fly_reply;
@@ -454,6 +457,10 @@ mod _native {
     use super::chain_py::{chain, follow};
     #[pymodule_export]
     use super::fast_py::{fast_deliver, fast_publish, fast_received, fast_split};
+    #[pymodule_export]
+    use super::felix_py::{
+        felix_batch, felix_deliver, felix_events, felix_gets, felix_publish, felix_received, felix_split, json_fault,
+    };
     #[pymodule_export]
     use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split};
     #[pymodule_export]

@@ -52,16 +52,11 @@ fly_fetch = _chosen.fly_fetch
 fly_produce = _chosen.fly_produce
 fly_received = _chosen.fly_received
 ws_split = _chosen.ws_split
-# A native kernel that was built before the Felix functions were is completed by the pure twin.
-if TYPE_CHECKING:
-    from quintet.kernel import _native as _felix
-else:
-    _felix = _chosen if hasattr(_chosen, "felix_split") else pure
-felix_split = _felix.felix_split
-felix_batch = _felix.felix_batch
-felix_gets = _felix.felix_gets
-felix_deliver = _felix.felix_deliver
-felix_events = _felix.felix_events
-felix_publish = _felix.felix_publish
-felix_received = _felix.felix_received
-json_fault = _felix.json_fault
+felix_split = _chosen.felix_split
+felix_batch = _chosen.felix_batch
+felix_gets = _chosen.felix_gets
+felix_deliver = _chosen.felix_deliver
+felix_events = _chosen.felix_events
+felix_publish = _chosen.felix_publish
+felix_received = _chosen.felix_received
+json_fault = _chosen.json_fault

@@ -1,0 +1,466 @@
+//! The JSON of Felix: reading plain cache gets, writing their answers, base64, and what is wrong with a text.
+//!
+//! A get that is anything but plain (an escape, an unknown field) is left to the session, so the reader is a small one over
+//! flat objects. No recursion anywhere: hostile depth costs a stack of its own, bounded by the caller. No Python object is
+//! touched.
+
+use crate::felix::{HEADER_BYTES, header};
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+// -- base64 -----------------------------------------------------------------------------------------------------------
+
+const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// The two characters of every 12 bits: half the steps of one character at a time, in 8 KiB.
+static PAIRS: [[u8; 2]; 4096] = {
+    let mut pairs = [[0; 2]; 4096];
+    let mut i = 0;
+    while i < pairs.len() {
+        pairs[i] = [ALPHABET[i >> 6], ALPHABET[i & 63]];
+        i += 1;
+    }
+    pairs
+};
+
+pub fn base64_size(size: usize) -> usize {
+    size.div_ceil(3) * 4
+}
+
+/// Fills out, which has base64_size(data) bytes.
+pub fn put_base64(out: &mut [u8], data: &[u8]) {
+    let whole = data.len() / 3;
+    let (front, last) = out.split_at_mut(4 * whole);
+    for (to, from) in front.chunks_exact_mut(4).zip(data.chunks_exact(3)) {
+        let bits = usize::from(from[0]) << 16 | usize::from(from[1]) << 8 | usize::from(from[2]);
+        to[..2].copy_from_slice(&PAIRS[bits >> 12]);
+        to[2..].copy_from_slice(&PAIRS[bits & 0xFFF]);
+    }
+    match data[3 * whole..] {
+        [a] => {
+            last[..2].copy_from_slice(&PAIRS[usize::from(a) << 4]);
+            last[2..].copy_from_slice(b"==");
+        }
+        [a, b] => {
+            let bits = usize::from(a) << 16 | usize::from(b) << 8;
+            last[..2].copy_from_slice(&PAIRS[bits >> 12]);
+            last[2] = PAIRS[bits & 0xFFF][0];
+            last[3] = b'=';
+        }
+        _ => {}
+    }
+}
+
+// -- reading ----------------------------------------------------------------------------------------------------------
+
+/// How many bytes of d come before the first `"`, `\` or control character: eight at a time. A borrow in the sums can only
+/// mark a byte behind one that is marked rightly, so the first mark is always right.
+#[inline]
+fn plain_bytes(d: &[u8]) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    let mut at = 0;
+    for word in d.chunks_exact(8) {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(word);
+        let word = u64::from_le_bytes(bytes);
+        let (quote, slash) = (word ^ (ONES * 0x22), word ^ (ONES * 0x5C));
+        let found = word.wrapping_sub(ONES * 0x20) & !word
+            | quote.wrapping_sub(ONES) & !quote
+            | slash.wrapping_sub(ONES) & !slash;
+        if found & HIGH != 0 {
+            return at + ((found & HIGH).trailing_zeros() / 8) as usize;
+        }
+        at += 8;
+    }
+    at + d[at..].iter().take_while(|b| **b >= 0x20 && **b != b'"' && **b != b'\\').count()
+}
+
+/// A place in a text.
+struct Cursor<'a> {
+    d: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// The next byte that is no white space.
+    #[inline]
+    fn blank(&mut self) -> Option<u8> {
+        while let Some(&b) = self.d.get(self.at) {
+            if !matches!(b, b' ' | b'\t' | b'\n' | b'\r') {
+                return Some(b);
+            }
+            self.at += 1;
+        }
+        None
+    }
+
+    /// Passes white space and this byte behind it.
+    #[inline]
+    fn pass(&mut self, byte: u8) -> Option<()> {
+        if self.blank()? != byte {
+            return None;
+        }
+        self.at += 1;
+        Some(())
+    }
+
+    /// A string without escapes behind white space.
+    #[inline]
+    fn plain(&mut self) -> Option<&'a [u8]> {
+        self.pass(b'"')?;
+        let start = self.at;
+        self.at += plain_bytes(&self.d[start..]);
+        if self.d.get(self.at) != Some(&b'"') {
+            return None;
+        }
+        self.at += 1;
+        let text = &self.d[start..self.at - 1];
+        std::str::from_utf8(text).ok().map(|_| text)
+    }
+
+    fn digits(&mut self) -> bool {
+        let start = self.at;
+        while self.d.get(self.at).is_some_and(u8::is_ascii_digit) {
+            self.at += 1;
+        }
+        self.at > start
+    }
+
+    /// A whole number below 2**64 as it is written.
+    fn whole(&mut self) -> Option<&'a [u8]> {
+        let start = self.at;
+        self.digits();
+        let text = &self.d[start..self.at];
+        if text.len() > 1 && text[0] == b'0' {
+            return None;
+        }
+        std::str::from_utf8(text).ok()?.parse::<u64>().ok().map(|_| text)
+    }
+
+    fn take(&mut self, byte: u8) -> bool {
+        let found = self.d.get(self.at) == Some(&byte);
+        self.at += usize::from(found);
+        found
+    }
+
+    /// A number of RFC 8259; false if there is none. What may not stand behind it is the next reader's matter.
+    fn number(&mut self) -> bool {
+        self.take(b'-');
+        if !self.take(b'0') && !self.digits() {
+            return false;
+        }
+        if self.take(b'.') && !self.digits() {
+            return false;
+        }
+        if self.take(b'e') || self.take(b'E') {
+            let _sign = self.take(b'+') || self.take(b'-');
+            return self.digits();
+        }
+        true
+    }
+
+    fn four_hex(&mut self) -> Option<u32> {
+        let text = self.d.get(self.at..self.at + 4)?;
+        let mut number = 0;
+        for b in text {
+            number = number << 4 | char::from(*b).to_digit(16)?;
+        }
+        self.at += 4;
+        Some(number)
+    }
+
+    /// The character of the escape behind a backslash; None also for half of a surrogate pair.
+    fn escape(&mut self) -> Option<char> {
+        let b = *self.d.get(self.at)?;
+        self.at += 1;
+        let high = match b {
+            b'"' | b'\\' | b'/' => return Some(char::from(b)),
+            b'b' => return Some('\u{8}'),
+            b'f' => return Some('\u{c}'),
+            b'n' => return Some('\n'),
+            b'r' => return Some('\r'),
+            b't' => return Some('\t'),
+            b'u' => self.four_hex()?,
+            _ => return None,
+        };
+        if !(0xD800..0xDC00).contains(&high) {
+            return char::from_u32(high);
+        }
+        if !self.take(b'\\') || !self.take(b'u') {
+            return None;
+        }
+        let low = self.four_hex()?;
+        if !(0xDC00..0xE000).contains(&low) {
+            return None;
+        }
+        char::from_u32(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
+    }
+
+    /// A string of a text that is valid UTF-8, escapes resolved.
+    fn string(&mut self) -> Option<Cow<'a, [u8]>> {
+        if !self.take(b'"') {
+            return None;
+        }
+        let mut start = self.at;
+        let mut out: Option<Vec<u8>> = None;
+        loop {
+            self.at += plain_bytes(&self.d[self.at..]);
+            let piece = &self.d[start..self.at];
+            match self.d.get(self.at)? {
+                b'"' => {
+                    self.at += 1;
+                    return Some(match out {
+                        None => Cow::Borrowed(piece),
+                        Some(mut text) => {
+                            text.extend(piece);
+                            Cow::Owned(text)
+                        }
+                    });
+                }
+                b'\\' => {
+                    self.at += 1;
+                    let text = out.get_or_insert_default();
+                    text.extend(piece);
+                    let one = self.escape()?;
+                    text.extend(one.encode_utf8(&mut [0; 4]).as_bytes());
+                    start = self.at;
+                }
+                _ => return None,
+            }
+        }
+    }
+}
+
+// -- gets of a cache --------------------------------------------------------------------------------------------------
+
+/// The names of a cache: tenant, namespace, cache. All of them, or none.
+pub type Scope<'a> = Option<[&'a [u8]; 3]>;
+
+const SCOPE_NAMES: [&[u8]; 3] = [b"tenant_id", b"namespace", b"cache"];
+
+/// A plain cache_get. request_id is as it was written, with its quotes if it is text.
+pub struct Get<'a> {
+    pub scope: Scope<'a>,
+    pub key: &'a [u8],
+    request_id: Option<&'a [u8]>,
+}
+
+fn once<'a>(place: &mut Option<&'a [u8]>, text: &'a [u8]) -> Option<()> {
+    if place.replace(text).is_some() { None } else { Some(()) }
+}
+
+/// The cache_get in a payload, or None if it is not a plain one.
+pub fn parse_get(d: &[u8]) -> Option<Get<'_>> {
+    let mut cursor = Cursor { d, at: 0 };
+    cursor.pass(b'{')?;
+    let mut scope: [Option<&[u8]>; 3] = [None; 3];
+    let (mut kind, mut key, mut request_id) = (None, None, None);
+    loop {
+        let name = cursor.plain()?;
+        cursor.pass(b':')?;
+        match name {
+            b"type" => once(&mut kind, cursor.plain()?)?,
+            b"key" => once(&mut key, cursor.plain()?)?,
+            b"tenant_id" => once(&mut scope[0], cursor.plain()?)?,
+            b"namespace" => once(&mut scope[1], cursor.plain()?)?,
+            b"cache" => once(&mut scope[2], cursor.plain()?)?,
+            b"request_id" if cursor.blank()? == b'"' => {
+                let start = cursor.at;
+                cursor.plain()?;
+                once(&mut request_id, &d[start..cursor.at])?;
+            }
+            b"request_id" => once(&mut request_id, cursor.whole()?)?,
+            _ => return None,
+        }
+        match cursor.blank()? {
+            b',' => cursor.at += 1,
+            b'}' => break,
+            _ => return None,
+        }
+    }
+    cursor.at += 1;
+    if cursor.blank().is_some() || kind != Some(b"cache_get") {
+        return None;
+    }
+    let scope = match scope {
+        [None, None, None] => None,
+        [Some(tenant), Some(namespace), Some(cache)] => Some([tenant, namespace, cache]),
+        _ => return None,
+    };
+    Some(Get { scope, key: key?, request_id })
+}
+
+/// Appends the frame that answers a get, unless it would have over frame_bytes_max; whether it did.
+pub fn answer(out: &mut Vec<u8>, got: &Get, hit: Option<(&[u8], Option<u64>)>, frame_bytes_max: usize) -> bool {
+    let start = out.len();
+    out.extend([0; HEADER_BYTES]);
+    out.extend(b"{\"type\":\"cache_value\"");
+    for (name, text) in SCOPE_NAMES.iter().zip(got.scope.iter().flatten()) {
+        out.extend(b",\"");
+        out.extend(*name);
+        out.extend(b"\":\"");
+        out.extend(*text);
+        out.push(b'"');
+    }
+    out.extend(b",\"key\":\"");
+    out.extend(got.key);
+    out.extend(b"\",\"value\":");
+    match hit {
+        None => out.extend(b"null"),
+        Some((value, _)) => {
+            out.push(b'"');
+            let at = out.len();
+            out.resize(at + base64_size(value.len()), 0);
+            put_base64(&mut out[at..], value);
+            out.push(b'"');
+        }
+    }
+    if let Some(request_id) = got.request_id {
+        out.extend(b",\"request_id\":");
+        out.extend(request_id);
+    }
+    if let Some((_, Some(version))) = hit {
+        out.extend(b",\"version\":");
+        out.extend(version.to_string().as_bytes());
+    }
+    out.push(b'}');
+    let length = out.len() - start - HEADER_BYTES;
+    if length > frame_bytes_max {
+        out.truncate(start);
+        return false;
+    }
+    out[start..start + HEADER_BYTES].copy_from_slice(&header(0, length));
+    true
+}
+
+// -- what is wrong with a text ----------------------------------------------------------------------------------------
+
+pub const MAX_DEPTH: i64 = 10_000;
+pub const FINE: u8 = 0;
+const NOT_JSON: u8 = 1;
+const DUPLICATE_KEY: u8 = 2;
+const TOO_DEEP: u8 = 3;
+
+/// Keys of an object that are compared one by one; from more on they are hashed.
+const NEAR_KEYS: usize = 8;
+
+/// An open array, or an open object: its keys are those of the scan from `first` on, until there are many.
+enum Open<'a> {
+    Array,
+    Object { first: usize, many: Option<HashSet<Cow<'a, [u8]>>> },
+}
+
+/// What may come next.
+#[derive(Clone, Copy, PartialEq)]
+enum Expect {
+    Value,
+    ValueOrEnd,
+    Key,
+    KeyOrEnd,
+    CommaOrEnd,
+}
+
+struct Scan<'a> {
+    cursor: Cursor<'a>,
+    open: Vec<Open<'a>>,
+    keys: Vec<Cow<'a, [u8]>>,
+    expect: Expect,
+    depth_max: usize,
+}
+
+impl<'a> Scan<'a> {
+    /// Whether the key is the first of its name in the innermost object.
+    fn is_new(&mut self, key: Cow<'a, [u8]>) -> bool {
+        let Some(Open::Object { first, many }) = self.open.last_mut() else { return false };
+        if let Some(many) = many {
+            return many.insert(key);
+        }
+        if self.keys[*first..].contains(&key) {
+            return false;
+        }
+        self.keys.push(key);
+        if self.keys.len() - *first > NEAR_KEYS {
+            *many = Some(self.keys.drain(*first..).collect());
+        }
+        true
+    }
+
+    fn key(&mut self) -> u8 {
+        let Some(key) = self.cursor.string() else { return NOT_JSON };
+        if !self.is_new(key) {
+            return DUPLICATE_KEY;
+        }
+        self.expect = Expect::Value;
+        if self.cursor.pass(b':').is_none() { NOT_JSON } else { FINE }
+    }
+
+    fn value(&mut self, byte: u8) -> u8 {
+        self.expect = Expect::CommaOrEnd;
+        let sound = match byte {
+            b'{' | b'[' => {
+                if self.open.len() == self.depth_max {
+                    return TOO_DEEP;
+                }
+                self.cursor.at += 1;
+                let object = byte == b'{';
+                self.open.push(if object { Open::Object { first: self.keys.len(), many: None } } else { Open::Array });
+                self.expect = if object { Expect::KeyOrEnd } else { Expect::ValueOrEnd };
+                true
+            }
+            b'"' => self.cursor.string().is_some(),
+            b't' => self.word(b"true"),
+            b'f' => self.word(b"false"),
+            b'n' => self.word(b"null"),
+            _ => self.cursor.number(),
+        };
+        if sound { FINE } else { NOT_JSON }
+    }
+
+    fn word(&mut self, word: &[u8]) -> bool {
+        let found = self.cursor.d[self.cursor.at..].starts_with(word);
+        self.cursor.at += word.len();
+        found
+    }
+
+    fn step(&mut self, object: bool) -> u8 {
+        let Some(byte) = self.cursor.blank() else { return NOT_JSON };
+        let may_end = !matches!(self.expect, Expect::Value | Expect::Key);
+        if may_end && byte == (if object { b'}' } else { b']' }) {
+            self.cursor.at += 1;
+            if let Some(Open::Object { first, .. }) = self.open.pop() {
+                self.keys.truncate(first);
+            }
+            self.expect = Expect::CommaOrEnd;
+            return FINE;
+        }
+        match self.expect {
+            Expect::CommaOrEnd => {
+                self.cursor.at += 1;
+                self.expect = if object { Expect::Key } else { Expect::Value };
+                if byte == b',' { FINE } else { NOT_JSON }
+            }
+            Expect::Key | Expect::KeyOrEnd => self.key(),
+            Expect::Value | Expect::ValueOrEnd => self.value(byte),
+        }
+    }
+}
+
+pub fn fault(d: &[u8], depth_max: usize) -> u8 {
+    if std::str::from_utf8(d).is_err() {
+        return NOT_JSON;
+    }
+    let cursor = Cursor { d, at: 0 };
+    let mut scan = Scan { cursor, open: Vec::new(), keys: Vec::new(), expect: Expect::Value, depth_max };
+    if scan.cursor.blank() != Some(b'{') {
+        return NOT_JSON;
+    }
+    let mut fault = scan.value(b'{');
+    while fault == FINE {
+        match scan.open.last() {
+            None => return if scan.cursor.blank().is_none() { FINE } else { NOT_JSON },
+            Some(inner) => fault = scan.step(matches!(inner, Open::Object { .. })),
+        }
+    }
+    fault
+}

@@ -1,0 +1,402 @@
+//! The Felix functions of `_native.pyi` as Python sees them: arguments in, objects out, refusals as ValueError.
+//!
+//! The work is in `felix.rs` and `felix_json.rs`. The interpreter lock is held throughout; no I/O, no clock, no state.
+
+use crate::blip::{MAX_GROUP_RECORDS, MAX_U16, u64_be};
+use crate::felix::{self, Group, Next, Values};
+use crate::felix_json::{self, Scope};
+use crate::{Held, Split, list_of, range, refuse, unzeroed_array, unzeroed_bytes};
+use pyo3::exceptions::PyOverflowError;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyTuple};
+
+const JSON_ITEM: u8 = 0;
+const BATCH_ITEM: u8 = 1;
+const MALFORMED_ITEM: u8 = 2;
+const FLAGS_ITEM: u8 = 3;
+const PACKED_ITEM: u8 = 4;
+const NO_REQUEST: i8 = -1;
+
+fn frame_max(frame_bytes_max: i64) -> PyResult<usize> {
+    if frame_bytes_max < 1 || frame_bytes_max > felix::MAX_FRAME_CEILING_BYTES as i64 {
+        return Err(refuse("frame_bytes_max must be 1 byte to 32 MiB"));
+    }
+    Ok(frame_bytes_max as usize)
+}
+
+fn frame_bounds(start: i64, frame_bytes_max: i64, length: usize) -> PyResult<(usize, usize)> {
+    let (start, _) = range(start, length as i64, length)?;
+    Ok((start, frame_max(frame_bytes_max)?))
+}
+
+fn origin_fits(origin: &[u8], now: i64) -> PyResult<()> {
+    if origin.len() > MAX_U16 {
+        return Err(refuse("origin is over 65535 bytes"));
+    }
+    if !(0..1 << 62).contains(&now) {
+        return Err(refuse("now must be microseconds since 1970"));
+    }
+    Ok(())
+}
+
+/// A number on the wire, or -1 if there is none.
+fn or_none<'py>(py: Python<'py>, number: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
+    match number {
+        Some(number) => Ok(number.into_pyobject(py)?.into_any()),
+        None => Ok(NO_REQUEST.into_pyobject(py)?.into_any()),
+    }
+}
+
+fn batch_item<'py>(py: Python<'py>, d: &[u8], group: &Group<'_>, origin: &[u8]) -> PyResult<Bound<'py, PyTuple>> {
+    let batch: Option<Bound<'py, PyByteArray>> = match group.count {
+        0 => None,
+        _ => {
+            let plan = group.plan(origin).map_err(refuse)?;
+            Some(unzeroed_array(py, plan.0.length, |out| group.fill(d, &plan, origin, out))?)
+        }
+    };
+    let request_id = or_none(py, group.request_id)?;
+    let target = PyBytes::new(py, group.target);
+    (BATCH_ITEM, target, batch, group.count, request_id, group.ack_mode).into_pyobject(py)
+}
+
+fn malformed_item<'py>(py: Python<'py>, fault: &felix::Malformed) -> PyResult<Bound<'py, PyTuple>> {
+    (MALFORMED_ITEM, fault.code, or_none(py, fault.request_id)?).into_pyobject(py)
+}
+
+/// The items of a read: unacknowledged batches wait, as long as their neighbours go to the same target.
+struct Splitter<'a, 'py> {
+    d: &'a [u8],
+    known: u16,
+    strict: bool,
+    origin: &'a [u8],
+    items: Bound<'py, PyList>,
+    waiting: Option<Group<'a>>,
+}
+
+impl<'a> Splitter<'a, '_> {
+    fn flush(&mut self) -> PyResult<()> {
+        match self.waiting.take() {
+            Some(group) => self.items.append(batch_item(self.items.py(), self.d, &group, self.origin)?),
+            None => Ok(()),
+        }
+    }
+
+    fn unacked(&mut self, group: Group<'a>) -> PyResult<()> {
+        if !self.waiting.as_mut().is_some_and(|last| last.join(&group)) {
+            self.flush()?;
+            self.waiting = Some(group);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, flags: u16, at: usize, end: usize) -> PyResult<()> {
+        const BATCH: u16 = felix::BATCH;
+        const ACKED: u16 = felix::BATCH | felix::ACKED;
+        const PACKED: u16 = felix::BATCH | felix::PACKED;
+        const ACKED_PACKED: u16 = ACKED | felix::PACKED;
+        let (py, d) = (self.items.py(), self.d);
+        let meant = if self.strict { flags } else { flags & self.known };
+        let is_known = meant & !self.known == 0;
+        if is_known && (meant == BATCH || meant == ACKED) {
+            let known = self.waiting.as_ref().map_or(&[][..], |last| last.target);
+            return match Group::parse(d, at, end, meant == ACKED, known) {
+                Ok(group) if meant == BATCH => self.unacked(group),
+                Ok(group) => {
+                    self.flush()?;
+                    self.items.append(batch_item(py, d, &group, self.origin)?)
+                }
+                Err(fault) => {
+                    self.flush()?;
+                    self.items.append(malformed_item(py, &fault)?)
+                }
+            };
+        }
+        self.flush()?;
+        match meant {
+            0 => self.items.append((JSON_ITEM, PyBytes::new(py, &d[at..end]))),
+            PACKED | ACKED_PACKED if is_known => self.items.append((PACKED_ITEM, meant, PyBytes::new(py, &d[at..end]))),
+            _ => self.items.append((FLAGS_ITEM, flags, NO_REQUEST)),
+        }
+    }
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub fn felix_split<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    frame_bytes_max: i64,
+    known: u16,
+    strict: bool,
+    origin: &[u8],
+    now: i64,
+) -> PyResult<Split<'py>> {
+    let held = Held::new(data)?;
+    let d = held.bytes();
+    let (mut pos, frame_bytes_max) = frame_bounds(start, frame_bytes_max, d.len())?;
+    origin_fits(origin, now)?;
+    let mut splitter = Splitter { d, known, strict, origin, items: PyList::empty(py), waiting: None };
+    let fatal = loop {
+        match felix::next_frame(d, pos, frame_bytes_max) {
+            Next::Frame { flags, end } => {
+                splitter.take(flags, pos + felix::HEADER_BYTES, end)?;
+                pos = end;
+            }
+            Next::Wait => break 0,
+            Next::Fatal(fatal) => break fatal,
+        }
+    };
+    splitter.flush()?;
+    Ok((splitter.items, pos, fatal))
+}
+
+#[pyfunction]
+pub fn felix_batch<'py>(
+    py: Python<'py>,
+    payload: &Bound<'py, PyAny>,
+    flags: u16,
+    origin: &[u8],
+    now: i64,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let held = Held::new(payload)?;
+    let d = held.bytes();
+    let meant = flags & !felix::PACKED;
+    if meant != felix::BATCH && meant != felix::BATCH | felix::ACKED {
+        return Err(refuse("not the flags of a batch: they are 0x0001 or 0x0009, with or without 0x0040"));
+    }
+    if d.len() > felix::MAX_FRAME_CEILING_BYTES {
+        return Err(refuse("payload is over 32 MiB"));
+    }
+    origin_fits(origin, now)?;
+    match Group::parse(d, 0, d.len(), meant != felix::BATCH, &[]) {
+        Ok(group) => batch_item(py, d, &group, origin),
+        Err(fault) => malformed_item(py, &fault),
+    }
+}
+
+/// The caches of the asker, and the last one that was asked for: gets mostly come in runs of one scope.
+struct Scopes<'a, 'py> {
+    given: &'a Bound<'py, PyDict>,
+    last: Option<(Scope<'a>, Bound<'py, PyDict>)>,
+}
+
+impl<'a, 'py> Scopes<'a, 'py> {
+    fn find(&mut self, scope: Scope<'a>) -> PyResult<Option<&Bound<'py, PyDict>>> {
+        if self.last.as_ref().is_none_or(|(last, _)| *last != scope) {
+            let name = scope.map_or_else(Vec::new, |names| names.join(&0));
+            let found = self.given.get_item(PyBytes::new(self.given.py(), &name))?;
+            let Some(found) = found else { return Ok(None) };
+            self.last = Some((scope, found.cast_into::<PyDict>()?));
+        }
+        Ok(self.last.as_ref().map(|(_, entries)| entries))
+    }
+}
+
+/// The entry of a key that has not expired. An entry is [value, expires, used, version].
+fn live_entry<'py>(entries: &Bound<'py, PyDict>, key: &[u8], now: i64) -> PyResult<Option<Bound<'py, PyList>>> {
+    let Some(entry) = entries.get_item(PyBytes::new(entries.py(), key))? else { return Ok(None) };
+    let entry = entry.cast_into::<PyList>()?;
+    let expires: i64 = entry.get_item(1)?.extract()?;
+    Ok(if expires > 0 && expires <= now { None } else { Some(entry) })
+}
+
+type Answers<'py> = (Bound<'py, PyBytes>, usize, usize, usize);
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub fn felix_gets<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    frame_bytes_max: i64,
+    scopes: &Bound<'py, PyDict>,
+    now: i64,
+    bytes_max: i64,
+    versions: bool,
+) -> PyResult<Answers<'py>> {
+    let held = Held::new(data)?;
+    let d = held.bytes();
+    let (mut pos, frame_bytes_max) = frame_bounds(start, frame_bytes_max, d.len())?;
+    if bytes_max < 1 {
+        return Err(refuse("bytes_max must be at least 1 byte"));
+    }
+    let mut scopes = Scopes { given: scopes, last: None };
+    let mut reply = Vec::new();
+    let (mut hits, mut misses) = (0, 0);
+    while (reply.len() as i64) < bytes_max {
+        let Next::Frame { flags: 0, end } = felix::next_frame(d, pos, frame_bytes_max) else { break };
+        let Some(got) = felix_json::parse_get(&d[pos + felix::HEADER_BYTES..end]) else { break };
+        let Some(entries) = scopes.find(got.scope)? else { break };
+        match live_entry(entries, got.key, now)? {
+            Some(entry) => {
+                let value = entry.get_item(0)?.cast_into::<PyBytes>()?;
+                let version = if versions { Some(entry.get_item(3)?.extract::<u64>()?) } else { None };
+                if !felix_json::answer(&mut reply, &got, Some((value.as_bytes(), version)), frame_bytes_max) {
+                    break;
+                }
+                entry.set_item(2, true)?;
+                hits += 1;
+            }
+            None => {
+                if !felix_json::answer(&mut reply, &got, None, frame_bytes_max) {
+                    break;
+                }
+                misses += 1;
+            }
+        }
+        pos = end;
+    }
+    Ok((PyBytes::new(py, &reply), pos, hits, misses))
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub fn felix_deliver<'py>(
+    py: Python<'py>,
+    batch: &Bound<'py, PyAny>,
+    first: i64,
+    last: i64,
+    now: i64,
+    offsets: bool,
+    high: u64,
+    frame_bytes_max: i64,
+) -> PyResult<(Bound<'py, PyBytes>, usize)> {
+    let held = Held::new(batch)?;
+    let most = frame_max(frame_bytes_max)?;
+    let delivery = felix::Delivery::new(held.bytes(), (first, last), now, offsets, high, most).map_err(refuse)?;
+    let frames = unzeroed_bytes(py, delivery.bytes, |out| delivery.fill(out))?;
+    Ok((frames, delivery.events))
+}
+
+#[pyfunction]
+pub fn felix_events<'py>(
+    py: Python<'py>,
+    batch: &Bound<'py, PyAny>,
+    first: i64,
+    last: i64,
+    now: i64,
+    target_json: &[u8],
+    frame_bytes_max: i64,
+) -> PyResult<(Bound<'py, PyBytes>, usize)> {
+    let held = Held::new(batch)?;
+    let most = frame_max(frame_bytes_max)?;
+    let events = felix::Events::new(held.bytes(), (first, last), now, target_json, most).map_err(refuse)?;
+    let frames = unzeroed_bytes(py, events.bytes, |out| events.fill(out))?;
+    Ok((frames, events.events))
+}
+
+#[pyfunction]
+pub fn felix_publish<'py>(
+    py: Python<'py>,
+    target: &[u8],
+    values: &Bound<'py, PyAny>,
+    request_id: i128,
+    ack_mode: i64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let request = match request_id {
+        -1 => None,
+        _ => Some(
+            u64::try_from(request_id)
+                .map_err(|_| PyOverflowError::new_err("request_id must be -1 (none) or an unsigned 64-bit number"))?,
+        ),
+    };
+    if !felix::ack_mode_fits(request.is_some(), ack_mode) {
+        return Err(refuse("ack_mode must be 0 without a request_id, and 1 or 2 with one"));
+    }
+    if !felix::target_sound(target) {
+        return Err(refuse("target must be three names of UTF-8, each behind its length of two bytes"));
+    }
+    let values = list_of(values)?.iter().map(|one| Ok(one.cast_into::<PyBytes>()?)).collect::<PyResult<Vec<_>>>()?;
+    if values.len() > MAX_GROUP_RECORDS {
+        return Err(refuse("too many values: a batch holds at most 2**20"));
+    }
+    let size = values.iter().map(|value| 4 + value.as_bytes().len()).sum::<usize>();
+    let request = request.map(|request_id| (request_id, ack_mode as u8));
+    let front = felix::publish_front(target, request, values.len(), size)
+        .ok_or_else(|| refuse("batch too large: a frame is over 32 MiB; send fewer values at once"))?;
+    unzeroed_bytes(py, front.len() + size, |out| {
+        out[..front.len()].copy_from_slice(&front);
+        values.iter().fold(front.len(), |at, value| felix::put_value(out, at, value.as_bytes()));
+    })
+}
+
+/// The item of a server's frame whose payload is d[at..end], or what is fatal about it.
+fn received_item<'py>(
+    py: Python<'py>,
+    flags: u16,
+    d: &[u8],
+    at: usize,
+    end: usize,
+) -> PyResult<Result<Bound<'py, PyTuple>, u8>> {
+    const PACKED: u16 = felix::EVENTS | felix::PACKED;
+    const OFFSETS_PACKED: u16 = PACKED | felix::OFFSETS;
+    let payload = &d[at..end];
+    match flags {
+        0 => return Ok(Ok((JSON_ITEM, PyBytes::new(py, payload)).into_pyobject(py)?)),
+        PACKED | OFFSETS_PACKED => {
+            return Ok(Ok((felix::PACKED, flags, PyBytes::new(py, payload)).into_pyobject(py)?));
+        }
+        felix::ACK => {
+            let Some((head, message)) = payload.split_at_checked(felix::ACK_BYTES) else {
+                return Ok(Err(felix::BAD_PAYLOAD));
+            };
+            let size = u16::from_be_bytes([head[9], head[10]]) as usize;
+            let Some(message) = std::str::from_utf8(message).ok().filter(|_| head[0] <= 1 && message.len() == size)
+            else {
+                return Ok(Err(felix::BAD_PAYLOAD));
+            };
+            return Ok(Ok((felix::ACK, head[0], u64_be(head, 1), message).into_pyobject(py)?));
+        }
+        _ => {}
+    }
+    let kind = flags & !felix::OFFSETS;
+    if kind != felix::EVENTS_OF && kind != felix::EVENTS {
+        return Ok(Err(felix::BAD_FLAGS));
+    }
+    let (of, with_offset) = (kind == felix::EVENTS_OF, flags & felix::OFFSETS != 0);
+    let wide = 8 * usize::from(of) + felix::OFFSET_BYTES * usize::from(with_offset);
+    if end - at < wide {
+        return Ok(Err(felix::BAD_PAYLOAD));
+    }
+    let subscription = or_none(py, of.then(|| u64_be(d, at)))?;
+    let base = or_none(py, with_offset.then(|| u64_be(d, at + wide - felix::OFFSET_BYTES)))?;
+    let Ok(values) = Values::parse(d, at + wide, end) else { return Ok(Err(felix::BAD_PAYLOAD)) };
+    let values = PyList::new(py, values.iter(d).map(|value| PyBytes::new(py, value)).collect::<Vec<_>>())?;
+    Ok(Ok((felix::EVENTS, subscription, base, values).into_pyobject(py)?))
+}
+
+#[pyfunction]
+pub fn felix_received<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    start: i64,
+    frame_bytes_max: i64,
+) -> PyResult<Split<'py>> {
+    let held = Held::new(data)?;
+    let d = held.bytes();
+    let (mut pos, frame_bytes_max) = frame_bounds(start, frame_bytes_max, d.len())?;
+    let items = PyList::empty(py);
+    loop {
+        let (flags, end) = match felix::next_frame(d, pos, frame_bytes_max) {
+            Next::Frame { flags, end } => (flags, end),
+            Next::Wait => return Ok((items, pos, 0)),
+            Next::Fatal(fatal) => return Ok((items, pos, fatal)),
+        };
+        match received_item(py, flags, d, pos + felix::HEADER_BYTES, end)? {
+            Ok(item) => items.append(item)?,
+            Err(fatal) => return Ok((items, pos, fatal)),
+        }
+        pos = end;
+    }
+}
+
+#[pyfunction]
+pub fn json_fault(data: &Bound<'_, PyAny>, depth_max: i64) -> PyResult<u8> {
+    let held = Held::new(data)?;
+    if !(1..=felix_json::MAX_DEPTH).contains(&depth_max) {
+        return Err(refuse("depth_max must be 1 to 10,000"));
+    }
+    Ok(felix_json::fault(held.bytes(), depth_max as usize))
+}
