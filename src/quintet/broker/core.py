@@ -5,12 +5,13 @@ verb needs later (durability, disk) comes back through the sink. The broker owns
 no thread, no clock of its own, and sees no protocol's bytes.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from quintet.broker.access import Access, Action, Credential, Principal, Role
 from quintet.broker.audit import Audit
+from quintet.broker.cache import CacheOptions, Caches
 from quintet.broker.dead import TABLE as DEAD_TABLE
 from quintet.broker.dead import DeadLetters, DeadRow
 from quintet.broker.delays import TABLE as DELAYED_TABLE
@@ -31,8 +32,9 @@ from quintet.broker.stages import FenceRow, Stages
 from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
 from quintet.broker.table import T, Table
 from quintet.broker.tenant_tokens import TenantTokenOptions, TenantTokens
+from quintet.broker.tenants import TenantQuota, Tenants
 from quintet.broker.tokens import TokenOptions, Tokens
-from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
+from quintet.broker.topics import CACHE_PREFIX, Topic, TopicPolicy, TopicRow, TopicRule, Topics, refuse_cache
 from quintet.broker.transactions import TransactionLimits, Transactions
 from quintet.broker.users import ConfiguredUser, Users
 from quintet.broker.waits import Waits
@@ -73,6 +75,8 @@ class BrokerOptions:
     transactions: TransactionLimits = field(default_factory=TransactionLimits)
     queues: QueueOptions = field(default_factory=QueueOptions)
     peers: PeerOptions = field(default_factory=PeerOptions)
+    caches: CacheOptions = field(default_factory=CacheOptions)
+    tenants: Mapping[str, TenantQuota] = field(default_factory=dict)
     keep_rejected: bool = False  # what a schema refuses goes to the dead letters, too
     entropy: Entropy = no_entropy
 
@@ -104,7 +108,7 @@ class Broker:
             self.users, self.access, self.audit, scheduler, options.entropy,
         )  # fmt: skip
         self.keys.load()
-        self.topics = Topics(log, topics_table, options.topics)
+        self.topics = Topics(log, topics_table, replace(options.topics, cache_durability=options.caches.durability))
         self.topics.load()
         self.keeps_rejected = options.keep_rejected
         self.intents = Intents(
@@ -138,6 +142,9 @@ class Broker:
         peers = _loaded(Table(log, *PEERS_TABLE, PeerRow))
         self.peers = Peers(peers, self.topics, self.subscriptions, self.access, scheduler, options.peers)
         self.peers.load()
+        self.tenants = Tenants(options.tenants, self.topics.count_of)
+        self.caches = Caches(self.topics, scheduler, options.caches, self.tenants, report, self.dead.is_dead)
+        self.caches.load()
         self._open_groups_and_transactions(log, scheduler, report)
         self.intents.recover()
 
@@ -207,6 +214,8 @@ class Broker:
         if self.draining:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
         self.access.require(principal, "publish", name.decode(), peer)
+        if name.startswith(CACHE_PREFIX.encode()):
+            refuse_cache(name.decode())
         return self.topics.ensure(name, durable)
 
     def create_topic(
@@ -226,7 +235,7 @@ class Broker:
             self.subscriptions.remove(subscription)
         self.groups.forget_topic(topic.name)
         self.dead.forget(topic.spec.id)
-        self.topics.delete(name, done)
+        self.caches.deleting(topic, done, partial(self.topics.delete, name))
         self.producers.forget(topic)
         self.access.look_again()  # who has published to it must find the one that may be made in its place
         return True
@@ -296,6 +305,7 @@ class Broker:
         self.transactions.tick(now)
         self.intents.tick(now)
         self.stages.tick(now)
+        self.caches.tick(now)
         self.producers.tick(now)
         self.audit.tick(now)
         self.events.tick(now)
@@ -304,6 +314,7 @@ class Broker:
     def save(self, done: Callable[[], None] | None = None) -> None:
         """Append the state that is saved from time to time only; done when all of it was appended."""
         self.peers.flush()
+        self.caches.flush()
         self.subscriptions.save()
         self.producers.save()
         if done is not None:

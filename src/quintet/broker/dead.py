@@ -128,7 +128,7 @@ class DeadLetters:
         self, source: bytes, partition: int, offset: int, row: Row, failure: Failure
     ) -> tuple[Topic, int, bytearray]:
         """A dead letter for an intent: its topic (made if need be), partition and batch. Raises QuintetError."""
-        topic = self._topics.ensure(self.name_for(source), durable=True)
+        topic = self._topics.ensure(self.name_for(source), durable=True, own=True)
         batch = letter(source, partition, offset, row, failure, self._scheduler.now())
         return topic, max(partition, 0) % len(topic.partitions), batch
 

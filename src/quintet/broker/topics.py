@@ -3,8 +3,12 @@
 A topic is made by its first use. Traffic that nobody waits for (QoS 0) makes a memory topic; the first use that asks for
 durability makes it a durable one, or turns the memory topic into one, unless the configuration says otherwise for that
 name. The row in `__topics` is durable before anything in the topic is acknowledged.
+
+Names that begin with `cache/` are the caches': a CacheTopic is compacted, has one partition and is written by its cache
+alone. Doors may read it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +24,7 @@ from quintet.model import limits
 from quintet.model.errors import (
     BadName,
     BadRequest,
+    Forbidden,
     LimitExceeded,
     PartitionNotFound,
     QueueFull,
@@ -33,6 +38,9 @@ from quintet.model.keys import fnv1a
 Low = Callable[[], Exception | None]
 
 ANY = -1  # partition: the next one in turn
+CACHE_PREFIX = "cache/"
+CACHE_SEGMENT_BYTES = 4 << 20  # compaction begins with the second segment: a cache of few keys stays small on disk
+CACHE_TOMBSTONE_US = 3600 * 1_000_000  # for readers to see what was deleted
 STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
 
 
@@ -75,6 +83,7 @@ class TopicPolicy:
     durable: Durability = "fsync"  # of topics made by traffic that asks for durability
     topics_max: int = limits.TOPICS_MAX
     queue_messages_max: int = 0  # unsettled per QoS 1 subscription; 0: no limit
+    cache_durability: Durability = "fsync"
 
     def rule_for(self, name: str) -> TopicRule:
         return next(rule for rule in self.rules if rule.matches(name))
@@ -203,7 +212,7 @@ class Topic:
             refusal = error
             if refusal is None:
                 try:
-                    self.publish(batch, 0, False, done, partition)
+                    Topic.publish(self, batch, 0, False, done, partition)
                 except QuintetError as refused:
                     refusal = refused
             if refusal is not None and done is not None:
@@ -253,6 +262,24 @@ class Topic:
         return False
 
 
+class CacheTopic(Topic):
+    """The topic of a cache: doors may read it, and only its cache writes it."""
+
+    __slots__ = ()
+
+    def publish(
+        self, batch: bytearray, count: int, must_keep: bool, done: Appended | None, partition: int = ANY
+    ) -> NoReturn:
+        refuse_cache(self.name)
+
+    def check_writable(self, number: int) -> NoReturn:
+        refuse_cache(self.name)
+
+    def put(self, batch: bytearray, count: int, done: Appended) -> None:
+        """Append for the cache. Raises StorageError, or TopicNotFound if it was deleted."""
+        Topic.publish(self, batch, count, False, done, 0)
+
+
 class Topics:
     """All topics by name."""
 
@@ -261,15 +288,36 @@ class Topics:
         self._table = table
         self._policy = policy
         self._by_name: dict[bytes, Topic] = {}
+        self._of_tenant: Counter[str] = Counter()
         self._last_id = max(limits.TOPIC_ID_FIRST_USER - 1, log.last_topic_id)
 
     def load(self) -> None:
         """Open every topic that `__topics` knows."""
         for row in self._table:
             spec = TopicSpec(**msgspec.structs.asdict(row), memory_bytes=self._policy.rule_for(row.name).memory_bytes)
+            if _is_cache(spec):
+                spec = replace(spec, tombstone_us=CACHE_TOMBSTONE_US)
             self._last_id = max(self._last_id, row.id)
-            opened = self._log.open_topic(spec)
-            self._by_name[row.name.encode()] = Topic(spec, opened, self._policy, ready=True, low=self._low)
+            self._enter(self._open(spec, ready=True))
+
+    def _open(self, spec: TopicSpec, ready: bool) -> Topic:
+        kind = CacheTopic if _is_cache(spec) else Topic
+        return kind(spec, self._log.open_topic(spec), self._policy, ready=ready, low=self._low)
+
+    def _enter(self, topic: Topic) -> None:
+        self._by_name[topic.raw] = topic
+        self._of_tenant[_tenant_of(topic.name)] += 1
+
+    def _leave(self, topic: Topic) -> None:
+        del self._by_name[topic.raw]
+        tenant = _tenant_of(topic.name)
+        self._of_tenant[tenant] -= 1
+        if not self._of_tenant[tenant]:
+            del self._of_tenant[tenant]
+
+    def count_of(self, tenant: str) -> int:
+        """How many topics have a name TENANT/NAMESPACE/STREAM."""
+        return self._of_tenant[tenant]
 
     def _low(self) -> Exception | None:
         return self._log.low_on_space
@@ -322,7 +370,7 @@ class Topics:
             self._deleted(topic, done, None)
         else:  # also one in memory whose row is on its way: the next start would find it
             self._table.delete(raw, partial(self._deleted, topic, done))
-        del self._by_name[raw]
+        self._leave(topic)
         topic.forget(TopicNotFound(f"topic {topic.name!r} was deleted"))
         return topic
 
@@ -330,19 +378,46 @@ class Topics:
         if error is None:
             self._log.delete_topic(topic.spec.id)
         elif topic.raw not in self._by_name and topic.undelete():  # as the next start would find it
-            self._by_name[topic.raw] = topic
+            self._enter(topic)
         done(error)
 
-    def ensure(self, raw: bytes, durable: bool, extra: dict[str, str] | None = None) -> Topic:
-        """The topic of this name, made (then with this `extra`) if need be, and at least as durable as asked."""
+    def ensure(self, raw: bytes, durable: bool, extra: dict[str, str] | None = None, *, own: bool = False) -> Topic:
+        """The topic of this name, made (then with this `extra`) if need be, and at least as durable as asked. `own`: by the
+        broker for itself, which may make what no door may (dead letters of who reads a cache)."""
         topic = self._by_name.get(raw)
         if topic is None:
-            return self._create(raw, durable, changes=None if extra is None else {"extra": extra})
-        fixed = self._policy.rule_for(topic.name).durability is not None
+            return self._create(raw, durable, changes=None if extra is None else {"extra": extra}, own=own)
+        if extra is not None and topic.name.startswith(CACHE_PREFIX):
+            refuse_cache(topic.name)
+        fixed = self._policy.rule_for(topic.name).durability is not None or isinstance(topic, CacheTopic)
         if durable and topic.in_memory and not topic.waiting and not fixed:
             spec = replace(topic.spec, durability=self._policy.durable)
             self._table.put(raw, _row(spec), partial(self._harden, topic, spec))
             topic.hold()
+        return topic
+
+    def recall(self, raw: bytes) -> Topic:
+        """The topic of a subscription from before the last stop; one in memory is made again."""
+        found = self._by_name.get(raw)
+        if found is not None:
+            return found
+        return self.open_cache(raw) if raw.startswith(CACHE_PREFIX.encode()) else self._create(raw, False)
+
+    def open_cache(self, raw: bytes) -> CacheTopic:
+        """The topic of a cache, made if need be. BadName: there is one of another kind."""
+        topic = self._by_name.get(raw)
+        if topic is None:
+            changes: dict[str, Any] = {
+                "durability": self._policy.cache_durability,
+                "compact": True,
+                "retention_us": 0,
+                "retention_bytes": 0,
+                "segment_bytes": CACHE_SEGMENT_BYTES,
+                "tombstone_us": CACHE_TOMBSTONE_US,
+            }
+            topic = self._create(raw, True, 1, changes, own=True)
+        if not isinstance(topic, CacheTopic):
+            raise BadName(f"topic {topic.name!r} is there and is no cache", hint="choose another name for the cache")
         return topic
 
     def _harden(self, topic: Topic, spec: TopicSpec, error: Exception | None) -> None:
@@ -390,9 +465,16 @@ class Topics:
         done(error)
 
     def _create(
-        self, raw: bytes, durable: bool, partitions: int = 0, changes: Mapping[str, Any] | None = None
+        self,
+        raw: bytes,
+        durable: bool,
+        partitions: int = 0,
+        changes: Mapping[str, Any] | None = None,
+        own: bool = False,
     ) -> Topic:
         name = check_name(raw)
+        if name.startswith(CACHE_PREFIX) and not own:
+            refuse_cache(name)
         if not 0 <= partitions <= limits.PARTITIONS_MAX:
             raise LimitExceeded(f"a topic has 1 to {limits.PARTITIONS_MAX} partitions, {partitions} were asked for")
         if len(self._by_name) >= self._policy.topics_max:
@@ -414,21 +496,20 @@ class Topics:
             memory_bytes=rule.memory_bytes,
         )
         spec = replace(spec, **(changes or {}))
-        ready = spec.durability == "memory"
-        topic = Topic(spec, self._log.open_topic(spec), self._policy, ready=ready, low=self._low)
+        topic = self._open(spec, ready=spec.durability == "memory")
         if spec.durability != "memory":
             try:
                 self._table.put(raw, _row(spec), partial(self._created, topic))
             except QuintetError:
                 self._log.delete_topic(spec.id)
                 raise
-        self._by_name[raw] = topic
+        self._enter(topic)
         return topic
 
     def _created(self, topic: Topic, error: Exception | None) -> None:
         if error is not None:  # without its row it would be unknown after a restart, and so would all in it
             if self._by_name.get(topic.raw) is topic:
-                del self._by_name[topic.raw]
+                self._leave(topic)
             self._log.delete_topic(topic.spec.id)
             topic.forget(error)
         topic.release(error)
@@ -451,3 +532,21 @@ def check_name(raw: bytes) -> str:
 
 def _row(spec: TopicSpec) -> TopicRow:
     return TopicRow(**{name: getattr(spec, name) for name in TopicRow.__struct_fields__})
+
+
+def refuse_cache(name: str) -> NoReturn:
+    """A door may not write to this name."""
+    raise Forbidden(
+        f"topic {name!r} is not written to by messages: names that begin with {CACHE_PREFIX!r} are the caches'",
+        hint="put into the cache through the Felix door, or choose another name; reading it is allowed",
+    )
+
+
+def _is_cache(spec: TopicSpec) -> bool:
+    return spec.compact and spec.name.startswith(CACHE_PREFIX)
+
+
+def _tenant_of(name: str) -> str:
+    """The tenant whose topic it is; "": nobody's."""
+    parts = name.split("/")
+    return parts[0] if len(parts) == 3 else ""

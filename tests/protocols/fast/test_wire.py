@@ -8,8 +8,9 @@ import pytest
 
 from quintet import kernel
 from quintet.model.keys import fnv1a
+from quintet.model.rate import Bucket
 from quintet.protocols.fast import codec, errors, frames
-from quintet.protocols.fast.mapping import Bucket, topic_id
+from quintet.protocols.fast.mapping import topic_id
 from tests.protocols.fast.helpers import SECOND, VECTORS, collisions
 
 ROWS: list[dict[str, Any]] = json.loads((VECTORS / "document.json").read_text())

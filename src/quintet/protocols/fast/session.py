@@ -30,9 +30,10 @@ from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, ShuttingDown
+from quintet.model.rate import Bucket
 from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot
 from quintet.protocols.fast import codec, errors, frames
-from quintet.protocols.fast.mapping import Bucket, origin_of, topic_id
+from quintet.protocols.fast.mapping import origin_of, topic_id
 
 TOKENS_MAX: Final = 10_000  # verified ones that a listener remembers
 BUCKETS_MAX: Final = 10_000  # of rates, per listener

@@ -1,0 +1,123 @@
+"""Who may have how much: the quotas of tenants, and the counts they are held against. Nothing here is kept over a restart.
+
+A tenant is the first part of a name TENANT/NAMESPACE/STREAM. One that the configuration does not name has no quotas: only
+what it has open is counted, in case it gets some. A quota of 0 is no quota. Counts go on when the configuration is read
+again, so a tenant that gets a lower limit keeps what it has and gets nothing new until it is below.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from quintet.model.errors import LimitExceeded
+from quintet.model.rate import Bucket
+
+
+@dataclass(frozen=True, slots=True)
+class TenantQuota:
+    """What the configuration says of one tenant; 0: no limit."""
+
+    connections_max: int = 0
+    streams_max: int = 0
+    subscriptions_max: int = 0
+    caches_max: int = 0
+    cache_bytes: int = 0
+    publish_bytes_per_second: int = 0
+
+
+_NONE = TenantQuota()
+
+
+class Tenants:
+    """Quotas by tenant. `streams` counts the topics of one."""
+
+    def __init__(self, quotas: Mapping[str, TenantQuota], streams: Callable[[str], int] = lambda _tenant: 0) -> None:
+        self._quotas = dict(quotas)
+        self._streams = streams
+        self._buckets: dict[str, Bucket] = {}
+        self.connections: Counter[str] = Counter()
+        self.subscriptions: Counter[str] = Counter()
+        self.published_bytes: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+
+    @property
+    def names(self) -> list[str]:
+        """The tenants of the configuration."""
+        return list(self._quotas)
+
+    def quota(self, tenant: str) -> TenantQuota:
+        return self._quotas.get(tenant, _NONE)
+
+    def streams(self, tenant: str) -> int:
+        """How many topics it has."""
+        return self._streams(tenant)
+
+    def replace(self, quotas: Mapping[str, TenantQuota]) -> None:
+        """Judge by these from now on. What is open stays open and stays counted."""
+        for tenant, bucket in list(self._buckets.items()):
+            if quotas.get(tenant, _NONE).publish_bytes_per_second != bucket.per_second:
+                del self._buckets[tenant]
+        self._quotas = dict(quotas)
+
+    # -- what is open ----------------------------------------------------------------------------------------------
+
+    def connection_opened(self, tenant: str) -> None:
+        """Count one, or LimitExceeded. Each that was counted is closed once."""
+        self._check(tenant, self.connections[tenant], self.quota(tenant).connections_max, "connections")
+        self.connections[tenant] += 1
+
+    def connection_closed(self, tenant: str) -> None:
+        _less(self.connections, tenant)
+
+    def subscription_opened(self, tenant: str) -> None:
+        """Count one, or LimitExceeded. Each that was counted is closed once."""
+        self._check(tenant, self.subscriptions[tenant], self.quota(tenant).subscriptions_max, "subscriptions")
+        self.subscriptions[tenant] += 1
+
+    def subscription_closed(self, tenant: str) -> None:
+        _less(self.subscriptions, tenant)
+
+    # -- what is made ----------------------------------------------------------------------------------------------
+
+    def check_topic(self, tenant: str) -> None:
+        """LimitExceeded unless it may have one more topic: asked before one is made."""
+        limit = self.quota(tenant).streams_max
+        if limit:
+            self._check(tenant, self._streams(tenant), limit, "streams")
+
+    def check_cache(self, tenant: str, has: int) -> None:
+        """LimitExceeded unless it may have one more cache than it has."""
+        self._check(tenant, has, self.quota(tenant).caches_max, "caches")
+
+    def _check(self, tenant: str, has: int, limit: int, what: str) -> None:
+        if limit and has >= limit:
+            self.refused[tenant] += 1
+            raise LimitExceeded(
+                f"tenant {tenant!r} has {has} {what}, its limit is {limit}",
+                hint=f"give one up, or raise max_{what} of the tenant",
+            )
+
+    # -- what is published -----------------------------------------------------------------------------------------
+
+    def published(self, tenant: str, size: int, now: int) -> int:
+        """So many bytes were published (0: who only asks): for how many microseconds nothing more should be taken from this
+        tenant."""
+        quota = self._quotas.get(tenant)
+        if quota is None:
+            return 0
+        self.published_bytes[tenant] += size
+        if not quota.publish_bytes_per_second:
+            return 0
+        bucket = self._buckets.get(tenant)
+        if bucket is None:
+            bucket = self._buckets[tenant] = Bucket(quota.publish_bytes_per_second, now)
+        bucket.take(size, now)
+        return bucket.wait(now)
+
+
+def _less(counter: Counter[str], tenant: str) -> None:
+    """One that was counted is closed."""
+    counter[tenant] -= 1
+    assert counter[tenant] >= 0, f"more was closed than opened for tenant {tenant!r}"
+    if not counter[tenant]:
+        del counter[tenant]
