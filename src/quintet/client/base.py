@@ -15,6 +15,7 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from math import inf
 from random import uniform
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
@@ -46,6 +47,7 @@ HEARTBEATS_MISSED_MAX: Final = 2
 
 ANY: Final = -1  # the partition when the broker chooses
 
+Start = str | int | datetime  # where a subscription begins: a word, an offset, a time
 Fields = dict[str, Any]  # of a request or its answer, by name
 
 
@@ -224,9 +226,10 @@ class Wanted(NamedTuple):
     qos: int
     resume: int | None
     group: str
-    start: str | None
+    start: "Start | None"
     member: str
     filter: str
+    durable: str = ""
 
 
 class Setup(NamedTuple):

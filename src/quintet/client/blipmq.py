@@ -362,6 +362,8 @@ class BlipDoor:
         "transaction": "the FlyMQ door has transactions",
         "fetch": "the FlyMQ door reads by offset",
         "replay": "the FlyMQ door reads what was there before",
+        "durable": "the Felix door keeps positions by name",
+        "kv": "the Felix door has a cache",
         "headers": "BlipMQ frames have no place for headers; put them into the value",
     }
 

@@ -12,8 +12,22 @@ from types import TracebackType
 from typing import Any, Final, cast
 
 from quintet.client import url as urls
-from quintet.client.base import ANY, AskLink, Channel, Door, Load, Outcome, RequestLink, Setup, Silent, Wanted, deadline
+from quintet.client.base import (
+    ANY,
+    AskLink,
+    Channel,
+    Door,
+    Load,
+    Outcome,
+    RequestLink,
+    Setup,
+    Silent,
+    Start,
+    Wanted,
+    deadline,
+)
 from quintet.client.errors import BadName, BadUrl, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
+from quintet.client.kv import Cache, Lanes
 from quintet.client.message import Ack, Message, MessageBatch, key_bytes, to_bytes
 from quintet.client.producer import Producer
 from quintet.client.reading import Moment, batch_of, replay
@@ -32,6 +46,7 @@ DOORS: Final = {
     "flymq": "quintet.client.flymq",
     "fast": "quintet.client.fast",
     "peerbus": "quintet.client.peerbus",
+    "felix": "quintet.client.felix",
 }
 
 
@@ -49,7 +64,7 @@ def connect(
     timeout    seconds that connecting, and every call without its own `timeout=`, may take
     reconnect  come back by itself after the connection is lost, and resume subscriptions
     tls        the context to use in place of the system's authorities (or `?ca=FILE` in the URL)
-    on_event   called with what the server says by itself and is no message: `fast.KeyUpdate`
+    on_event   called with what the server says by itself and is no message: `fast.KeyUpdate`, `felix_source.Lagged`
     """
     endpoint = urls.parse(url)
     if endpoint.door not in DOORS:
@@ -73,6 +88,7 @@ class Bus:
         self._channel: Channel | None = None
         self._reader: Channel | None = None
         self._subscriptions: set[Subscription] = set()
+        self._lanes: Lanes | None = None
 
     async def __aenter__(self) -> "Bus":
         await self.open()
@@ -94,6 +110,8 @@ class Bus:
         """Close the subscriptions and the connection."""
         await asyncio.gather(*(subscription.close() for subscription in self._subscriptions))
         self._subscriptions.clear()
+        if self._lanes is not None:
+            await self._lanes.close()
         if self._reader is not None:
             await self._reader.close()
         if self._channel is not None:
@@ -332,8 +350,9 @@ class Bus:
         qos: int = 1,
         resume: int | None = None,
         group: str | None = None,
-        start: str | None = None,
+        start: Start | None = None,
         member: str | None = None,
+        durable: str | None = None,
         filter: str | None = None,
         prefetch: int = PREFETCH_DEFAULT,
         timeout: float | None = None,
@@ -345,18 +364,21 @@ class Bus:
         group     the consumer group to join: its members share the partitions, and where they were is kept. Without one
                   all partitions are read, and nothing is kept.
         start     where a group begins in a partition that it has committed nothing of: "earliest", "latest" or "commit"
-                  (as earliest). Without a group: the first two
+                  (as earliest). Without a group: the first two, and with Felix an offset or a datetime
         member    a name of one's own, under which a member that comes back soon has its partitions again
+        durable   a name under which the server keeps where this subscription is (Felix): go on with the same name
         filter    only messages that pass, in the server's language of filters
         prefetch  messages kept here before no more are taken from the server
         """
         self._open()
         self._check(topic, qos, None)
-        self._carries(resume=resume, group=group, start=start, member=member, filter=filter)
+        self._carries(resume=resume, group=group, start=start, member=member, filter=filter, durable=durable)
+        if not isinstance(start, str | None) and "durable" in self._setup.door.lacks:
+            raise Unsupported("this door begins at no offset and no time", hint="the Felix door does")
         if prefetch < 1:
             raise ValueError("prefetch is a number of messages from 1 up")
         door = self._setup.door
-        wanted = Wanted(topic, qos, resume, group or "", start, member or "", filter or "")
+        wanted = Wanted(topic, qos, resume, group or "", start, member or "", filter or "", durable or "")
         subscription = Subscription(
             door.source(self._setup, wanted), topic, prefetch=prefetch, timeout=self._limit(timeout)
         )
@@ -416,6 +438,16 @@ class Bus:
                 self._reader = None
                 raise
         return self._reader
+
+    # -- values by key ---------------------------------------------------------------------------------------------
+
+    def kv(self, name: str) -> Cache:
+        """A cache of the broker as a mapping (Felix): `cache = bus.kv("sessions")`, or "tenant/namespace/sessions"."""
+        self._carries(kv=name)
+        self._open()
+        if self._lanes is None:
+            self._lanes = Lanes(self._setup)
+        return Cache(self._lanes, name)
 
     # -- transactions ----------------------------------------------------------------------------------------------
 

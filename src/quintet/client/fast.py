@@ -423,6 +423,8 @@ class FastDoor:
         "transaction": "the FlyMQ door has transactions",
         "fetch": "the FlyMQ door reads by offset",
         "replay": "the FlyMQ door reads what was there before",
+        "durable": "the Felix door keeps positions by name",
+        "kv": "the Felix door has a cache",
         "headers": "packets of Fast have no place for headers; put them into the value",
         "ttl": "a queue made with ttl=True has one for all its messages; the BlipMQ and FlyMQ doors have one for each",
         "resume": "a durable queue keeps what nobody has read; the BlipMQ door has ids to resume",

@@ -485,6 +485,8 @@ class FlyDoor:
         in_flight_max=100_000,
     )
     lacks: Final = {
+        "durable": "the Felix door keeps positions by name",
+        "kv": "the Felix door has a cache",
         "headers": "FlyMQ frames have no place for headers; put them into the value",
         "qos=0": "every FlyMQ message is durable when it is answered; the BlipMQ door has qos=0",
         "resume": "a FlyMQ group is resumed by its name: group=; the BlipMQ door has ids to resume",

@@ -1,4 +1,4 @@
-"""Writes sync.py and sync_peer.py, the blocking twins, from the source of the asynchronous classes:
+"""Writes sync.py, sync_peer.py and sync_kv.py, the blocking twins, from the source of the asynchronous classes:
 `python -m quintet.client.generate`.
 
 Every public method keeps its name, signature and docstring; only how it waits differs. A test compares them with what
@@ -19,7 +19,7 @@ from typing import Final
 
 HERE: Final = Path(__file__).parent
 # module -> the file its twins are in; sync.py if it is not here, which has the names of the others, too
-FILES: Final = {"peer": "sync_peer"}
+FILES: Final = {"peer": "sync_peer", "kv": "sync_kv"}
 TARGETS: Final = ("sync", *FILES.values())
 
 # class -> its module; in the order they are written
@@ -33,7 +33,10 @@ TWINS: Final = {
     "Bus": "bus",
     "PeerMessage": "peer",
     "Peer": "peer",
+    "Watch": "kv",
+    "Cache": "kv",
 }
+BASES: Final = {"Cache": "mapped.Mapped"}  # what a twin has more, written by hand: class -> module and class
 ROOTS: Final = {"Bus": "connect", "Peer": "peer"}  # they own the portal; and the function that makes them
 PLAIN: Final = {"Message", "MessageBatch", "PeerMessage"}  # values: their plain methods touch no shared state
 HIDDEN: Final = {
@@ -51,6 +54,7 @@ HIDDEN: Final = {
     "room",
     "source",
 }  # between the client's own parts
+SHOWN: Final = {"Cache": {"put"}}  # the same words, where they are for users
 DUNDERS: Final = {
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
@@ -109,10 +113,15 @@ def _imports(modules: dict[str, ast.Module], used: set[str], target: str) -> lis
             else:
                 lines += [f"from quintet.client.{name} import {own}" for own in _defines(node) if own in used]
     lines = [line for line in dict.fromkeys(lines) if line.rpartition(" ")[2] not in TWINS]
+    lines += [
+        f"from quintet.client.{module} import {base}"
+        for twin, (module, base) in ((twin, path.split(".")) for twin, path in BASES.items())
+        if FILES.get(TWINS[twin], "sync") == target
+    ]
     if target == "sync":
-        others = [name for name, module in TWINS.items() if module in FILES]
-        others += [maker for root, maker in ROOTS.items() if TWINS[root] in FILES]
-        lines += [f"from quintet.client.{FILES[module]} import {name}" for module in FILES for name in others]
+        others = [(module, name) for name, module in TWINS.items() if module in FILES]
+        others += [(TWINS[root], maker) for root, maker in ROOTS.items() if TWINS[root] in FILES]
+        lines += [f"from quintet.client.{FILES[module]} import {name}" for module, name in others]
         lines += [f"__all__ = {sorted([*TWINS, *ROOTS.values()])}"]
     return lines
 
@@ -130,7 +139,8 @@ def _defines(node: ast.stmt) -> list[str]:
 
 def _class(tree: ast.ClassDef, used: set[str]) -> list[str]:
     name = tree.name
-    out = [f"class {name}:", f"    {_docstring(tree)}", ""]
+    base = BASES.get(name, "").rpartition(".")[2]
+    out = [f"class {name}({base}):" if base else f"class {name}:", f"    {_docstring(tree)}", ""]
     out += [f"    def __init__(self, portal: Portal, inner: _{TWINS[name]}.{name}) -> None:"]
     out += ["        self._portal = portal", "        self._inner = inner", ""]
     for node in tree.body:
@@ -138,7 +148,7 @@ def _class(tree: ast.ClassDef, used: set[str]) -> list[str]:
             continue
         if node.name == "__init__":
             out += _attributes(node, used)
-        elif node.name in DUNDERS or not (node.name.startswith("_") or node.name in HIDDEN):
+        elif node.name in DUNDERS or not (node.name.startswith("_") or node.name in HIDDEN - SHOWN.get(name, set())):
             out += ["    " + line for line in _method(name, node, used)] + [""]
     return out
 

@@ -522,6 +522,8 @@ class PeerDoor:
         "transaction": "the FlyMQ door has transactions",
         "fetch": "the FlyMQ door reads by offset",
         "replay": "the FlyMQ door reads what was there before",
+        "durable": "the Felix door keeps positions by name",
+        "kv": "the Felix door has a cache",
         "headers": "an envelope has no place for headers; put them into the body",
         "ttl": "the broker has one for all mailboxes; the BlipMQ and FlyMQ doors have one for each message",
         "resume": "a mailbox goes on by itself, with what nobody has acknowledged",

@@ -71,6 +71,11 @@ class Source(ABC):
     def refused(self) -> int: ...
 
     @property
+    def missed(self) -> int:
+        """Messages the server says were gone before they were read; 0 where it does not tell."""
+        return 0
+
+    @property
     @abstractmethod
     def reconnects(self) -> int: ...
 
@@ -203,6 +208,11 @@ class Subscription:
     def refused(self) -> int:
         """Acknowledgements the server did not take: too late, or another consumer has the message now."""
         return self._source.refused
+
+    @property
+    def missed(self) -> int:
+        """Messages that were gone before they were read here, as far as the server tells (Felix)."""
+        return self._source.missed
 
     @property
     def reconnects(self) -> int:

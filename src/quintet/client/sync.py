@@ -13,15 +13,18 @@ from quintet.client import message as _message
 from quintet.client import producer as _producer
 from quintet.client import subscription as _subscription
 from quintet.client import transaction as _transaction
+from quintet.client.base import Start
 from quintet.client.bus import LINGER_S, PRODUCER_BYTES_MAX, TIMEOUT_S
 from quintet.client.message import Ack, Rows, T
 from quintet.client.portal import Portal, inner_of
 from quintet.client.reading import Moment
 from quintet.client.subscription import PREFETCH_DEFAULT
+from quintet.client.sync_kv import Cache, Watch
 from quintet.client.sync_peer import Peer, PeerMessage, peer
 
 __all__ = [
     "Bus",
+    "Cache",
     "Message",
     "MessageBatch",
     "Peer",
@@ -30,6 +33,7 @@ __all__ = [
     "Producer",
     "Subscription",
     "Transaction",
+    "Watch",
     "connect",
     "peer",
 ]
@@ -287,6 +291,11 @@ class Subscription:
     def refused(self) -> int:
         """Acknowledgements the server did not take: too late, or another consumer has the message now."""
         return self._inner.refused
+
+    @property
+    def missed(self) -> int:
+        """Messages that were gone before they were read here, as far as the server tells (Felix)."""
+        return self._inner.missed
 
     @property
     def reconnects(self) -> int:
@@ -556,8 +565,9 @@ class Bus:
         qos: int = 1,
         resume: int | None = None,
         group: str | None = None,
-        start: str | None = None,
+        start: Start | None = None,
         member: str | None = None,
+        durable: str | None = None,
         filter: str | None = None,
         prefetch: int = PREFETCH_DEFAULT,
         timeout: float | None = None,
@@ -569,8 +579,9 @@ class Bus:
         group     the consumer group to join: its members share the partitions, and where they were is kept. Without one
                   all partitions are read, and nothing is kept.
         start     where a group begins in a partition that it has committed nothing of: "earliest", "latest" or "commit"
-                  (as earliest). Without a group: the first two
+                  (as earliest). Without a group: the first two, and with Felix an offset or a datetime
         member    a name of one's own, under which a member that comes back soon has its partitions again
+        durable   a name under which the server keeps where this subscription is (Felix): go on with the same name
         filter    only messages that pass, in the server's language of filters
         prefetch  messages kept here before no more are taken from the server
         """
@@ -584,6 +595,7 @@ class Bus:
                 group=group,
                 start=start,
                 member=member,
+                durable=durable,
                 filter=filter,
                 prefetch=prefetch,
                 timeout=timeout,
@@ -628,6 +640,10 @@ class Bus:
             lambda item: Message(self._portal, item),
         )
 
+    def kv(self, name: str) -> Cache:
+        """A cache of the broker as a mapping (Felix): `cache = bus.kv("sessions")`, or "tenant/namespace/sessions"."""
+        return Cache(self._portal, self._portal.call(self._inner.kv, name))
+
     def transaction(self, name: str | None = None, *, timeout: float | None = None) -> Transaction:
         """`with bus.transaction() as txn`: what is published with it appears when the block ends, all at once, or
         not at all when it raises.
@@ -652,6 +668,6 @@ def connect(
     timeout    seconds that connecting, and every call without its own `timeout=`, may take
     reconnect  come back by itself after the connection is lost, and resume subscriptions
     tls        the context to use in place of the system's authorities (or `?ca=FILE` in the URL)
-    on_event   called with what the server says by itself and is no message: `fast.KeyUpdate`
+    on_event   called with what the server says by itself and is no message: `fast.KeyUpdate`, `felix_source.Lagged`
     """
     return Bus(Portal(), _bus.connect(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls, on_event=on_event))

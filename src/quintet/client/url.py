@@ -8,6 +8,7 @@
     fast://:TOKEN@HOST:PORT                 Fast TCP Pub/Sub with a JSON web token; fasts:// with TLS
     peerbus://:TOKEN@HOST:PORT?name=ALICE&secret_file=FILE   over WebSocket; peerbuss:// with TLS; name is the mailbox
     peerbus+tcp://:TOKEN@HOST:PORT?name=ALICE                the same, one object a line; peerbuss+tcp:// with TLS
+    felix://:TOKEN@HOST:PORT?ca=FILE&tenant=T&namespace=N    over QUIC, always with TLS; an API key or a tenant's token
 
 A new door is a row in SCHEMES and, in bus.py, the module that speaks it. Nothing is resolved or opened here.
 """
@@ -44,25 +45,29 @@ SCHEMES: Final = {
     "peerbuss": Scheme("peerbus", True, 47821),
     "peerbus+tcp": Scheme("peerbus", False, 47822, lines=True),
     "peerbuss+tcp": Scheme("peerbus", True, 47822, lines=True),
+    "felix": Scheme("felix", True, 5000),
 }
 
 DIALECTS: Final = ("document", "sdk")
 COMPRESSIONS: Final = ("none", "gzip", "lz4", "zstd", "snappy")
-ALL_DOORS: Final = ("blipmq", "flymq", "flight", "fast", "peerbus")
+ALL_DOORS: Final = ("blipmq", "flymq", "flight", "fast", "peerbus", "felix")
 # option -> the doors that have it, and what it may be; none: anything
 OPTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "ca": (ALL_DOORS, ()),
     "cert": (ALL_DOORS, ()),
     "key": (ALL_DOORS, ()),
     "dialect": (("flymq",), DIALECTS),
-    "compression": (("flymq",), COMPRESSIONS),
+    "compression": (("flymq", "felix"), COMPRESSIONS),
     "name": (("peerbus",), ()),
     "secret_file": (("peerbus",), ()),
     "verify": (("peerbus",), ("on", "off")),
     "kid": (("peerbus",), ()),
+    "tenant": (("felix",), ()),
+    "namespace": (("felix",), ()),
 }
+FELIX_COMPRESSIONS: Final = ("none", "zstd")
 _TLS_OPTIONS: Final = ("ca", "cert", "key")
-_KEY_DOORS: Final = ("blipmq", "fast", "peerbus")  # who is known by one secret: it may stand alone
+_KEY_DOORS: Final = ("blipmq", "fast", "peerbus", "felix")  # who is known by one secret: it may stand alone
 _EXAMPLE: Final = "a URL looks like flymq://admin:admin@127.0.0.1:9092 or blipmq://:dev-key@127.0.0.1:5555"
 
 
@@ -86,6 +91,8 @@ class Endpoint:
     secret_file: str | None = None
     verify: str = "on"
     kid: str = ""
+    tenant: str = ""
+    namespace: str = ""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -123,7 +130,7 @@ def _check_options(options: dict[str, str], scheme: Scheme, name: str) -> None:
     for option, value in options.items():
         if option not in known:
             raise BadUrl(f"unknown option {option!r} in the URL", hint=f"known options: {', '.join(known)}")
-        choices = OPTIONS[option][1]
+        choices = FELIX_COMPRESSIONS if (scheme.door, option) == ("felix", "compression") else OPTIONS[option][1]
         if choices and value not in choices:
             raise BadUrl(f"?{option}={value} is not known", hint=f"one of {', '.join(choices)}")
         if option in _TLS_OPTIONS and not scheme.tls:

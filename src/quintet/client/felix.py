@@ -1,0 +1,561 @@
+"""The Felix door: all of a bus is one QUIC connection, each link of it a stream, each subscription a stream of the server.
+
+    Channel (publishing) ---- FelixLink --+                       +-- stream: auth, then batches out and acks in
+    Channel (subscription) -- FelixLink --+--- Trunk: Connection --+-- stream: auth, subscribe, acks out
+    Channels of the cache --- FelixLink --+                       +-- event stream of the server: hello, then events in
+
+A stream that ends takes only its link along; the Channel opens another on the same connection. A connection that ends
+takes all of them, and the first Channel that comes back connects for all.
+
+Messages are acknowledged, positions and groups kept, and caches more than got and put, only where the server says EXTENDED
+in its answer to `auth`. With another server what it cannot do is refused here, and the rest works. Without `auth_ok` the
+flags are those of the first version.
+"""
+
+import asyncio
+import base64
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, Final, cast
+
+import msgspec
+
+from quintet import kernel
+from quintet.client import quic
+from quintet.client.base import (
+    CLOSE_S,
+    Door,
+    Fields,
+    Limits,
+    Link,
+    Load,
+    Outcome,
+    PushLink,
+    RequestLink,
+    Setup,
+    Target,
+    Wanted,
+)
+from quintet.client.errors import BadUrl, Closed, ConnectionLost, Unsupported
+from quintet.client.felix_source import FelixSource, Names
+from quintet.client.felix_wire import CLOSE_CODES, Call, Inflow, Shared, decode_json, error_of, json_frame, packed
+from quintet.client.message import Rows, log
+from quintet.client.subscription import Source
+from quintet.client.url import Endpoint
+from quintet.model.errors import AuthError, OffsetNotFound, ProtocolError, QuintetError
+from quintet.protocols.felix import frames
+
+FRAME_VALUES_MAX: Final = 65_536  # messages of one batch frame; a call may have several frames
+FRAME_VALUE_BYTES_MAX: Final = 4 * 1024 * 1024  # of several messages together
+ZSTD_BYTES_MIN: Final = 1_024  # of a batch: below it, packing does not pay
+ACKS_PER_WRITE: Final = 4_096  # single acknowledgements gathered at most before they are written
+CONNECT_SHARE: Final = 0.9  # of the time a caller has, so that the reason comes before its timeout
+PER_BATCH: Final = 2
+TOO_SLOW: Final = 0x51  # an event stream that was reset because nobody read it
+
+_Part = tuple[Call, int, int]  # a call, where in it the messages of a frame begin, and how many they are
+
+
+class Events:
+    """An event stream of the server: it says whose it is in its first frame."""
+
+    def __init__(self, trunk: "Trunk", stream: int) -> None:
+        self._trunk = trunk
+        self._stream = stream
+        self._inflow = Inflow(trunk.where)
+        self._link: FelixLink | None = None
+
+    waits = False
+
+    def data(self, data: bytes, end: bool) -> None:
+        try:
+            for item in self._inflow.feed(data):
+                if self._link is not None:
+                    self._link.event(item)
+                elif not self._greeted(item):
+                    return
+        except ProtocolError as error:
+            if self._link is not None:
+                self._link.fail(error)
+            self._trunk.connection.forget(self._stream)
+            return
+        if end and self._link is not None:
+            self._link.fail(ConnectionLost(f"{self._trunk.where} ended the subscription"))
+
+    def _greeted(self, item: tuple[Any, ...]) -> bool:
+        hello = decode_json(item[1]) if item[0] == 0 else {}
+        self._link = self._trunk.listeners.get(hello.get("subscription_id", -1))
+        if hello.get("type") != "event_stream_hello" or self._link is None:
+            self._trunk.connection.forget(self._stream)  # of a subscription that was closed meanwhile
+            return False
+        self._link.greeted(self._stream)
+        return True
+
+    def drained(self) -> None:
+        """Nothing is written here."""
+
+    def ended(self, code: int) -> None:
+        if self._link is not None:
+            why = "nobody read it for too long" if code == TOO_SLOW else f"code {code:#x}"
+            self._link.fail(ConnectionLost(f"{self._trunk.where} broke off the subscription: {why}"))
+
+    def gone(self, error: ConnectionLost) -> None:
+        """The link is told by its own stream."""
+
+
+class Trunk:
+    """The connection that the links of a bus share, and which link a subscription is of."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.connection: quic.Connection = cast(quic.Connection, None)  # until `connect` is done
+        self.listeners: dict[int, FelixLink] = {}
+        self.links: set[FelixLink] = set()
+        self._ids = 0
+
+    async def connect(self, setup: Setup) -> None:
+        self.connection = await quic.connect(setup.endpoint, self._incoming, setup.timeout * CONNECT_SHARE)
+
+    def _incoming(self, stream: int) -> quic.Flow:
+        return Events(self, stream)
+
+    def new_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    def leave(self, link: "FelixLink") -> None:
+        """The last link takes the connection along."""
+        self.links.discard(link)
+        if not self.links:
+            self.connection.close()
+
+
+class FelixLink(PushLink, RequestLink):
+    """One stream of the connection, from `auth` on."""
+
+    def __init__(
+        self, trunk: Trunk, door: "FelixDoor", target: Target, lost: Callable[[Link, QuintetError], None]
+    ) -> None:
+        self._trunk = trunk
+        self._door = door
+        self._target = target
+        self._on_lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._inflow = Inflow(trunk.where)
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._lost: QuintetError | None = None
+        self._last_error: QuintetError | None = None
+        self._flags = -1
+        self._next_id = 0
+        self._requests: dict[int, asyncio.Future[Fields]] = {}  # in the order they were asked
+        self._owed: dict[int, list[_Part]] = {}  # request -> whose messages are in its frame
+        self._calls: list[Call] = []  # published in this turn, not sent yet
+        self._acks: list[int] = []
+        self._heard: Callable[[Fields], None] | None = None
+        self._topic = ""
+        self._qos = 0
+        self._subscription = 0
+        self._events = -1  # the event stream's number
+        self._paused = False
+        self._stream = trunk.connection.open(self)
+        trunk.links.add(self)
+
+    # -- handshake and requests ------------------------------------------------------------------------------------
+
+    async def handshake(self) -> None:
+        """`auth` is the first frame of every stream; the answer says what the server can do."""
+        message = {"type": "auth", "tenant_id": self._door.names.tenant, "token": self._door.token}
+        answer = await self._ask({**message, "client_flags": self._door.flags})
+        self._flags = int(answer.get("server_flags", frames.UNSAID_FLAGS)) & self._door.flags
+
+    @property
+    def extended(self) -> bool:
+        """Whether the server knows acknowledgements, groups and the whole cache."""
+        return bool(self._flags & frames.EXTENDED)
+
+    def request(self, name: str, fields: Fields) -> "asyncio.Future[Fields]":
+        if name in frames.OURS and not self.extended:
+            raise Unsupported(f"{self._trunk.where} does not know {name}", hint="a Quintet broker does")
+        self._flush_calls()
+        return self._ask({"type": name, **fields})
+
+    def _ask(self, message: Fields) -> "asyncio.Future[Fields]":
+        if self._lost is not None:
+            raise self._lost
+        id = self._new_id()
+        future = self._requests[id] = self._loop.create_future()
+        future.add_done_callback(lambda _: self._requests.pop(id, None))
+        self._write([json_frame(message if message["type"] == "auth" else {**message, "request_id": id})])
+        return future
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def _write(self, data: Sequence[bytes]) -> None:
+        if self._trunk.connection.send(self._stream, data):
+            self._flowing.clear()
+
+    async def barrier(self) -> None:
+        """An `ack` of nothing is answered behind all that was sent before; what was published has its own answers."""
+        self._flush_calls()
+        self._flush_acks()
+        owed = [part[0].done for parts in self._owed.values() for part in parts]
+        if self.extended:
+            try:
+                await self._ask({"type": "ack", "subscription_id": self._subscription, "ranges": []})
+            except QuintetError:
+                if self._lost is not None:
+                    raise
+        if owed:
+            await asyncio.wait(owed)
+
+    # -- publishing ------------------------------------------------------------------------------------------------
+
+    def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
+        if self._lost is not None:
+            raise self._lost
+        done: asyncio.Future[Outcome] = self._loop.create_future()
+        if not self._calls:
+            self._loop.call_soon(self._flush_calls)
+        self._calls.append(Call(load, wait, self._loop.time() + wait, done))
+        return done
+
+    def _flush_calls(self) -> None:
+        """All calls of this turn: neighbours of one topic and QoS in one frame, everything in one write."""
+        calls, self._calls = self._calls, []
+        if not calls or self._lost is not None:
+            return
+        parts: list[bytes] = []
+        at = 0
+        while at < len(calls):
+            head, end = calls[at].load, at + 1
+            while end < len(calls) and (calls[end].load.topic, calls[end].load.qos) == (head.topic, head.qos):
+                end += 1
+            parts += self._encode(calls[at:end], head.topic, head.qos)
+            at = end
+        waiting = [call for call in calls if call.load.qos]
+        if waiting:
+            Shared(waiting, self._loop)
+        self._write(parts)
+        for call in calls:
+            if not call.load.qos and not call.done.done():
+                call.done.set_result(Outcome(0, ()))
+
+    def _encode(self, calls: list[Call], topic: str, qos: int) -> list[bytes]:
+        """Frames of bounded size. Where the server has no acknowledged batches, JSON says the same."""
+        found: list[bytes] = []
+        values: list[bytes] = []
+        parts: list[_Part] = []
+        size = 0
+
+        def close() -> None:
+            nonlocal values, parts, size
+            found.append(self._frame(topic, qos, values, parts))
+            values, parts, size = [], [], 0
+
+        for call in calls:
+            begun = 0
+            for at, value in enumerate(call.load.values):
+                if values and (size + len(value) > FRAME_VALUE_BYTES_MAX or len(values) == FRAME_VALUES_MAX):
+                    if at > begun:
+                        parts.append((call, begun, at - begun))
+                    begun = at
+                    close()
+                values.append(value)
+                size += len(value)
+            parts.append((call, begun, len(call.load.values) - begun))
+        close()
+        return found
+
+    def _frame(self, topic: str, qos: int, values: list[bytes], parts: list[_Part]) -> bytes:
+        id = self._new_id() if qos else -1
+        if qos:
+            self._owed[id] = parts
+            for call, _, _ in parts:
+                call.left += 1
+        if qos and not self._flags & frames.ACKED:
+            tenant, namespace, stream = self._door.names.split(topic)
+            scope = {"tenant_id": tenant, "namespace": namespace, "stream": stream}
+            return json_frame(
+                {"type": "publish_batch", **scope, "payloads": values, "request_id": id, "ack": "per_batch"}
+            )
+        data = kernel.felix_publish(self._door.names.target(topic), values, id, PER_BATCH if qos else 0)
+        if self._flags & frames.ZSTD and len(data) >= ZSTD_BYTES_MIN:
+            return packed(data)
+        return data
+
+    # -- subscribing and acknowledging -----------------------------------------------------------------------------
+
+    async def subscribe(self, topic: str, qos: int) -> int:
+        raise AssertionError("FelixSource says more than a topic: see listen")
+
+    def attach(self, subscription: int) -> None:
+        raise AssertionError("a subscription of Felix ends with its connection; FelixSource subscribes again")
+
+    async def listen(self, name: str, fields: Fields, heard: Callable[[Fields], None], topic: str = "") -> Fields:
+        """`subscribe` or `cache_watch`: the answer. Events go to the target, all else of the event stream to `heard`."""
+        id = self._subscription = self._trunk.new_id()
+        self._heard, self._topic = heard, topic
+        self._qos = int(fields.get("ack") == "explicit")
+        self._trunk.listeners[id] = self
+        return await self.request(name, {**fields, "subscription_id": id})
+
+    def greeted(self, stream: int) -> None:
+        self._events = stream
+        if self._paused:
+            self._trunk.connection.pause(stream, True)
+
+    def ack(self, subscription: int, tags: Sequence[int]) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if not self._acks:
+            self._loop.call_soon(self._flush_acks)
+        self._acks += tags
+        if len(tags) > 1 or len(self._acks) >= ACKS_PER_WRITE:
+            self._flush_acks()
+
+    def _flush_acks(self) -> None:
+        """One write; runs of offsets as [first, count]."""
+        if not self._acks or self._lost is not None:
+            return
+        tags, self._acks = sorted(set(self._acks)), []
+        while tags:
+            some, tags = tags[:ACKS_PER_WRITE], tags[ACKS_PER_WRITE:]
+            ranges: list[list[int]] = []
+            for tag in some:
+                if ranges and ranges[-1][0] + ranges[-1][1] == tag:
+                    ranges[-1][1] += 1
+                else:
+                    ranges.append([tag, 1])
+            self._write([json_frame({"type": "ack", "subscription_id": self._subscription, "ranges": ranges})])
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._requests or self._owed)
+
+    def data(self, data: bytes, end: bool) -> None:
+        try:
+            for item in self._inflow.feed(data):
+                if item[0] == frames.ACK:
+                    _, status, id, text = item
+                    self._confirmed(id, error_of(text) if status else None)
+                elif item[0] == 0:
+                    self._said(decode_json(item[1]))
+        except (ProtocolError, msgspec.DecodeError) as error:
+            self.fail(error if isinstance(error, ProtocolError) else ProtocolError(f"{self._trunk.where}: {error}"))
+            return
+        if end:
+            why = f": {self._last_error}" if self._last_error is not None else ""
+            self.fail(ConnectionLost(f"{self._trunk.where} ended the stream{why}"))
+
+    def _confirmed(self, id: int, error: QuintetError | None) -> None:
+        for call, at, count in self._owed.pop(id, ()):
+            call.answered(at, count, error)
+
+    def _said(self, message: Fields) -> None:
+        kind, id = message.get("type"), message.get("request_id")
+        if kind in ("error", "publish_error"):
+            self._refused(id, error_of(str(message.get("message", "")), message.get("code")))
+        elif kind == "subscribe_cursor_error":
+            asked, there = message.get("requested"), message.get("available")
+            what = "is no longer there" if message.get("reason") == "too_old" else "is not there yet"
+            self._refused(id, OffsetNotFound(f"offset {asked} {what}", hint=f"the nearest that can be read is {there}"))
+        elif kind == "publish_ok" and id in self._owed:
+            self._confirmed(cast(int, id), None)
+        elif kind == "lagged":
+            if self._heard is not None:
+                self._heard(message)
+        else:
+            waiting = self._requests.get(self._first() if id is None else cast(int, id))
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message)
+
+    def _first(self) -> int:
+        """Answers without a number come in the order of the questions."""
+        return next(iter(self._requests), 0)
+
+    def _refused(self, id: object, error: QuintetError) -> None:
+        self._last_error = error
+        if isinstance(id, int) and id in self._owed:
+            self._confirmed(id, error)
+            return
+        waiting = self._requests.get(id if isinstance(id, int) else self._first())
+        if waiting is not None:
+            if not waiting.done():
+                waiting.set_exception(error)
+        elif self._subscription or isinstance(error, AuthError):
+            self.fail(error)
+        else:
+            log.warning("the server refused something that nobody waits for: %s", error)
+
+    def event(self, item: tuple[Any, ...]) -> None:
+        """One frame of the event stream."""
+        kind = item[0]
+        if kind == frames.EVENTS:
+            self._events_came(item[2], item[3])
+        elif kind == 0:
+            message = decode_json(item[1])
+            if message.get("type") == "event":
+                self._events_came(message.get("offset", -1), [base64.b64decode(message["payload"])])
+            elif message.get("type") == "event_batch":
+                values = [base64.b64decode(payload) for payload in message["payloads"]]
+                self._events_came(message.get("base_offset", -1), values)
+            elif self._heard is not None:
+                self._heard(message)
+
+    def _events_came(self, base: int, values: list[bytes]) -> None:
+        if self._lost is not None:
+            return
+        qos = self._qos
+        rows: Rows = [(base + at if base >= 0 else -1, qos, value) for at, value in enumerate(values)]
+        self._target.on_records(self._topic, rows)
+
+    # -- flow ------------------------------------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        return not self._flowing.is_set()
+
+    async def writable(self) -> None:
+        await self._flowing.wait()
+        if self._lost is not None:
+            raise self._lost
+
+    def drained(self) -> None:
+        self._flowing.set()
+
+    def ended(self, code: int) -> None:
+        self.fail(ConnectionLost(f"{self._trunk.where} broke off the stream (code {code:#x})"))
+
+    def gone(self, error: ConnectionLost) -> None:
+        code = error.close_code if isinstance(error, quic.Shut) else -1
+        if code in CLOSE_CODES:
+            kind, hint = CLOSE_CODES[code]
+            self.fail(kind(f"{self._trunk.where} closed the connection: {error}", hint=hint))
+        else:
+            self.fail(ConnectionLost(f"the connection to {self._trunk.where} ended: {error}", hint=error.hint))
+
+    def pause(self) -> None:
+        self._hold(True)
+
+    def resume(self) -> None:
+        self._hold(False)
+
+    def _hold(self, paused: bool) -> None:
+        if paused != self._paused and self._lost is None:
+            self._paused = paused
+            if self._events >= 0:
+                self._trunk.connection.pause(self._events, paused)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> QuintetError | None:
+        return self._lost
+
+    def fail(self, error: QuintetError) -> None:
+        if self._lost is not None:
+            return
+        self._lost = error
+        self._flowing.set()
+        self._trunk.listeners.pop(self._subscription, None)
+        calls = [part[0] for parts in self._owed.values() for part in parts] + self._calls
+        self._owed.clear()
+        for call in calls:
+            if not call.done.done():
+                call.done.set_exception(call.failures[0][1] if call.failures else error)
+            if call.watch is not None:
+                call.watch.one_less()
+        for future in list(self._requests.values()):
+            if not future.done():
+                future.set_exception(error)
+        for stream in (self._stream, self._events):
+            self._trunk.connection.forget(stream)
+        self._on_lost(self, error)
+        self._loop.call_soon(self._trunk.leave, self)
+
+    async def close(self) -> None:
+        """End the subscription, then the stream."""
+        if self._lost is not None:
+            return
+        if self._subscription and self.extended:
+            self._flush_acks()
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await self._ask({"type": "unsubscribe", "subscription_id": self._subscription})
+            except (QuintetError, TimeoutError) as error:
+                log.debug("leaving subscription %d: %s", self._subscription, error)
+        self._trunk.connection.send(self._stream, [], end=True)
+        self.fail(Closed("the link was closed here"))
+
+
+class FelixDoor:
+    """How to open links to the Felix door; one for each bus, because all its links share a connection."""
+
+    name = "felix"
+    limits = Limits(
+        frame_overhead_bytes=8 + 1 + 3 * 2 + 4 + 4,
+        frame_bytes_max=frames.FRAME_BYTES_MAX,
+        topic_bytes_max=255,
+        ttl_ms_max=1,
+        in_flight_max=1_000,
+    )
+    lacks: Final = {
+        "key": "the FlyMQ door carries keys; bus.kv is for values by key",
+        "partition": "the FlyMQ door has partitions to choose",
+        "delay": "the FlyMQ door delays messages",
+        "schema": "the FlyMQ door checks schemas",
+        "idempotent": "the FlyMQ door has idempotent producers",
+        "compression": "?compression=zstd in the URL is for all that a bus sends",
+        "member": "the FlyMQ door has members with names",
+        "retry": "the broker delivers again by itself here, as configured; the FlyMQ door leaves it to the client",
+        "filter": "the FlyMQ door filters on the server",
+        "transaction": "the FlyMQ door has transactions",
+        "fetch": "subscribe with start=OFFSET, or use the FlyMQ door",
+        "replay": "subscribe with start='earliest', or use the FlyMQ door",
+        "headers": "batches of Felix have no place for headers; put them into the value",
+        "ttl": "messages of Felix have none; values of bus.kv do, and the BlipMQ and FlyMQ doors have one for messages",
+        "resume": "subscribe with durable=NAME, and with the same name again",
+    }
+
+    def __init__(self, endpoint: Endpoint | None = None) -> None:
+        self.token = endpoint.secret if endpoint is not None else ""
+        self.names = Names.of(endpoint) if endpoint is not None else Names("", "")
+        packs = endpoint is not None and endpoint.compression == "zstd"
+        self.flags = frames.SERVER_FLAGS if packs else frames.SERVER_FLAGS & ~frames.ZSTD
+        self._trunk: Trunk | None = None
+        self._lock = asyncio.Lock()
+
+    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+        return FelixDoor(endpoint)
+
+    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
+        if setup.tls is not None:
+            raise BadUrl("tls= is not for felix://", hint="QUIC has its own TLS: ?ca=FILE, ?cert=FILE and ?key=FILE")
+        link = FelixLink(await self._connected(setup), self, target, lost)
+        try:
+            await link.handshake()
+        except BaseException:
+            await link.close()
+            raise
+        return link
+
+    async def _connected(self, setup: Setup) -> Trunk:
+        """The trunk there is, or a new one."""
+        async with self._lock:
+            trunk = self._trunk
+            if trunk is None or trunk.connection.lost is not None:
+                trunk = Trunk(str(setup.endpoint))
+                await trunk.connect(setup)
+                self._trunk = trunk
+            return trunk
+
+    def source(self, setup: Setup, wanted: Wanted) -> Source:
+        return FelixSource(setup, wanted, self.names)
+
+
+DOOR: Final = FelixDoor()

@@ -1,0 +1,194 @@
+"""A subscription over Felix: where it begins, where it goes on after a lost connection, and what was lost on the way.
+
+With durable= or group= the server keeps the position. Without, it is kept here, by partition: the first message that is
+not acknowledged (QoS 1), or the one behind the last that came (QoS 0). A tag is what the wire calls an offset: partition
+and offset in one number.
+
+Names of topics are split here, too: Felix has three parts where the broker has one name.
+"""
+
+import binascii
+from base64 import urlsafe_b64decode
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from quintet.client.base import Fields, Link, Setup, Wanted
+from quintet.client.errors import Unsupported
+from quintet.client.message import Place, Rows, log
+from quintet.client.push import PushSource
+from quintet.client.url import Endpoint
+from quintet.model.errors import QuintetError
+from quintet.protocols.felix import codec
+from quintet.protocols.felix.frames import DEFAULT_SCOPE, OFFSET_MASK, PARTITION_SHIFT
+
+if TYPE_CHECKING:
+    from quintet.client.felix import FelixLink
+
+AGAIN_MAX: Final = 100_000  # messages that came before and may come again, remembered for `redelivered`
+STARTS: Final = ("earliest", "latest")
+
+
+class Lagged(NamedTuple):
+    """Messages are gone that this subscription had not read: retention or their age took them."""
+
+    topic: str
+    missed: int
+    next_offset: int
+
+
+class Names(NamedTuple):
+    """What the URL or the token says about tenant and namespace."""
+
+    tenant: str
+    namespace: str
+
+    @classmethod
+    def of(cls, endpoint: Endpoint) -> "Names":
+        return cls(endpoint.tenant or _tenant_of(endpoint.secret), endpoint.namespace)
+
+    def split(self, topic: str) -> tuple[str, str, str]:
+        """Tenant, namespace and stream of a topic's name."""
+        if topic.count("/") == 2:
+            tenant, namespace, stream = topic.split("/")
+            return tenant, namespace, stream
+        if self.tenant and self.namespace and "/" not in topic:
+            return self.tenant, self.namespace, topic
+        return "", "", topic
+
+    def scope(self, cache: str) -> tuple[str, str, str]:
+        """The same of a cache, which always has a tenant and a namespace."""
+        if cache.count("/") == 2:
+            tenant, namespace, name = cache.split("/")
+            return tenant, namespace, name
+        return self.tenant or DEFAULT_SCOPE[0], self.namespace or DEFAULT_SCOPE[1], cache
+
+    def target(self, topic: str) -> bytes:
+        """As a binary batch has it."""
+        return codec.target(*self.split(topic))
+
+
+def _tenant_of(token: str) -> str:
+    """`tid` of a JSON web token, looked at and not verified: that is the server's business."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return ""
+    try:
+        claims = msgspec.json.decode(urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (binascii.Error, ValueError):
+        return ""
+    tenant = claims.get("tid", "") if isinstance(claims, dict) else ""
+    return tenant if isinstance(tenant, str) else ""
+
+
+class FelixSource(PushSource):
+    """A subscription that ends with its stream, and is made again on the next where it was."""
+
+    def __init__(self, setup: Setup, wanted: Wanted, names: Names) -> None:
+        super().__init__(setup, wanted.topic, qos=wanted.qos, resume=None)
+        self._wanted = wanted
+        self._names = names
+        self._begin = _start_of(wanted)
+        self._on_event = setup.on_event
+        self._kept = bool(wanted.durable or wanted.group)  # by the server
+        if self._kept and not wanted.qos:
+            raise ValueError("durable= and group= are for qos=1: what is not acknowledged has no position")
+        if wanted.durable and wanted.group:
+            raise ValueError("a subscription has one of durable= and group=")
+        self._next: dict[int, int] = {}  # by partition: where to go on
+        self._partitions = 0
+        self._again: set[int] = set()
+        self._missed = 0
+
+    @property
+    def missed(self) -> int:
+        return self._missed
+
+    @property
+    def id(self) -> int:
+        raise Unsupported("a subscription of Felix has no id to resume", hint="durable=NAME keeps where it was")
+
+    @property
+    def assigned(self) -> tuple[int, ...]:
+        return tuple(sorted(self._next)) if not self._wanted.group else ()
+
+    async def _attach(self, link: Link) -> None:
+        felix: FelixLink = link  # type: ignore[assignment]
+        self._acked_before.update(self._acked)
+        self._acked.clear()
+        tenant, namespace, stream = self._names.split(self._topic)
+        fields: Fields = {"tenant_id": tenant, "namespace": namespace, "stream": stream, "start": self._start()}
+        if self._kept and not felix.extended:
+            raise Unsupported("the server keeps no positions", hint="durable= and group= need a Quintet broker")
+        if self._qos and felix.extended:
+            fields["ack"] = "explicit"
+        for option in ("durable", "group"):
+            if name := getattr(self._wanted, option):
+                fields[option] = name
+        answer = await felix.listen("subscribe", fields, self._heard, self._topic)
+        self._id = 0
+        offsets = answer.get("offsets")
+        if isinstance(offsets, list) and not self._kept:
+            self._partitions = len(offsets)
+            for partition, offset in enumerate(offsets):
+                self._next.setdefault(partition, offset)
+
+    def _start(self) -> Any:
+        """Where the subscription goes on, as the wire says it."""
+        if self._kept or not self._next:
+            return self._begin
+        if self._partitions > 1 or max(self._next) > 0:
+            return {"offsets": [self._next.get(at, 0) for at in range(max(self._partitions, max(self._next) + 1))]}
+        return {"offset": self._next[0]}
+
+    def _down(self, error: QuintetError) -> None:
+        for tag in self._tags:
+            partition, offset = tag >> PARTITION_SHIFT, tag & OFFSET_MASK
+            self._next[partition] = min(self._next.get(partition, offset), offset)
+            if len(self._again) < AGAIN_MAX:
+                self._again.add(tag)
+        super()._down(error)
+
+    def on_records(self, topic: str, rows: Rows) -> None:
+        last = rows[-1][0]
+        if last >= 0:
+            self._next[last >> PARTITION_SHIFT] = (last & OFFSET_MASK) + 1
+            if not self._tags.keys().isdisjoint([row[0] for row in rows]) and len(self._again) < AGAIN_MAX:
+                self._again.update(row[0] for row in rows if row[0] in self._tags)
+        super().on_records(topic, rows)
+
+    def _heard(self, message: Fields) -> None:
+        if message.get("type") != "lagged":
+            return
+        missed, tag = int(message.get("missed", 0)), int(message.get("next_offset", 0))
+        self._missed += missed
+        self._next[tag >> PARTITION_SHIFT] = tag & OFFSET_MASK
+        if self._on_event is not None:
+            self._on_event(Lagged(self._topic, missed, tag & OFFSET_MASK))
+        else:
+            log.warning("%d messages of %r were gone before they were read", missed, self._topic)
+
+    async def settle(self, tags: Sequence[int], timeout: float) -> None:
+        self._again.difference_update(tags)
+        await super().settle(tags, timeout)
+
+    def place(self, tag: int) -> Place | None:
+        if tag < 0:
+            return None
+        return Place(tag >> PARTITION_SHIFT, tag & OFFSET_MASK, int(tag in self._again))
+
+
+def _start_of(wanted: Wanted) -> Any:
+    """`start` as the wire says it."""
+    start = wanted.start
+    if start is None or start == "commit":
+        return "earliest" if wanted.group else "latest"
+    if isinstance(start, str):
+        if start not in STARTS:
+            raise ValueError(f"start is one of {', '.join(STARTS)}, an offset or a datetime, not {start!r}")
+        return start
+    if isinstance(start, datetime):
+        return {"time_ms": round(start.timestamp() * 1000)}
+    return {"offset": start}
