@@ -14,6 +14,7 @@ from quintet.broker.pipelines import ENDED, Report
 from quintet.net.listener import Listener
 
 if TYPE_CHECKING:
+    from quintet.broker.core import Broker
     from quintet.flight.server import Door
     from quintet.server import Server
 
@@ -80,10 +81,29 @@ _BROKER_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], 
         "quintet_peer_takeovers_total",
         "Connections dropped because another took the name.",
     ),
+    ("caches.__len__", "gauge", "quintet_caches", "Caches."),
+    ("caches.keys", "gauge", "quintet_cache_keys", "Keys in all caches."),
+    ("caches.bytes", "gauge", "quintet_cache_bytes", "What caches count against cache.memory_bytes."),
+    ("caches.hits", "counter", "quintet_cache_hits_total", "Keys asked for that were there."),
+    ("caches.misses", "counter", "quintet_cache_misses_total", "Keys asked for that were not there."),
+    ("caches.evicted", "counter", "quintet_cache_evictions_total", "Keys that went to make room."),
+    ("caches.expired", "counter", "quintet_cache_expired_total", "Keys whose time had come."),
     ("audit.recorded", "counter", "quintet_audit_events_total", "Events written to the audit."),
     ("audit.left_out", "counter", "quintet_audit_left_out_total", "Events over the audit's rate, counted only."),
     ("events.recorded", "counter", "quintet_audit_moves_total", "Rows of the audit: deliveries, acknowledgements."),
     ("events.lost", "counter", "quintet_audit_moves_lost_total", "Such rows that the disk would not take."),
+)
+
+
+# Figures of each tenant of the configuration: (metric, kind, help, value)
+_TENANT_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, Callable[["Broker", str], int]], ...]] = (
+    ("quintet_tenant_connections", "gauge", "Connections open.", lambda b, t: b.tenants.connections[t]),
+    ("quintet_tenant_subscriptions", "gauge", "Subscriptions open.", lambda b, t: b.tenants.subscriptions[t]),
+    ("quintet_tenant_streams", "gauge", "Topics it has.", lambda b, t: b.tenants.streams(t)),
+    ("quintet_tenant_caches", "gauge", "Caches it has.", lambda b, t: b.caches.kept_by(t)[0]),
+    ("quintet_tenant_cache_bytes", "gauge", "What its caches keep.", lambda b, t: b.caches.kept_by(t)[1]),
+    ("quintet_tenant_published_bytes_total", "counter", "Published.", lambda b, t: b.tenants.published_bytes[t]),
+    ("quintet_tenant_refused_total", "counter", "Refused by its quotas.", lambda b, t: b.tenants.refused[t]),
 )
 
 
@@ -168,6 +188,11 @@ class View:
         found.append(
             Family("quintet_peer_messages_dropped_total", "counter", "Messages of peers that went nowhere.", drops)
         )
+        tenants = server.broker.tenants.names
+        for name, kind, text, figure in _TENANT_FIGURES if tenants else ():
+            found.append(
+                Family(name, kind, text, [({"tenant": each}, figure(server.broker, each)) for each in tenants])
+            )
         if server.flight is not None:
             found += _flight_families(server.flight, server.broker.scheduler.now())
         if server.log.anchor_head:

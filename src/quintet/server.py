@@ -24,10 +24,12 @@ from quintet import __version__, figures, kernel, logs
 from quintet.admin.app import create_app
 from quintet.admin.listener import AdminServer, serve_admin
 from quintet.broker.access import Credential, Role
+from quintet.broker.cache import CacheOptions
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.peers import PeerOptions, options_of
 from quintet.broker.queues import QueueOptions
 from quintet.broker.tenant_tokens import TenantTokenOptions
+from quintet.broker.tenants import TenantQuota
 from quintet.broker.tokens import TokenOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.broker.users import ConfiguredUser
@@ -35,6 +37,7 @@ from quintet.config import Settings
 from quintet.config.doors import FastListener, FlightListener, FlymqListener, TcpListener
 from quintet.config.fields import read_secret
 from quintet.config.jwks import tenant_keys
+from quintet.config.tenancy import Cache
 from quintet.config.trust import Peers
 from quintet.delivery.subscription import Policy
 from quintet.flight import wire
@@ -365,6 +368,7 @@ class Server:
         self.broker.set_tokens(tokens)
         self.broker.set_tenant_tokens(tenant_tokens)
         self.broker.peers.options = _peer_options(fresh.peers)
+        self.broker.tenants.replace(_quotas(fresh))
         self.broker.configure_users(*_users(fresh), _users_reloaded)
         self.settings = fresh
         self._let_sessions_look_again()
@@ -528,6 +532,31 @@ def _peer_options(peers: Peers) -> PeerOptions:
     )
 
 
+def _cache_options(cache: Cache) -> CacheOptions:
+    return CacheOptions(
+        durability=cache.durability,
+        memory_bytes=cache.memory_bytes,
+        eviction=cache.eviction,
+        key_bytes_max=cache.max_key_bytes,
+        value_bytes_max=cache.max_value_bytes,
+        caches_max=cache.max_caches,
+    )
+
+
+def _quotas(settings: Settings) -> dict[str, TenantQuota]:
+    return {
+        tenant.name: TenantQuota(
+            connections_max=tenant.max_connections,
+            streams_max=tenant.max_streams,
+            subscriptions_max=tenant.max_subscriptions,
+            caches_max=tenant.max_caches,
+            cache_bytes=tenant.cache_bytes,
+            publish_bytes_per_second=tenant.publish_bytes_per_second,
+        )
+        for tenant in settings.tenants
+    }
+
+
 def _broker_options(settings: Settings) -> BrokerOptions:
     topics, delivery = settings.topics, settings.delivery
     rules = []
@@ -559,6 +588,8 @@ def _broker_options(settings: Settings) -> BrokerOptions:
         group_timeout_us=delivery.group_timeout_ms * 1000,
         queues=_queue_options(settings.listeners.fast),
         peers=_peer_options(settings.peers),
+        caches=_cache_options(settings.cache),
+        tenants=_quotas(settings),
         keep_rejected=delivery.keep_rejected,
         password_bytes_min=settings.limits.password_bytes_min,
         audit_bytes=settings.limits.audit_bytes,

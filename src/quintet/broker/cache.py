@@ -463,8 +463,7 @@ class Caches:
                     f"there are {len(self._by_scope)} caches, the limit is {self.options.caches_max}",
                     hint="delete one, or raise cache.max_caches",
                 )
-            pool = self._pools.get(scope[0])
-            self._tenants.check_cache(scope[0], 0 if pool is None else len(pool.caches))
+            self._tenants.check_cache(scope[0], self.kept_by(scope[0])[0])
         return self._enter(scope, self._topics.open_cache(name.encode()))
 
     def _enter(self, scope: Scope, topic: CacheTopic) -> Cache:
@@ -516,6 +515,11 @@ class Caches:
     def _of(self, topic: Topic) -> Cache | None:
         found = self._by_scope.get(_scope_of(topic.name)) if isinstance(topic, CacheTopic) else None
         return found if found is not None and found.topic is topic else None
+
+    def kept_by(self, tenant: str) -> tuple[int, int]:
+        """How many caches a tenant has, and how many bytes they keep."""
+        pool = self._pools.get(tenant)
+        return (0, 0) if pool is None else (len(pool.caches), pool.bytes)
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
