@@ -1,0 +1,427 @@
+"""One UDP socket of one door and its QUIC connections: accepting, limits, the sweep for deadlines, counters.
+
+    endpoint -> QuicListener._ready -> Stream -> session.receive -> (broker) ... -> session.take_output -> endpoint.send
+    delivery / broker -> Stream (Sink), OutletStream -> endpoint.send
+
+As net/listener.py and net/connection.py do it for TCP, with the same limits; what TCP does per connection is done per
+stream (net/quic_streams.py). Output of one turn of the loop goes to the endpoint once per stream. Between turns a connection
+keeps its table of streams and nothing else. Knows no protocol and no packet.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quintet.model import limits
+from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
+from quintet.net.quic_endpoint import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE, Endpoint, make_endpoint
+from quintet.net.quic_streams import CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
+from quintet.protocols.base import LOST, Outlet, StreamSession
+
+TAKE_BYTES = limits.MIB  # of one wake-up; then other work of the loop has its turn
+EMPTY_US = 60_000_000  # a connection without any stream is shut after this
+GOODBYE_STEP_S = 0.02  # between looks at whether what was sent before the end is out ...
+GOODBYE_STEPS_MAX = 15  # ... and how many
+STREAM_WINDOW_BYTES = limits.MIB  # a peer may send ahead of what was read, on one stream ...
+CONNECTION_WINDOW_BYTES = 16 * limits.MIB  # ... and on all streams of a connection
+SEND_WINDOW_BYTES = limits.MIB  # unacknowledged bytes of a connection
+
+# Application close codes of a connection:
+CODE_UNAUTHENTICATED: Final = 0x41
+CODE_LIMIT: Final = 0x4C
+CODE_REVOKED: Final = 0x52
+CODE_SHUTTING_DOWN: Final = 0x53
+
+
+@dataclass(frozen=True, slots=True)
+class QuicOptions:
+    """What only a QUIC listener has; `certificate`, `key` and `client_ca` are PEM texts."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes = b""
+    streams_max: int = 1024
+    idle_ms: int = 30_000
+    half_open_max: int = 2_000
+    retry_above: int = 100
+
+
+class QuicConnection:
+    """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
+
+    __slots__ = ("_code", "_crowded", "_empty_since", "_opened_at", "_outlets", "_reason", "_streams", "_watched", "_who",
+                 "closing", "listener", "number", "peer", "shared", "unsent")  # fmt: skip
+
+    def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
+        self.listener = listener
+        self.number = number
+        self.peer = peer
+        self.shared: object | None = None
+        self.closing = False  # it is shut at the end of this turn, or is gone
+        self.unsent = 0  # bytes queued over all its streams, as far as known
+        self._code = 0
+        self._reason = ""
+        self._opened_at = listener.now()
+        self._empty_since: int | None = self._opened_at
+        self._streams: dict[int, Stream] = {}
+        self._outlets: dict[int, OutletStream] = {}
+        self._watched: set[Writer] | None = None
+        self._crowded = False
+        self._who: str | None = None
+
+    # -- for the sessions of its streams ---------------------------------------------------------------------------
+
+    def open(self, gone: Callable[[int], None]) -> Outlet:
+        number = -1 if self.closing else self.listener.endpoint.open(self.number, False)
+        outlet = OutletStream(self, number, gone)
+        if number < 0:
+            self.listener.loop.call_soon(outlet.gone, LOST)
+        else:
+            self._outlets[number] = outlet
+            self._empty_since = None
+        return outlet
+
+    def shut(self, code: int, reason: str) -> None:
+        if not self.closing:
+            self.closing = True
+            self._code, self._reason = code, reason
+            if reason:
+                self.listener.closing(self, reason)
+            self.listener.shut_later(self)
+
+    # -- for the server --------------------------------------------------------------------------------------------
+
+    @property
+    def who(self) -> str | None:
+        """The first that authenticated on any of its streams."""
+        if self._who is None:
+            for stream in self._streams.values():
+                self._who = stream.who
+                if self._who is not None:
+                    break
+        return self._who
+
+    def recheck(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.recheck()
+
+    def evict(self, reason: str) -> None:
+        self.shut(CODE_SHUTTING_DOWN if reason == SHUTTING_DOWN else CODE_REVOKED, reason)
+
+    # -- for the listener ------------------------------------------------------------------------------------------
+
+    def event(self, kind: int, number: int, event: tuple[Any, ...]) -> None:
+        """DATA, WRITABLE, STOPPED, RESET or SENT of one stream."""
+        if kind == DATA:
+            stream = self._streams.get(number)
+            if stream is None:
+                if self.closing or number & 3:
+                    return  # an outlet carries nothing back
+                stream = self._streams[number] = Stream(self, number)
+                self._empty_since = None
+                self.watch(stream)
+            stream.data(event[3], event[4])
+            return
+        writer: Writer | None = self._streams.get(number) or self._outlets.get(number)
+        if writer is None:
+            return
+        if kind == WRITABLE:
+            writer.writable()
+            self._uncrowd()
+        elif kind == STOPPED:
+            writer.gone(event[3])
+        elif kind == RESET and isinstance(writer, Stream):
+            writer.was_reset(event[3])
+        elif kind == SENT:
+            writer.die()
+
+    def watch(self, writer: Writer) -> None:
+        if self._watched is None:
+            self._watched = set()
+        self._watched.add(writer)
+        self.listener.watch(self)
+
+    def forget(self, writer: Writer) -> None:
+        (self._streams if isinstance(writer, Stream) else self._outlets).pop(writer.number, None)
+        if self._watched is not None:
+            self._watched.discard(writer)
+        if not self._streams and not self._outlets and not self.closing:
+            self._empty_since = self.listener.now()
+            self.listener.watch(self)
+
+    def crowd(self) -> None:
+        """Too much is unsent over all streams: the sweep finds out who reads, and who does not."""
+        if not self._crowded:
+            self._crowded = True
+            self.listener.watch(self)
+
+    def _uncrowd(self) -> None:
+        if self._crowded and self.unsent <= CONNECTION_HIGH_BYTES:
+            self._crowded = False
+            for writer in self._writers():
+                writer.look_again()
+
+    def _writers(self) -> list[Writer]:
+        return [*self._streams.values(), *self._outlets.values()]
+
+    def unfinished(self) -> bool:
+        """Whether the endpoint still has to give something of it to QUIC."""
+        return any(self.listener.endpoint.queued(self.number, writer.number) > 0 for writer in self._writers())
+
+    def check(self, now: int) -> None:
+        """Called by the sweep while something has a deadline."""
+        if self.who is None and now - self._opened_at >= limits.HANDSHAKE_US:
+            self.shut(CODE_UNAUTHENTICATED, "not authenticated within 5 seconds")
+        elif self._empty_since is not None and now - self._empty_since >= EMPTY_US:
+            self.shut(CODE_LIMIT, "no stream was open for 60 seconds")
+        if self._crowded:
+            for writer in self._writers():
+                writer.watch_unsent()
+            self._uncrowd()
+        for writer in list(self._watched or ()):
+            writer.check(now)
+            if not writer.watched and self._watched is not None:
+                self._watched.discard(writer)
+        if not self._watched:
+            self._watched = None
+
+    @property
+    def watched(self) -> bool:
+        waits = self._watched is not None or self._empty_since is not None or self._crowded
+        return not self.closing and (waits or self.who is None)
+
+    def shut_now(self) -> None:
+        self.listener.endpoint.shut(self.number, self._code, self._reason.encode())
+        self.lost()
+
+    def lost(self) -> None:
+        """It is gone: let go of everything."""
+        _ = self.who  # remembered for those who ask later
+        self.closing = True
+        for writer in self._writers():
+            writer.gone(LOST)
+        closed = getattr(self.shared, "closed", None)
+        self.shared = None
+        if closed is not None:
+            closed()
+        self.listener.closed(self)
+
+
+class QuicListener:
+    """Owns the endpoint of a door and its connections."""
+
+    def __init__(
+        self,
+        options: ListenerOptions,
+        quic: QuicOptions,
+        make_session: Callable[[Stream], StreamSession],
+        report: Report,
+    ) -> None:
+        self.options = options
+        self.make_session = make_session
+        self.loop = asyncio.get_running_loop()
+        self.connections: set[QuicConnection] = set()
+        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = 0
+        self.endpoint: Endpoint
+        self._quic = quic
+        self._report = report
+        self._by_number: dict[int, QuicConnection] = {}
+        self._watched: set[QuicConnection] = set()
+        self._addresses: Counter[str] = Counter()
+        self._failures = Failures(options.auth_failures_per_minute)
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._touched: dict[Writer, None] = {}
+        self._to_shut: list[QuicConnection] = []
+        self._soon = False  # a flush is due
+        self.running = False  # from `start` until `close_all` is done
+
+    async def start(self) -> None:
+        """OSError: it cannot be bound; ValueError: what is wrong with the certificate."""
+        quic, options = self._quic, self.options
+        self.endpoint = make_endpoint(
+            options.host,
+            options.port,
+            quic.certificate,
+            quic.key,
+            quic.client_ca,
+            streams_max=quic.streams_max,
+            uni_max=0,
+            idle_ms=quic.idle_ms,
+            keep_alive_ms=0,
+            connections_max=options.connections_max,
+            half_open_max=quic.half_open_max,
+            retry_above=quic.retry_above,
+            stream_window=STREAM_WINDOW_BYTES,
+            connection_window=CONNECTION_WINDOW_BYTES,
+            send_window=SEND_WINDOW_BYTES,
+            write_high=limits.WRITE_HIGH_BYTES,
+            write_low=limits.WRITE_LOW_BYTES,
+        )
+        self.running = True
+        self.loop.add_reader(self.endpoint.fileno(), self._ready)
+        self._sweep()
+
+    @property
+    def address(self) -> str:
+        host, port = self.endpoint.address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def now(self) -> int:
+        return time.time_ns() // 1000
+
+    def set_certificate(self, certificate: bytes, key: bytes, client_ca: bytes) -> None:
+        """For connections from now on. ValueError: what is wrong with it, and the old one stays."""
+        self.endpoint.set_certificate(certificate, key, client_ca)
+
+    def figures(self) -> dict[str, int]:
+        return self.endpoint.figures()
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> None:
+        self._soon = True  # what this turn makes is flushed below, not by another callback
+        try:
+            for event in self.endpoint.take(TAKE_BYTES):
+                kind, number = event[0], event[1]
+                connection = self._by_number.get(number)
+                if kind == CONNECTED:
+                    self._opened(QuicConnection(self, number, event[2]))
+                elif connection is None:
+                    continue  # one we shut already
+                elif kind == CLOSED:
+                    connection.lost()
+                else:
+                    if kind == DATA:
+                        self.bytes_in += len(event[3])
+                    connection.event(kind, event[2], event)
+        finally:
+            self._flush()
+
+    def touch(self, writer: Writer) -> None:
+        """It has output, or an end, for the endpoint."""
+        self._touched[writer] = None
+        self._flush_soon()
+
+    def shut_later(self, connection: QuicConnection) -> None:
+        self._to_shut.append(connection)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._soon:
+            self._soon = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if not self.running:
+            return
+        self._soon = True
+        try:
+            while self._touched or self._to_shut:
+                touched, self._touched = self._touched, {}
+                for writer in touched:
+                    writer.flush()
+                ending, self._to_shut = self._to_shut, []
+                for connection in ending:
+                    if connection in self.connections:
+                        connection.shut_now()
+        finally:
+            self._soon = False
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def _opened(self, connection: QuicConnection) -> None:
+        address = connection.peer.rpartition(":")[0]
+        self.accepted += 1
+        self.connections.add(connection)
+        self._by_number[connection.number] = connection
+        self._addresses[address] += 1
+        self._watched.add(connection)
+        reason = None
+        if len(self.connections) > self.options.connections_max:
+            reason = f"more than {self.options.connections_max} connections"
+        elif self._addresses[address] > self.options.connections_per_address_max:
+            reason = f"more than {self.options.connections_per_address_max} connections from {address}"
+        elif self._failures.blocked(address, self.now()):
+            reason = f"too many failed authentications from {address}, try again in a minute"
+        elif (
+            len(self._watched) > self.options.unauthenticated_max and self._waiting() > self.options.unauthenticated_max
+        ):
+            reason = f"more than {self.options.unauthenticated_max} connections that are not authenticated"
+        if reason is not None:
+            self.refused += 1
+            connection.shut(CODE_LIMIT, reason)
+
+    def _waiting(self) -> int:
+        return sum(1 for connection in self._watched if connection.who is None)
+
+    def auth_failed(self, connection: QuicConnection, count: int) -> None:
+        """Count them against the address; past the limit, its connections end and new ones are refused for the minute."""
+        address = connection.peer.rpartition(":")[0]
+        self._failures.add(address, self.now(), count)
+        self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
+        if self._failures.blocked(address, self.now()):
+            connection.shut(CODE_LIMIT, "too many failed authentications")
+
+    def closed(self, connection: QuicConnection) -> None:
+        if connection not in self.connections:
+            return
+        self.connections.discard(connection)
+        self._by_number.pop(connection.number, None)
+        self._watched.discard(connection)
+        address = connection.peer.rpartition(":")[0]
+        self._addresses[address] -= 1
+        if not self._addresses[address]:
+            del self._addresses[address]
+
+    def closing(self, connection: QuicConnection, reason: str) -> None:
+        """We close a connection, or a stream of it: say why, once."""
+        self.cut += 1
+        self._report("connection_closed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
+                                           "reason": reason})  # fmt: skip
+
+    def stream_reset(self, connection: QuicConnection, reason: str) -> None:
+        self._report("stream_reset", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
+                                      "reason": reason})  # fmt: skip
+
+    def watch(self, connection: QuicConnection) -> None:
+        if not connection.closing:
+            self._watched.add(connection)
+
+    # -- time and end ----------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        now = self.now()
+        for connection in list(self._watched):
+            connection.check(now)
+            if not connection.watched:
+                self._watched.discard(connection)
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+
+    def stop_accepting(self) -> None:
+        self.endpoint.set_accepting(False)
+
+    def close_all(self, reason: str) -> None:
+        """Say goodbye to everyone, when output already made has been sent or enough time has passed; then let go of the
+        socket. `connections` is empty when it is done."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self.endpoint.set_accepting(False)
+        self._flush()
+        self._goodbye(reason, 0)
+
+    def _goodbye(self, reason: str, step: int) -> None:
+        if not self.running:
+            return
+        again = step == 0 or any(connection.unfinished() for connection in self.connections)
+        if self.connections and again and step < GOODBYE_STEPS_MAX:
+            self.loop.call_later(GOODBYE_STEP_S, self._goodbye, reason, step + 1)
+            return
+        for connection in list(self.connections):
+            connection.evict(reason)
+        self._flush()
+        self.running = False
+        self.loop.remove_reader(self.endpoint.fileno())
+        self.endpoint.close()

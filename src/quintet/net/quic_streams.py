@@ -1,0 +1,447 @@
+"""The streams of a QUIC connection: one session per bidirectional stream, and outlets, which this side only writes to.
+
+Reading of a stream is paused while any of three reasons stands; then the peer's flow control fills up, for this stream only:
+
+    held      the session left whole frames until a late answer, or until its peer has room
+    choked    the peer does not take its answers
+    stalling  the session says that what it publishes to is behind (congestion)
+
+A stream that ends keeps its place until the endpoint has sent everything, so that a peer which reads nothing is noticed.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+from quintet.net.connection import (
+    CHOKE_BYTES,
+    LARGE_REST_BYTES,
+    STALL_STEP_MAX_S,
+    STALL_STEP_S,
+    STALL_STEPS_EVEN,
+    STALL_STEPS_MAX,
+)
+from quintet.protocols.base import LOST, STALL, TOO_SLOW, WAIT, StreamSession
+
+if TYPE_CHECKING:
+    from quintet.net.quic import QuicConnection
+
+CONNECTION_HIGH_BYTES = 32 * limits.MIB  # unsent over all streams of a connection: above it none of them has room
+CODE_DONE: Final = 0  # of STOP_SENDING, when an answer ends a stream before its peer does
+READS_NOTHING = "the peer has read nothing of a stream for 10 seconds"
+
+
+class Writer:
+    """The sending side of one stream."""
+
+    __slots__ = ("_ended", "_out", "_out_bytes", "_parked", "_queued", "_stalled_bytes", "_stalled_since", "connection",
+                 "dead", "ending", "number")  # fmt: skip
+
+    def __init__(self, connection: "QuicConnection", number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.dead = False  # nothing is sent or received any more
+        self.ending = False  # FIN goes, or went, behind the output
+        self._ended = False
+        self._out: list[bytes] | None = None  # of this turn of the loop
+        self._out_bytes = 0
+        self._queued = 0  # in the endpoint, when it last said so
+        self._parked: list[Callable[[], None]] | None = None
+        self._stalled_since: int | None = None
+        self._stalled_bytes = 0  # unsent when last looked at: fewer now means that the peer reads
+
+    def room(self) -> int:
+        if self.dead or self.ending or self.connection.closing:
+            return 0
+        if self._queued > limits.WRITE_LOW_BYTES:
+            self._measure()
+        if self.connection.unsent > CONNECTION_HIGH_BYTES:
+            self.connection.crowd()
+            return 0
+        # One more than the mark: at the mark itself the endpoint will not say when it is writable again.
+        return limits.WRITE_HIGH_BYTES + 1 - self._queued - self._out_bytes
+
+    def park(self, call: Callable[[], None]) -> None:
+        if self._parked is None:
+            self._parked = []
+        self._parked.append(call)
+
+    def push(self, data: list[bytes]) -> None:
+        """Output for the end of this turn."""
+        if self._out is None:
+            self._out = data
+        else:
+            self._out += data
+        self._out_bytes += sum(map(len, data))
+        self.connection.listener.touch(self)
+
+    def flush(self) -> None:
+        """The turn is over: hand on what it made."""
+        data, self._out = self._out or [], None
+        size, self._out_bytes = self._out_bytes, 0
+        finish = self.ending and not self._ended
+        if self.dead or not (data or finish):
+            return
+        self._ended = self.ending
+        listener = self.connection.listener
+        queued = listener.endpoint.send(self.connection.number, self.number, data, finish)
+        if queued < 0:
+            return  # STOPPED or CLOSED is among the events to come
+        listener.bytes_out += size
+        self._count(queued)
+        if queued > limits.WRITE_HIGH_BYTES or (finish and queued):
+            self.watch_unsent()
+        elif self._parked is not None and self.room() > 0:
+            self._wake()
+
+    def _count(self, queued: int) -> None:
+        self.connection.unsent += queued - self._queued
+        self._queued = queued
+
+    def _measure(self) -> int:
+        self._count(self.connection.listener.endpoint.queued(self.connection.number, self.number))
+        return self._queued
+
+    def writable(self) -> None:
+        """The endpoint sent enough."""
+        if not self.dead:
+            self._measure()
+            self._stalled_since = None
+            self._wake()
+
+    def _wake(self) -> None:
+        parked, self._parked = self._parked, None
+        for call in parked or ():
+            call()
+
+    def look_again(self) -> None:
+        """The connection as a whole has room again."""
+        if self._parked is not None and self.room() > 0:
+            self._wake()
+
+    def watch_unsent(self) -> None:
+        """From now on the peer has to take something every WRITE_STALL_US."""
+        if self._stalled_since is None and self._measure():
+            self._stalled_since = self.connection.listener.now()
+            self._stalled_bytes = self._queued
+            self.connection.watch(self)
+
+    def check(self, now: int) -> None:
+        if self._stalled_since is None or self.dead:
+            return
+        unsent = self._measure()
+        if not unsent:
+            self._stalled_since = None
+        elif unsent < self._stalled_bytes:
+            self._stalled_since, self._stalled_bytes = now, unsent
+        elif now - self._stalled_since >= limits.WRITE_STALL_US:
+            self.connection.listener.stream_reset(self.connection, READS_NOTHING)
+            self.connection.listener.endpoint.reset(self.connection.number, self.number, TOO_SLOW)
+            self.gone(TOO_SLOW)
+
+    @property
+    def watched(self) -> bool:
+        return not self.dead and self._stalled_since is not None
+
+    def die(self) -> bool:
+        """False if it was dead already."""
+        if self.dead:
+            return False
+        self._count(0)
+        self.dead = True
+        self._out = self._parked = None
+        self._out_bytes = 0
+        self.connection.forget(self)
+        return True
+
+    def gone(self, code: int) -> None:
+        """The peer stopped it, it was reset, or the connection ended (LOST)."""
+        self.die()
+
+
+class OutletStream(Writer):
+    """A stream this side opened and only writes to."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, connection: "QuicConnection", number: int, tell: Callable[[int], None]) -> None:
+        super().__init__(connection, number)
+        self._tell: Callable[[int], None] | None = tell
+
+    def send(self, data: list[bytes]) -> None:
+        if not self.dead and not self.ending:
+            self.push(data)
+
+    def end(self) -> None:
+        if not self.dead and not self.ending:
+            self.ending = True
+            self._tell = self._parked = None
+            self.connection.listener.touch(self)
+
+    def reset(self, code: int) -> None:
+        self._tell = None
+        if self.die():
+            self.connection.listener.endpoint.reset(self.connection.number, self.number, code)
+
+    def gone(self, code: int) -> None:
+        tell, self._tell = self._tell, None
+        if self.die() and tell is not None:
+            tell(code)
+
+
+class Stream(Writer):
+    """One bidirectional stream and its session. Implements delivery's Sink for it."""
+
+    __slots__ = ("_choked", "_failures", "_fin", "_fresh", "_held", "_open", "_paused", "_receiving", "_rest", "_session",
+                 "_stalling", "_told_end")  # fmt: skip
+
+    def __init__(self, connection: "QuicConnection", number: int) -> None:
+        super().__init__(connection, number)
+        self._rest: bytes | bytearray = b""  # not consumed by the session
+        self._fresh = False  # there are bytes in `_rest` that it has never seen
+        self._fin = False
+        self._told_end = False
+        self._held = self._choked = self._stalling = self._paused = False
+        self._receiving = False
+        self._failures = 0
+        self._open = True  # the session has not been told that the stream is gone
+        self._session: StreamSession = connection.listener.make_session(self)
+
+    @property
+    def streams(self) -> "QuicConnection":
+        return self.connection
+
+    @property
+    def peer(self) -> str:
+        return self.connection.peer
+
+    @property
+    def who(self) -> str | None:
+        return self._session.principal_name if self._open else None
+
+    # -- from the peer ---------------------------------------------------------------------------------------------
+
+    def data(self, data: bytes, fin: bool) -> None:
+        if self.dead or self.ending or self.connection.closing:
+            return
+        self._fin = self._fin or fin
+        if data:
+            self._append(data)
+        if self._paused:
+            self._fresh = self._fresh or bool(data)
+            return
+        if data:
+            self._offer()
+        self._look()
+
+    def _append(self, data: bytes) -> None:
+        if not self._rest:
+            self._rest = data
+        elif isinstance(self._rest, bytearray):
+            self._rest += data
+        else:
+            self._rest = bytearray(self._rest) + data
+
+    def _offer(self) -> None:
+        """Give the session what it has not consumed, keep what it leaves, send what it made."""
+        self._fresh = False
+        view = memoryview(self._rest)
+        self._receiving = True
+        consumed = self._session.receive(view, self.connection.listener.now())
+        self._receiving = False
+        left = len(view) - consumed
+        if not left:
+            self._rest = b""
+        elif consumed:
+            self._rest = bytearray(view[consumed:]) if left > LARGE_REST_BYTES else bytes(view[consumed:])
+        del view
+        self._drain()
+        self._count_failures()
+
+    def _look(self) -> None:
+        """After the session was offered something: may it be read on?"""
+        session = self._session
+        if self.ending or self.dead:
+            return
+        if session.stopped or session.holding:
+            self._held = True
+            self._apply()
+            self._let_go()
+        elif session.congestion():
+            self.connection.listener.stalls += 1
+            self._stall(0)
+        else:
+            self._end_if_done()
+
+    def _count_failures(self) -> None:
+        failed = self._session.auth_failures - self._failures
+        if failed:
+            self._failures += failed
+            self.connection.listener.auth_failed(self.connection, failed)
+
+    def _let_go(self) -> None:
+        """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
+        for room. Reading goes on when it has taken them."""
+        session = self._session
+        while self._held and not (self._receiving or session.holding or self.room() <= 0):
+            if self._rest:
+                self._offer()
+            if self.dead or self.ending:
+                return
+            if not session.stopped and not session.holding:
+                self._held = False
+                self._stall(0)
+
+    def _stall(self, step: int) -> None:
+        """Back-pressure: a slow disk may hold a publisher back as long as it is slow; a slow subscriber only for a few
+        milliseconds per read, then it is the one who loses (D6)."""
+        if self.dead or self.ending:
+            return
+        congestion = self._session.congestion()
+        if congestion == WAIT or (congestion == STALL and step < STALL_STEPS_MAX):
+            self._stalling = True
+            self._apply()
+            delay = min(STALL_STEP_S * (1 + step // STALL_STEPS_EVEN), STALL_STEP_MAX_S)
+            self.connection.listener.loop.call_later(delay, self._stall, step + 1)
+        else:
+            self._stalling = False
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """One reason not to read is gone; perhaps it was the last."""
+        if self._held or self._choked or self._stalling or self.dead or self.ending:
+            return
+        if self._fresh:
+            self._offer()
+            self._look()
+            return
+        self._apply()
+        self._end_if_done()
+
+    def _apply(self) -> None:
+        paused = self._held or self._choked or self._stalling
+        if paused != self._paused:
+            self._paused = paused
+            self.connection.listener.endpoint.pause(self.connection.number, self.number, paused)
+
+    def _end_if_done(self) -> None:
+        """The peer finished its side and the session has seen all of it: it is told, once."""
+        if self._fin and not (self._told_end or self._fresh or self._held or self.ending or self.dead):
+            self._told_end = True
+            self._rest = b""
+            self._session.ended(self.connection.listener.now())
+            self._drain()
+
+    def writable(self) -> None:
+        if self.dead:
+            return
+        if self._choked:
+            self._choked = False
+            self._go_on()
+        if self._held:
+            self._let_go()
+        super().writable()
+
+    def was_reset(self, code: int) -> None:
+        """The peer took its side back: there is nobody to answer."""
+        self.connection.listener.endpoint.reset(self.connection.number, self.number, code)
+        self.gone(code)
+
+    def gone(self, code: int) -> None:
+        if self.die():
+            if code != LOST and not self._fin:
+                self.connection.listener.endpoint.stop(self.connection.number, self.number, CODE_DONE)
+            self._let_session_go()
+
+    def _let_session_go(self) -> None:
+        self._rest = b""
+        if self._open:
+            self._open = False
+            self._session.closed()
+
+    # -- from the broker: the Sink ---------------------------------------------------------------------------------
+
+    def appended(self, token: object, offset: int, error: Exception | None) -> None:
+        if self._open:
+            self._session.on_appended(token, offset, error)
+            self._answered()
+
+    def completed(self, token: object, result: object, error: Exception | None) -> None:
+        if self._open:
+            self._session.on_completed(token, result, error)
+            self._answered()
+
+    def _answered(self) -> None:
+        if not self._receiving:  # else the read under way sends it, together with what else it makes
+            self._drain()
+            if self._held:
+                self._let_go()
+
+    def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
+        if self._open:
+            self._session.on_records(subscription, partition, batch, first, last)
+            self._drain()
+
+    def evict(self, reason: str) -> None:
+        if self._open:
+            self._session.closing = self._session.closing or reason
+            self._drain()
+
+    def recheck(self) -> None:
+        """Credentials changed: let the session look at its own now, not only when the peer speaks next."""
+        if self._open and not self.ending:
+            self._session.receive(memoryview(b""), self.connection.listener.now())
+            self._drain()
+
+    def watch(self) -> None:
+        """The session has a deadline again: the listener's sweep looks at it."""
+        self.connection.watch(self)
+
+    # -- to the peer -----------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        if self.dead or self.ending:
+            return
+        output = self._session.take_output()
+        if output:
+            self.push(output)
+            if self._stalled_since is not None and self._queued + self._out_bytes > CHOKE_BYTES:
+                self._choked = True  # deliveries stop by themselves (room); only replies come this far
+                self._apply()
+        if self._session.closing is not None:
+            self._close(self._session.closing)
+
+    def _close(self, reason: str) -> None:
+        if self._session.close_code is not None:
+            self.connection.shut(self._session.close_code, reason)
+            return
+        if reason:  # empty: the peer wanted it, and there is nothing to say
+            self.connection.listener.closing(self.connection, reason)
+        self.ending = True
+        self._parked = None
+        self.connection.listener.touch(self)
+
+    def flush(self) -> None:
+        super().flush()
+        if self.ending and self._open and not self.dead:
+            # Not when it ended, but here: the broker may have been in the middle of a round over its subscriptions.
+            if not self._fin:
+                self.connection.listener.endpoint.stop(self.connection.number, self.number, CODE_DONE)
+            self._let_session_go()
+
+    def check(self, now: int) -> None:
+        """Called by the sweep while there is a deadline or a stalled write."""
+        if self._open and not self.ending:
+            deadline = self._session.deadline()
+            if deadline is not None and now >= deadline:
+                self._session.tick(now)
+                self._drain()
+        super().check(now)
+
+    @property
+    def watched(self) -> bool:
+        if self.dead:
+            return False
+        waits = self._open and not self.ending and self._session.deadline() is not None
+        return waits or self._stalled_since is not None

@@ -1,0 +1,503 @@
+"""A QUIC listener and its streams, on both endpoints: chunks, back-pressure, ends of every kind, limits.
+
+Time is moved, not waited for. What is native is skipped, and says so, where the kernel is pure.
+"""
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aioquic.asyncio.client import connect
+from aioquic.quic.configuration import QuicConfiguration
+
+from quintet.model import limits
+from quintet.net import quic, quic_endpoint, quic_twin
+from quintet.net.certificates import development_certificate
+from quintet.net.listener import SHUTTING_DOWN
+from quintet.protocols.base import LOST, TOO_SLOW
+from tests.net.quic_peers import NATIVE, Peer, peer_of, serving, until
+
+
+@pytest.fixture(params=["twin", "native"], autouse=True)
+def endpoint(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name: str = request.param
+    if name == "native" and NATIVE is None:
+        pytest.skip("the kernel is pure: there is no native QUIC endpoint to test")
+    chosen: Any = quic_twin.QuicEndpoint if name == "twin" else NATIVE
+    monkeypatch.setattr(quic_endpoint, "endpoint_class", lambda: chosen)
+    return name
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------
+
+
+async def test_lines_come_back_for_every_chunking(tmp_path: Path) -> None:
+    text = b"in\none\ntwo and more\nthree\n"
+    async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as peer:
+        for cut in range(1, len(text)):
+            stream = peer.open()
+            peer.send(stream, text[:cut])
+            await asyncio.sleep(0)  # a datagram of its own
+            peer.send(stream, text[cut:], end=True)
+            await peer.answer(stream, b"one\ntwo and more\nthree\nend\n")
+            await peer.finished(stream)
+        assert listener.bytes_in == (len(text) - 1) * len(text)
+        assert listener.bytes_out == (len(text) - 1) * len(b"one\ntwo and more\nthree\nend\n")
+
+
+async def test_single_bytes_and_a_frame_larger_than_the_window(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path, send_window=256 << 10) as peer:
+        stream = await peer.login()
+        for byte in b"slow\n":
+            peer.send(stream, bytes((byte,)))
+            await asyncio.sleep(0)
+        await peer.answer(stream, b"slow\n")
+        large = b"y" * (3 * limits.MIB) + b"\n"
+        peer.send(stream, large)
+        await peer.answer(stream, large)
+        assert seen.sessions[0].stream._rest == b"", "an idle stream keeps no buffer"
+
+
+async def test_many_streams_of_one_connection(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        first = await peer.login()
+        opened = [peer.open() for _ in range(50)]
+        for stream in opened:
+            peer.send(stream, b"in\n%d\n" % stream)
+        for stream in opened:
+            await peer.answer(stream, b"%d\n" % stream)
+        assert len(listener.connections) == 1
+        (connection,) = listener.connections
+        assert connection.who == "ann"
+        for stream in opened:
+            peer.send(stream, b"", end=True)
+        await until(lambda: seen.closed == 50)
+        peer.send(first, b"still here\n")
+        await peer.answer(first, b"still here\n")
+        await until(lambda: len(connection._streams) == 1)
+
+
+async def test_more_streams_than_may_be_open_wait_for_others(tmp_path: Path) -> None:
+    async with serving(tmp_path, streams_max=3) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        opened = [peer.open() for _ in range(8)]
+        for stream in opened:
+            peer.send(stream, b"in\n%d\n" % stream, end=True)
+        for stream in opened:
+            await peer.finished(stream)
+            assert bytes(peer.data[stream]) == b"%d\nend\n" % stream
+        assert len(seen.sessions) == 8
+
+
+async def test_a_client_of_aioquic_itself(tmp_path: Path) -> None:
+    settings = QuicConfiguration(is_client=True, alpn_protocols=["felix", "h3"], server_name="localhost")
+    settings.verify_mode = ssl.CERT_REQUIRED
+    settings.cadata = development_certificate(tmp_path, ("localhost", "127.0.0.1"))[0]
+    async with serving(tmp_path) as (listener, seen):
+        port = int(listener.address.rpartition(":")[2])
+        async with connect("127.0.0.1", port, configuration=settings) as client:
+            reader, writer = await client.create_stream()
+            writer.write(b"in\nhello\nopen\n")
+            assert await reader.readline() == b"hello\n"
+            writer.write(b"many 200000\n")
+            assert len(await reader.readline()) == 200_001
+            writer.write_eof()
+            assert await reader.read() == b"end\n"
+        await until(lambda: not listener.connections)
+        assert seen.gone == [LOST]
+        assert seen.shared_closed == 1
+
+
+# -- ends ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_end_of_the_peers_side_is_told_once_and_answered(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = peer.open()
+        peer.send(stream, b"in\nwhole\nhalf a li", end=True)
+        await peer.finished(stream)
+        assert bytes(peer.data[stream]) == b"whole\nend\n"
+        assert seen.closed == 1
+
+
+async def test_a_session_ends_its_stream_only(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        one, two = await peer.login(), await peer.login()
+        peer.send(one, b"bye\nnever read\n")
+        await peer.finished(one)
+        assert bytes(peer.data[one]) == b"bye\n"
+        await until(lambda: one in peer.stopped)
+        peer.send(two, b"hello\n")
+        await peer.answer(two, b"hello\n")
+        assert seen.closed == 1
+        assert peer.closed is None
+
+
+async def test_a_close_code_shuts_the_connection(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        one, _ = await peer.login(), await peer.login()
+        peer.send(one, b"open\nshut 70\n")
+        await until(lambda: peer.closed is not None)
+        assert peer.closed is not None and peer.closed[0] == 70 and "as it was asked" in peer.closed[1]
+        assert seen.closed == 2
+        assert seen.gone == [LOST]
+        assert seen.shared_closed == 1
+        assert not listener.connections
+        assert listener.cut == 1
+        assert ("reason", "as it was asked") in seen.reports[-1][1].items()
+
+
+async def test_a_lost_connection_lets_go_of_everything(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        one, _ = await peer.login(), await peer.login()
+        peer.send(one, b"open\nopen\nopened\n")
+        await peer.answer(one, b"opened\n")
+        peer.endpoint.shut(peer.number, 0, b"gone")
+        await until(lambda: not listener.connections)
+        assert (seen.closed, seen.gone, seen.shared_closed) == (2, [LOST, LOST], 1)
+        outlet = seen.sessions[0].outlets[0]
+        outlet.send([b"into the void"])
+        outlet.end()
+        outlet.reset(1)
+        assert outlet.room() == 0
+        assert seen.gone == [LOST, LOST]
+
+
+async def test_a_stream_the_peer_stops_or_resets_is_gone(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        one, two, three = await peer.login(), await peer.login(), await peer.login()
+        peer.endpoint.stop(peer.number, one, 7)
+        await until(lambda: seen.closed == 1)
+        peer.endpoint.reset(peer.number, two, 8)
+        await until(lambda: seen.closed == 2)
+        await until(lambda: two in peer.resets)
+        peer.send(three, b"hello\n")
+        await peer.answer(three, b"hello\n")
+        (connection,) = listener.connections
+        await until(lambda: len(connection._streams) == 1)
+
+
+# -- outlets -------------------------------------------------------------------------------------------------------
+
+
+async def outlet_of(peer: Peer, seen: Any, stream: int) -> Any:
+    before = len(seen.sessions[-1].outlets)
+    peer.send(stream, b"open\nopened\n")
+    await peer.answer(stream, b"opened\n")
+    return seen.sessions[-1].outlets[before]
+
+
+async def test_an_outlet_carries_bytes_and_ends(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        first = await outlet_of(peer, seen, stream)
+        second = await outlet_of(peer, seen, stream)
+        first.send([b"a", b"b"])
+        first.send([b"c"])
+        second.send([b"z"])
+        await peer.answer(3, b"abc")
+        await peer.answer(7, b"z")
+        first.end()
+        await until(lambda: 3 in peer.fin)
+        second.reset(9)
+        await until(lambda: peer.resets.get(7) == 9)
+        (connection,) = listener.connections
+        await until(lambda: not connection._outlets)
+        assert seen.gone == []
+
+
+async def test_an_outlet_the_peer_stops_is_told_the_code(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        outlet = await outlet_of(peer, seen, await peer.login())
+        outlet.send([b"a"])
+        await peer.answer(3, b"a")
+        peer.endpoint.stop(peer.number, 3, 0x1234)
+        await until(lambda: seen.gone == [0x1234])
+        outlet.send([b"dropped"])
+        assert outlet.room() == 0
+
+
+async def test_a_peer_that_reads_no_outlet_loses_it_and_nothing_else(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        outlet = await outlet_of(peer, seen, stream)
+        outlet.send([b"a"])
+        await peer.answer(3, b"a")
+        peer.endpoint.pause(peer.number, 3, True)
+        woken = []
+        while outlet.room() > 0:
+            outlet.send([b"x" * 65_536])
+            await asyncio.sleep(0)
+        outlet.park(lambda: woken.append(1))
+        await asyncio.sleep(0.05)
+        assert listener.endpoint.queued(next(iter(listener.connections)).number, 3) <= 2 * limits.WRITE_HIGH_BYTES
+        peer.send(stream, b"the others go on\n")
+        await peer.answer(stream, b"the others go on\n")
+        listener.ahead = limits.WRITE_STALL_US
+        await until(lambda: seen.gone == [TOO_SLOW])
+        await until(lambda: peer.resets.get(3) == TOO_SLOW)
+        assert not woken
+        assert ("stream_reset" in dict(seen.reports)) and not peer.closed
+        peer.send(stream, b"and on\n")
+        await peer.answer(stream, b"and on\n")
+
+
+async def test_a_slow_reader_is_waited_for_and_gets_everything(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        outlet = await outlet_of(peer, seen, await peer.login())
+        outlet.send([b"a"])
+        await peer.answer(3, b"a")
+        peer.endpoint.pause(peer.number, 3, True)
+        total = 0
+        rounds = 0
+
+        def fill() -> None:
+            nonlocal total, rounds
+            rounds += 1
+            while outlet.room() > 0 and total < 4 * limits.MIB:
+                outlet.send([b"x" * 65_536])
+                total += 65_536
+            if total < 4 * limits.MIB:
+                outlet.park(fill)
+
+        fill()
+        assert total < 2 * limits.MIB
+        peer.endpoint.pause(peer.number, 3, False)
+        await until(lambda: len(peer.data[3]) == 4 * limits.MIB)
+        assert rounds > 1
+        assert seen.gone == []
+
+
+async def test_a_connection_that_reads_nothing_at_all_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 3 * limits.MIB
+    monkeypatch.setattr("quintet.net.quic_streams.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.CONNECTION_HIGH_BYTES", most)
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        outlets = [await outlet_of(peer, seen, stream) for _ in range(12)]
+        for number, outlet in enumerate(outlets):
+            outlet.send([b"a"])
+            await peer.answer(4 * number + 3, b"a")
+            peer.endpoint.pause(peer.number, 4 * number + 3, True)
+        for _ in range(40):
+            for outlet in outlets:
+                if outlet.room() > 0:
+                    outlet.send([b"x" * 65_536])
+            await asyncio.sleep(0)
+        (connection,) = listener.connections
+        assert connection.unsent <= most + 12 * 65_536
+        assert all(outlet.room() == 0 for outlet in outlets)
+        await asyncio.sleep(0.3)  # the sweep begins to watch
+        listener.ahead = limits.WRITE_STALL_US
+        await until(lambda: connection.unsent == 0)
+        assert seen.gone == [TOO_SLOW] * 12
+
+
+# -- back-pressure on what the peer sends --------------------------------------------------------------------------
+
+
+async def test_a_session_that_holds_is_not_read_from_and_others_are(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path, send_window=64 << 10) as peer:
+        one, two = await peer.login(), await peer.login()
+        line = b"z" * 1023 + b"\n"
+        peer.send(one, b"hold\n")
+        await until(lambda: seen.sessions[0].holding)
+        sent = 8 * limits.MIB
+        peer.send(one, line * (sent // len(line)))
+        await asyncio.sleep(0.3)
+        kept = len(seen.sessions[0].stream._rest)
+        assert kept <= 3 * quic.STREAM_WINDOW_BYTES, "what is not read stays with the peer"
+        assert peer.endpoint.queued(peer.number, one) > 0
+        peer.send(two, b"hello\n")
+        await peer.answer(two, b"hello\n")
+        seen.sessions[0].stream.completed(None, None, None)
+        await until(lambda: len(peer.data[one]) == sent)
+
+
+async def test_congestion_stops_reading_until_it_is_over(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        peer.send(stream, b"wait\n")
+        await until(lambda: seen.sessions[0].waits)
+        got = seen.sessions[0].got
+        peer.send(stream, b"not now\n", end=True)
+        await asyncio.sleep(0.1)
+        assert seen.sessions[0].got == got
+        assert listener.stalls == 1
+        seen.sessions[0].waits = False
+        await peer.answer(stream, b"not now\nend\n")
+
+
+async def test_a_peer_that_takes_no_answers_may_not_ask_for_more(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        peer.endpoint.pause(peer.number, stream, True)
+        for _ in range(20):
+            peer.send(stream, b"many 1000000\n")
+            await asyncio.sleep(0.02)
+        (connection,) = listener.connections
+        assert connection.unsent < 8 * limits.MIB
+        peer.endpoint.pause(peer.number, stream, False)
+        await until(lambda: len(peer.data[stream]) == 20 * 1_000_001)
+
+
+async def test_a_peer_that_takes_no_answers_for_ten_seconds_loses_the_stream(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream, other = await peer.login(), await peer.login()
+        peer.endpoint.pause(peer.number, stream, True)
+        peer.send(stream, b"many 4000000\nbye\n")
+        await until(lambda: seen.closed == 1)  # the session is done, its answer is not
+        await asyncio.sleep(0.3)
+        listener.ahead = limits.WRITE_STALL_US
+        await until(lambda: peer.resets.get(stream) == TOO_SLOW)
+        (connection,) = listener.connections
+        assert connection.unsent == 0
+        peer.send(other, b"hello\n")
+        await peer.answer(other, b"hello\n")
+
+
+async def test_late_answers_of_one_turn_leave_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        sends = []
+
+        class Counting:
+            def send(self, *arguments: Any) -> int:
+                sends.append(arguments[2])
+                return real.send(*arguments)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(real, name)
+
+        real = listener.endpoint
+        monkeypatch.setattr(listener, "endpoint", Counting())
+        for offset in range(100):
+            seen.sessions[0].stream.appended(None, offset, None)
+        await peer.answer(stream, b"".join(b"appended %d\n" % offset for offset in range(100)))
+        assert len(sends) == 1
+
+
+# -- limits and time -----------------------------------------------------------------------------------------------
+
+
+async def test_who_does_not_authenticate_in_time_is_shut(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as silent:
+        async with peer_of(listener, tmp_path) as good:
+            await good.login()
+            listener.ahead = limits.HANDSHAKE_US
+            await until(lambda: silent.closed is not None)
+            assert silent.closed is not None and silent.closed[0] == quic.CODE_UNAUTHENTICATED
+            assert good.closed is None
+
+
+async def test_a_connection_without_streams_is_shut_after_a_minute(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as empty:
+        async with peer_of(listener, tmp_path) as busy:
+            stream = await empty.login()
+            await busy.login()
+            empty.send(stream, b"", end=True)
+            await until(lambda: stream in empty.fin)
+            await until(lambda: sum(not connection._streams for connection in listener.connections) == 1)
+            listener.ahead = quic.EMPTY_US
+            await until(lambda: empty.closed is not None)
+            assert empty.closed is not None and empty.closed[0] == quic.CODE_LIMIT
+            assert busy.closed is None
+
+
+async def test_a_session_gets_its_tick(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        await asyncio.sleep(0.3)
+        seen.sessions[0].due = listener.now()
+        seen.sessions[0].stream.watch()
+        await peer.answer(stream, b"tick\n")
+
+
+async def test_failed_authentications_are_counted_per_address(tmp_path: Path) -> None:
+    async with serving(tmp_path, auth_failures_per_minute=3) as (listener, seen):
+        async with peer_of(listener, tmp_path) as peer:
+            peer.send(peer.open(), b"wrong\nwrong\nwrong\n")
+            await until(lambda: peer.closed is not None)
+            assert peer.closed is not None and peer.closed[0] == quic.CODE_LIMIT
+        async with peer_of(listener, tmp_path) as again:
+            await until(lambda: again.closed is not None)
+        assert listener.refused == 1
+        assert "authentication_failed" in dict(seen.reports)
+
+
+async def test_connections_are_bounded_in_all_and_per_address(tmp_path: Path) -> None:
+    async with serving(tmp_path, connections_per_address_max=1) as (listener, _):
+        async with peer_of(listener, tmp_path) as one, peer_of(listener, tmp_path) as two:
+            await until(lambda: two.closed is not None)
+            await one.login()
+        await until(lambda: not listener.connections)
+        async with peer_of(listener, tmp_path) as three:
+            await three.login()
+    async with serving(tmp_path, connections_max=1) as (listener, _), peer_of(listener, tmp_path) as one:
+        async with peer_of(listener, tmp_path) as two:
+            await until(lambda: two.closed is not None)
+            await one.login()
+
+
+async def test_revoked_and_rechecked(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        await peer.login()
+        await peer.login()
+        (connection,) = listener.connections
+        connection.recheck()
+        assert [session.rechecks for session in seen.sessions] == [1, 1]
+        connection.evict("the key was revoked")
+        await until(lambda: peer.closed is not None)
+        assert peer.closed is not None and peer.closed[0] == quic.CODE_REVOKED and "revoked" in peer.closed[1]
+        assert seen.closed == 2
+
+
+async def test_eviction_of_one_stream_ends_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        seen.sessions[0].stream.evict("because")
+        await peer.finished(stream)
+        assert peer.closed is None
+
+
+async def test_the_end_of_the_listener(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        listener.stop_accepting()
+        async with peer_of(listener, tmp_path) as late:
+            await until(lambda: late.closed is not None)
+        peer.send(stream, b"the open one is served\nmany 300000\n")
+        await until(lambda: stream in peer.data and len(peer.data[stream]) > 23)
+        listener.close_all(SHUTTING_DOWN)
+        await until(lambda: peer.closed is not None)
+        assert peer.closed is not None and peer.closed[0] == quic.CODE_SHUTTING_DOWN
+        assert len(peer.data[stream]) == 23 + 300_001, "what was answered before the end arrives"
+        await until(lambda: not listener.connections)
+        assert seen.closed == 1
+
+
+async def test_a_certificate_is_replaced_for_new_connections(tmp_path: Path) -> None:
+    fresh = development_certificate(tmp_path / "fresh", ("localhost", "127.0.0.1"))
+    async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as old:
+        stream = await old.login()
+        with pytest.raises(ValueError, match="key"):
+            listener.set_certificate(fresh[0], b"not a key", b"")
+        async with peer_of(listener, tmp_path) as still:
+            await still.login()
+        listener.set_certificate(fresh[0], fresh[1], b"")
+        async with peer_of(listener, tmp_path / "fresh") as new:
+            await new.login()
+        async with peer_of(listener, tmp_path) as refused:
+            assert refused.closed is not None
+        old.send(stream, b"untouched\n")
+        await old.answer(stream, b"untouched\n")
+
+
+async def test_retry_when_many_handshakes_are_unfinished(tmp_path: Path) -> None:
+    async with serving(tmp_path, retry_above=0) as (listener, _), peer_of(listener, tmp_path) as peer:
+        await peer.login()
+        assert listener.figures()["retries"] >= 1
+        assert listener.figures()["half_open"] == 0
