@@ -21,6 +21,11 @@ mod fly;
 mod fly_py;
 mod fly_reply;
 mod make;
+mod quic;
+mod quic_conn;
+mod quic_py;
+mod quic_shared;
+mod quic_tls;
 mod scatter;
 mod ws_py;
 
@@ -463,6 +468,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split};
+    #[pymodule_export]
+    use super::quic_py::QuicEndpoint;
     #[pymodule_export]
     use super::ws_py::ws_split;
     #[pymodule_export]

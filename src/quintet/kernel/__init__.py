@@ -60,3 +60,5 @@ felix_events = _chosen.felix_events
 felix_publish = _chosen.felix_publish
 felix_received = _chosen.felix_received
 json_fault = _chosen.json_fault
+# A class with a thread, not a function over buffers: only the native kernel has it.
+QuicEndpoint: "type[_chosen.QuicEndpoint] | None" = getattr(_chosen, "QuicEndpoint", None)

@@ -409,3 +409,86 @@ def ws_split(
     fatal: 0, or 1 a frame that RFC 6455 forbids a client (unknown opcode, reserved bits, no mask, a control frame in pieces
     or above 125 bytes), 2 a payload above max_bytes (1 byte to 1 GiB); each judged as soon as its bytes are in, before the
     payload. The items before it are still good, and consumed is the start of that frame."""
+
+# -- QUIC -------------------------------------------------------------------------------------------------------------
+
+class QuicEndpoint:
+    """One UDP socket that speaks QUIC, with a network thread of its own. In the native kernel only: `kernel.QuicEndpoint` is
+    None in the pure one, and net/quic_twin.py has the same class on aioquic.
+
+    No call waits for the network, except `close`; all are made by one thread, that of the loop. A connection is a number
+    above 0 that this endpoint never uses again, a stream is its QUIC stream id. Without `certificate` the endpoint is a
+    client. TLS 1.3 only, no 0-RTT, no tickets, no ALPN. Certificates and keys are PEM texts.
+
+    take() gives these events:
+
+        (1, connection, peer)               CONNECTED: the handshake is done; peer is "ip:port" or "[ip]:port"
+        (2, connection, stream, data, fin)  DATA: what was there of one stream; the first of a stream of the peer's announces it
+        (3, connection, stream)             WRITABLE: queued is write_low or less, after it was above write_high
+        (4, connection, stream, code)       STOPPED: the peer takes no more; what was queued is dropped, no SENT follows
+        (5, connection, stream, code)       RESET: the peer gave its side up
+        (6, connection, code, reason)       CLOSED: the last of a connection; code is -1 if no application closed it
+        (7, connection, stream)             SENT: all of an ended stream is acknowledged, or it was reset here
+
+    After a failure of the network thread all connections are CLOSED with its reason, and then every call raises
+    RuntimeError."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        certificate: bytes = b"",
+        key: bytes = b"",
+        client_ca: bytes = b"",
+        streams_max: int = 1024,
+        uni_max: int = 0,
+        idle_ms: int = 30_000,
+        keep_alive_ms: int = 0,
+        connections_max: int = 10_000,
+        half_open_max: int = 1_000,
+        retry_above: int = 100,
+        stream_window: int = 1_048_576,
+        connection_window: int = 4_194_304,
+        send_window: int = 4_194_304,
+        write_high: int = 262_144,
+        write_low: int = 65_536,
+    ) -> None:
+        """Raises ValueError for certificates that cannot be used, OSError if the address cannot be bound. streams_max and
+        uni_max: streams a peer may have open at once. Above half_open_max unfinished handshakes, or connections_max in all,
+        new ones are refused; from retry_above unfinished ones on, a peer must first prove its address."""
+    @property
+    def address(self) -> tuple[str, int]:
+        """As bound."""
+    def fileno(self) -> int:
+        """Readable while events wait."""
+    def take(self, bytes_max: int) -> list[tuple[Any, ...]]:
+        """Events in order, until they carry about bytes_max of data (one DATA has at most 4 MiB). At most 8 MiB wait here;
+        then no stream is read, and the peers' windows fill up."""
+    def send(self, connection: int, stream: int, data: list[bytes], end: bool) -> int:
+        """Queue bytes, long ones by reference; end: FIN behind them. Gives the bytes of this stream that QUIC has not taken
+        yet, or -1 if the connection is gone or the stream cannot be written to (any more)."""
+    def queued(self, connection: int, stream: int) -> int:
+        """Bytes of this stream that QUIC has not taken yet, or -1 if there is no such stream."""
+    def open(self, connection: int, bidirectional: bool) -> int:
+        """The id of a new stream, which is opened when the peer's limit allows it; -1 if the connection is gone."""
+    def pause(self, connection: int, stream: int, paused: bool) -> None:
+        """Stop or go on reading a stream. What was read already still comes."""
+    def reset(self, connection: int, stream: int, code: int) -> None:
+        """RESET_STREAM: give up our sending side. SENT follows."""
+    def stop(self, connection: int, stream: int, code: int) -> None:
+        """STOP_SENDING: no more DATA or RESET of this stream comes."""
+    def shut(self, connection: int, code: int, reason: bytes) -> None:
+        """CONNECTION_CLOSE at once; queued data is lost. CLOSED follows."""
+    def set_certificate(self, certificate: bytes, key: bytes, client_ca: bytes) -> None:
+        """For new connections. Raises ValueError saying what is wrong; the old one stays then."""
+    def set_accepting(self, accepting: bool) -> None:
+        """Refuse new connections, or let them in again."""
+    def connect(self, host: str, port: int, server_name: str, ca: bytes, certificate: bytes, key: bytes) -> int:
+        """A connection as client: CONNECTED or CLOSED follows, and streams may be opened at once. host is an IP address or
+        localhost. ca b"": the roots of this system; certificate b"": none is shown."""
+    def figures(self) -> dict[str, int]:
+        """accepted, refused, retries, half_open, connections (established), datagrams_in, datagrams_out, bytes_in,
+        bytes_out, wakeups (of the loop)."""
+    def close(self) -> None:
+        """Close all connections, tell the peers, and wait for the thread to end."""
