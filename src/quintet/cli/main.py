@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "serve": Row("quintet.cli.serve:serve", "Run the broker."),
     "pub": Row("quintet.cli.pubsub:pub", "Publish messages."),
     "sub": Row("quintet.cli.pubsub:sub", "Receive messages."),
+    "kv": Row("quintet.cli.kv:kv", "The cache: values by key, with an age and a version."),
     "peer": Row("quintet.cli.peer:peer_group", "Peers of the bus: names, messages, a pipe."),
     "mcp": Row("quintet.cli.mcp:mcp", "Be a peer for a model: an MCP server on stdio."),
     "tail": Row("quintet.cli.tail:tail", "Look at a topic without consuming."),

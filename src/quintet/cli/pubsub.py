@@ -126,9 +126,14 @@ def _messages(number: int) -> str:
     return f"{number} message{'' if number == 1 else 's'}"
 
 
+FELIX_TOO: Final = ("--group", "--from")  # options that two doors have
+
+
 def _broker(url: str | None, of_flymq: dict[str, object]) -> str:
     """The URL, or the one of `quintet serve --dev` whose door has the options that are given."""
     given = [name for name, value in of_flymq.items() if value is not None]
+    if url is not None and common.door_of(url) == "felix":
+        given = [name for name in given if name not in FELIX_TOO]
     if url is None:
         return common.URL_DEFAULT if given else URL_DEFAULT
     if given and (door := common.door_of(url)) != "flymq":
@@ -203,9 +208,15 @@ async def _send(
 )
 @_qos
 @click.option("--resume", type=click.IntRange(1), help="Go on with an earlier subscription, by its id (BlipMQ).")
-@click.option("--group", shell_complete=common.complete_group, help="Share the topic with others, and go on (FlyMQ).")
 @click.option(
-    "--from", "start", type=click.Choice(["earliest", "latest"]), help="Where to begin, a group only at first (FlyMQ)."
+    "--group", shell_complete=common.complete_group, help="Share the topic with others, and go on (FlyMQ, Felix)."
+)
+@click.option("--durable", help="A name under which the broker keeps where this is (Felix).")
+@click.option(
+    "--from",
+    "start",
+    type=click.Choice(["earliest", "latest"]),
+    help="Where to begin, a group only at first (FlyMQ, Felix).",
 )
 @click.option("--member", help="A name within the group, that keeps its partitions over a reconnect (FlyMQ).")
 @click.option("--filter", "chosen", help="Only what passes, see `quintet tail --help` (FlyMQ).")
@@ -219,6 +230,7 @@ def sub(
     qos: int,
     resume: int | None,
     group: str | None,
+    durable: str | None,
     start: str | None,
     member: str | None,
     chosen: str | None,
@@ -237,6 +249,7 @@ def sub(
     quintet sub orders --group billing           as one of several, each message for one of them
     quintet sub orders --from earliest --filter '$.total == 5'
     quintet sub peerbus/bob --url 'peerbus://:dev-token@127.0.0.1:47821?name=bob'
+    quintet sub orders --durable billing --url 'felix://:dev-key@127.0.0.1:5000?ca=FILE'
 
     The id of the subscription is told on stderr. With --count, too few messages before --timeout or Ctrl-C is exit code 1.
     """
@@ -247,9 +260,11 @@ def sub(
     async def run(bus: Bus) -> None:
         nonlocal seen
         options: dict[str, Any] = {"group": group, "start": start, "member": member, "filter": chosen}
+        options["durable"] = durable
         await _make_queue(bus, topic, door)
         async with bus.subscribe(topic, qos=qos, resume=resume, **options) as subscription:
-            click.echo(_told(subscription, door, topic, resume, group), err=True)
+            told = f"{topic} (go on with --durable {durable})" if durable else ""
+            click.echo(told or _told(subscription, door, topic, resume, group), err=True)
             while count is None or seen < count:
                 most = SUB_BATCH if count is None else min(SUB_BATCH, count - seen)
                 batch = await subscription.get_batch(max=most, wait=0.0, timeout=float("inf"))

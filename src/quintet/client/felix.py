@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final, cast
 
-import msgspec
-
 from quintet import kernel
 from quintet.client import quic
 from quintet.client.base import (
@@ -38,7 +36,18 @@ from quintet.client.base import (
 )
 from quintet.client.errors import BadUrl, Closed, ConnectionLost, Unsupported
 from quintet.client.felix_source import FelixSource, Names
-from quintet.client.felix_wire import CLOSE_CODES, Call, Inflow, Shared, decode_json, error_of, json_frame, packed
+from quintet.client.felix_wire import (
+    CLOSE_CODES,
+    UNREADABLE,
+    Call,
+    Inflow,
+    Shared,
+    decode_json,
+    error_of,
+    json_frame,
+    packed,
+    unreadable,
+)
 from quintet.client.message import Rows, log
 from quintet.client.subscription import Source
 from quintet.client.url import Endpoint
@@ -74,9 +83,9 @@ class Events:
                     self._link.event(item)
                 elif not self._greeted(item):
                     return
-        except ProtocolError as error:
+        except UNREADABLE as error:
             if self._link is not None:
-                self._link.fail(error)
+                self._link.fail(unreadable(self._trunk.where, error))
             self._trunk.connection.forget(self._stream)
             return
         if end and self._link is not None:
@@ -167,7 +176,10 @@ class FelixLink(PushLink, RequestLink):
         """`auth` is the first frame of every stream; the answer says what the server can do."""
         message = {"type": "auth", "tenant_id": self._door.names.tenant, "token": self._door.token}
         answer = await self._ask({**message, "client_flags": self._door.flags})
-        self._flags = int(answer.get("server_flags", frames.UNSAID_FLAGS)) & self._door.flags
+        flags = answer.get("server_flags", frames.UNSAID_FLAGS)
+        if answer.get("type") not in ("auth_ok", "ok") or not isinstance(flags, int):
+            raise ProtocolError(f"{self._trunk.where} answered auth with {answer.get('type')!r}")
+        self._flags = flags & self._door.flags
 
     @property
     def extended(self) -> bool:
@@ -345,8 +357,8 @@ class FelixLink(PushLink, RequestLink):
                     self._confirmed(id, error_of(text) if status else None)
                 elif item[0] == 0:
                     self._said(decode_json(item[1]))
-        except (ProtocolError, msgspec.DecodeError) as error:
-            self.fail(error if isinstance(error, ProtocolError) else ProtocolError(f"{self._trunk.where}: {error}"))
+        except UNREADABLE as error:
+            self.fail(unreadable(self._trunk.where, error))
             return
         if end:
             why = f": {self._last_error}" if self._last_error is not None else ""

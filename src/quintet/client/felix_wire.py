@@ -23,7 +23,7 @@ from quintet.model.errors import (
 )
 from quintet.protocols.felix import codec, frames
 
-FRAME_READ_MAX: Final = 33 * 1024 * 1024  # the largest a server can be told to send, and its head
+FRAME_READ_MAX: Final = 32 * 1024 * 1024  # the largest payload a server can be told to send
 FAILURES_KEPT_MAX: Final = 1_000  # per publish call; refusals beyond it are only counted
 AUTH_LATE: Final = 0x41
 
@@ -52,6 +52,22 @@ CLOSE_CODES: Final[dict[int, tuple[type[QuintetError], str]]] = {
 
 encode_json: Final = msgspec.json.Encoder().encode  # bytes become base64
 decode_json: Final = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+UNREADABLE: Final = (
+    ProtocolError,
+    msgspec.DecodeError,
+    ValueError,
+    TypeError,
+    LookupError,
+)  # what reading it may raise
+
+
+def unreadable(where: str, error: Exception) -> ProtocolError:
+    """A server's message that has other fields, or other types of them, than it should."""
+    if isinstance(error, ProtocolError):
+        return error
+    return ProtocolError(f"{where} sent a message that cannot be read: {error!r}")
 
 
 def error_of(text: str, code: object = None) -> QuintetError:

@@ -10,6 +10,7 @@ nothing is heard, one byte is sent from a second socket, and a refusal ends the 
 """
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ WATCH_S: Final = 1.0
 QUIET_MAX: Final = 1 + KEEP_ALIVE_MS // 1000  # looks without any datagram before it is asked whether somebody is there
 
 TLS_CODES: Final = range(0x100, 0x200)  # of CONNECTION_CLOSE: 0x100 and an alert of TLS
+_PRIVATE_KEY: Final = re.compile(rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?-----END \1PRIVATE KEY-----\n?", re.DOTALL)
 CA_HINT: Final = "add ?ca=FILE with the authority that signed the server's certificate (or that certificate itself)"
 CERT_HINT: Final = "show who you are with ?cert=FILE&key=FILE: the server asks for a certificate that it knows"
 
@@ -144,7 +146,10 @@ class Connection:
     async def establish(self, where: Endpoint, proof: Proof, seconds: float) -> None:
         """The handshake; ConnectionLost says why it failed, TimeoutError that nobody answered."""
         host, port = self._place.address[:2]
-        self._number = self._wire.connect(host, port, where.host, *proof)
+        try:
+            self._number = self._wire.connect(host, port, where.host, *proof)
+        except ValueError as error:
+            raise BadUrl(f"cannot use ca=, cert= or key=: {error}", hint="they are PEM files") from error
         self._probe = self._loop.create_task(self._ask_host(PROBE_AFTER_S))
         async with asyncio.timeout(seconds):
             await asyncio.shield(self._up)
@@ -289,8 +294,13 @@ async def _refused(place: Place) -> bool:
 
 def proof_of(where: Endpoint) -> Proof:
     """The files that the URL names. BadUrl says which cannot be read."""
-    certificate = _read("cert", where.cert)
-    return Proof(_read("ca", where.ca), certificate, _read("key", where.key) or certificate)
+    certificate, key = _read("cert", where.cert), _read("key", where.key)
+    if certificate and not key:
+        found = _PRIVATE_KEY.search(certificate)
+        if found is None:
+            raise BadUrl(f"cert={where.cert} holds no private key", hint="name the file that does: ?key=FILE")
+        key = found[0]
+    return Proof(_read("ca", where.ca), certificate, key)
 
 
 def _read(option: str, file: str | None) -> bytes:
