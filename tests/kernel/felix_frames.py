@@ -1,0 +1,313 @@
+"""Felix frames made by hand, random reads of them, and what a split of a read owes. Shared with fuzz/felix_codec.py.
+
+No twin vouches for itself: frames are packed here, and results are compared as flat lists in which neighbouring batches
+without acknowledgement are record by record, so that every chunking of a read must give the same.
+"""
+
+import json
+import random
+import struct
+from typing import Any
+
+from tests.kernel import generate
+
+NOW = 1_000_000
+FRAME_MAX = 1 << 20
+MAX_U64 = (1 << 64) - 1
+KNOWN = 0x00FF
+ORIGIN = b"felix:c"
+TENANTS = ("t1", "", "grün", "t" * 300)
+TARGETS = [(t, "default", "demo") for t in TENANTS] + [("t1", "default", "other"), ("t1", "defaultd", "emo")]
+IDS = (0, 1, 7, MAX_U64)
+# Flags on which a split acts, and some that no client may send.
+OTHER_FLAGS = (0x0002, 0x0004, 0x0008, 0x0010, 0x0020, 0x0024, 0x0003, 0x0080, 0x0040, 0x0100, 0x8001, 0xFFFF)
+DEPTH = 6
+
+Fields = tuple[Any, ...]
+
+
+def frame(flags: int, payload: bytes, magic: int = 0x464C5831, version: int = 1) -> bytes:
+    return struct.pack(">IHHI", magic, version, flags, len(payload)) + payload
+
+
+def target(tenant: str = "t1", namespace: str = "default", stream: str = "demo") -> bytes:
+    return b"".join(struct.pack(">H", len(n)) + n for n in (tenant.encode(), namespace.encode(), stream.encode()))
+
+
+def values_part(values: list[bytes]) -> bytes:
+    return struct.pack(">I", len(values)) + b"".join(struct.pack(">I", len(value)) + value for value in values)
+
+
+def unacked(where: bytes, *values: bytes) -> bytes:
+    return frame(0x0001, where + values_part(list(values)))
+
+
+def acked(where: bytes, request_id: int, ack_mode: int, *values: bytes) -> bytes:
+    return frame(0x0009, struct.pack(">QB", request_id, ack_mode) + where + values_part(list(values)))
+
+
+def ack(status: int, request_id: int, message: bytes) -> bytes:
+    return frame(0x0010, struct.pack(">BQH", status, request_id, len(message)) + message)
+
+
+def text(message: object) -> bytes:
+    return frame(0, json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+# -- reads and what they owe ------------------------------------------------------------------------------------------
+
+#  (1, target, values, request_id, ack_mode)   (0, payload)   (3, flags, payload)   (4, flags, payload)
+
+
+def wire(one: Fields) -> bytes:
+    if one[0] == 1:
+        _, where, values, request_id, ack_mode = one
+        return acked(where, request_id, ack_mode, *values) if ack_mode else unacked(where, *values)
+    return frame(0, one[1]) if one[0] == 0 else frame(one[1], one[2])
+
+
+def requests(r: random.Random, count: int) -> list[Fields]:
+    out: list[Fields] = []
+    while len(out) < count:
+        kind, where = r.randrange(20), target(*r.choice(TARGETS))
+        for _ in range(r.choice((1, 1, 2, 5))):
+            values = [generate.blob(r) for _ in range(r.choice((0, 1, 1, 3, 9)))]
+            if kind < 10:
+                out.append((1, where, values, -1, 0))
+            elif kind < 15:
+                out.append((1, where, values, r.choice(IDS), r.randrange(1, 3)))
+            elif kind < 18:
+                out.append((0, json_text(r)))
+            elif kind < 19:
+                out.append((4, r.choice((0x0041, 0x0049)), generate.blob(r)))
+            else:
+                out.append((3, r.choice(OTHER_FLAGS), generate.blob(r)))
+    return out[:count]
+
+
+def expected(fields: list[Fields]) -> list[Fields]:
+    out: list[Fields] = []
+    for one in fields:
+        if one[0] == 1 and not one[4]:
+            out += (("record", one[1], value) for value in one[2])
+        else:
+            out.append(one if one[0] != 3 else (3, one[1], -1))
+    return out
+
+
+def flat(twin: Any, items: list[Fields]) -> list[Fields]:
+    """The items of a split as `expected` has them."""
+    out: list[Fields] = []
+    for item in items:
+        if item[0] != 1:
+            out.append(item)
+            continue
+        _, where, batch, count, request_id, ack_mode = item
+        rows = twin.rows(batch, 0, count) if count else []
+        if (batch is None) is not (count == 0) or any(row[6] != ORIGIN or row[5] for row in rows):
+            raise AssertionError("a batch without records, or with another origin or an expiry")
+        if ack_mode:
+            out.append((1, where, [row[3] for row in rows], request_id, ack_mode))
+        elif request_id != -1:
+            raise AssertionError("a request_id without acknowledgement")
+        else:
+            out += (("record", where, row[3]) for row in rows)
+    return out
+
+
+def read_all(
+    twin: Any, data: bytes, cuts: list[int], known: int = KNOWN, strict: bool = True
+) -> tuple[list[Fields], int, int]:
+    """(flat items, consumed, fatal) of a read that comes in pieces."""
+    out: list[Fields] = []
+    at = 0
+    for stop in (*cuts, len(data)):
+        items, at, fatal = twin.felix_split(data[:stop], at, FRAME_MAX, known, strict, ORIGIN, NOW)
+        out += flat(twin, items)
+        if fatal:
+            return out, at, fatal
+    return out, at, 0
+
+
+def replies(r: random.Random, count: int) -> list[bytes]:
+    """Frames of a server."""
+    out = []
+    for _ in range(count):
+        kind, values = r.randrange(10), values_part([generate.blob(r) for _ in range(r.randrange(4))])
+        if kind < 5:
+            flags = r.choice((0x0002, 0x0004, 0x0022, 0x0024))
+            lead = b"".join(struct.pack(">Q", r.choice(IDS)) for bit in (0x0002, 0x0020) if flags & bit)
+            out.append(frame(flags, lead + values))
+        elif kind < 7:
+            out.append(ack(r.randrange(2), r.choice(IDS), r.choice((b"", b"stream not found", "grün".encode()))))
+        elif kind < 9:
+            out.append(frame(0, json_text(r)))
+        else:
+            out.append(frame(r.choice((0x0044, 0x0064)), generate.blob(r)))
+    return out
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+PIECES = (
+    *(b"{", b"}", b"[", b"]", b",", b":", b'"a":', b'"\\u0061":', b'"b":', b'""', b'"a"', b" ", b"\t\r\n", b"0", b"-0"),
+    *(b"1.5e+3", b"-", b"01", b"1.", b".5", b"1e", b"true", b"false", b"null", b"nul", b"NaN", b"\\", b'"\\', b'\\"'),
+    *(
+        b'"\\ud83d\\ude00"',
+        b'"\\ud83d"',
+        b'"\\ude00"',
+        b'"\\ud83d\\n"',
+        b'"\\n\\t\\/\\b\\f\\r\\\\"',
+        b'"\\x"',
+        b'"\\u12g4"',
+    ),
+    *(b"\xff", b"\x00", b"\xed\xa0\x80", "ü😀".encode(), "\ufeff".encode(), b"\x0c", b"\xa0", b"'a'"),
+)
+
+
+def json_value(r: random.Random, depth: int) -> object:
+    if depth == 0 or r.random() < 0.4:
+        return r.choice((None, True, 0, -1.5e300, 2**70, "", "a", 'q"\\/\n', "grün😀", "x" * 40))
+    if r.random() < 0.5:
+        return [json_value(r, depth - 1) for _ in range(r.randrange(4))]
+    # Over and under the number of keys from which the native twin hashes them.
+    names = [f"k{i}" for i in range(r.choice((0, 1, 3, 12)))] + ["a", "ü", '"'][: r.randrange(4)]
+    return {name: json_value(r, depth - 1) for name in names}
+
+
+def json_text(r: random.Random) -> bytes:
+    value = {str(i): json_value(r, r.randrange(DEPTH + 1)) for i in range(r.randrange(4))}
+    indent = r.choice((None, None, 1))
+    return json.dumps(value, ensure_ascii=r.random() < 0.5, indent=indent).encode()
+
+
+def json_soup(r: random.Random) -> bytes:
+    """Nearly JSON: pieces in any order, or a text with a few wrong or doubled ones."""
+    if r.random() < 0.3:
+        return b"{" + b"".join(r.choice(PIECES) for _ in range(r.randrange(8))) + b"}"
+    out = bytearray(json_text(r))
+    for _ in range(r.randrange(3)):
+        at = r.randrange(len(out) + 1)
+        out[at : at + r.randrange(3)] = r.choice(PIECES)
+    return bytes(out)
+
+
+class Refused(Exception):
+    """A text that is not JSON."""
+
+
+def _constant(name: str) -> None:
+    raise Refused(name)
+
+
+def json_faults(data: bytes, depth_max: int) -> set[int]:
+    """The verdicts json_fault may give, found with the json module; 0 alone if nothing is wrong."""
+    duplicate = False
+
+    def pairs(found: list[tuple[str, object]]) -> dict[str, object]:
+        nonlocal duplicate
+        for name, _ in found:
+            name.encode()  # half of a surrogate pair is a ValueError
+        duplicate = duplicate or len(dict(found)) < len(found)
+        return {str(i): value for i, (_, value) in enumerate(found)}
+
+    try:
+        value = json.loads(
+            data.decode(), object_pairs_hook=pairs, parse_constant=_constant, parse_int=float, parse_float=float
+        )
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, Refused):
+        # What is wrong first is named: behind a doubled key or too many brackets nobody looks.
+        return {1, 2, 3}
+    if not isinstance(value, dict):
+        return {1}
+    found = {code for code, is_so in ((2, duplicate), (3, _depth(value) > depth_max)) if is_so}
+    return found or {0}
+
+
+def _depth(value: object) -> int:
+    """How deep it is, without recursion: level by level."""
+    level: list[Any] = [value]
+    depth = 0
+    while True:
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return depth
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+
+
+# -- gets of a cache --------------------------------------------------------------------------------------------------
+
+SCOPES = (b"", b"t1\0default\0primary", b"t1\0default\0other", "grün\0\0".encode())
+KEYS = ("a", "demo-key", "", "grün😀", "k" * 100, "sp ace")
+
+
+def entries(r: random.Random) -> dict[bytes, dict[bytes, list[Any]]]:
+    return {
+        scope: {
+            key.encode(): [generate.blob(r), r.choice((0, 0, NOW - 1, NOW, NOW + 1)), False, r.choice(IDS)]
+            for key in KEYS
+            if r.random() < 0.7
+        }
+        for scope in SCOPES[: r.randrange(2, 5)]
+    }
+
+
+def get_fields(r: random.Random) -> dict[str, Any]:
+    fields: dict[str, Any] = {"type": "cache_get"}
+    scope = r.choice(SCOPES).decode()
+    if scope:
+        fields.update(zip(("tenant_id", "namespace", "cache"), scope.split("\0"), strict=True))
+    fields["key"] = r.choice(KEYS)
+    if r.random() < 0.8:
+        fields["request_id"] = r.choice((*IDS, "", "r-1", "ü"))
+    return fields
+
+
+def odd_get(r: random.Random) -> bytes:
+    """A get that no run may take: the session decides."""
+    fields = get_fields(r)
+    name, value = r.choice(
+        (
+            *(
+                ("key", 'a"b'),
+                ("key", "a\\b"),
+                ("key", "a\n"),
+                ("key", 7),
+                ("key", None),
+                ("type", "cache_put"),
+                ("more", 1),
+            ),
+            *(
+                ("request_id", -1),
+                ("request_id", 1 << 64),
+                ("request_id", 1.5),
+                ("request_id", None),
+                ("request_id", True),
+            ),
+        )
+    )
+    fields[name] = value
+    if r.random() < 0.2:
+        del fields[r.choice(("type", "key"))]
+    return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def get_text(r: random.Random, fields: dict[str, Any]) -> bytes:
+    """A plain get as somebody may write it: any order, any white space."""
+    names = list(fields)
+    r.shuffle(names)
+    comma, colon = r.choice(((",", ":"), (", ", ": "), (" ,\n\t", "\r: ")))
+    body = comma.join(f'"{name}"{colon}' + json.dumps(fields[name], ensure_ascii=False) for name in names)
+    return r.choice(("{%s}", "{ %s }", "\n{%s\t}\r\n ")).replace("%s", body).encode()
+
+
+def split_frames(data: bytes) -> list[tuple[int, bytes]]:
+    """(flags, payload) of whole frames."""
+    out, at = [], 0
+    while at < len(data):
+        _, _, flags, length = struct.unpack_from(">IHHI", data, at)
+        out.append((flags, data[at + 12 : at + 12 + length]))
+        at += 12 + length
+    return out
