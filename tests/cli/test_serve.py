@@ -152,6 +152,26 @@ def test_a_bad_reload_keeps_the_old_credentials(start: Start, tmp_path: Path) ->
     assert broker.stop()[0] == 0
 
 
+def test_a_bad_key_set_keeps_everything_as_it_was(start: Start, tmp_path: Path) -> None:
+    file, keys = tmp_path / "quintet.toml", tmp_path / "jwks.json"
+    config = "tokens.jwks_file = 'jwks.json'\n[[keys]]\nname = 'a'\nkey = '{}'\n"
+    file.write_text(config.format("first"))
+    keys.write_text('{"keys": []}')
+    broker = start("--dev", "--config", str(file))
+    url = broker.url.replace("dev-key", "{}")
+    file.write_text(config.format("second"))
+    keys.write_text('{"keys": [{"kty": "OKP", "d": "AA"}]}')
+    broker.process.send_signal(signal.SIGHUP)
+    assert "jwks.json: key 0 is a private key" in broker.wait_for("reload_refused")["error"]
+    assert run("pub", "--url", url.format("first"), "demo", "x").returncode == 0
+    assert run("pub", "--url", url.format("second"), "demo", "x").returncode != 0
+    keys.write_text('{"keys": []}')
+    broker.process.send_signal(signal.SIGHUP)
+    broker.wait_for("reloaded")
+    assert run("pub", "--url", url.format("second"), "demo", "x").returncode == 0
+    assert broker.stop()[0] == 0
+
+
 def test_a_data_folder_in_use_is_one_clear_line(start: Start, tmp_path: Path) -> None:
     start("--dev")
     second = run("serve", "--dev", "--data", str(tmp_path / "data"), **FREE_PORTS)
