@@ -379,8 +379,8 @@ class FelixLink(PushLink, RequestLink):
         elif kind == "publish_ok" and id in self._owed:
             self._confirmed(cast(int, id), None)
         elif kind == "lagged":
-            if self._heard is not None:
-                self._heard(message)
+            # Here it says that the event stream was broken off; what is missing is asked for again.
+            self.fail(ConnectionLost(f"{self._trunk.where} broke off the subscription: nobody read it for too long"))
         else:
             waiting = self._requests.get(self._first() if id is None else cast(int, id))
             if waiting is not None and not waiting.done():

@@ -7,6 +7,7 @@ and offset in one number.
 Names of topics are split here, too: Felix has three parts where the broker has one name.
 """
 
+import asyncio
 import binascii
 from base64 import urlsafe_b64decode
 from collections.abc import Sequence
@@ -166,7 +167,8 @@ class FelixSource(PushSource):
         self._missed += missed
         self._next[tag >> PARTITION_SHIFT] = tag & OFFSET_MASK
         if self._on_event is not None:
-            self._on_event(Lagged(self._topic, missed, tag & OFFSET_MASK))
+            # later: what a callback raises is not the server's fault
+            asyncio.get_running_loop().call_soon(self._on_event, Lagged(self._topic, missed, tag & OFFSET_MASK))
         else:
             log.warning("%d messages of %r were gone before they were read", missed, self._topic)
 

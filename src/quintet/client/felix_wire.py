@@ -4,6 +4,7 @@ No connection and no decision lives here; felix.py has them.
 """
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -109,18 +110,14 @@ class Inflow:
         self._tail = bytearray()
         self._wanted = 0  # bytes needed before another look at the tail can help
 
-    def feed(self, data: bytes) -> list[tuple[Any, ...]]:
+    def feed(self, data: bytes) -> Iterator[tuple[Any, ...]]:
+        """The items one by one, so that those before one that is wrong are dealt with."""
         if self._tail:
             self._tail += data
             if len(self._tail) < self._wanted:
-                return []
+                return
         source = self._tail or data
         items, consumed, fatal = kernel.felix_received(source, 0, FRAME_READ_MAX)
-        if fatal:
-            raise ProtocolError(
-                f"{self._where} sent what is not a frame of Felix (code {fatal})",
-                hint="is this the Felix port of a broker?",
-            )
         head = bytes(source[consumed : consumed + frames.HEADER.size])
         whole = len(head) == frames.HEADER.size
         self._wanted = frames.HEADER.size + frames.HEADER.unpack(head)[3] if whole else 0
@@ -128,12 +125,18 @@ class Inflow:
             del self._tail[:consumed]
         elif consumed < len(data):
             self._tail += memoryview(data)[consumed:]
-        if any(item[0] == frames.ZSTD for item in items):
-            try:
-                return [unpacked(item[1], item[2]) if item[0] == frames.ZSTD else item for item in items]
-            except ValueError as error:
-                raise ProtocolError(f"{self._where} sent a packed frame that does not unpack: {error}") from None
-        return items
+        for item in items:
+            if item[0] == frames.ZSTD:
+                try:
+                    item = unpacked(item[1], item[2])
+                except ValueError as error:
+                    raise ProtocolError(f"{self._where} sent a packed frame that does not unpack: {error}") from None
+            yield item
+        if fatal:
+            raise ProtocolError(
+                f"{self._where} sent what is not a frame of Felix (code {fatal})",
+                hint="is this the Felix port of a broker?",
+            )
 
 
 class Call:
