@@ -11,8 +11,10 @@ it, so whatever the disk keeps of them, the dict ends where the log does. Evicte
 get their tombstones together, at the next tick. A crash before that is harmless: a start folds the topic within the same
 limits, and what has expired is not taken up.
 
-Versions only rise, one step per change at least, and are never below the offset behind the record: a cache whose newest
-records were deleted and compacted away goes on above them.
+Versions rise by one with each change, and begin with the time (microseconds since 1970) when the cache is made or taken up
+again. So no version is ever given twice under one name: not after a crash that took changes which somebody had read, not
+when the newest records were deleted and compacted away, not when the cache was deleted and made anew. If the clock was set
+back, a start goes on above the newest version it finds, with room for what was lost (VERSION_SPAN).
 """
 
 from collections.abc import Callable
@@ -54,6 +56,7 @@ Report = Callable[[str, dict[str, object]], None]
 
 ORIGIN: Final = b"quintet:cache"
 VERSION_HEADER: Final = b"version"
+VERSION_SPAN: Final = 1 << 20  # more changes than can be under way when the power goes
 PART_BYTES_MAX: Final = 200  # of tenant, namespace and cache each
 EXPIRES_MAX_US: Final = 2**63 - 1  # what is later is as good as this: 292 thousand years
 NUMBER_MIN: Final = -(2**63)
@@ -124,7 +127,7 @@ class Cache:
         self.pool = pool
         self._caches = caches
         self._sieve = Sieve(self.entries)
-        self._version = 0
+        self._version = caches.now()
         self._last: dict[bytes, _Change] = {}  # the newest change of a key that is under way
         self._by_key: dict[bytes, list[Changed]] = {}
         self._by_prefix: list[tuple[bytes, Changed]] = []
@@ -135,6 +138,11 @@ class Cache:
     def deleted(self) -> bool:
         """Its topic is gone: ask for the cache again."""
         return self.topic.deleted
+
+    @property
+    def version(self) -> int:
+        """Of the last change."""
+        return self._version
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -172,8 +180,8 @@ class Cache:
         before = self._live(key, self._caches.now())
         _check_version(key, before, if_version)
         self._caches.check_room(self, key, value)
-        entry: Entry = [value, min(expires_us, EXPIRES_MAX_US), before is not None, self._next_version()]
-        self._append(key, entry, before, done)
+        entry: Entry = [value, min(expires_us, EXPIRES_MAX_US), before is not None, self._version + 1]
+        self._append(key, entry, before, entry[VERSION], done)
         self._caches.make_room(self, key, value)
         self._place(key, entry)
         self._tell(key)
@@ -186,8 +194,8 @@ class Cache:
         if before is None and key not in self.doomed and key not in self._last:
             self._caches.soon(partial(done, None))
             return False, 0
-        version = self._next_version()
-        self._append(key, None, before, done, version)
+        version = self._version + 1
+        self._append(key, None, before, version, done)
         if before is not None:
             self._remove(key)
             self._tell(key)
@@ -203,18 +211,14 @@ class Cache:
             expires_us = 0 if entry is None else entry[EXPIRES]
         return number, self.put(key, b"%d" % number, expires_us, None, done)
 
-    def _next_version(self) -> int:
-        self._version = max(self._version, self.topic.partitions[0].end) + 1
-        return self._version
-
-    def _append(self, key: bytes, entry: Entry | None, before: Entry | None, done: Done, version: int = 0) -> None:
+    def _append(self, key: bytes, entry: Entry | None, before: Entry | None, version: int, done: Done) -> None:
         """Write a change; raises if it cannot be taken, and then nothing was changed."""
         value, expires = (None, 0) if entry is None else (entry[VALUE], entry[EXPIRES])
-        version = version if entry is None else entry[VERSION]
         header = ((VERSION_HEADER, b"%d" % version),)
         batch = kernel.build([value], [key], [header], None, [expires] if expires else None, ORIGIN)
         change = _Change(key, entry, before, key in self.doomed, done)
         self.topic.put(batch, 1, partial(self._appended, change))
+        self._version = version
         self.doomed.pop(key, None)
         earlier = self._last.get(key)
         if earlier is not None:
@@ -332,7 +336,8 @@ class Cache:
             for batch in batches:
                 for _, _, key, value, headers, expires, _ in batch.rows():
                     version = _version_of(headers)
-                    self._version = max(self._version, version)
+                    if version >= self._version:  # the clock was set back
+                        self._version = version + VERSION_SPAN
                     rows.pop(key or b"", None)  # so that they are in the order they were written in
                     if value is not None and not 0 < expires <= now:
                         rows[key or b""] = [value, expires, False, version]
@@ -609,10 +614,11 @@ class Caches:
 def name_of(scope: Scope) -> str:
     """The topic of a cache, or BadName with the reason."""
     for what, part in zip(("tenant", "namespace", "cache"), scope, strict=True):
-        size = len(part.encode(errors="replace"))
-        if not 0 < size <= PART_BYTES_MAX or "/" in part or "\0" in part or part.startswith(INTERNAL_PREFIX):
+        size = len(part.encode(errors="surrogatepass"))
+        foreign = any("\ud800" <= character <= "\udfff" for character in part)  # no UTF-8 has these
+        if not 0 < size <= PART_BYTES_MAX or foreign or "/" in part or "\0" in part or part.startswith(INTERNAL_PREFIX):
             raise BadName(
-                f"{part!r} is no name of a {what}: 1 to {PART_BYTES_MAX} bytes without / and NUL, not beginning with "
+                f"{part!r} is no name of a {what}: 1 to {PART_BYTES_MAX} bytes of UTF-8 without / and NUL, not beginning with "
                 f"{INTERNAL_PREFIX!r}"
             )
     return CACHE_PREFIX + "/".join(scope)

@@ -4,7 +4,8 @@ The partition's index gives a lower bound; from there batches are read, from mem
 time, and only those whose newest record is late enough are looked into.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from quintet.log.base import Partition
@@ -13,6 +14,8 @@ from quintet.model.batch import RecordBatch
 READ_BYTES: Final = 256 << 10
 EVER: Final = -(1 << 63)  # earlier than any record
 
+# done([offset of each partition], None), or done([], error).
+Places = Callable[[list[int], Exception | None], None]
 # done((offset, timestamp in microseconds), None); done(None, None) if there is none; done(None, error).
 Found = Callable[[tuple[int, int] | None, Exception | None], None]
 
@@ -61,3 +64,22 @@ class Seek:
             return False
         self._done(None, None)
         return True
+
+
+def seek_all(partitions: Sequence[Partition], timestamp: int, done: Places) -> None:
+    """The first record of each partition at or after a moment; the end of those that have none. May call `done` at once."""
+    places = [partition.visible for partition in partitions]
+    left = len(places)
+
+    def found(number: int, record: tuple[int, int] | None, error: Exception | None) -> None:
+        nonlocal left
+        if left <= 0:
+            return
+        left = 0 if error is not None else left - 1
+        if record is not None:
+            places[number] = record[0]
+        if not left:
+            done([] if error is not None else places, error)
+
+    for number, partition in enumerate(partitions):
+        Seek(partition, 0, timestamp, partial(found, number))

@@ -11,15 +11,33 @@ from typing import Any, Final, Literal
 import msgspec
 
 from quintet import kernel
-from quintet.model.errors import BadRequest
-from quintet.protocols.felix.frames import ACK, HEADER, JSON_DEPTH_MAX, MAGIC, OURS, TEXT_BYTES_MAX, VERSION, ZSTD
+from quintet.model.errors import BadName, BadRequest
+from quintet.protocols.felix.frames import (
+    ACK,
+    ACK_RECORDS_MAX,
+    BATCH,
+    DEFAULT_SCOPE,
+    HEADER,
+    JSON_DEPTH_MAX,
+    MAGIC,
+    NAME_BYTES_MAX,
+    OFFSET_MASK,
+    OURS,
+    PARTITION_SHIFT,
+    TEXT_BYTES_MAX,
+    VERSION,
+    ZSTD,
+)
 
 Id = (
     int | str | None
 )  # a published client's ids are numbers, the document's are texts; both are given back as they came
+Scope = tuple[str, str, str]  # tenant, namespace, stream or cache
 Ack = Literal["none", "per_message", "per_batch"]
 U64_MAX: Final = (1 << 64) - 1
 UNPACK_STEP_BYTES: Final = 1 << 20
+CACHE_PREFIX: Final = "cache/"  # of the topics of caches, as broker/topics.py has it
+ORIGIN_BYTES_MAX: Final = 200
 WINDOW_LOG_MAX: Final = 25  # of a zstd frame: what unpacking may hold beside its output
 _ACK_HEAD: Final = struct.Struct(">BQH")
 
@@ -145,7 +163,11 @@ class AuthOk(_Message, kw_only=True, tag="auth_ok"):
 
 
 class Subscribed(_Message, kw_only=True, tag="subscribed"):
+    """`request_id`, `offsets` (where it begins, by partition) and, below, `code` are for those who said EXTENDED."""
+
     subscription_id: int | str
+    request_id: Id = None
+    offsets: list[int] | None = None
 
 
 class Hello(_Message, kw_only=True, tag="event_stream_hello"):
@@ -182,6 +204,7 @@ class PublishOk(_Message, kw_only=True, tag="publish_ok"):
 class PublishError(_Message, kw_only=True, tag="publish_error"):
     request_id: Id = None
     message: str
+    code: str | None = None
 
 
 class Ok(_Message, kw_only=True, tag="ok"):
@@ -191,12 +214,14 @@ class Ok(_Message, kw_only=True, tag="ok"):
 class Error(_Message, kw_only=True, tag="error"):
     request_id: Id = None
     message: str
+    code: str | None = None
 
 
 class CursorError(_Message, kw_only=True, tag="subscribe_cursor_error"):
     reason: Literal["too_old", "in_future"]
     requested: int
     available: int
+    request_id: Id = None
 
 
 class CacheConflict(_Message, kw_only=True, tag="cache_conflict"):
@@ -289,6 +314,14 @@ def decode(payload: bytes, extended: bool = False) -> Any:
     return _decode(payload, _extended if extended else _plain)
 
 
+def type_of(payload: bytes) -> str:
+    """The type of a message, or nothing if it has none."""
+    try:
+        return "" if kernel.json_fault(payload, JSON_DEPTH_MAX) else _head.decode(payload).type
+    except msgspec.DecodeError:
+        return ""
+
+
 def decode_reply(payload: bytes) -> Any:
     """A server's message, or BadRequest."""
     return _decode(payload, _replies)
@@ -312,6 +345,101 @@ def encode(message: msgspec.Struct) -> bytes:
     """A JSON frame."""
     payload = _encode(message)
     return HEADER.pack(MAGIC, VERSION, 0, len(payload)) + payload
+
+
+def is_u64(id: Id) -> bool:
+    return isinstance(id, int) and 0 <= id <= U64_MAX
+
+
+def end_of_run(view: memoryview, start: int) -> int:
+    """Where what the kernel is given at a time ends: behind the binary batches from `start` on, or behind the one frame of
+    another kind; where that is not whole, at the end of all. So large answers are made one by one."""
+    size, end = len(view), start
+    while size - end >= HEADER.size:
+        magic, _, flags, length = HEADER.unpack_from(view, end)
+        behind = end + HEADER.size + length
+        if magic != MAGIC or behind > size:
+            break
+        if flags & (BATCH | ZSTD) != BATCH:
+            return end if end > start else behind
+        end = behind
+    return end if end > start else size
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def origin_of(client: str) -> bytes:
+    """The origin of what this client publishes, as stored with its records."""
+    return b"felix:" + client.encode()[:ORIGIN_BYTES_MAX]
+
+
+def check_part(part: str, what: str) -> None:
+    size = len(part.encode())
+    if not 0 < size <= NAME_BYTES_MAX:
+        raise BadName(f"{what}: 1 to {NAME_BYTES_MAX} bytes, this one has {size}")
+    if "/" in part or "\0" in part:
+        raise BadName(f"{what}: no / and no NUL")
+    if part.startswith("__"):
+        raise BadName(f"{what}: names that start with __ are the broker's own")
+
+
+def topic_of(scope: Scope) -> str:
+    """The topic of a stream, or BadName."""
+    tenant, namespace, stream = scope
+    if not tenant and not namespace:
+        return stream
+    for part, what in zip(scope, ("tenant_id", "namespace", "stream"), strict=True):
+        check_part(part, what)
+    name = f"{tenant}/{namespace}/{stream}"
+    if name.startswith(CACHE_PREFIX):
+        raise BadName("tenant_id: topics below cache/ are those of caches")
+    return name
+
+
+def cache_scope(ask: Any, document: bool) -> Scope:
+    """Which cache a request is about; a document client need not say."""
+    given = (ask.tenant_id, ask.namespace, ask.cache)
+    if None in given and not document:
+        raise BadRequest("tenant_id, namespace and cache are needed")
+    tenant, namespace, cache = (
+        default if part is None else part for part, default in zip(given, DEFAULT_SCOPE, strict=True)
+    )
+    return tenant, namespace, cache
+
+
+def check_ours(ask: SubscribeOurs, offsets: bool, explicit: bool) -> None:
+    """BadRequest for what cannot be asked for together. `offsets`: the client gets to know what it could acknowledge."""
+    if explicit and not offsets:
+        raise BadRequest("ack: a client acknowledges offsets, and this one did not ask for them (flag 0x0020 of auth)")
+    if ask.group and ask.durable:
+        raise BadRequest("durable: a member of a group has the group's position")
+    if ask.credit is not None and not 0 < ask.credit <= ACK_RECORDS_MAX:
+        raise BadRequest(f"credit: 1 to {ACK_RECORDS_MAX}")
+    if ask.durable is not None:
+        check_part(ask.durable, "durable")
+    if ask.group is not None and not isinstance(ask.start, str | None):
+        raise BadRequest("start: a group begins at earliest or latest, and then where it was")
+
+
+def offset_of(wire: int, partitions: int) -> tuple[int, int]:
+    """(partition, offset) of a number on the wire; BadRequest if it can be none."""
+    if wire < 0 or wire > U64_MAX:
+        raise BadRequest(f"offset {wire} is not a number of 64 bits")
+    partition, offset = wire >> PARTITION_SHIFT, wire & OFFSET_MASK
+    if partition >= partitions:
+        raise BadRequest(f"offset {wire} is of partition {partition}, the stream has {partitions}")
+    return partition, offset
+
+
+def wire_offset(partition: int, offset: int) -> int:
+    return partition << PARTITION_SHIFT | offset
+
+
+def target_json(tenant: str, namespace: str, stream: str) -> bytes:
+    """The fields of an event that say where it came from."""
+    fields = zip(("tenant_id", "namespace", "stream"), (tenant, namespace, stream), strict=True)
+    return b",".join(b'"' + name.encode() + b'":' + _encode(value) for name, value in fields)
 
 
 # -- binary -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ The texts in quotes are those the published server says, to the letter where it 
 from typing import Final, Literal
 
 from quintet.model import errors
+from quintet.protocols.felix import codec
+from quintet.protocols.felix.frames import Dialect
 
 # These end the stream.
 AUTH_REQUIRED: Final = "auth required"
@@ -84,3 +86,37 @@ def to_text(error: Exception) -> str:
         if isinstance(error, kind):
             return f"{prefix}: {error}" if prefix else str(error)
     return INTERNAL
+
+
+def text(error: Exception, dialect: Dialect) -> str:
+    """The same, as this client knows it."""
+    said = to_text(error)
+    return UNAUTHORIZED if dialect.document and said == FORBIDDEN else codec.cut(said)
+
+
+def encoded(error: Exception, dialect: Dialect, request_id: codec.Id) -> bytes:
+    """The frame that says it. Whose request it was is for those who know an `error` with a request_id."""
+    told = request_id if dialect.document or dialect.extended else None
+    if isinstance(error, BadCursor) and not dialect.document:
+        cursor = codec.CursorError(
+            reason=error.reason, requested=error.requested, available=error.available, request_id=told
+        )
+        return codec.encode(cursor)
+    return codec.encode(codec.Error(request_id=told, message=text(error, dialect), code=_code(error, dialect)))
+
+
+def published(request_id: codec.Id, binary: bool, error: Exception | None, dialect: Dialect) -> bytes:
+    """The answer to a publish."""
+    if binary:
+        assert isinstance(request_id, int)
+        return codec.publish_ack(request_id, "" if error is None else text(error, dialect), error is not None)
+    if error is None:
+        return codec.encode((codec.Ok if dialect.document else codec.PublishOk)(request_id=request_id))
+    if dialect.document:
+        return encoded(error, dialect, request_id)
+    said = codec.PublishError(request_id=request_id, message=text(error, dialect), code=_code(error, dialect))
+    return codec.encode(said)
+
+
+def _code(error: Exception, dialect: Dialect) -> str | None:
+    return error.code if dialect.extended and isinstance(error, errors.QuintetError) else None

@@ -126,3 +126,15 @@ class FelixOptions:
     anonymous_role: str = ""
     auto_create: bool = True
     subscriptions_max: int = SUBSCRIPTIONS_MAX
+
+
+class Dialect:
+    """How one client wants its events: as JSON, as batches, with offsets, packed; and whether it knows our messages."""
+
+    __slots__ = ("document", "extended", "offsets", "zstd")
+
+    def __init__(self, document: bool, flags: int) -> None:
+        self.document = document
+        self.offsets = bool(flags & OFFSETS)
+        self.zstd = bool(flags & ZSTD)
+        self.extended = bool(flags & EXTENDED)

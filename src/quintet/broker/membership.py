@@ -1,0 +1,215 @@
+"""One member of a consumer group whose records are pushed: the partitions it is assigned, as subscriptions to one sink.
+
+groups.py knows who owns what and how far they got; a door that pulls asks it for every read. A door that pushes holds a
+Membership: it joins, says every HEARTBEAT_US that it is there, takes up and gives up partitions as the group is assigned
+anew, and commits what its peer acknowledged in order. What was acknowledged out of order waits for what is before it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from quintet.broker.group import Assignment
+from quintet.broker.groups import ASSIGN, Groups
+from quintet.broker.subscriptions import Subscriptions
+from quintet.broker.table import Done
+from quintet.broker.topics import Topic
+from quintet.delivery.sink import Sink
+from quintet.delivery.subscription import Subscription
+from quintet.model.errors import Fenced, QuintetError
+from quintet.model.scheduler import Scheduler
+
+HEARTBEAT_US: Final = 300_000  # so long it may take until a member hears of a new assignment; a timeout is 1 s or more
+EVERYTHING: Final = 1 << 64  # behind every offset
+
+
+class Membership:
+    """`rights` says for whom it acts, and whether as one who may for others; `over` is called once, if the group lets it go
+    by itself. Made, then `join`, then `start` with the sink, then `leave`."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        subscriptions: Subscriptions,
+        scheduler: Scheduler,
+        topic: Topic,
+        group: str,
+        mode: str,
+        door: str,
+        rights: Callable[[], tuple[str, bool]],
+        over: Callable[[], None],
+    ) -> None:
+        self.credit = 0  # the most not acknowledged, of each partition; 0: as configured
+        self._groups = groups
+        self._subscriptions = subscriptions
+        self._scheduler = scheduler
+        self._topic = topic
+        self._group = group
+        self._mode = mode
+        self._door = door
+        self._rights = rights
+        self._over = over
+        self._sink: Sink | None = None
+        self._left = False
+        self._generation = 0
+        self._of: dict[int, Subscription] = {}
+        self._committed: dict[int, int] = {}  # what was last asked to be committed
+        self._committing: set[int] = set()
+        self._waiting: dict[int, list[tuple[int, Done]]] = {}
+        self._joined: Done | None = None
+
+    @property
+    def partitions(self) -> list[int]:
+        """What it is assigned."""
+        return sorted(self._of)
+
+    # -- being there -----------------------------------------------------------------------------------------------
+
+    def join(self, done: Done) -> None:
+        """done(None) when the first assignment is there, done(error) if there is none. Raises what is refused at once."""
+        self._joined = done
+        self._ask()
+
+    def start(self, sink: Sink) -> None:
+        """Push to this sink from now on."""
+        self._sink = sink
+        for subscription in list(self._of.values()):
+            subscription.attach(sink)
+
+    def leave(self) -> None:
+        """It is gone, or does not want any more."""
+        if not self._left:
+            self._left = True
+            for partition in list(self._of):
+                self._give_up(partition)
+            self._groups.leave(self)
+
+    def _ask(self) -> None:
+        """Join, or be heard of again: the answer is what is assigned now."""
+        now = self._scheduler.now()
+        self._groups.subscribe(
+            *self._rights(), self._topic, self._group, ASSIGN, self._mode, self, "", now, self._assigned
+        )
+
+    def _beat(self) -> None:
+        if self._left:
+            return
+        try:
+            self._ask()
+        except QuintetError:  # the group is another's now
+            self._end()
+
+    def _end(self) -> None:
+        if not self._left:
+            self.leave()
+            self._over()
+
+    def _assigned(self, assignment: Assignment | None, error: Exception | None) -> None:
+        joined, self._joined = self._joined, None
+        if self._left:
+            return
+        if assignment is None:
+            if joined is None:
+                self._end()
+            else:
+                self.leave()
+                joined(error)
+            return
+        try:
+            self._take(assignment)
+        except QuintetError as refused:  # too many subscriptions
+            if joined is None:
+                self._end()
+            else:
+                self.leave()
+                joined(refused)
+            return
+        self._scheduler.later(HEARTBEAT_US, self._beat)
+        if joined is not None:
+            joined(None)
+
+    def _take(self, assignment: Assignment) -> None:
+        if assignment.generation == self._generation:
+            return
+        self._generation = assignment.generation
+        starts = dict(assignment.partitions)
+        for partition in self._of.keys() - starts.keys():
+            self._give_up(partition)
+        for partition in sorted(starts.keys() - self._of.keys()):
+            subscription = self._subscriptions.transient(
+                self._rights()[0],
+                self._topic,
+                door=self._door,
+                qos=1,
+                starts=[starts[partition]],
+                partitions=[partition],
+            )
+            subscription.limit(in_flight_max=self.credit)
+            self._of[partition] = subscription
+            self._committed[partition] = starts[partition]
+            if self._sink is not None:
+                subscription.attach(self._sink)
+
+    def _give_up(self, partition: int) -> None:
+        subscription = self._of.pop(partition)
+        if self._sink is not None:
+            subscription.detach(self._sink)
+        if self._subscriptions.find(subscription.owner, subscription.id) is subscription:
+            self._subscriptions.remove(subscription)
+        self._tell(partition, EVERYTHING, Fenced(f"partition {partition} is another member's now"))
+
+    # -- acknowledging ---------------------------------------------------------------------------------------------
+
+    def settle(self, partition: int, offset: int, count: int, done: Done) -> None:
+        """Acknowledged by the peer; done when what that lets the group commit is durable."""
+        subscription = self._of.get(partition)
+        if subscription is None:
+            done(Fenced(f"partition {partition} is not assigned to this member"))
+            return
+        subscription.ack(0, offset, count)
+        floor = subscription.lanes[0].floor
+        if floor <= self._committed[partition] and partition not in self._committing:
+            done(None)
+            return
+        self._waiting.setdefault(partition, []).append((floor, done))
+        self._commit(partition)
+
+    def _commit(self, partition: int) -> None:
+        """One commit of a partition at a time: what is acknowledged meanwhile goes with the next."""
+        subscription = self._of.get(partition)
+        if subscription is None or partition in self._committing:
+            return
+        floor = subscription.lanes[0].floor
+        before = self._committed[partition]
+        if floor <= before:
+            return
+        self._committing.add(partition)
+        self._committed[partition] = floor
+        done = partial(self._stored, partition, before, floor)
+        try:
+            self._groups.commit(
+                *self._rights(), self._topic, self._group, partition, floor, self._generation, self, done, self._door
+            )
+        except QuintetError as error:
+            self._scheduler.soon(partial(done, None, error))
+
+    def _stored(self, partition: int, before: int, floor: int, _result: Any, error: Exception | None) -> None:
+        self._committing.discard(partition)
+        if error is None:
+            self._tell(partition, floor, None)
+            self._commit(partition)
+            return
+        if partition in self._of:
+            self._committed[partition] = before
+        self._tell(partition, EVERYTHING, error)
+        if isinstance(error, Fenced):
+            self._beat()
+
+    def _tell(self, partition: int, floor: int, error: Exception | None) -> None:
+        waiting = self._waiting.pop(partition, [])
+        late = [(wanted, done) for wanted, done in waiting if wanted > floor]
+        if late:
+            self._waiting[partition] = late
+        for wanted, done in waiting:
+            if wanted <= floor:
+                done(error)

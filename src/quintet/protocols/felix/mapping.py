@@ -1,0 +1,691 @@
+"""Felix's nouns <-> ours: names, who is asking, and what a connection is subscribed to.
+
+    (tenant, namespace, stream)  topic tenant/namespace/stream; both of the first two empty: the topic `stream` of any door
+    (tenant, namespace, cache)   topic cache/tenant/namespace/cache
+    offset on the wire           partition << 48 | offset
+    event stream                 a Feed: one outlet, and behind it a subscription, a member of a group, or a watched cache
+
+A Feed lives with its connection, not with the stream that asked for it: the published client ends that one at once. So it
+holds what it was allowed by (`Bearer`), and ends when that is no longer valid.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from quintet import kernel
+from quintet.broker.access import Action, Principal
+from quintet.broker.cache import Cache, name_of
+from quintet.broker.core import Broker
+from quintet.broker.membership import Membership
+from quintet.broker.seek import seek_all
+from quintet.broker.tenant_tokens import TenantClaims
+from quintet.broker.topics import Topic
+from quintet.delivery.lane import Lane
+from quintet.delivery.subscription import Subscription
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import (
+    AuthError,
+    BadRequest,
+    LimitExceeded,
+    QuintetError,
+    ShuttingDown,
+    TopicNotFound,
+)
+from quintet.protocols.base import TOO_SLOW, Outlet, Streams
+from quintet.protocols.felix import codec, errors, frames
+from quintet.protocols.felix.codec import Scope, offset_of, topic_of, wire_offset
+from quintet.protocols.felix.frames import Dialect, FelixOptions
+
+Made = Callable[["Feed | None", Exception | None], None]
+DOOR: Final = "felix"
+EXPIRY_LOOK_US_MAX: Final = 4_000_000  # how long after its token a feed may live
+WATCHED_PER_TURN_MAX: Final = 1_000  # changes written before room is asked for again
+
+
+class Bearer:
+    """Who is on a stream, by which credential, as of which epoch of access. Shared with the feeds it asked for."""
+
+    __slots__ = ("_token", "broker", "claims", "epoch", "identity", "peer", "principal", "tenant")
+
+    def __init__(
+        self, broker: Broker, peer: str, tenant: str, identity: str, principal: Principal, token: bytes,
+        claims: TenantClaims | None,
+    ) -> None:  # fmt: skip
+        self.broker = broker
+        self.peer = peer
+        self.tenant = tenant
+        self.identity = identity
+        self.principal = principal
+        self.claims = claims
+        self.epoch = broker.access.epoch
+        self._token = token
+
+    def valid(self, now: int) -> bool:
+        """Whether it still is who it was; what it may do is looked up again after a change."""
+        if self.claims is not None and now >= self.claims.expires:
+            return False
+        if self.epoch == self.broker.access.epoch:
+            return True
+        principal = self.broker.access.current(self.identity)
+        try:
+            if self.claims is not None:
+                self.claims = self.broker.tenant_tokens.verify(self._token, now)
+        except AuthError:
+            return False
+        if principal is None:
+            return False
+        self.principal, self.epoch = principal, self.broker.access.epoch
+        return True
+
+    def require(self, action: Action, permission: str, scope: Scope, name: str) -> None:
+        """Refused or Forbidden, and a row in the audit, unless token and rights both allow it."""
+        self.require_token(permission, scope, name)
+        self.broker.access.require(self.principal, action, name, self.peer)
+
+    def require_token(self, permission: str, scope: Scope, name: str) -> None:
+        claims = self.claims
+        if claims is None:
+            return
+        if scope[0] != claims.tenant:
+            self._deny(name, "tenant")
+            raise errors.Refused(errors.TENANT_MISMATCH, f"the token is of tenant {claims.tenant!r}, not {scope[0]!r}")
+        if not self._permits(permission, scope):
+            self._deny(name, permission)
+            raise errors.Refused(errors.FORBIDDEN, f"the token does not permit {permission} on {'/'.join(scope)}")
+
+    def _permits(self, permission: str, scope: Scope) -> bool:
+        kind = permission.partition(".")[0]
+        return self.claims is None or self.claims.allows(permission, f"{kind}:{'/'.join(scope)}")
+
+    def may(self, action: Action, permission: str, scope: Scope, name: str) -> bool:
+        return self._permits(permission, scope) and self.broker.access.allowed(self.principal, action, name)
+
+    def _deny(self, name: str, what: str) -> None:
+        self.broker.audit.record("access.denied", self.principal.name, name, "denied", self.peer, what)
+
+
+def check_new(broker: Broker, options: FelixOptions, scope: Scope) -> None:
+    """Raise unless a stream that does not exist may be made."""
+    if not options.auto_create:
+        raise TopicNotFound("stream not found: tenant={} namespace={} stream={}".format(*scope))
+    if broker.draining:
+        raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+    if scope[0]:
+        broker.tenants.check_topic(scope[0])
+
+
+class Reach:
+    """What one stream remembers of its rights: where its publishes go, and which caches it may use. All of it is forgotten
+    when access changes."""
+
+    __slots__ = ("_bearer", "_broker", "_caches", "_document", "_options", "scopes", "targets")
+
+    def __init__(self, bearer: Bearer, options: FelixOptions, document: bool) -> None:
+        self._bearer = bearer
+        self._broker = bearer.broker
+        self._options = options
+        self._document = document
+        self.targets: dict[tuple[bytes, bool], tuple[Topic, str]] = {}  # (names, acknowledged) -> (topic, tenant)
+        self.scopes: dict[bytes, dict[bytes, list[Any]]] = {}  # what kernel.felix_gets may answer from
+        self._caches: dict[tuple[Scope, bool], Cache] = {}
+
+    def forget(self) -> None:
+        self.targets.clear()
+        self.scopes.clear()
+        self._caches.clear()
+
+    def target(self, key: tuple[bytes, bool]) -> tuple[Topic, str]:
+        """The topic that a publish to these names goes to, and its tenant."""
+        scope = codec.parse_target(key[0])
+        name = topic_of(scope)
+        bearer, broker = self._bearer, self._broker
+        bearer.require("publish", "stream.publish", scope, name)
+        if broker.topics.get(name.encode()) is None:
+            check_new(broker, self._options, scope)
+        if len(self.targets) >= frames.TARGETS_MAX:
+            self.targets.clear()
+        topic = broker.publish_target(bearer.principal, name.encode(), key[1], bearer.peer)
+        self.targets[key] = found = (topic, scope[0])
+        return found
+
+    def cache(self, scope: Scope, write: bool) -> Cache | None:
+        """The cache, if this client may use it so; None: there is none to read from."""
+        found = self._caches.get((scope, write))
+        if found is not None and not found.deleted:
+            return found
+        name, caches = name_of(scope), self._broker.caches
+        if write:
+            self._bearer.require("publish", "cache.write", scope, name)
+        else:
+            self._bearer.require("subscribe", "cache.read", scope, name)
+        if caches.get(scope) is None:
+            if not self._options.auto_create:
+                raise TopicNotFound(f"cache scope not found: {'/'.join(scope)}")
+            if not write:
+                return None
+        if write and self._broker.draining:
+            raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+        cache = caches.open(scope)
+        if len(self._caches) >= frames.SCOPES_MAX:
+            self._caches.clear()
+            self.scopes.clear()
+        self._caches[scope, write] = cache
+        if not write:
+            self.scopes["\0".join(scope).encode()] = cache.entries
+            if self._document and scope == frames.DEFAULT_SCOPE:
+                self.scopes[b""] = cache.entries
+        return cache
+
+
+# -- what a connection gets -------------------------------------------------------------------------------------------
+
+
+class Feed:
+    """One event stream. `told` takes a message for the stream that asked for it, while that is open."""
+
+    def __init__(
+        self, peer: "FelixPeer", id: int | str, bearer: Bearer, permission: str, scope: Scope, name: str
+    ) -> None:
+        self.id = id
+        self.bearer = bearer
+        self.told: Callable[[bytes], None] | None = None
+        self._peer = peer
+        self._broker = bearer.broker
+        self._permission = permission
+        self._scope = scope
+        self._name = name
+        self._outlet: Outlet | None = None
+        self._over = False
+
+    def start(self) -> None:
+        """Open the stream and say which it is."""
+        if not self._over:
+            self._outlet = self._peer.streams.open(self._gone)
+            self._outlet.send([codec.encode(codec.Hello(subscription_id=self.id))])
+
+    @property
+    def offsets(self) -> list[int] | None:
+        """Where it begins, by partition, if it is a topic's and all of it."""
+        return None
+
+    def end(self, forget: bool = False) -> None:
+        """FIN. `forget`: what it kept for its return is removed, too."""
+        outlet = self._outlet
+        self._finish(forget)
+        if outlet is not None:
+            outlet.end()
+
+    def cut(self, code: int) -> None:
+        """What was not sent is not wanted any more: its credential is not valid, or its rights are gone."""
+        outlet = self._outlet
+        self._finish(False)
+        if outlet is not None:
+            outlet.reset(code)
+
+    def _gone(self, code: int) -> None:
+        if code == TOO_SLOW and self.told is not None:
+            self._stalled(self.told)
+        self._finish(False)
+
+    def _finish(self, forget: bool) -> None:
+        if not self._over:
+            self._over = True
+            self._outlet = None
+            self.told = None
+            self._release(forget)
+            self._peer.drop(self)
+
+    def welcome(self, now: int) -> bool:
+        """Whether its credential and rights still are what it was made by."""
+        return self.bearer.valid(now) and self.bearer.may("subscribe", self._permission, self._scope, self._name)
+
+    def _release(self, forget: bool) -> None:
+        raise NotImplementedError
+
+    def _stalled(self, told: Callable[[bytes], None]) -> None:
+        """Its peer read nothing for too long, and the outlet was reset."""
+
+
+class EventStream(Feed):
+    """Records of a topic for one subscriber: the Sink of its subscription."""
+
+    def __init__(
+        self, peer: "FelixPeer", id: int | str, bearer: Bearer, scope: Scope, topic: Topic, dialect: Dialect
+    ) -> None:
+        super().__init__(peer, id, bearer, "stream.subscribe", scope, topic.name)
+        self.subscription: Subscription | None = None
+        self._topic = topic
+        self._dialect = dialect
+        self._frame_bytes_max = peer.options.frame_bytes_max
+        self._skipped: dict[int, int] = {}  # partition -> records passed over when it was last told
+        self._target = codec.target_json(*scope) if dialect.document else b""
+
+    def start(self) -> None:
+        super().start()
+        if self.subscription is not None and not self._over:
+            self.subscription.attach(self)
+
+    def settle(self, partition: int, offset: int, count: int, done: Callable[[Exception | None], None]) -> None:
+        """Acknowledged by the peer."""
+        if self.subscription is not None:
+            self.subscription.ack(partition, offset, count)
+        done(None)
+
+    @property
+    def partitions(self) -> int:
+        return len(self._topic.partitions)
+
+    @property
+    def offsets(self) -> list[int] | None:
+        return None if self.subscription is None else [lane.floor for lane in self.subscription.lanes]
+
+    def _release(self, forget: bool) -> None:
+        subscription, self.subscription = self.subscription, None
+        if subscription is None:
+            return
+        subscription.detach(self)
+        subscriptions = self._broker.subscriptions
+        if (subscription.id < 0 or forget) and subscriptions.find(subscription.owner, subscription.id) is subscription:
+            subscriptions.remove(subscription)
+
+    def _stalled(self, told: Callable[[bytes], None]) -> None:
+        if self.subscription is not None and self._dialect.extended:
+            lane = self.subscription.lanes[0]
+            number, missed = lane.partition.number, self.subscription.backlog()
+            told(self._lagged(missed, wire_offset(number, lane.floor)))
+
+    def _lagged(self, missed: int, next_offset: int) -> bytes:
+        return codec.encode(codec.Lagged(subscription_id=self.id, missed=missed, next_offset=next_offset))
+
+    # -- the Sink --------------------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        return 0 if self._outlet is None else self._outlet.room()
+
+    def park(self, call: Callable[[], None]) -> None:
+        if self._outlet is not None:
+            self._outlet.park(call)
+
+    def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
+        assert isinstance(subscription, Subscription)
+        outlet = self._outlet
+        if self.bearer.epoch != self._broker.access.epoch and not self.welcome(self._broker.scheduler.now()):
+            self.cut(frames.REVOKED)
+            return
+        if outlet is None:
+            return
+        data = self._encode(partition, batch, first, last)
+        if self._dialect.extended and (missed := self._missed(subscription, partition)):
+            outlet.send([self._lagged(missed, wire_offset(partition, batch.offset(first))), data])
+        else:
+            outlet.send([data])
+
+    def appended(self, token: object, offset: int, error: Exception | None) -> None:
+        raise AssertionError("an event stream publishes nothing")
+
+    def completed(self, token: object, result: object, error: Exception | None) -> None:
+        raise AssertionError("an event stream asks for nothing")
+
+    def evict(self, reason: str) -> None:
+        self.end()
+
+    def _lane(self, subscription: Subscription, partition: int) -> Lane:
+        return subscription.lanes[partition]
+
+    def _missed(self, subscription: Subscription, partition: int) -> int:
+        """Records that retention or expiry took before this subscriber could read them, since it was last told. What
+        compaction leaves out is not missed: a newer record of the same key follows."""
+        skipped = self._lane(subscription, partition).skipped
+        before = self._skipped.get(partition, 0)
+        if skipped == before:
+            return 0
+        self._skipped[partition] = skipped
+        return 0 if self._topic.spec.compact else skipped - before
+
+    def _encode(self, partition: int, batch: RecordBatch, first: int, last: int) -> bytes:
+        """Event frames. A whole batch looks the same to every subscriber of a kind: it is encoded once."""
+        dialect = self._dialect
+        whole = first == 0 and last == batch.count
+        kind = ("felix", self._target, dialect.offsets, dialect.zstd)
+        if whole and batch.memo is not None and (found := batch.memo.get(kind)) is not None:
+            return found
+        if dialect.document:
+            data, _ = kernel.felix_events(batch.buffer, first, last, 0, self._target, self._frame_bytes_max)
+        else:
+            high = wire_offset(partition, 0)
+            data, _ = kernel.felix_deliver(batch.buffer, first, last, 0, dialect.offsets, high, self._frame_bytes_max)
+            if dialect.zstd:
+                data = codec.packed(data, frames.ZSTD_BYTES_MIN)
+        if whole:
+            if batch.memo is None:
+                batch.memo = {}
+            batch.memo[kind] = data
+        return data
+
+
+class GroupStream(EventStream):
+    """Records for one member of a consumer group."""
+
+    def __init__(
+        self, peer: "FelixPeer", id: int | str, bearer: Bearer, scope: Scope, topic: Topic, dialect: Dialect, group: str,
+        mode: str,
+    ) -> None:  # fmt: skip
+        super().__init__(peer, id, bearer, scope, topic, dialect)
+        broker = self._broker
+        self._group = group
+        self.member = Membership(
+            broker.groups, broker.subscriptions, broker.scheduler, topic, group, mode, DOOR, self._rights, self.end
+        )
+
+    def _rights(self) -> tuple[str, bool]:
+        access, principal = self._broker.access, self.bearer.principal
+        return principal.name, access.may_administer(principal) or access.listed(principal, f"group:{self._group}")
+
+    def start(self) -> None:
+        super().start()
+        if not self._over:
+            self.member.start(self)
+
+    def settle(self, partition: int, offset: int, count: int, done: Callable[[Exception | None], None]) -> None:
+        self.member.settle(partition, offset, count, done)
+
+    def _lane(self, subscription: Subscription, partition: int) -> Lane:
+        return subscription.lanes[0]
+
+    def _release(self, forget: bool) -> None:
+        self.member.leave()
+
+
+class WatchStream(Feed):
+    """Changes of a key, or of all keys with a prefix, of a cache: the latest state of each, however slow its peer reads."""
+
+    def __init__(self, peer: "FelixPeer", id: int | str, bearer: Bearer, scope: Scope, name: str, cache: Cache) -> None:
+        super().__init__(peer, id, bearer, "cache.read", scope, name)
+        self._cache = cache
+        self._changed: dict[bytes, None] = {}
+        self._parked = False
+        self._stop: Callable[[], None] | None = None
+
+    def watch(self, key: bytes | None, prefix: bytes | None) -> None:
+        self._stop = self._cache.watch(key, prefix, self._mark)
+
+    def _mark(self, key: bytes) -> None:
+        self._changed[key] = None
+        self._flush()
+
+    def start(self) -> None:
+        super().start()
+        self._flush()
+
+    def _unpark(self) -> None:
+        self._parked = False
+        self._flush()
+
+    def _flush(self) -> None:
+        outlet, now = self._outlet, self._broker.scheduler.now()
+        if outlet is None or self._parked:
+            return
+        if self.bearer.epoch != self._broker.access.epoch and not self.welcome(now):
+            self.cut(frames.REVOKED)
+            return
+        written = 0
+        while self._changed:
+            if outlet.room() <= 0:
+                self._parked = True
+                outlet.park(self._unpark)
+                return
+            key = next(iter(self._changed))
+            del self._changed[key]
+            found = self._cache.get(key, now)
+            value, version = (None, self._cache.version) if found is None else found
+            outlet.send([codec.encode(codec.CacheEvent(key=key.decode(), value=value, version=version))])
+            written += 1
+            if written == WATCHED_PER_TURN_MAX:
+                self._parked = True
+                self._broker.scheduler.soon(self._unpark)
+                return
+
+    def _release(self, forget: bool) -> None:
+        if self._stop is not None:
+            self._stop()
+        self._changed.clear()
+
+
+class FelixPeer:
+    """What the streams of one connection share: its feeds by their ids, and which tenants it counts for."""
+
+    __slots__ = ("_broker", "_closed", "_feeds", "_next", "_tenants", "_watching", "options", "streams")
+
+    def __init__(self, broker: Broker, streams: Streams, options: FelixOptions) -> None:
+        self.options = options
+        self.streams = streams
+        self._broker = broker
+        self._feeds: dict[int | str, Feed | None] = {}  # None: its id is taken, it is being made
+        self._tenants: set[str] = set()
+        self._next = 0
+        self._closed = False
+        self._watching = False
+
+    def enter(self, tenant: str) -> None:
+        """Somebody of this tenant authenticated on a stream: the connection counts once. LimitExceeded."""
+        if tenant and tenant not in self._tenants:
+            self._broker.tenants.connection_opened(tenant)
+            self._tenants.add(tenant)
+
+    def claim(self, wanted: codec.Id, text: bool, tenant: str) -> int | str:
+        """An id for a feed: the one asked for, or the next. It is given back by `drop`, or by `unclaim`."""
+        if len(self._feeds) >= self.options.subscriptions_max:
+            raise LimitExceeded(errors.SUBSCRIPTIONS)
+        if wanted is None:
+            while self._next in self._feeds or str(self._next) in self._feeds or not self._next:
+                self._next += 1
+            id: int | str = str(self._next) if text else self._next
+        else:
+            id = wanted
+            if isinstance(id, str) and len(id) > frames.SUBSCRIPTION_ID_BYTES_MAX:
+                raise BadRequest(f"subscription_id: at most {frames.SUBSCRIPTION_ID_BYTES_MAX} characters")
+            if id in self._feeds:
+                raise BadRequest(f"subscription_id: {id} is in use on this connection")
+        if tenant:
+            self._broker.tenants.subscription_opened(tenant)
+        self._feeds[id] = None
+        return id
+
+    def unclaim(self, id: int | str, tenant: str) -> None:
+        del self._feeds[id]
+        if tenant:
+            self._broker.tenants.subscription_closed(tenant)
+
+    def add(self, feed: Feed) -> None:
+        """It is made; if the connection is gone meanwhile, it is over."""
+        if self._closed:
+            feed.end()
+            return
+        self._feeds[feed.id] = feed
+        if feed.bearer.claims is not None and not self._watching:
+            self._watching = True
+            self._look_later()
+
+    def drop(self, feed: Feed) -> None:
+        if feed.id in self._feeds:
+            self.unclaim(feed.id, feed.bearer.tenant)
+
+    def feed(self, id: int | str) -> Feed | None:
+        return self._feeds.get(id)
+
+    def end_of(self, bearer: Bearer) -> None:
+        """A stream's credential is not valid any more: what was asked for by it ends."""
+        for feed in list(self._feeds.values()):
+            if feed is not None and feed.bearer is bearer:
+                feed.cut(frames.REVOKED)
+
+    def recheck(self, now: int) -> None:
+        """Access changed, or time passed: end what is no longer allowed."""
+        for feed in list(self._feeds.values()):
+            if feed is not None and not feed.welcome(now):
+                feed.cut(frames.REVOKED)
+
+    def _look_later(self) -> None:
+        self._broker.scheduler.later(EXPIRY_LOOK_US_MAX, self._look)
+
+    def _look(self) -> None:
+        """Tokens expire also of feeds whose stream is long closed."""
+        self._watching = False
+        if self._closed:
+            return
+        self.recheck(self._broker.scheduler.now())
+        if any(feed is not None and feed.bearer.claims is not None for feed in self._feeds.values()):
+            self._watching = True
+            self._look_later()
+
+    def closed(self) -> None:
+        self._closed = True
+        for feed in list(self._feeds.values()):
+            if feed is not None:
+                feed.end()
+        for tenant in self._tenants:
+            self._broker.tenants.connection_closed(tenant)
+        self._tenants.clear()
+
+
+# -- subscribing ------------------------------------------------------------------------------------------------------
+
+
+class Subscribing:
+    """One `subscribe` on its way: topic, place to begin, subscription, event stream. `done` is called once."""
+
+    def __init__(self, peer: FelixPeer, bearer: Bearer, ask: codec.Subscribe, dialect: Dialect, done: Made) -> None:
+        """Raises what can be refused at once."""
+        self._peer = peer
+        self._bearer = bearer
+        self._broker = bearer.broker
+        self._ask = ask
+        self._dialect = dialect
+        self._done = done
+        self._scope: Scope = (ask.tenant_id, ask.namespace, ask.stream)
+        self._group = self._durable = ""
+        self._credit = 0
+        explicit = False
+        if isinstance(ask, codec.SubscribeOurs):
+            self._group, self._durable = ask.group or "", ask.durable or ""
+            explicit = ask.ack == "explicit" or bool(self._group or self._durable)
+            self._credit = ask.credit or 0
+            codec.check_ours(ask, dialect.offsets, explicit)
+        self._qos = int(explicit)
+        name = topic_of(self._scope)
+        bearer.require("subscribe", "stream.subscribe", self._scope, name)
+        if self._broker.topics.get(name.encode()) is None:
+            check_new(self._broker, peer.options, self._scope)
+        self._topic = self._broker.topics.ensure(name.encode(), durable=explicit)
+        self._id = peer.claim(ask.subscription_id, dialect.document, bearer.tenant)
+        self._starts: list[int] = []
+        self._topic.after(self._ready)
+
+    def _fail(self, error: Exception) -> None:
+        self._peer.unclaim(self._id, self._bearer.tenant)
+        self._done(None, error)
+
+    def _ready(self, error: Exception | None) -> None:
+        """The topic is there: where to begin?"""
+        if error is not None:
+            self._fail(error)
+            return
+        try:
+            start = self._ask.start
+            if isinstance(start, codec.Start) and start.time_ms is not None and self._dialect.extended:
+                self._seek(start.time_ms)
+                return
+            self._starts = _starts(self._topic, start, self._dialect.extended)
+            self._make()
+        except QuintetError as refused:
+            self._fail(refused)
+
+    def _seek(self, time_ms: int) -> None:
+        if not 0 <= time_ms <= frames.TTL_MS_MAX:
+            raise BadRequest("start: time_ms is milliseconds since 1970")
+        seek_all(self._topic.partitions, time_ms * 1000, self._found)
+
+    def _found(self, places: list[int], error: Exception | None) -> None:
+        try:
+            if error is not None:
+                raise error
+            self._starts = places
+            self._make()
+        except QuintetError as refused:
+            self._fail(refused)
+
+    def _make(self) -> None:
+        owner, topic = self._bearer.principal.name, self._topic
+        if self._group:
+            mode = self._ask.start if isinstance(self._ask.start, str) else "latest"
+            stream = GroupStream(
+                self._peer, self._id, self._bearer, self._scope, topic, self._dialect, self._group, mode
+            )
+            stream.member.credit = self._credit
+            stream.member.join(partial(self._joined, stream))
+            return
+        feed = EventStream(self._peer, self._id, self._bearer, self._scope, topic, self._dialect)
+        subscriptions = self._broker.subscriptions
+        if not self._durable:
+            made = subscriptions.transient(owner, topic, door=DOOR, qos=self._qos, starts=self._starts)
+            self._attach(feed, made, None)
+            return
+        found = subscriptions.named(owner, topic, self._durable)
+        if found is not None:
+            if isinstance(found.sink, EventStream):
+                found.sink.end()  # whoever comes later has it
+            self._attach(feed, found, None)
+            return
+        made = subscriptions.create(
+            owner, topic, 1, lambda error: self._attach(feed, made, error), door=DOOR, starts=self._starts,
+            name=self._durable,
+        )  # fmt: skip
+
+    def _attach(self, feed: EventStream, subscription: Subscription, error: Exception | None) -> None:
+        if error is not None:
+            self._fail(error)
+            return
+        subscription.limit(in_flight_max=self._credit)
+        feed.subscription = subscription
+        self._joined(feed, None)
+
+    def _joined(self, feed: EventStream, error: Exception | None) -> None:
+        if error is not None:
+            self._fail(error)
+            return
+        self._peer.add(feed)
+        self._done(feed, None)
+        feed.start()
+
+
+def _starts(topic: Topic, start: str | codec.Start | None, extended: bool) -> list[int]:
+    """The first offset of each partition, or BadCursor."""
+    if start is None or start == "latest":
+        return []
+    if start == "earliest":
+        return [partition.start for partition in topic.partitions]
+    assert isinstance(start, codec.Start)
+    starts = [partition.visible for partition in topic.partitions]
+    if extended and start.offsets is not None:
+        if len(start.offsets) != len(starts):
+            raise BadRequest(f"start: offsets of {len(starts)} partitions are needed, {len(start.offsets)} were given")
+        for number, offset in enumerate(start.offsets):
+            starts[number] = _checked(topic, number, offset, offset)
+        return starts
+    if start.offset is None:
+        raise BadRequest("start: latest, earliest or an offset")
+    number, offset = offset_of(start.offset, len(starts)) if len(starts) > 1 else (0, start.offset)
+    starts[number] = _checked(topic, number, offset, start.offset)
+    return starts
+
+
+def _checked(topic: Topic, number: int, offset: int, requested: int) -> int:
+    partition = topic.partitions[number]
+    if not 0 <= requested <= codec.U64_MAX:
+        raise BadRequest("start: an offset is a number of 64 bits")
+    if offset < partition.start:
+        raise errors.BadCursor("too_old", requested, requested - offset + partition.start)
+    if offset > partition.visible:
+        raise errors.BadCursor("in_future", requested, requested - offset + partition.visible)
+    return offset

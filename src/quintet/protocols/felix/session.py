@@ -1,0 +1,681 @@
+"""From bytes to broker verbs and back: one bidirectional stream of a Felix connection.
+
+    state \\ frame   auth                        another, listener open      another
+    FRESH           PUBLISHED or "auth failed"  DOCUMENT, then by type      "auth required"
+    PUBLISHED       "auth already established"  by type                     by type
+    DOCUMENT        "auth already established"  by type
+
+Answers to publishes, subscriptions and whatever has no request_id keep the order of their requests; answers of the cache
+with a request_id do not wait for others. What ends a stream (the texts above, "tenant mismatch", "forbidden") is said behind
+all that is still owed. A malformed header shuts the whole connection. Subscriptions belong to the connection (mapping.py).
+"""
+
+from functools import partial
+from typing import Any, Final, Protocol
+
+from quintet import kernel
+from quintet.broker.cache import Cache, expires_at, name_of
+from quintet.broker.core import Broker
+from quintet.broker.topics import Topic
+from quintet.delivery.sink import Sink
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import (
+    AuthError,
+    BadRequest,
+    Forbidden,
+    QuintetError,
+    UnknownSubscription,
+    VersionConflict,
+)
+from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot, Streams
+from quintet.protocols.felix import codec, errors, frames
+from quintet.protocols.felix.codec import Id, Scope, origin_of
+from quintet.protocols.felix.frames import Dialect, FelixOptions
+from quintet.protocols.felix.mapping import Bearer, EventStream, Feed, FelixPeer, Reach, Subscribing, WatchStream
+
+FRESH: Final = "fresh"
+PUBLISHED: Final = "published"
+DOCUMENT: Final = "document"
+
+HELD_US_MAX: Final = 1_000_000  # until one that must wait for its tenant's rate looks again
+UNPACKED_BYTES_MAX: Final = 32 * limits.MIB  # of packed batches in one turn of the loop
+JWT_DOTS: Final = 2
+
+
+class FelixStream(Sink, Protocol):
+    """A stream of net/, as its session sees it."""
+
+    streams: Streams
+
+
+class _Publish(Slot):
+    """The reply slot of a publish on its way, and how its answer looks."""
+
+    __slots__ = ("binary", "request_id")
+
+    def __init__(self, request_id: Id, binary: bool) -> None:
+        self.data = None
+        self.request_id = request_id
+        self.binary = binary
+
+
+class FelixSession:
+    """See the table above. `stream` is where it lives, for verbs that answer later."""
+
+    __slots__ = (
+        "_bearer", "_broker", "_deadline", "_dialect", "_epoch", "_held", "_known", "_late", "_leaving", "_made", "_options",
+        "_origin", "_peer", "_reach", "_replies", "_scopes", "_shared", "_sink", "_state", "_stopped", "_targets", "_tenant", "_topic",
+        "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "principal_name", "take_output",
+    )  # fmt: skip
+
+    def __init__(self, broker: Broker, stream: FelixStream, now: int, options: FelixOptions, peer: str = "") -> None:
+        self.closing: str | None = None
+        self.close_code: int | None = None
+        self.principal_name: str | None = None
+        self.auth_failures = 0
+        streams = stream.streams
+        if streams.shared is None:
+            streams.shared = FelixPeer(broker, streams, options)
+        assert isinstance(streams.shared, FelixPeer)
+        self._shared = streams.shared
+        self._broker = broker
+        self._sink: Sink = stream
+        self._options = options
+        self._peer = peer
+        self._state = FRESH
+        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._dialect = Dialect(True, 0)
+        self._known = frames.BATCH  # flags that may be on a frame
+        self._bearer: Bearer | None = None
+        self._origin = b""
+        self._epoch = 0
+        self._replies = Replies()
+        self.take_output = self._replies.take
+        self._reach: Reach
+        self._targets: dict[tuple[bytes, bool], tuple[Topic, str]] = {}  # the reach's, to be looked at without a call
+        self._scopes: dict[bytes, dict[bytes, list[Any]]] = {}
+        self._topic: Topic | None = None  # the last one published to
+        self._tenant = ""  # of the last publish that was above its tenant's rate
+        self._held = False
+        self._stopped = False
+        self._made = 0  # bytes of large answers from this read
+        self._unpacked = 0
+        self._late = 0  # answers that wait and have no slot
+        self._leaving: str | None = None
+        self._unsaid = False  # the last unacknowledged publish was refused, and that was said
+
+    # -- the contract ----------------------------------------------------------------------------------------------
+
+    @property
+    def holding(self) -> bool:
+        return self._held
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    def receive(self, view: memoryview, now: int) -> int:
+        self._stopped, self._made = False, 0
+        position = self._first(view, now) if self._state is FRESH else 0
+        if self._bearer is not None and self._epoch != self._broker.access.epoch:
+            self._look_again(self._bearer, now)
+        while not (self._state is FRESH or self._stopped or self._held or self._going):
+            if self._scopes and not self._replies.waiting:
+                position = self._gets(view, position, now)
+                if self.stopped:
+                    break
+            end = codec.end_of_run(view, position)
+            items, end, fatal = kernel.felix_split(
+                view[:end], position, self._options.frame_bytes_max, self._known, self._state is PUBLISHED, self._origin, now
+            )  # fmt: skip
+            for item in items:
+                if not self._going:
+                    self._act(item, now)
+            if fatal:
+                self._shut(fatal)
+            if end == position:
+                break
+            position = end
+        self._close_if_done()
+        return len(view) if self._going else position
+
+    @property
+    def _going(self) -> bool:
+        return self.closing is not None or self._leaving is not None
+
+    def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
+        assert isinstance(token, _Publish)
+        if error is not None:
+            self._targets.clear()  # ask again: the topic may not be what was promised
+        self._replies.fill(token, self._published(token, error))
+        self._close_if_done()
+
+    def on_completed(self, token: object, result: object, error: Exception | None) -> None:
+        assert callable(token), "every late verb of this session leaves a callable as its token"
+        token(result, error)
+        self._close_if_done()
+
+    def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
+        raise AssertionError("records go to event streams")
+
+    def congestion(self) -> int:
+        if self._replies.waiting + self._late > frames.REPLIES_WAITING_MAX:
+            return WAIT
+        if self._topic is None:
+            return FLOWING
+        if self._topic.waiting or self._broker.overloaded():
+            return WAIT
+        return STALL if self._topic.overrun() else FLOWING
+
+    def deadline(self) -> int | None:
+        return self._deadline
+
+    def tick(self, now: int) -> None:
+        if self._deadline is None or now < self._deadline:
+            return
+        self._deadline = None
+        if self._bearer is None:
+            self.closing = self.closing or "no authentication within 5 seconds"
+        else:
+            self._look_again(self._bearer, now)
+            self._close_if_done()
+
+    def ended(self, now: int) -> None:
+        self._leave("")
+        self._close_if_done()
+
+    def closed(self) -> None:
+        self._topic = None
+        if self._bearer is not None:
+            self._reach.forget()
+        del self._sink  # stream and session hold each other: no work for the collector
+
+    def _leave(self, reason: str) -> None:
+        """Take nothing more, and end when all that is owed is said. The first reason is the one that is told."""
+        if self._leaving is None:
+            self._leaving = reason
+
+    def _close_if_done(self) -> None:
+        if self._leaving is not None and self.closing is None and not self._replies.waiting and not self._late:
+            self.closing = self._leaving
+
+    def _shut(self, fatal: int) -> None:
+        self.closing = self.closing or errors.FATAL[fatal]
+        self.close_code = frames.PROTOCOL_ERROR
+
+    # -- who -------------------------------------------------------------------------------------------------------
+
+    def _first(self, view: memoryview, now: int) -> int:
+        """The first frame decides who speaks; nothing but `auth` is taken here."""
+        most = self._options.frame_bytes_max
+        end = codec.end_of_run(view, 0)
+        items, consumed, fatal = kernel.felix_split(view[:end], 0, most, 0, True, b"", now)
+        flags, length = frames.HEADER.unpack_from(view)[2:] if len(view) >= frames.HEADER.size else (0, 0)
+        if fatal:
+            self._shut(fatal)
+        elif items and flags == 0 and codec.type_of(items[0][1]) == "auth":
+            if len(items[0][1]) > limits.UNAUTHENTICATED_FRAME_BYTES_MAX:
+                self._refuse_auth(AuthError("the token is too long"))
+            else:
+                self._auth(items[0][1], now)
+            return consumed
+        elif self._options.open and (items or flags):
+            self._deadline = None
+            self._enter(self._anonymous(""), DOCUMENT)
+        elif items or flags or length > limits.UNAUTHENTICATED_FRAME_BYTES_MAX:
+            self._broker.audit.record("access.denied", "", "", "denied", self._peer, errors.AUTH_REQUIRED)
+            self._refuse_text(errors.AUTH_REQUIRED)
+        return 0
+
+    def _anonymous(self, tenant: str) -> Bearer:
+        identity, principal = self._broker.access.anonymous(self._options.anonymous_role)
+        return Bearer(self._broker, self._peer, tenant, identity, principal, b"", None)
+
+    def _auth(self, payload: bytes, now: int) -> None:
+        try:
+            ask = codec.decode(payload)
+            if ask.client_flags is not None and not 0 <= ask.client_flags <= 0xFFFF:
+                raise BadRequest("auth: client_flags is a number of 16 bits")
+            bearer = self._identify(ask.token.encode(), ask.tenant_id, now)
+            self._shared.enter(bearer.tenant)
+        except QuintetError as error:
+            self._refuse_auth(error)
+            return
+        flags = frames.UNSAID_FLAGS if ask.client_flags is None else ask.client_flags & frames.SERVER_FLAGS
+        self._dialect = Dialect(False, flags)
+        self._known = frames.BATCH | frames.ACKED | (flags & frames.ZSTD)
+        self._enter(bearer, PUBLISHED)
+        said = codec.Ok() if ask.client_flags is None else codec.AuthOk(server_flags=flags)
+        self._replies.put(codec.encode(said))
+
+    def _refuse_auth(self, error: QuintetError) -> None:
+        if isinstance(error, AuthError | Forbidden | BadRequest):
+            self.auth_failures += 1
+        self._refuse_text(errors.to_text(error))
+
+    def _refuse_text(self, text: str) -> None:
+        self._replies.put(codec.encode(codec.Error(message=codec.cut(text))))
+        self._leave(text)
+
+    def _identify(self, token: bytes, tenant: str, now: int) -> Bearer:
+        """Whose token this is: a tenant's, an API key, or nobody's where the listener is open."""
+        broker, access = self._broker, self._broker.access
+        try:
+            if token.count(b".") == JWT_DOTS:
+                claims = broker.tenant_tokens.verify(token, now)
+                identity, principal = access.subject(claims.subject)
+                bearer = Bearer(broker, self._peer, claims.tenant, identity, principal, token, claims)
+                if claims.tenant != tenant:
+                    broker.audit.record("access.denied", principal.name, tenant, "denied", self._peer, "tenant")
+                    raise errors.Refused(errors.TENANT_MISMATCH, f"the token is not of tenant {tenant!r}")
+                return bearer
+            identity, principal = access.authenticate(token)
+        except AuthError:
+            if not self._options.open:
+                broker.audit.record("auth.failure", "", "", "denied", self._peer, "token")
+                raise
+            return self._anonymous(tenant)
+        return Bearer(broker, self._peer, tenant, identity, principal, b"", None)
+
+    def _enter(self, bearer: Bearer, state: str) -> None:
+        self._bearer, self._state = bearer, state
+        self._reach = Reach(bearer, self._options, self._dialect.document)
+        self._targets, self._scopes = self._reach.targets, self._reach.scopes
+        self._deadline = None if bearer.claims is None else bearer.claims.expires
+        self._epoch = self._broker.access.epoch
+        self.principal_name = bearer.principal.name
+        self._origin = origin_of(bearer.principal.name)
+
+    def _look_again(self, bearer: Bearer, now: int) -> None:
+        """Access changed, or a token expired: take the rights as they are now, or leave, and all that it subscribed to."""
+        self._epoch = self._broker.access.epoch
+        self._reach.forget()
+        if bearer.valid(now):
+            self._deadline = None if bearer.claims is None else bearer.claims.expires
+            self._shared.recheck(now)
+        else:
+            self._deadline = None
+            self._shared.end_of(bearer)
+            self._refuse_text(errors.AUTH_FAILED)
+
+    # -- frames ----------------------------------------------------------------------------------------------------
+
+    def _act(self, item: tuple[Any, ...], now: int) -> None:
+        kind = item[0]
+        if kind == frames.BATCH_ITEM:
+            _, target, batch, count, request_id, _ = item
+            answer = _Publish(request_id, True) if request_id >= 0 else None
+            self._publish(target, batch, count, answer, now)
+        elif kind == frames.JSON_ITEM:
+            self._json(item[1], now)
+        elif kind == frames.MALFORMED_ITEM:
+            if item[2] >= 0:
+                self._replies.put(codec.publish_ack(item[2], errors.MALFORMED[item[1]], failed=True))
+            else:
+                self._error(BadRequest(errors.MALFORMED[item[1]]), None)
+        elif kind == frames.FLAGS_ITEM:
+            self._error(BadRequest(errors.FLAGS), None)
+        else:
+            self._unpack(item[1], item[2], now)
+
+    def _unpack(self, flags: int, payload: bytes, now: int) -> None:
+        try:
+            body = codec.unpack(payload, self._options.frame_bytes_max)
+        except BadRequest as error:
+            self._error(error, None)
+            return
+        self._act(kernel.felix_batch(body, flags, self._origin, now), now)
+        self._unpacked += len(body)
+        if self._unpacked > UNPACKED_BYTES_MAX and not self._held:
+            self._held = True  # others have their turn before the next
+            self._broker.scheduler.soon(partial(self._sink.completed, self._hold, None, None))
+
+    def _json(self, payload: bytes, now: int) -> None:
+        request_id: Id = None
+        try:
+            ask = codec.decode(payload, self._dialect.extended)
+            request_id = getattr(ask, "request_id", None)
+            if self._state is PUBLISHED and request_id is not None and not codec.is_u64(request_id):
+                request_id = None
+                raise BadRequest("request_id: a number of 64 bits")
+            _HANDLERS[type(ask)](self, ask, now)
+        except QuintetError as error:
+            self._error(error, codec.id_of(payload) if request_id is None else request_id)
+
+    def _error(self, error: Exception, request_id: Id, slot: Slot | None = None) -> None:
+        """Refused: said in the order of requests, and if it is about who may, it is the last that is said."""
+        data = errors.encoded(error, self._dialect, request_id)
+        if slot is None:
+            self._replies.put(data)
+        else:
+            self._replies.fill(slot, data)
+        self._leave_if_barred(error)
+
+    def _leave_if_barred(self, error: Exception) -> None:
+        if (text := errors.text(error, self._dialect)) in errors.CLOSING:
+            self._leave(text)
+
+    # -- publish ---------------------------------------------------------------------------------------------------
+
+    def _publish(self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, now: int) -> None:
+        key = (target, answer is not None)
+        try:
+            topic, tenant = self._targets.get(key) or self._reach.target(key)
+            if batch is None:
+                if answer is not None:
+                    self._replies.put(self._published(answer, None))
+                return
+            if answer is None:
+                topic.publish(batch, count, False, None)
+                self._unsaid = False
+            else:
+                topic.publish(batch, count, True, partial(self._sink.appended, answer))
+                self._replies.add(answer)
+        except QuintetError as error:
+            self._targets.pop(key, None)
+            self._refuse_publish(answer, error)
+            return
+        self._topic = topic
+        if tenant and self._broker.tenants.published(tenant, len(batch), now):
+            self._tenant = tenant
+            self._hold()
+
+    def _refuse_publish(self, answer: _Publish | None, error: QuintetError) -> None:
+        """One that nobody waits for is answered only once until one is taken again: its sender may not even read."""
+        barred = errors.text(error, self._dialect) in errors.CLOSING
+        if answer is not None:
+            self._replies.put(self._published(answer, error))
+        if (answer is None and not self._unsaid) or (barred and (answer is None or answer.binary)):
+            self._replies.put(errors.encoded(error, self._dialect, None))
+        self._unsaid = self._unsaid or answer is None
+        self._leave_if_barred(error)
+
+    def _published(self, answer: _Publish, error: Exception | None) -> bytes:
+        return errors.published(answer.request_id, answer.binary, error, self._dialect)
+
+    def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
+        """Take nothing while a tenant's rate is overdrawn; look again in a while, unless the stream is gone."""
+        now = self._broker.scheduler.now()
+        self._unpacked = 0
+        wait = self._broker.tenants.published(self._tenant, 0, now) if self._tenant else 0
+        self._held = wait > 0
+        if self._held:
+            again = partial(self._sink.completed, self._hold, None, None)
+            self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
+
+    def _publish_json(self, ask: codec.Publish, now: int) -> None:
+        self._publish_values(ask, [ask.payload], errors.MISSING_ID, now)
+
+    def _publish_batch_json(self, ask: codec.PublishBatch, now: int) -> None:
+        self._publish_values(ask, ask.payloads, errors.MISSING_ID_BATCH, now)
+
+    def _publish_values(
+        self, ask: codec.Publish | codec.PublishBatch, values: list[bytes], missing: str, now: int
+    ) -> None:
+        answer = None
+        if ask.ack not in (None, "none"):
+            if ask.request_id is None and not self._dialect.document:
+                raise BadRequest(missing)
+            answer = _Publish(ask.request_id, False)
+        if any(len(name.encode()) > 0xFFFF for name in (ask.tenant_id, ask.namespace, ask.stream)):
+            raise BadRequest("tenant_id, namespace, stream: at most 200 bytes each")
+        batch = kernel.build(values, origin=self._origin) if values else None
+        self._publish(codec.target(ask.tenant_id, ask.namespace, ask.stream), batch, len(values), answer, now)
+
+    # -- subscribe -------------------------------------------------------------------------------------------------
+
+    def _subscribe(self, ask: codec.Subscribe, _now: int) -> None:
+        assert self._bearer is not None
+        self._check_id(ask.subscription_id)
+        slot = self._replies.reserve()
+        done = partial(self._sink.completed, partial(self._subscribed, slot, ask.request_id))
+        try:
+            Subscribing(self._shared, self._bearer, ask, self._dialect, done)
+        except QuintetError as error:
+            self._error(error, ask.request_id, slot)
+
+    def _check_id(self, id: Id) -> None:
+        if id is not None and self._state is PUBLISHED and not codec.is_u64(id):
+            raise BadRequest("subscription_id: a number of 64 bits")
+
+    def _subscribed(self, slot: Slot, request_id: Id, feed: object, error: Exception | None) -> None:
+        if error is not None:
+            self._error(error, request_id, slot)
+            return
+        assert isinstance(feed, Feed)
+        if self._dialect.document:
+            self._replies.fill(slot, codec.encode(codec.Ok(request_id=request_id)))
+            return
+        said = codec.Subscribed(subscription_id=feed.id)
+        if self._dialect.extended:
+            feed.told = partial(self._sink.completed, self._tell)
+            said = codec.Subscribed(subscription_id=feed.id, request_id=request_id, offsets=feed.offsets)
+        self._replies.fill(slot, codec.encode(said))
+
+    def _tell(self, data: object, _error: Exception | None) -> None:
+        """Something about a feed that its own stream could not say."""
+        assert isinstance(data, bytes)
+        if not self._going:
+            self._replies.push(data)
+
+    def _own(self, id: int | str) -> Feed:
+        """A feed of this connection that this very client asked for."""
+        feed = self._shared.feed(id)
+        assert self._bearer is not None
+        if feed is None or feed.bearer.identity != self._bearer.identity:
+            raise UnknownSubscription(f"unknown subscription: {id}")
+        return feed
+
+    def _ack(self, ask: codec.AckRanges, _now: int) -> None:
+        feed = self._own(ask.subscription_id)
+        if not isinstance(feed, EventStream):
+            raise BadRequest("ack: changes of a cache are not acknowledged")
+        ranges = [(*codec.offset_of(offset, feed.partitions), count) for offset, count in ask.ranges]
+        if any(count < 1 for *_, count in ranges) or sum(count for *_, count in ranges) > frames.ACK_RECORDS_MAX:
+            raise BadRequest(f"ack: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most")
+        slot = None if ask.request_id is None else self._replies.reserve()
+        left = len(ranges) + 1
+        failed: Exception | None = None
+
+        def settled(error: Exception | None) -> None:
+            nonlocal left, failed
+            left -= 1
+            failed = failed or error
+            if not left and slot is not None:
+                self._sink.completed(partial(self._acked, slot, ask.request_id), None, failed)
+
+        for partition, offset, count in ranges:
+            feed.settle(partition, offset, count, settled)
+        settled(None)
+
+    def _acked(self, slot: Slot, request_id: Id, _result: object, error: Exception | None) -> None:
+        if error is not None:
+            self._error(error, request_id, slot)
+        else:
+            self._replies.fill(slot, codec.encode(codec.Ok(request_id=request_id)))
+
+    def _unsubscribe(self, ask: codec.Unsubscribe, _now: int) -> None:
+        self._own(ask.subscription_id).end(forget=ask.delete)
+        self._replies.put(codec.encode(codec.Ok(request_id=ask.request_id)))
+
+    # -- cache -----------------------------------------------------------------------------------------------------
+
+    def _gets(self, view: memoryview, position: int, now: int) -> int:
+        """Answer the cache gets that come next, in one call."""
+        most = frames.ANSWER_BYTES_MAX
+        reply, end, hits, misses = kernel.felix_gets(
+            view, position, self._options.frame_bytes_max, self._scopes, now, most, self._dialect.extended
+        )
+        if end != position:
+            self._replies.push(reply)
+            self._broker.caches.hits += hits
+            self._broker.caches.misses += misses
+            self._stopped = len(reply) >= most
+        return end
+
+    def _writable(self, ask: Any) -> Cache:
+        cache = self._reach.cache(self._scope(ask), True)
+        assert cache is not None, "a cache that is written to is made"
+        return cache
+
+    def _scope(self, ask: Any) -> Scope:
+        return codec.cache_scope(ask, self._dialect.document)
+
+    def _cache_get(self, ask: codec.CacheGet, now: int) -> None:
+        cache = self._reach.cache(self._scope(ask), False)
+        found = None if cache is None else cache.get(ask.key.encode(), now)
+        value, version = (None, None) if found is None else found
+        self._answer(
+            ask.request_id,
+            codec.CacheValue(
+                tenant_id=ask.tenant_id, namespace=ask.namespace, cache=ask.cache, key=ask.key, value=value,
+                request_id=ask.request_id, version=version if self._dialect.extended else None,
+            ),
+        )  # fmt: skip
+
+    def _answer(self, request_id: Id, message: Any) -> None:
+        """An answer that is known now: with an id it does not wait for others."""
+        data = codec.encode(message)
+        if request_id is None:
+            self._replies.put(data)
+        else:
+            self._replies.push(data)
+        self._made += len(data)
+        self._stopped = self._stopped or self._made >= frames.ANSWER_BYTES_MAX
+
+    def _cache_put(self, ask: codec.CachePut, now: int) -> None:
+        cache = self._writable(ask)
+        wanted = ask.if_version if isinstance(ask, codec.CachePutOurs) else None
+        late = _Late(self, ask.request_id)
+        try:
+            version = cache.put(ask.key.encode(), ask.value, _expires(ask.ttl_ms, now), wanted, late.done)
+        except QuintetError as error:
+            late.refused(ask.key, error)
+            return
+        if self._dialect.document or ask.request_id is None:
+            late.message = codec.Ok(request_id=ask.request_id)
+        else:
+            late.message = codec.CacheOk(request_id=ask.request_id, version=version if self._dialect.extended else None)
+
+    def _cache_delete(self, ask: codec.CacheDelete, _now: int) -> None:
+        cache = self._writable(ask)
+        late = _Late(self, ask.request_id)
+        try:
+            existed, version = cache.delete(ask.key.encode(), ask.if_version, late.done)
+        except QuintetError as error:
+            late.refused(ask.key, error)
+            return
+        late.message = codec.CacheOk(request_id=ask.request_id, version=version, existed=existed)
+
+    def _cache_incr(self, ask: codec.CacheIncr, now: int) -> None:
+        cache = self._writable(ask)
+        late = _Late(self, ask.request_id)
+        expires = None if ask.ttl_ms is None else _expires(ask.ttl_ms, now)
+        try:
+            number, version = cache.increment(ask.key.encode(), ask.delta, expires, now, late.done)
+        except QuintetError as error:
+            late.refused(ask.key, error)
+            return
+        late.message = codec.CacheNumber(request_id=ask.request_id, key=ask.key, number=number, version=version)
+
+    def _cache_get_many(self, ask: codec.CacheGetMany, now: int) -> None:
+        if len(ask.keys) > frames.KEYS_MAX:
+            raise BadRequest(f"keys: at most {frames.KEYS_MAX}")
+        cache = self._reach.cache(self._scope(ask), False)
+        found = [None if cache is None else cache.get(key.encode(), now) for key in ask.keys]
+        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > self._options.frame_bytes_max // 2:
+            raise BadRequest("keys: the values are larger than one frame, ask for fewer")
+        values = [None if entry is None else entry[0] for entry in found]
+        versions = [0 if entry is None else entry[1] for entry in found]
+        self._answer(ask.request_id, codec.CacheValues(request_id=ask.request_id, values=values, versions=versions))
+
+    def _cache_watch(self, ask: codec.CacheWatch, _now: int) -> None:
+        if ask.key is not None and ask.prefix is not None:
+            raise BadRequest("prefix: a key or a prefix, not both")
+        assert self._bearer is not None
+        scope = self._scope(ask)
+        self._check_id(ask.subscription_id)
+        self._reach.cache(scope, False)
+        cache = self._broker.caches.open(scope)
+        id = self._shared.claim(ask.subscription_id, self._dialect.document, self._bearer.tenant)
+        feed = WatchStream(self._shared, id, self._bearer, scope, name_of(scope), cache)
+        try:
+            feed.watch(*(None if text is None else text.encode() for text in (ask.key, ask.prefix)))
+        except QuintetError:
+            self._shared.unclaim(id, self._bearer.tenant)
+            raise
+        self._shared.add(feed)
+        self._subscribed(self._replies.reserve(), ask.request_id, feed, None)
+        feed.start()
+
+    def _auth_again(self, _ask: codec.Auth, _now: int) -> None:
+        raise errors.Refused(errors.AUTH_ALREADY, "a stream is authenticated once")
+
+
+class _Late:
+    """The answer to a change of a cache, which comes when it is durable. Without a request_id it keeps its place."""
+
+    __slots__ = ("_request_id", "_session", "_slot", "message")
+
+    def __init__(self, session: FelixSession, request_id: Id) -> None:
+        self.message: Any = None
+        self._session = session
+        self._request_id = request_id
+        self._slot = session._replies.reserve() if request_id is None else None
+        session._late += self._slot is None
+
+    def done(self, error: Exception | None) -> None:
+        """Called by the cache, never within the call that made the change."""
+        self._session._sink.completed(self._settled, None, error)
+
+    def _settled(self, _result: object, error: Exception | None) -> None:
+        if error is None:
+            self._say(codec.encode(self.message))
+        else:
+            self._say(errors.encoded(error, self._session._dialect, self._request_id))
+
+    def refused(self, key: str, error: QuintetError) -> None:
+        session = self._session
+        if isinstance(error, VersionConflict):
+            conflict = codec.CacheConflict(
+                request_id=self._request_id, key=key, version=error.version, value=error.value
+            )
+            self._say(codec.encode(conflict))
+            return
+        self._say(errors.encoded(error, session._dialect, self._request_id))
+        session._leave_if_barred(error)
+
+    def _say(self, data: bytes) -> None:
+        session = self._session
+        if self._slot is not None:
+            session._replies.fill(self._slot, data)
+        else:
+            session._late -= 1
+            session._replies.push(data)
+
+
+_HANDLERS: Final[dict[type, Any]] = {
+    codec.Auth: FelixSession._auth_again,
+    codec.Publish: FelixSession._publish_json,
+    codec.PublishBatch: FelixSession._publish_batch_json,
+    codec.Subscribe: FelixSession._subscribe,
+    codec.SubscribeOurs: FelixSession._subscribe,
+    codec.CachePut: FelixSession._cache_put,
+    codec.CachePutOurs: FelixSession._cache_put,
+    codec.CacheGet: FelixSession._cache_get,
+    codec.AckRanges: FelixSession._ack,
+    codec.Unsubscribe: FelixSession._unsubscribe,
+    codec.CacheDelete: FelixSession._cache_delete,
+    codec.CacheIncr: FelixSession._cache_incr,
+    codec.CacheGetMany: FelixSession._cache_get_many,
+    codec.CacheWatch: FelixSession._cache_watch,
+}
+
+
+def _expires(ttl_ms: int | None, now: int) -> int:
+    if ttl_ms is None:
+        return 0
+    if ttl_ms < 0:
+        raise BadRequest("ttl_ms: 0 or more")
+    return expires_at(now, ttl_ms)

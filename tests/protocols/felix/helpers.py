@@ -1,0 +1,206 @@
+"""A simulated broker and Felix connections on it: streams, outlets and their peers, all by hand."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from quintet import kernel
+from quintet.broker.access import Role
+from quintet.broker.core import Broker, BrokerOptions
+from quintet.broker.tenant_tokens import TenantTokenOptions, mint_tenant, secret_signer
+from quintet.protocols.base import LOST, TOO_SLOW
+from quintet.protocols.felix import codec, frames
+from quintet.protocols.felix.frames import FelixOptions
+from quintet.protocols.felix.session import FelixSession
+from quintet.testing.line import Peer, SimBroker
+
+SECRET = b"a secret for tokens of tenants, long enough"
+SECOND = 1_000_000
+OURS = frames.SERVER_FLAGS
+PLAIN = frames.PUBLISHED_FLAGS
+KEY = "dev-key"
+DEMO = ("t1", "default", "demo")
+PRIMARY = ("t1", "default", "primary")
+ALL = ("stream.publish:stream:t1/*", "stream.subscribe:stream:t1/*", "cache.read:cache:t1/*", "cache.write:cache:t1/*")
+
+
+def token(now_s: int, tenant: str = "t1", permissions: Iterable[str] = ALL, sub: str = "ann", life_s: int = 3600) -> str:
+    claims = {
+        "iss": "felix-auth", "aud": "felix-broker", "sub": sub, "tid": tenant, "iat": now_s, "exp": now_s + life_s,
+        "perms": list(permissions),
+    }  # fmt: skip
+    return mint_tenant(claims, "HS256", secret_signer(SECRET)).decode()
+
+
+class FelixSim(SimBroker):
+    """A broker with one Felix door, and keys of its own."""
+
+    def __init__(self, options: BrokerOptions | None = None, keys: dict[str, str] | None = None, **felix: Any) -> None:
+        self.felix = FelixOptions(**felix)
+        super().__init__(keys, options)
+
+    def start(self) -> None:
+        super().start()
+        self.broker.access.set_roles([Role("open", read=("*",), write=("*",))])
+        self.broker.set_tenant_tokens(TenantTokenOptions(secrets=(SECRET,)))
+
+    @property
+    def now_s(self) -> int:
+        return self.scheduler.now() // SECOND
+
+    def connect(self, address: str = "10.0.0.1:5") -> "Connection":
+        return Connection(self, address)
+
+
+class FakeOutlet:
+    """An event stream as its peer sees it. Its room is the test's to set."""
+
+    def __init__(self, gone: Callable[[int], None]) -> None:
+        self._tell: Callable[[int], None] | None = gone
+        self.sent = bytearray()
+        self.room_bytes = 1 << 20
+        self.ended = False
+        self.code: int | None = None
+        self._parked: list[Callable[[], None]] = []
+
+    def room(self) -> int:
+        return 0 if self.over else self.room_bytes
+
+    @property
+    def over(self) -> bool:
+        return self.ended or self.code is not None
+
+    def park(self, call: Callable[[], None]) -> None:
+        self._parked.append(call)
+
+    def send(self, data: list[bytes]) -> None:
+        if not self.over:
+            self.sent += b"".join(data)
+
+    def end(self) -> None:
+        self.ended = True
+        self._tell = None
+
+    def reset(self, code: int) -> None:
+        self.code = code
+        self._tell = None
+
+    # -- the peer --------------------------------------------------------------------------------------------------
+
+    def open_up(self) -> None:
+        self.room_bytes = 1 << 20
+        parked, self._parked = self._parked, []
+        for call in parked:
+            call()
+
+    def gone(self, code: int = TOO_SLOW) -> None:
+        self.code = code
+        self._parked.clear()
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(code)
+
+    def take(self) -> list[Any]:
+        """What came: messages, and (base offset or -1, values) of batches."""
+        data, self.sent = bytes(self.sent), bytearray()
+        return decoded(data)
+
+
+def decoded(data: bytes) -> list[Any]:
+    """Frames of a server: JSON as messages, events as (base offset or -1, values), acks as (status, id, text)."""
+    items, consumed, fatal = kernel.felix_received(data, 0, frames.FRAME_BYTES_MAX)
+    assert (consumed, fatal) == (len(data), 0)
+    found: list[Any] = []
+    for item in items:
+        if item[0] == 0:
+            found.append(codec.decode_reply(item[1]))
+        elif item[0] == frames.ACK:
+            found.append(item[1:])
+        elif item[0] == frames.EVENTS:
+            found.append(item[2:])
+        else:
+            body = codec.unpack(item[2], frames.FRAME_BYTES_MAX)
+            found += decoded(codec.frame(body, item[1] & ~frames.ZSTD))
+    return found
+
+
+class Connection:
+    """A QUIC connection: the Streams of its sessions."""
+
+    def __init__(self, sim: FelixSim, address: str) -> None:
+        self.sim = sim
+        self.peer = address
+        self.shared: Any = None
+        self.outlets: list[FakeOutlet] = []
+        self.streams: list[Stream] = []
+        self.shut_with: tuple[int, str] | None = None
+
+    def open(self, gone: Callable[[int], None]) -> FakeOutlet:
+        self.outlets.append(FakeOutlet(gone))
+        return self.outlets[-1]
+
+    def shut(self, code: int, reason: str) -> None:
+        self.shut_with = (code, reason)
+
+    # -- the peer --------------------------------------------------------------------------------------------------
+
+    def stream(self) -> "Stream":
+        self.streams.append(Stream(self))
+        return self.streams[-1]
+
+    def auth(self, secret: str = KEY, flags: int | None = OURS, tenant: str = "t1") -> "Stream":
+        """A stream that is authenticated."""
+        stream = self.stream()
+        answer = stream.ask(codec.Auth(tenant_id=tenant, token=secret, client_flags=flags))
+        assert answer == [codec.Ok() if flags is None else codec.AuthOk(server_flags=flags & frames.SERVER_FLAGS)]
+        return stream
+
+    def close(self) -> None:
+        for stream in self.streams:
+            stream.close()
+        for outlet in self.outlets:
+            outlet.gone(LOST)
+        if self.shared is not None:
+            self.shared.closed()
+
+
+class Stream(Peer):
+    """One bidirectional stream and its session."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.streams = connection
+        super().__init__(connection.sim, self._make)
+
+    def _make(self, broker: Broker, _sink: Peer, now: int) -> FelixSession:
+        return FelixSession(broker, self, now, self.streams.sim.felix, self.streams.peer)  # type: ignore[attr-defined]
+
+    @property
+    def felix(self) -> FelixSession:
+        assert isinstance(self.session, FelixSession)
+        return self.session
+
+    def said(self) -> list[Any]:
+        self.sim.scheduler.settle()
+        return decoded(self.take())
+
+    def ask(self, *messages: Any) -> list[Any]:
+        """Send messages (or frames as they are), let the broker come to rest, and take the answers."""
+        self.feed(b"".join(m if isinstance(m, bytes) else codec.encode(m) for m in messages))
+        return self.said()
+
+    def finish(self) -> list[Any]:
+        """The peer ends its side."""
+        self.felix.ended(self.sim.scheduler.now())
+        self._drain()
+        return self.said()
+
+    def recheck(self) -> None:
+        self.session.receive(memoryview(b""), self.sim.scheduler.now())
+        self._drain()
+
+
+def batch(*values: bytes, request_id: int = -1, scope: tuple[str, str, str] = DEMO) -> bytes:
+    return kernel.felix_publish(codec.target(*scope), values, request_id, 2 if request_id >= 0 else 0)
+
+
+def subscribe(scope: tuple[str, str, str] = DEMO, **more: Any) -> codec.SubscribeOurs:
+    return codec.SubscribeOurs(tenant_id=scope[0], namespace=scope[1], stream=scope[2], **more)
