@@ -14,7 +14,7 @@ from quintet import kernel
 from quintet.model.batch import RecordBatch
 from quintet.net import quic_endpoint, quic_twin
 from quintet.net.certificates import development_certificate
-from quintet.net.listener import ListenerOptions
+from quintet.net.listener import SWEEP_S, ListenerOptions
 from quintet.net.quic import QuicListener, QuicOptions
 from quintet.net.quic_streams import Stream
 from quintet.protocols.base import FLOWING, WAIT, Outlet
@@ -237,3 +237,11 @@ async def until(true: Callable[[], Any]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not true():
             await asyncio.sleep(0.005)
+
+
+async def later(listener: ClockedListener, step: int, true: Callable[[], Any]) -> None:
+    """Let the listener's time go on until it is so: a peer may have taken the last it could just before a look."""
+    async with asyncio.timeout(WAIT_S):
+        while not true():
+            listener.ahead += step
+            await asyncio.sleep(2 * SWEEP_S)

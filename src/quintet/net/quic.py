@@ -24,7 +24,8 @@ from quintet.protocols.base import LOST, Outlet, StreamSession
 TAKE_BYTES = limits.MIB  # of one wake-up; then other work of the loop has its turn
 EMPTY_US = 60_000_000  # a connection without any stream is shut after this
 GOODBYE_STEP_S = 0.02  # between looks at whether what was sent before the end is out ...
-GOODBYE_STEPS_MAX = 15  # ... and how many
+GOODBYE_STEPS_MAX = 20  # ... and how many at most
+GOODBYE_STEPS_MIN = 4  # QUIC itself has some to send when the endpoint has none
 STREAM_WINDOW_BYTES = limits.MIB  # a peer may send ahead of what was read, on one stream ...
 CONNECTION_WINDOW_BYTES = 16 * limits.MIB  # ... and on all streams of a connection
 SEND_WINDOW_BYTES = limits.MIB  # unacknowledged bytes of a connection
@@ -104,9 +105,16 @@ class QuicConnection:
                     break
         return self._who
 
+    def remember(self, name: str | None) -> None:
+        """A stream that ends says who it was of."""
+        self._who = self._who or name
+
     def recheck(self) -> None:
         for stream in list(self._streams.values()):
             stream.recheck()
+        recheck = getattr(self.shared, "recheck", None)  # subscriptions whose stream is long closed
+        if recheck is not None:
+            recheck(self.listener.now())
 
     def evict(self, reason: str) -> None:
         self.shut(CODE_SHUTTING_DOWN if reason == SHUTTING_DOWN else CODE_REVOKED, reason)
@@ -199,7 +207,6 @@ class QuicConnection:
 
     def lost(self) -> None:
         """It is gone: let go of everything."""
-        _ = self.who  # remembered for those who ask later
         self.closing = True
         for writer in self._writers():
             writer.gone(LOST)
@@ -415,7 +422,7 @@ class QuicListener:
     def _goodbye(self, reason: str, step: int) -> None:
         if not self.running:
             return
-        again = step == 0 or any(connection.unfinished() for connection in self.connections)
+        again = step < GOODBYE_STEPS_MIN or any(connection.unfinished() for connection in self.connections)
         if self.connections and again and step < GOODBYE_STEPS_MAX:
             self.loop.call_later(GOODBYE_STEP_S, self._goodbye, reason, step + 1)
             return

@@ -344,7 +344,9 @@ class Stream(Writer):
         super().writable()
 
     def was_reset(self, code: int) -> None:
-        """The peer took its side back: there is nobody to answer."""
+        """The peer took its side back: there is nobody to answer. While a stream ends it is only what we asked for."""
+        if self.ending:
+            return
         self.connection.listener.endpoint.reset(self.connection.number, self.number, code)
         self.gone(code)
 
@@ -357,6 +359,7 @@ class Stream(Writer):
     def _let_session_go(self) -> None:
         self._rest = b""
         if self._open:
+            self.connection.remember(self._session.principal_name)
             self._open = False
             self._session.closed()
 

@@ -614,11 +614,13 @@ class QuicEndpoint:
             self._transmit(self._dirty.popitem()[0])
 
     def _transmit(self, link: _Link) -> None:
-        if self._closed and link.gone and not link.cids:
-            return
-        for data, address in link.quic.datagrams_to_send(now=self._loop.time()) if link.cids else ():
+        if not link.cids:
+            return  # its address is not known yet
+        for data, address in link.quic.datagrams_to_send(now=self._loop.time()):
             self._put(data, address)
-        at = link.quic.get_timer() if link.cids else None
+        if not link.gone:
+            self._collect(link)  # connection ids it has just told the peer
+        at = link.quic.get_timer()
         if link.timer is not None and at != link.timer_at:
             link.timer.cancel()
             link.timer = None
