@@ -174,7 +174,9 @@ def signatures(forger: Forger) -> Iterator[Kind]:
         yield Kind(f"signature: {what}", "signature", signed + b"." + b64(value))
     other = forger.with_claims(sub="somebody-else").split(b".")
     yield Kind("the signature of another token", "signature", signed + b"." + other[2])
-    yield Kind("the claims of another token of the tenant", "signature", b".".join([signed.split(b".")[0], other[1], last]))
+    yield Kind(
+        "the claims of another token of the tenant", "signature", b".".join([signed.split(b".")[0], other[1], last])
+    )
     yield Kind("signed with another key", "signature", forger.token(secret=OLD_SECRET))
 
 
