@@ -58,6 +58,13 @@ def test_flymq() -> None:
     assert parse("fly://host").dialect == "document"
 
 
+def test_felix() -> None:
+    endpoint = parse("felix://:a.b.c@host?ca=c.pem&tenant=t&namespace=n&compression=zstd")
+    assert (endpoint.door, endpoint.port, endpoint.tls, endpoint.secret) == ("felix", 5000, True, "a.b.c")
+    assert (endpoint.ca, endpoint.tenant, endpoint.namespace, endpoint.compression) == ("c.pem", "t", "n", "zstd")
+    assert parse("felix://key@host").secret == "key"
+
+
 @pytest.mark.parametrize(
     ("url", "what"),
     [
@@ -66,6 +73,9 @@ def test_flymq() -> None:
         ("flymq://u:p@h?cert=x", "flymqs://"),
         ("flymqs://u:p@h?key=x", "private key"),
         ("blipmq://:k@h?dialect=sdk", "known options: ca"),
+        ("felix://:k@h?compression=lz4", "none, zstd"),
+        ("felix://:k@h?insecure=1", "known options: ca, cert, key, compression, tenant, namespace"),
+        ("fast://:k@h?tenant=t", "known options: ca, cert, key"),
     ],
 )
 def test_wrong_options(url: str, what: str) -> None:

@@ -78,7 +78,9 @@ def error_of(text: str, code: object = None) -> QuintetError:
     for start, kind, hint in _TEXTS:
         if text.startswith(start):
             return kind(text, hint=hint)
-    return ServerError(text or "refused", hint="see the server's log")
+    error = ServerError(text or "refused", hint="see the server's log")
+    error.retryable = text.startswith("internal")
+    return error
 
 
 def json_frame(message: Fields) -> bytes:

@@ -18,7 +18,7 @@ from zlib import crc32
 from quintet.client.base import Channel, Fields, Link, RequestLink, Setup, Silent, deadline
 from quintet.client.errors import Closed, ConnectionLost, VersionConflict
 from quintet.client.message import log, to_bytes
-from quintet.model.errors import ProtocolError, QuintetError
+from quintet.model.errors import BadRequest, ProtocolError, QuintetError
 
 if TYPE_CHECKING:
     from quintet.client.felix import FelixLink
@@ -111,13 +111,14 @@ class Cache:
 
     async def get(self, key: str, *, timeout: float | None = None) -> bytes | None:
         """The value, or None."""
-        answer = await self._ask("cache_get", key, {"key": key}, timeout, again=True)
-        return _value(answer.get("value"))
+        found = await self.entry(key, timeout=timeout)
+        return None if found is None else found[0]
 
     async def entry(self, key: str, *, timeout: float | None = None) -> tuple[bytes, int] | None:
         """The value and its version, for a later `put(..., if_version=version)`; or None."""
-        found = (await self._many([key], timeout))[0]
-        return None if found is None else (found[0], found[1])
+        answer = await self._ask("cache_get", key, {"key": key}, timeout, again=True)
+        value = _value(answer.get("value"))
+        return None if value is None else (value, int(answer.get("version", 0)))
 
     async def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, bytes]:
         """The values of those keys that are there."""
@@ -181,16 +182,23 @@ class Cache:
     async def _many(self, keys: list[str], timeout: float | None) -> list[tuple[bytes, int] | None]:
         found: list[tuple[bytes, int] | None] = []
         for at in range(0, len(keys), MANY_KEYS_MAX):
-            some = keys[at : at + MANY_KEYS_MAX]
-            answer = await self._ask("cache_get_many", some[0], {"keys": some}, timeout, again=True)
-            values, versions = answer.get("values", []), answer.get("versions", [])
-            if not len(values) == len(versions) == len(some):
-                raise ProtocolError("the server's answer to cache_get_many has not one value for each key")
-            found += [
-                None if value is None else (base64.b64decode(value), version)
-                for value, version in zip(values, versions, strict=True)
-            ]
+            found += await self._some(keys[at : at + MANY_KEYS_MAX], timeout)
         return found
+
+    async def _some(self, keys: list[str], timeout: float | None) -> list[tuple[bytes, int] | None]:
+        """With one request, or with more where the values are too large for one answer."""
+        if len(keys) == 1:
+            return [await self.entry(keys[0], timeout=timeout)]
+        try:
+            answer = await self._ask("cache_get_many", keys[0], {"keys": keys}, timeout, again=True)
+        except BadRequest:
+            half = len(keys) // 2
+            return await self._some(keys[:half], timeout) + await self._some(keys[half:], timeout)
+        values, versions = answer.get("values", []), answer.get("versions", [])
+        if not len(values) == len(versions) == len(keys):
+            raise ProtocolError("the server's answer to cache_get_many has not one value for each key")
+        pairs = zip(values, versions, strict=True)
+        return [None if value is None else (base64.b64decode(value), version) for value, version in pairs]
 
 
 class Watch(Silent):
