@@ -328,6 +328,7 @@ class Cache:
         caches may have grown since this one was large."""
         partition = self.topic.partitions[0]
         rows: dict[bytes, Entry] = {}
+        newest = 0
         offset = partition.start
         while offset < partition.visible:
             batches = partition.read_now(offset)
@@ -336,12 +337,13 @@ class Cache:
             for batch in batches:
                 for _, _, key, value, headers, expires, _ in batch.rows():
                     version = _version_of(headers)
-                    if version >= self._version:  # the clock was set back
-                        self._version = version + VERSION_SPAN
+                    newest = max(newest, version)
                     rows.pop(key or b"", None)  # so that they are in the order they were written in
                     if value is not None and not 0 < expires <= now:
                         rows[key or b""] = [value, expires, False, version]
                 offset = batch.next_offset
+        if newest >= self._version:
+            self._version = newest + VERSION_SPAN
         for key, entry in rows.items():
             if self._caches.fits(self, key, entry[VALUE]):
                 self._caches.make_room(self, key, entry[VALUE])

@@ -32,7 +32,7 @@ from quintet.log.embedded.shared import Shared
 from quintet.model.batch import RecordBatch, Row
 
 SPAN_AT: Final = 28  # in a batch header
-COMPACT_BYTES_MAX: Final = 512 * 1024 * 1024  # of sealed segments per pass: compaction is for tables, not for archives
+COMPACT_BYTES_MAX: Final = 8 << 30  # of sealed segments per pass: compaction is for tables and caches, not for archives
 
 
 def maintain(shared: Shared, partition: FilePartition, now: int) -> None:
@@ -57,7 +57,7 @@ def maintain(shared: Shared, partition: FilePartition, now: int) -> None:
     if spec.compact and not partition.working and _worth_compacting(sealed):
         partition.working = True
         dropped_before = now - spec.tombstone_us
-        work = partial(compact, shared.disk, partition, sealed, dropped_before)
+        work = partial(compact, shared.disk, partition, sealed, dropped_before, now)
         shared.scheduler.offload(work, partial(_compacted, shared, partition))
 
 
@@ -151,8 +151,9 @@ class Compacted:
     error: OSError | None = None  # why it went no further
 
 
-def compact(disk: Disk, partition: FilePartition, sealed: list[Segment], tombstones_before: int) -> Compacted:
-    """Keep the latest record of every key. Segments with damage stay as they are: they are evidence."""
+def compact(disk: Disk, partition: FilePartition, sealed: list[Segment], tombstones_before: int, now: int) -> Compacted:
+    """Keep the latest record of every key, unless it has expired. Segments with damage stay as they are: they are
+    evidence."""
     sound: list[Segment] = []
     result = Compacted()
     latest: dict[bytes, int] = {}
@@ -162,10 +163,11 @@ def compact(disk: Disk, partition: FilePartition, sealed: list[Segment], tombsto
         else:
             result.untouched.append(segment)
     if result.untouched:
-        tombstones_before = -1  # what a tombstone deletes may be in a file that is left alone
+        # What a tombstone, or a record that has expired, is in place of may be in a file that is left alone.
+        tombstones_before, now = -1, -1
     try:
         for group in _runs(sealed, sound):
-            _rewrite(disk, partition, group, latest, tombstones_before, result)
+            _rewrite(disk, partition, group, latest, (tombstones_before, now), result)
     except OSError as error:
         result.error = error
     return result
@@ -187,14 +189,14 @@ def _rewrite(
     partition: FilePartition,
     segments: list[Segment],
     latest: dict[bytes, int],
-    tombstones_before: int,
+    times: tuple[int, int],
     result: Compacted,
 ) -> None:
     """Neighbours into as few files as fit."""
     writer: _Rewriter | None = None
     for segment in segments:
         if writer is None:
-            writer = _Rewriter(disk, partition, segment, latest, tombstones_before)
+            writer = _Rewriter(disk, partition, segment, latest, times)
         writer.copy(segment)
         if writer.made.end >= partition.spec.segment_bytes // 2 or segment is segments[-1]:
             writer.finish()
@@ -225,11 +227,11 @@ class _Rewriter:
     """Neighbouring segments into one new file, under the name of the first of them."""
 
     def __init__(
-        self, disk: Disk, partition: FilePartition, first: Segment, latest: dict[bytes, int], tombstones_before: int
+        self, disk: Disk, partition: FilePartition, first: Segment, latest: dict[bytes, int], times: tuple[int, int]
     ) -> None:
         self._disk = disk
         self._latest = latest
-        self._tombstones_before = tombstones_before
+        self._tombstones_before, self._now = times
         self._reached = first.base
         self._held: bytearray | None = None
         self._newest: bytes | None = None
@@ -287,7 +289,9 @@ class _Rewriter:
         offset, time, key, value = row[:4]
         if key is None:
             return True
-        return self._latest[key] == offset and (value is not None or time >= self._tombstones_before)
+        if self._latest[key] != offset:
+            return False
+        return time >= self._tombstones_before if value is None else not 0 < row[5] <= self._now
 
     def finish(self) -> None:
         """Durable beside the old files, then in the place of the first; the others are contained in it and go."""
