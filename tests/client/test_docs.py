@@ -18,7 +18,7 @@ DEFAULTS = {
     "flymq://admin:admin@127.0.0.1:9092": "fly",
     "fast://:TOKEN@127.0.0.1:7400": "fast",
     "peerbus://:dev-token@127.0.0.1:47821": "peers",
-    "felix://:dev-key@127.0.0.1:5000?ca=.quintet/felix-certificate.pem": "felix",
+    "felix://:dev-key@127.0.0.1:5000?ca=.quintet/tls/felix-certificate.pem": "felix",
 }
 EXAMPLE = Path(__file__).parents[2] / "examples" / "exactly_once.py"
 

@@ -21,7 +21,7 @@ from quintet.client.kv import Cache, Change
 T = TypeVar("T")
 
 # `quintet serve --dev` in this folder: it keeps the certificate that it made with its data
-URL_DEFAULT: Final = "felix://:dev-key@127.0.0.1:5000?ca=.quintet/felix-certificate.pem"
+URL_DEFAULT: Final = "felix://:dev-key@127.0.0.1:5000?ca=.quintet/tls/felix-certificate.pem"
 CACHE_DEFAULT: Final = "default"
 
 _url = click.option(
