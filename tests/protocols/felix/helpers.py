@@ -23,7 +23,9 @@ PRIMARY = ("t1", "default", "primary")
 ALL = ("stream.publish:stream:t1/*", "stream.subscribe:stream:t1/*", "cache.read:cache:t1/*", "cache.write:cache:t1/*")
 
 
-def token(now_s: int, tenant: str = "t1", permissions: Iterable[str] = ALL, sub: str = "ann", life_s: int = 3600) -> str:
+def token(
+    now_s: int, tenant: str = "t1", permissions: Iterable[str] = ALL, sub: str = "ann", life_s: int = 3600
+) -> str:
     claims = {
         "iss": "felix-auth", "aud": "felix-broker", "sub": sub, "tid": tenant, "iat": now_s, "exp": now_s + life_s,
         "perms": list(permissions),
@@ -171,7 +173,7 @@ class Stream(Peer):
         super().__init__(connection.sim, self._make)
 
     def _make(self, broker: Broker, _sink: Peer, now: int) -> FelixSession:
-        return FelixSession(broker, self, now, self.streams.sim.felix, self.streams.peer)  # type: ignore[attr-defined]
+        return FelixSession(broker, self, now, self.streams.sim.felix, self.streams.peer)
 
     @property
     def felix(self) -> FelixSession:

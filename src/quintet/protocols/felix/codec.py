@@ -366,6 +366,46 @@ def end_of_run(view: memoryview, start: int) -> int:
     return end if end > start else size
 
 
+class BadCursor(BadRequest):
+    """A subscription that would begin before what is kept, or behind the end."""
+
+    def __init__(self, reason: Literal["too_old", "in_future"], requested: int, available: int) -> None:
+        words = "no longer kept: the first is" if reason == "too_old" else "not there yet: the next will be"
+        super().__init__(f"offset {requested} is {words} {available}")
+        self.reason: Literal["too_old", "in_future"] = reason
+        self.requested = requested
+        self.available = available
+
+
+def starts(start: str | Start | None, kept: list[tuple[int, int]], extended: bool) -> list[int]:
+    """Where a subscription begins in each partition, given (first kept, end) of each; [] is at all ends. Or BadCursor."""
+    if start is None or start == "latest":
+        return []
+    if start == "earliest":
+        return [first for first, _ in kept]
+    assert isinstance(start, Start)
+    found = [end for _, end in kept]
+    if extended and start.offsets is not None:
+        if len(start.offsets) != len(kept):
+            raise BadRequest(f"start: offsets of {len(kept)} partitions are needed, {len(start.offsets)} were given")
+        return [_checked(kept[number], offset, offset) for number, offset in enumerate(start.offsets)]
+    if start.offset is None:
+        raise BadRequest("start: latest, earliest or an offset")
+    number, offset = offset_of(start.offset, len(kept)) if len(kept) > 1 else (0, start.offset)
+    found[number] = _checked(kept[number], offset, start.offset)
+    return found
+
+
+def _checked(kept: tuple[int, int], offset: int, requested: int) -> int:
+    if not 0 <= requested <= U64_MAX:
+        raise BadRequest("start: an offset is a number of 64 bits")
+    if offset < kept[0]:
+        raise BadCursor("too_old", requested, requested - offset + kept[0])
+    if offset > kept[1]:
+        raise BadCursor("in_future", requested, requested - offset + kept[1])
+    return offset
+
+
 # -- names ------------------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ The texts in quotes are those the published server says, to the letter where it 
 "unauthorized" where a published one reads "forbidden".
 """
 
-from typing import Final, Literal
+from typing import Final
 
 from quintet.model import errors
 from quintet.protocols.felix import codec
@@ -63,17 +63,6 @@ class Refused(errors.Forbidden):
         self.text = text
 
 
-class BadCursor(errors.BadRequest):
-    """A subscription that would begin before what is kept, or behind the end."""
-
-    def __init__(self, reason: Literal["too_old", "in_future"], requested: int, available: int) -> None:
-        words = "no longer kept: the first is" if reason == "too_old" else "not there yet: the next will be"
-        super().__init__(f"offset {requested} is {words} {available}")
-        self.reason: Literal["too_old", "in_future"] = reason
-        self.requested = requested
-        self.available = available
-
-
 def to_text(error: Exception) -> str:
     """What an error says on the wire. Anything that is not ours to name is said without its details."""
     if isinstance(error, Refused):
@@ -97,7 +86,7 @@ def text(error: Exception, dialect: Dialect) -> str:
 def encoded(error: Exception, dialect: Dialect, request_id: codec.Id) -> bytes:
     """The frame that says it. Whose request it was is for those who know an `error` with a request_id."""
     told = request_id if dialect.document or dialect.extended else None
-    if isinstance(error, BadCursor) and not dialect.document:
+    if isinstance(error, codec.BadCursor) and not dialect.document:
         cursor = codec.CursorError(
             reason=error.reason, requested=error.requested, available=error.available, request_id=told
         )

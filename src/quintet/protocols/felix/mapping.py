@@ -34,7 +34,7 @@ from quintet.model.errors import (
 )
 from quintet.protocols.base import TOO_SLOW, Outlet, Streams
 from quintet.protocols.felix import codec, errors, frames
-from quintet.protocols.felix.codec import Scope, offset_of, topic_of, wire_offset
+from quintet.protocols.felix.codec import Scope, topic_of, wire_offset
 from quintet.protocols.felix.frames import Dialect, FelixOptions
 
 Made = Callable[["Feed | None", Exception | None], None]
@@ -197,6 +197,7 @@ class Feed:
         self._name = name
         self._outlet: Outlet | None = None
         self._over = False
+        self._epoch = bearer.epoch
 
     def start(self) -> None:
         """Open the stream and say which it is."""
@@ -238,7 +239,20 @@ class Feed:
 
     def welcome(self, now: int) -> bool:
         """Whether its credential and rights still are what it was made by."""
+        self._epoch = self._broker.access.epoch
         return self.bearer.valid(now) and self.bearer.may("subscribe", self._permission, self._scope, self._name)
+
+    def _barred(self) -> bool:
+        """Access changed, and it is over: nothing more may be sent."""
+        if self._epoch == self._broker.access.epoch or self.welcome(self._broker.scheduler.now()):
+            return False
+        self.cut(frames.REVOKED)
+        return True
+
+    @property
+    def vanished(self) -> bool:
+        """What it is about was deleted."""
+        return False
 
     def _release(self, forget: bool) -> None:
         raise NotImplementedError
@@ -263,8 +277,17 @@ class EventStream(Feed):
 
     def start(self) -> None:
         super().start()
-        if self.subscription is not None and not self._over:
-            self.subscription.attach(self)
+        subscription = self.subscription
+        if subscription is None or self._over:
+            return
+        if isinstance(subscription.sink, EventStream):
+            subscription.sink.end()  # whoever comes later has it
+        self._skipped = {number: lane.skipped for number, lane in enumerate(subscription.lanes)}
+        subscription.attach(self)
+
+    @property
+    def vanished(self) -> bool:
+        return self._topic.deleted
 
     def settle(self, partition: int, offset: int, count: int, done: Callable[[Exception | None], None]) -> None:
         """Acknowledged by the peer."""
@@ -310,10 +333,7 @@ class EventStream(Feed):
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         assert isinstance(subscription, Subscription)
         outlet = self._outlet
-        if self.bearer.epoch != self._broker.access.epoch and not self.welcome(self._broker.scheduler.now()):
-            self.cut(frames.REVOKED)
-            return
-        if outlet is None:
+        if outlet is None or self._barred():
             return
         data = self._encode(partition, batch, first, last)
         if self._dialect.extended and (missed := self._missed(subscription, partition)):
@@ -424,10 +444,7 @@ class WatchStream(Feed):
 
     def _flush(self) -> None:
         outlet, now = self._outlet, self._broker.scheduler.now()
-        if outlet is None or self._parked:
-            return
-        if self.bearer.epoch != self._broker.access.epoch and not self.welcome(now):
-            self.cut(frames.REVOKED)
+        if outlet is None or self._parked or self._barred():
             return
         written = 0
         while self._changed:
@@ -437,8 +454,9 @@ class WatchStream(Feed):
                 return
             key = next(iter(self._changed))
             del self._changed[key]
-            found = self._cache.get(key, now)
-            value, version = (None, self._cache.version) if found is None else found
+            entry = self._cache.entries.get(key)  # not `get`: to be watched is not to be asked for
+            there = entry is not None and not 0 < entry[1] <= now
+            value, version = (entry[0], entry[3]) if entry is not None and there else (None, self._cache.version)
             outlet.send([codec.encode(codec.CacheEvent(key=key.decode(), value=value, version=version))])
             written += 1
             if written == WATCHED_PER_TURN_MAX:
@@ -450,6 +468,10 @@ class WatchStream(Feed):
         if self._stop is not None:
             self._stop()
         self._changed.clear()
+
+    @property
+    def vanished(self) -> bool:
+        return self._cache.deleted
 
 
 class FelixPeer:
@@ -523,7 +545,9 @@ class FelixPeer:
     def recheck(self, now: int) -> None:
         """Access changed, or time passed: end what is no longer allowed."""
         for feed in list(self._feeds.values()):
-            if feed is not None and not feed.welcome(now):
+            if feed is not None and feed.vanished:
+                feed.end()
+            elif feed is not None and not feed.welcome(now):
                 feed.cut(frames.REVOKED)
 
     def _look_later(self) -> None:
@@ -596,7 +620,8 @@ class Subscribing:
             if isinstance(start, codec.Start) and start.time_ms is not None and self._dialect.extended:
                 self._seek(start.time_ms)
                 return
-            self._starts = _starts(self._topic, start, self._dialect.extended)
+            kept = [(partition.start, partition.visible) for partition in self._topic.partitions]
+            self._starts = codec.starts(start, kept, self._dialect.extended)
             self._make()
         except QuintetError as refused:
             self._fail(refused)
@@ -633,8 +658,6 @@ class Subscribing:
             return
         found = subscriptions.named(owner, topic, self._durable)
         if found is not None:
-            if isinstance(found.sink, EventStream):
-                found.sink.end()  # whoever comes later has it
             self._attach(feed, found, None)
             return
         made = subscriptions.create(
@@ -657,35 +680,3 @@ class Subscribing:
         self._peer.add(feed)
         self._done(feed, None)
         feed.start()
-
-
-def _starts(topic: Topic, start: str | codec.Start | None, extended: bool) -> list[int]:
-    """The first offset of each partition, or BadCursor."""
-    if start is None or start == "latest":
-        return []
-    if start == "earliest":
-        return [partition.start for partition in topic.partitions]
-    assert isinstance(start, codec.Start)
-    starts = [partition.visible for partition in topic.partitions]
-    if extended and start.offsets is not None:
-        if len(start.offsets) != len(starts):
-            raise BadRequest(f"start: offsets of {len(starts)} partitions are needed, {len(start.offsets)} were given")
-        for number, offset in enumerate(start.offsets):
-            starts[number] = _checked(topic, number, offset, offset)
-        return starts
-    if start.offset is None:
-        raise BadRequest("start: latest, earliest or an offset")
-    number, offset = offset_of(start.offset, len(starts)) if len(starts) > 1 else (0, start.offset)
-    starts[number] = _checked(topic, number, offset, start.offset)
-    return starts
-
-
-def _checked(topic: Topic, number: int, offset: int, requested: int) -> int:
-    partition = topic.partitions[number]
-    if not 0 <= requested <= codec.U64_MAX:
-        raise BadRequest("start: an offset is a number of 64 bits")
-    if offset < partition.start:
-        raise errors.BadCursor("too_old", requested, requested - offset + partition.start)
-    if offset > partition.visible:
-        raise errors.BadCursor("in_future", requested, requested - offset + partition.visible)
-    return offset

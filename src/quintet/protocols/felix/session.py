@@ -46,7 +46,9 @@ JWT_DOTS: Final = 2
 class FelixStream(Sink, Protocol):
     """A stream of net/, as its session sees it."""
 
-    streams: Streams
+    @property
+    def streams(self) -> Streams:
+        """The connection it is of."""
 
 
 class _Publish(Slot):
@@ -212,18 +214,16 @@ class FelixSession:
         end = codec.end_of_run(view, 0)
         items, consumed, fatal = kernel.felix_split(view[:end], 0, most, 0, True, b"", now)
         flags, length = frames.HEADER.unpack_from(view)[2:] if len(view) >= frames.HEADER.size else (0, 0)
+        long = length > limits.UNAUTHENTICATED_FRAME_BYTES_MAX
         if fatal:
             self._shut(fatal)
-        elif items and flags == 0 and codec.type_of(items[0][1]) == "auth":
-            if len(items[0][1]) > limits.UNAUTHENTICATED_FRAME_BYTES_MAX:
-                self._refuse_auth(AuthError("the token is too long"))
-            else:
-                self._auth(items[0][1], now)
+        elif items and flags == 0 and not long and codec.type_of(items[0][1]) == "auth":
+            self._auth(items[0][1], now)
             return consumed
         elif self._options.open and (items or flags):
             self._deadline = None
             self._enter(self._anonymous(""), DOCUMENT)
-        elif items or flags or length > limits.UNAUTHENTICATED_FRAME_BYTES_MAX:
+        elif not self._options.open and (items or flags or long):
             self._broker.audit.record("access.denied", "", "", "denied", self._peer, errors.AUTH_REQUIRED)
             self._refuse_text(errors.AUTH_REQUIRED)
         return 0
@@ -358,7 +358,15 @@ class FelixSession:
 
     # -- publish ---------------------------------------------------------------------------------------------------
 
-    def _publish(self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, now: int) -> None:
+    def _publish(
+        self,
+        target: bytes,
+        batch: bytearray | None,
+        count: int,
+        answer: _Publish | None,
+        now: int,
+        request_id: Id = None,
+    ) -> None:
         key = (target, answer is not None)
         try:
             topic, tenant = self._targets.get(key) or self._reach.target(key)
@@ -374,20 +382,19 @@ class FelixSession:
                 self._replies.add(answer)
         except QuintetError as error:
             self._targets.pop(key, None)
-            self._refuse_publish(answer, error)
+            self._refuse_publish(answer, error, request_id)
             return
         self._topic = topic
         if tenant and self._broker.tenants.published(tenant, len(batch), now):
             self._tenant = tenant
             self._hold()
 
-    def _refuse_publish(self, answer: _Publish | None, error: QuintetError) -> None:
+    def _refuse_publish(self, answer: _Publish | None, error: QuintetError, request_id: Id) -> None:
         """One that nobody waits for is answered only once until one is taken again: its sender may not even read."""
-        barred = errors.text(error, self._dialect) in errors.CLOSING
         if answer is not None:
             self._replies.put(self._published(answer, error))
-        if (answer is None and not self._unsaid) or (barred and (answer is None or answer.binary)):
-            self._replies.put(errors.encoded(error, self._dialect, None))
+        if (answer is None and not self._unsaid) or errors.text(error, self._dialect) in errors.CLOSING:
+            self._replies.put(errors.encoded(error, self._dialect, request_id))
         self._unsaid = self._unsaid or answer is None
         self._leave_if_barred(error)
 
@@ -421,7 +428,8 @@ class FelixSession:
         if any(len(name.encode()) > 0xFFFF for name in (ask.tenant_id, ask.namespace, ask.stream)):
             raise BadRequest("tenant_id, namespace, stream: at most 200 bytes each")
         batch = kernel.build(values, origin=self._origin) if values else None
-        self._publish(codec.target(ask.tenant_id, ask.namespace, ask.stream), batch, len(values), answer, now)
+        target = codec.target(ask.tenant_id, ask.namespace, ask.stream)
+        self._publish(target, batch, len(values), answer, now, ask.request_id)
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 
@@ -463,7 +471,8 @@ class FelixSession:
         """A feed of this connection that this very client asked for."""
         feed = self._shared.feed(id)
         assert self._bearer is not None
-        if feed is None or feed.bearer.identity != self._bearer.identity:
+        mine = (self._bearer.identity, self._bearer.tenant)
+        if feed is None or (feed.bearer.identity, feed.bearer.tenant) != mine:
             raise UnknownSubscription(f"unknown subscription: {id}")
         return feed
 
@@ -475,7 +484,7 @@ class FelixSession:
         if any(count < 1 for *_, count in ranges) or sum(count for *_, count in ranges) > frames.ACK_RECORDS_MAX:
             raise BadRequest(f"ack: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most")
         slot = None if ask.request_id is None else self._replies.reserve()
-        left = len(ranges) + 1
+        sink, left = self._sink, len(ranges) + 1
         failed: Exception | None = None
 
         def settled(error: Exception | None) -> None:
@@ -483,7 +492,7 @@ class FelixSession:
             left -= 1
             failed = failed or error
             if not left and slot is not None:
-                self._sink.completed(partial(self._acked, slot, ask.request_id), None, failed)
+                sink.completed(partial(self._acked, slot, ask.request_id), None, failed)
 
         for partition, offset, count in ranges:
             feed.settle(partition, offset, count, settled)
@@ -616,18 +625,19 @@ class FelixSession:
 class _Late:
     """The answer to a change of a cache, which comes when it is durable. Without a request_id it keeps its place."""
 
-    __slots__ = ("_request_id", "_session", "_slot", "message")
+    __slots__ = ("_request_id", "_session", "_sink", "_slot", "message")
 
     def __init__(self, session: FelixSession, request_id: Id) -> None:
         self.message: Any = None
         self._session = session
+        self._sink = session._sink
         self._request_id = request_id
         self._slot = session._replies.reserve() if request_id is None else None
         session._late += self._slot is None
 
     def done(self, error: Exception | None) -> None:
         """Called by the cache, never within the call that made the change."""
-        self._session._sink.completed(self._settled, None, error)
+        self._sink.completed(self._settled, None, error)
 
     def _settled(self, _result: object, error: Exception | None) -> None:
         if error is None:
