@@ -18,6 +18,8 @@ const IDLE: Duration = Duration::from_secs(60);
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const PAYLOAD_MAX: u16 = 65_527; // of a UDP datagram
 
+const SEGMENTS: usize = 10;
+
 /// What differs from quinn's defaults. `--mtu N`: datagrams of N bytes from the start. `--window N`: bytes a stream, a
 /// connection and the sender may have under way. `--burst N`: bytes that may be under way before anything is
 /// acknowledged. `--buffer N`: bytes the system keeps of a socket, in each direction.
@@ -43,6 +45,8 @@ impl Tuning {
             let mut search = MtuDiscoveryConfig::default();
             search.upper_bound(mtu);
             config.initial_mtu(mtu).mtu_discovery_config(Some(search));
+            // quinn sends up to ten datagrams in one call, whose bytes together the system bounds.
+            config.enable_segmentation_offload(usize::from(mtu) * SEGMENTS <= usize::from(PAYLOAD_MAX));
         }
         if let Some(burst) = self.burst {
             let mut cubic = CubicConfig::default();
