@@ -26,7 +26,7 @@ from quintet.bench.wire import Address, BenchError
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 PEERS = HERE / ".peers"
-DOORS = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FAST", "PEERBUS", "PEERBUS_TCP", "FLIGHT", "ADMIN")
+DOORS = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FAST", "PEERBUS", "PEERBUS_TCP", "FELIX", "FLIGHT", "ADMIN")
 START_S = 20.0
 STOP_S = 20.0
 INSTALL_S = 900.0

@@ -5,13 +5,16 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
+from urllib.parse import quote
 
 from quintet import __version__, config, kernel
 from quintet.admin.health import Check
 from quintet.admin.metrics import Family
 from quintet.broker.pipelines import ENDED, Report
 from quintet.net.listener import Listener
+from quintet.net.quic import QuicListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
@@ -107,6 +110,17 @@ _TENANT_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, Callab
 )
 
 
+# Figures of a QUIC endpoint: (name of the figure, kind, metric, help)
+_QUIC_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], ...]] = (
+    ("accepted", "counter", "quintet_quic_handshakes_total", "Handshakes finished."),
+    ("refused", "counter", "quintet_quic_handshakes_refused_total", "Handshakes refused by a limit before they began."),
+    ("retries", "counter", "quintet_quic_retries_total", "Times a client had to prove its address first."),
+    ("half_open", "gauge", "quintet_quic_handshakes_open", "Handshakes begun and not finished."),
+    ("datagrams_in", "counter", "quintet_quic_received_datagrams_total", "Datagrams received."),
+    ("datagrams_out", "counter", "quintet_quic_sent_datagrams_total", "Datagrams sent."),
+)
+
+
 # Counters of the Flight door: (attribute of its figures, metric, help)
 _FLIGHT_COUNTERS: Final = (
     ("calls", "quintet_flight_calls_total", "Flight calls, the refused ones among them."),
@@ -181,6 +195,7 @@ class View:
         ]  # fmt: skip
         for attribute, name, text in _DOOR_COUNTERS:
             found.append(Family(name, "counter", text, _per_door(doors, attrgetter(attribute))))
+        found += _quic_families(doors)
         for path, kind, name, text in _BROKER_FIGURES:
             value = attrgetter(path)(server.broker)
             found.append(Family(name, kind, text, [({}, value() if callable(value) else value)]))
@@ -204,9 +219,17 @@ class View:
 
 
 def _per_door(
-    doors: Sequence[tuple[str, Listener]], value: Callable[[Listener], int]
+    doors: Sequence[tuple[str, Listener | QuicListener]], value: Callable[[Listener | QuicListener], int]
 ) -> list[tuple[dict[str, str], int]]:
     return [({"door": name}, value(listener)) for name, listener in doors]
+
+
+def _quic_families(doors: Sequence[tuple[str, Listener | QuicListener]]) -> list[Family]:
+    said = [(name, listener.figures()) for name, listener in doors if isinstance(listener, QuicListener)]
+    return [
+        Family(metric, kind, text, [({"door": name}, figures[figure]) for name, figures in said])
+        for figure, kind, metric, text in (_QUIC_FIGURES if said else ())
+    ]
 
 
 def _flight_families(door: "Door", now: int) -> list[Family]:
@@ -234,7 +257,7 @@ def _log_families(stats: Mapping[str, int]) -> list[Family]:
     return found
 
 
-def development_lines(addresses: Mapping[str, str]) -> str:
+def development_lines(addresses: Mapping[str, str], felix_certificate: Path | None = None) -> str:
     """One line to copy per door."""
     command = "quintet" if shutil.which("quintet") else os.path.relpath(sys.argv[0])
     if command.endswith("__main__.py"):
@@ -262,6 +285,11 @@ def development_lines(addresses: Mapping[str, str]) -> str:
         lines.append(f"  peerbus  export QUINTET_PEERBUS_SECRET={config.DEV_PEERBUS_SECRET}")
         lines.append(f"           {command} peer listen --url '{url}?name=bob'")
         lines.append(f"           {command} peer send bob hello --url '{url}?name=alice'")
+    if "felix" in addresses:
+        trust = "" if felix_certificate is None else f"?ca={quote(os.path.relpath(felix_certificate))}"
+        url = f"felix://:{config.DEV_BLIPMQ_KEY}@{addresses['felix']}{trust}"
+        lines.append(f"  Felix    {command} sub --url '{url}' demo")
+        lines.append(f"           {command} pub --url '{url}' demo hello")
     if "flight" in addresses:
         url = f"flight://{config.DEV_USER}:{config.DEV_PASSWORD}@{addresses['flight']}"
         lines.append(f"  Flight   {url}   # Arrow: Spark, DuckDB, Polars, pandas")

@@ -34,7 +34,7 @@ from quintet.broker.tokens import TokenOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.broker.users import ConfiguredUser
 from quintet.config import Settings
-from quintet.config.doors import FastListener, FlightListener, FlymqListener, TcpListener
+from quintet.config.doors import FastListener, FelixListener, FlightListener, FlymqListener, TcpListener
 from quintet.config.fields import read_secret
 from quintet.config.jwks import tenant_keys
 from quintet.config.tenancy import Cache
@@ -47,16 +47,22 @@ from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.errors import ConfigError, QuintetError
 from quintet.model.rights import check_rights
+from quintet.net.certificates import development_certificate, is_authority, read_pair
 from quintet.net.connection import Connection
 from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
+from quintet.net.quic import QuicConnection, QuicListener, QuicOptions
+from quintet.net.quic_endpoint import endpoint_class
+from quintet.net.quic_streams import Stream
 from quintet.net.tls import load_into, server_context
 from quintet.net.websocket import Heartbeat, WebSocketSession
-from quintet.protocols.base import Session
+from quintet.protocols.base import Session, StreamSession
 from quintet.protocols.blipmq import frames as blip_frames
 from quintet.protocols.blipmq.session import BlipSession
 from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
+from quintet.protocols.felix import frames as felix_frames
+from quintet.protocols.felix.session import FelixSession
 from quintet.protocols.flymq import frames as fly_frames
 from quintet.protocols.flymq.mapping import HANDLERS
 from quintet.protocols.flymq.session import FlyOptions, FlySession
@@ -103,6 +109,7 @@ def check_doors() -> None:
     check_rights("flymq", (*HANDLERS, fly_frames.PRODUCE, fly_frames.AUTH), rows)
     check_rights("fast", fast_frames.NAMES, fast_frames.RIGHTS)
     check_rights("peerbus", (*peer_frames.CONTROL, peer_frames.ENVELOPE), peer_frames.RIGHTS)
+    check_rights("felix", felix_frames.NAMES, felix_frames.RIGHTS)
     check_rights("flight", (*wire.ACTIONS, *wire.CALLS), wire.RIGHTS)
 
 
@@ -137,7 +144,8 @@ class Server:
     def __init__(self, settings: Settings, reload: Callable[[], Settings]) -> None:
         self.settings = settings
         self._read_again = reload
-        self.listeners: dict[str, Listener] = {}
+        self.listeners: dict[str, Listener | QuicListener] = {}
+        self.felix_certificate: Path | None = None  # for clients to trust, where the door made its own
         self.contexts: dict[str, ssl.SSLContext] = {}
         self.admin: AdminServer | None = None
         self.flight: Door | None = None
@@ -217,6 +225,8 @@ class Server:
             shared = FastDoor(self.broker, _fast_options(settings.listeners.fast))
             await self._open("fast", settings.listeners.fast, partial(self._fast_session, shared=shared))
         await self._open_peerbus()
+        if settings.listeners.felix.enabled:
+            await self._open_felix(settings.listeners.felix)
         if settings.listeners.flight.enabled:
             self._open_flight(settings.listeners.flight)
         if settings.listeners.admin.enabled:
@@ -260,8 +270,16 @@ class Server:
     async def _open(self, name: str, door: TcpListener, make: partial[Session]) -> None:
         if door.tls_cert is not None and door.tls_key is not None:
             self.contexts[name] = server_context(door.tls_cert, door.tls_key, door.tls_client_ca)
+        listener = Listener(self._limits_of(name, door), make, _report, self.contexts.get(name))
+        try:
+            await listener.start()
+        except OSError as error:
+            raise _cannot_listen(name, door.host, door.port, error) from error
+        self.listeners[name] = listener
+
+    def _limits_of(self, name: str, door: TcpListener | FelixListener) -> ListenerOptions:
         limits = self.settings.limits
-        options = ListenerOptions(
+        return ListenerOptions(
             name,
             door.host,
             door.port,
@@ -269,12 +287,52 @@ class Server:
             max(limits.connections_per_address_max, door.max_connections if self.settings.dev else 0),
             auth_failures_per_minute=0 if self.settings.dev else limits.auth_failures_per_minute,
         )
-        listener = Listener(options, make, _report, self.contexts.get(name))
+
+    async def _open_felix(self, door: FelixListener) -> None:
+        """The door over QUIC, which needs the native kernel or aioquic."""
+        try:
+            endpoint_class()
+        except ImportError as error:
+            if error.name != "aioquic":
+                raise
+            hint = "build the native kernel (`make kernel`), or install quintet[felix], to open it"
+            _log.warning("felix_door_shut", missing=error.name, hint=hint)
+            return
+        identity = self._felix_identity(self.settings)
+        options = QuicOptions(
+            *identity,
+            streams_max=door.streams_max,
+            idle_ms=door.idle_seconds * 1000,
+            half_open_max=door.half_open_max,
+            retry_above=door.retry_above,
+        )
+        make = partial(self._felix_session, options=_felix_options(door))
+        listener = QuicListener(self._limits_of("felix", door), options, make, _report)
         try:
             await listener.start()
+        except ValueError as error:
+            raise ConfigError(f"the certificate of listeners.felix cannot be used: {error}") from error
         except OSError as error:
-            raise _cannot_listen(name, door.host, door.port, error) from error
-        self.listeners[name] = listener
+            raise _cannot_listen("felix", door.host, door.port, error) from error
+        self.listeners["felix"] = listener
+
+    def _felix_session(self, stream: Stream, options: felix_frames.FelixOptions) -> StreamSession:
+        return FelixSession(self.broker, stream, self.broker.scheduler.now(), options, stream.peer)
+
+    def _felix_identity(self, settings: Settings) -> tuple[bytes, bytes, bytes]:
+        """Certificate, key and authorities of clients in PEM; made by the door itself where none is configured."""
+        door = settings.listeners.felix
+        if door.tls_cert is None or door.tls_key is None:
+            certificate, key, self.felix_certificate = development_certificate(
+                settings.data / "tls", door.certificate_names
+            )
+            return certificate, key, b""
+        self.felix_certificate = None
+        certificate, key = read_pair(door.tls_cert, door.tls_key)
+        if is_authority(certificate, str(door.tls_cert)):
+            hint = "published clients refuse a server whose certificate is an authority (CA:TRUE): use one it signed"
+            _log.warning("felix_certificate_is_authority", file=str(door.tls_cert), hint=hint)
+        return certificate, key, _content(door.tls_client_ca)
 
     def _open_flight(self, door: FlightListener) -> None:
         """The door that needs pyarrow, which not everybody has."""
@@ -319,7 +377,7 @@ class Server:
         if not self.settings.keys and not self.broker.users.list():
             _log.warning("no_keys", hint="nobody can log in: add a [[keys]] or [[users]] table to the configuration")
         if self.settings.dev:
-            print(figures.development_lines(addresses), file=sys.stderr, flush=True)
+            print(figures.development_lines(addresses, self.felix_certificate), file=sys.stderr, flush=True)
         if print_ready:
             print(json.dumps({"ready": True, "listeners": addresses}), flush=True)
 
@@ -339,7 +397,8 @@ class Server:
         if self._access_seen != self.broker.access.epoch:
             self._access_seen = self.broker.access.epoch
             for listener in self.listeners.values():
-                for connection in list(listener.connections):
+                everyone: list[Connection | QuicConnection] = [*listener.connections]
+                for connection in everyone:
                     connection.recheck()
 
     def _collect_when_idle(self, now: int) -> None:
@@ -356,10 +415,14 @@ class Server:
         try:
             fresh = self._read_again()
             tokens, tenant_tokens = _tokens(fresh), _tenant_tokens(fresh)
+            felix = self.listeners.get("felix")
+            identity = None if felix is None else self._felix_identity(fresh)
             for name, context in self.contexts.items():
                 door = getattr(fresh.listeners, _key_of(name))
                 load_into(context, door.tls_cert, door.tls_key)
-        except (QuintetError, OSError) as error:
+            if isinstance(felix, QuicListener) and identity is not None:
+                felix.set_certificate(*identity)
+        except (QuintetError, OSError, ValueError) as error:
             _log.error(
                 "reload_refused", code=getattr(error, "code", "E1600"), error=str(error), kept="the old configuration"
             )
@@ -504,6 +567,16 @@ def _fast_options(door: FastListener) -> FastOptions:
         subject_connections_max=door.subject_connections_max,
         subject_messages_per_second=door.subject_messages_per_second,
         address_messages_per_second=door.address_messages_per_second,
+    )
+
+
+def _felix_options(door: FelixListener) -> felix_frames.FelixOptions:
+    return felix_frames.FelixOptions(
+        frame_bytes_max=door.max_frame_bytes,
+        open=door.open,
+        anonymous_role=door.anonymous_role,
+        auto_create=door.auto_create,
+        subscriptions_max=door.subscriptions_max,
     )
 
 

@@ -108,7 +108,7 @@ def config(keys: tuple[str, ...] = KEYS, listener: str = "", rest: str = "") -> 
     """A configuration with these people, each with the key `<name>-key`."""
     people = "".join(f'[[keys]]\nname = "{name}"\nkey = "{name}-key"\n' for name in keys)
     others = "[listeners.admin]\nenabled = false\n[listeners.flight]\nenabled = false\n"
-    for door in ("fast", "peerbus", "peerbus_tcp"):
+    for door in ("fast", "peerbus", "peerbus_tcp", "felix"):
         if f"[listeners.{door}]" not in listener + rest:
             others += f"[listeners.{door}]\nenabled = false\n"
     if "[listeners.flymq]" not in listener + rest:

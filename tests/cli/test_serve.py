@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from quintet.figures import development_lines
 
 QUINTET = (sys.executable, "-m", "quintet")
-DOORS = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FLIGHT", "FAST", "PEERBUS", "PEERBUS_TCP", "ADMIN")
+DOORS = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FLIGHT", "FAST", "PEERBUS", "PEERBUS_TCP", "FELIX", "ADMIN")
 FREE_PORTS = {f"QUINTET_LISTENERS__{door}__PORT": "0" for door in DOORS}
 STOP_S = 10  # the promise of SIGTERM
 

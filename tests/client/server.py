@@ -12,6 +12,7 @@ from pathlib import Path
 
 from quintet.broker.tokens import mint
 from quintet.config import DEV_FAST_MASTER_SECRET, DEV_PEERBUS_TOKEN
+from quintet.net.certificates import CERTIFICATE_NAME
 
 START_S = 30
 STOP_S = 15
@@ -24,7 +25,16 @@ class Server:
         self.folder = folder
         self.settings = settings
         self.port = 0
-        self.ports = {"blipmq": 0, "flymq": 0, "flymq-sdk": 0, "flight": 0, "fast": 0, "peerbus": 0, "peerbus-tcp": 0}
+        self.ports = {
+            "blipmq": 0,
+            "flymq": 0,
+            "flymq-sdk": 0,
+            "flight": 0,
+            "fast": 0,
+            "peerbus": 0,
+            "peerbus-tcp": 0,
+            "felix": 0,
+        }
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -52,6 +62,10 @@ class Server:
     @property
     def fast(self) -> str:
         return f"fast://:{self.token()}@127.0.0.1:{self.ports['fast']}"
+
+    @property
+    def felix(self) -> str:
+        return f"felix://:dev-key@127.0.0.1:{self.ports['felix']}?ca={self.folder / 'data' / 'tls' / CERTIFICATE_NAME}"
 
     @property
     def peerbus(self) -> str:

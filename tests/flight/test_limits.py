@@ -16,7 +16,9 @@ from quintet.model.errors import BadRequest, Busy, ShuttingDown
 from tests.abuse.process import Broker
 from tests.flight.client import Client, basic, refused, rows
 
-SHUT = "".join(f"[listeners.{door}]\nenabled = false\n" for door in ("flymq", "fast", "peerbus", "peerbus_tcp"))
+SHUT = "".join(
+    f"[listeners.{door}]\nenabled = false\n" for door in ("flymq", "fast", "peerbus", "peerbus_tcp", "felix")
+)
 DOORS = f"[listeners.blipmq]\nport = 0\n{SHUT}[listeners.admin]\nport = 0\n"
 PEOPLE = '[[users]]\nname = "ann"\npassword = "a password"\nroles = ["admin"]\n[[keys]]\nname = "key"\nkey = "a-key"\n'
 

@@ -22,7 +22,7 @@ from quintet.net.connection import (
     STALL_STEPS_EVEN,
     STALL_STEPS_MAX,
 )
-from quintet.protocols.base import LOST, STALL, TOO_SLOW, WAIT, StreamSession
+from quintet.protocols.base import LOST, STALL, TOO_SLOW, WAIT, Streams, StreamSession
 
 if TYPE_CHECKING:
     from quintet.net.quic import QuicConnection
@@ -194,10 +194,11 @@ class Stream(Writer):
     """One bidirectional stream and its session. Implements delivery's Sink for it."""
 
     __slots__ = ("_choked", "_failures", "_fin", "_fresh", "_held", "_open", "_paused", "_receiving", "_rest", "_session",
-                 "_stalling", "_told_end")  # fmt: skip
+                 "_stalling", "_told_end", "streams")  # fmt: skip
 
     def __init__(self, connection: "QuicConnection", number: int) -> None:
         super().__init__(connection, number)
+        self.streams: Streams = connection
         self._rest: bytes | bytearray = b""  # not consumed by the session
         self._fresh = False  # there are bytes in `_rest` that it has never seen
         self._fin = False
@@ -207,10 +208,6 @@ class Stream(Writer):
         self._failures = 0
         self._open = True  # the session has not been told that the stream is gone
         self._session: StreamSession = connection.listener.make_session(self)
-
-    @property
-    def streams(self) -> "QuicConnection":
-        return self.connection
 
     @property
     def peer(self) -> str:
