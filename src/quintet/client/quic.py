@@ -40,6 +40,7 @@ WATCH_S: Final = 1.0
 QUIET_MAX: Final = 1 + KEEP_ALIVE_MS // 1000  # looks without any datagram before it is asked whether somebody is there
 
 TLS_CODES: Final = range(0x100, 0x200)  # of CONNECTION_CLOSE: 0x100 and an alert of TLS
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _PRIVATE_KEY: Final = re.compile(rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?-----END \1PRIVATE KEY-----\n?", re.DOTALL)
 CA_HINT: Final = "add ?ca=FILE with the authority that signed the server's certificate (or that certificate itself)"
 CERT_HINT: Final = "show who you are with ?cert=FILE&key=FILE: the server asks for a certificate that it knows"
@@ -294,13 +295,16 @@ async def _refused(place: Place) -> bool:
 
 def proof_of(where: Endpoint) -> Proof:
     """The files that the URL names. BadUrl says which cannot be read."""
-    certificate, key = _read("cert", where.cert), _read("key", where.key)
+    ca, certificate, key = _read("ca", where.ca), _read("cert", where.cert), _read("key", where.key)
+    for option, text in (("ca", ca), ("cert", certificate)):
+        if text and _CERTIFICATE not in text:
+            raise BadUrl(f"the file of {option}= holds no certificate", hint="it is a PEM file")
     if certificate and not key:
         found = _PRIVATE_KEY.search(certificate)
         if found is None:
             raise BadUrl(f"cert={where.cert} holds no private key", hint="name the file that does: ?key=FILE")
         key = found[0]
-    return Proof(_read("ca", where.ca), certificate, key)
+    return Proof(ca, certificate, key)
 
 
 def _read(option: str, file: str | None) -> bytes:
