@@ -2,9 +2,7 @@
 
 import errno
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
-from random import Random
 
 import pytest
 
@@ -21,7 +19,7 @@ from quintet.broker.cache import (
     expires_at,
     name_of,
 )
-from quintet.broker.cache_memory import GHOSTS_SLACK, OVERHEAD_BYTES, Deadlines, Sieve, cost
+from quintet.broker.cache_memory import OVERHEAD_BYTES, cost
 from quintet.broker.core import BrokerOptions
 from quintet.broker.dead import Failure
 from quintet.broker.queues import DURABLE, Bearer
@@ -228,206 +226,6 @@ def test_a_life_longer_than_time_can_be_told_does_not_overflow(ttl_ms: int) -> N
     assert sim.broker.caches.expired == 0
 
 
-# -- time --------------------------------------------------------------------------------------------------------------
-
-
-def test_what_has_expired_is_not_read_and_goes_by_itself() -> None:
-    sim, cache = made()
-    now = sim.scheduler.now()
-    for number in range(10):
-        cache.put(b"%d" % number, b"v", now + SECOND, None, nobody)
-    cache.put(b"later", b"v", now + SECOND, None, nobody)
-    cache.put(b"later", b"v", now + 10 * SECOND, None, nobody)
-    cache.put(b"never", b"v", now + SECOND, None, nobody)
-    cache.put(b"never", b"v", 0, None, nobody)
-    assert cache.get(b"0", now + SECOND - 1) is not None
-    assert cache.get(b"0", now + SECOND) is None
-    sim.advance(2 * SECOND)
-    assert sorted(cache.entries) == [b"later", b"never"]
-    assert sim.broker.caches.expired == 10
-    check_books(sim)
-    sim.scheduler.settle()
-    assert {key for key, value in records(cache) if value is None} == {b"%d" % number for number in range(10)}
-    sim.advance(10 * SECOND)
-    assert sorted(cache.entries) == [b"never"]
-
-
-def test_a_start_does_not_take_up_what_expired_meanwhile() -> None:
-    sim, cache = made()
-    cache.put(b"old", b"first", 0, None, nobody)
-    cache.put(b"old", b"v", sim.scheduler.now() + SECOND, None, nobody)
-    cache.put(b"new", b"v", sim.scheduler.now() + 60 * SECOND, None, nobody)
-    sim.scheduler.settle()
-    sim.stop()
-    sim.scheduler.advance(2 * SECOND)
-    sim.start()
-    assert list(sim.broker.caches.open(SCOPE).entries) == [b"new"]
-
-
-def test_deadlines_that_move_leave_bounded_litter() -> None:
-    sim, cache = made()
-    deadlines = sim.broker.caches.deadlines
-    rng = Random(4)
-    for number in range(20_000):
-        deadlines.set(cache, b"%d" % rng.randrange(20), 10**9 - number)
-        assert len(deadlines) <= 2 * GHOSTS_SLACK + 100
-    model = dict(cache.timed)
-    for now in range(10**9 - 20_000, 10**9 + 1, 997):
-        due = {key for _, key in deadlines.due(now, 1_000)}
-        assert due == {key for key, at in model.items() if at <= now}
-        model = {key: at for key, at in model.items() if at > now}
-    assert not cache.timed
-
-
-def test_due_keys_come_a_bounded_number_at_a_time() -> None:
-    _, cache = made()
-    deadlines = Deadlines()
-    deadlines.open(cache)
-    for number in range(100):
-        deadlines.set(cache, b"%d" % number, number + 1)
-    assert [len(deadlines.due(1_000, 30)) for _ in range(5)] == [30, 30, 30, 10, 0]
-
-
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_hundred_thousand_keys_stay_within_the_limit() -> None:
-    limit = 1_000_000
-    sim, cache = made(CacheOptions(memory_bytes=limit))
-    for number in range(100_000):
-        cache.put(b"key-%d" % number, b"v" * 20, 0, None, nobody)
-        if number % 1_000 == 0:
-            assert sim.broker.caches.bytes <= limit
-            sim.advance(1)
-    sim.advance(1)
-    assert limit - 300 < sim.broker.caches.bytes <= limit
-    assert sim.broker.caches.evicted == 100_000 - len(cache.entries)
-    check_books(sim)
-    kept = {key: row[0] for key, row in cache.entries.items()}
-    live = dict(records(cache))
-    assert {key: value for key, value in live.items() if value is not None} == kept, "all others have tombstones"
-    assert {key: row[0] for key, row in again(sim).entries.items()} == kept
-
-
-def test_sieve_keeps_what_is_asked_for() -> None:
-    sim, cache = made(CacheOptions(memory_bytes=100 * (OVERHEAD_BYTES + 8)))
-    hot = [b"hot-%03d" % number for number in range(20)]
-    for number in range(2_000):
-        cache.put(b"new-%04d" % number, b"", 0, None, nobody)
-        for key in hot:
-            if cache.get(key, sim.scheduler.now()) is None:
-                cache.put(key, b"", 0, None, nobody)
-    assert sim.broker.caches.misses <= 3 * len(hot), "they were not lost again and again"
-    check_books(sim)
-
-
-def test_the_hand_looks_at_a_bounded_number_and_ghosts_do_not_heap_up() -> None:
-    rows: dict[bytes, list[object]] = {}
-    sieve = Sieve(rows)
-    for number in range(5_000):
-        key = b"%d" % number
-        rows[key] = [b"", 0, True, 1]
-        sieve.add(key)
-    victim = sieve.victim()
-    assert sum(not row[2] for row in rows.values()) == 64, "not all five thousand were looked at"
-    del rows[victim]
-    for number in range(200_000):
-        key = b"ghost-%d" % number
-        rows[key] = [b"", 0, False, 1]
-        sieve.add(key)
-        del rows[key]
-        sieve.remove(key)
-    assert len(sieve) <= 2 * len(rows) + 2 * GHOSTS_SLACK
-    for key in list(rows):
-        del rows[key]
-        sieve.remove(key)
-    rows[b"last"] = [b"", 0, True, 1]
-    sieve.add(b"last")
-    assert sieve.victim() == b"last"
-
-
-def test_the_quota_of_a_tenant_takes_its_own_keys() -> None:
-    each = OVERHEAD_BYTES + 10
-    sim, cache = made(CacheOptions(memory_bytes=100 * each), t=TenantQuota(cache_bytes=10 * each, caches_max=1))
-    other = sim.broker.caches.open(("other", "n", "c"))
-    for number in range(50):
-        other.put(b"%010d" % number, b"", 0, None, nobody)
-        cache.put(b"%010d" % number, b"", 0, None, nobody)
-    assert (len(cache.entries), len(other.entries)) == (10, 50)
-    with pytest.raises(LimitExceeded, match="larger than all caches of tenant 't'"):
-        cache.put(b"k", b"v" * 10 * each, 0, None, nobody)
-    with pytest.raises(LimitExceeded, match="tenant 't' has 1 caches, its limit is 1"):
-        sim.broker.caches.open(("t", "n", "second"))
-    assert sim.broker.caches.open(SCOPE) is cache
-    for number in range(200):  # the others share what is left: who has most gives first
-        other.put(b"%010d" % number, b"", 0, None, nobody)
-    assert (len(cache.entries), len(other.entries)) == (10, 90)
-    sim.broker.tenants.replace({"t": TenantQuota(cache_bytes=3 * each)})
-    sim.advance(1)
-    assert len(cache.entries) == 3
-    check_books(sim)
-
-
-def test_refusing_instead_of_evicting() -> None:
-    each = OVERHEAD_BYTES + 1
-    sim, cache = made(CacheOptions(memory_bytes=2 * each, eviction="refuse"))
-    cache.put(b"a", b"", 0, None, nobody)
-    cache.put(b"b", b"", sim.scheduler.now() + SECOND, None, nobody)
-    with pytest.raises(LimitExceeded, match="the caches are full"):
-        cache.put(b"c", b"", 0, None, nobody)
-    with pytest.raises(LimitExceeded, match="the caches are full"):
-        cache.put(b"a", b"longer", 0, None, nobody)
-    cache.put(b"a", b"", 0, None, nobody)
-    sim.scheduler.advance(SECOND)
-    cache.put(b"c", b"", 0, None, nobody)
-    assert sorted(cache.entries) == [b"a", b"c"]
-    assert sim.broker.caches.evicted == 0
-
-
-def test_a_put_that_has_to_evict_its_own_key_leaves_the_new_value() -> None:
-    sim, cache = made(CacheOptions(memory_bytes=400))
-    cache.put(b"k", b"v" * 100, 0, None, nobody)
-    cache.put(b"k", b"w" * 199, 0, None, nobody)
-    cache.put(b"j", b"", 0, None, nobody)
-    cache.put(b"j", b"x" * 190, 0, None, nobody)
-    assert list(cache.entries) == [b"j"]
-    sim.advance(1)
-    assert {key: row[0] for key, row in again(sim).entries.items()} == {b"j": b"x" * 190}
-    check_books(sim)
-
-
-def test_a_lower_limit_is_respected_by_the_next_start() -> None:
-    sim, cache = made()
-    for number in range(100):
-        cache.put(b"%02d" % number, b"v", 0, None, nobody)
-    cache.put(b"large", b"v" * 5_000, 0, None, nobody)
-    sim.scheduler.settle()
-    sim.stop()
-    sim.options = replace(sim.options, caches=CacheOptions(memory_bytes=10 * (OVERHEAD_BYTES + 3)))
-    sim.start()
-    cache = sim.broker.caches.open(SCOPE)
-    assert sorted(cache.entries) == [b"%02d" % number for number in range(90, 100)], "the newest"
-    sim.advance(1)
-    sim.restart()
-    assert len(sim.broker.caches.open(SCOPE).entries) == 10
-    check_books(sim)
-
-
-def test_tombstones_that_the_disk_refuses_are_tried_again() -> None:
-    sim, cache = made()
-    cache.put(b"k", b"v", sim.scheduler.now() + SECOND, None, nobody)
-    sim.scheduler.settle()
-    sim.disk.fail("pwritev", 1, errno.ENOSPC, times=10_000)
-    sim.advance(3 * SECOND)
-    assert not cache.entries
-    assert cache.topic.partitions[0].failure is not None
-    assert list(cache.doomed) == [b"k"]
-    sim.disk.heal()
-    sim.advance(3 * SECOND)
-    assert records(cache) == [(b"k", b"v"), (b"k", None)]
-    assert not sim.broker.caches.mourning
-
-
 # -- watching ----------------------------------------------------------------------------------------------------------
 
 
@@ -577,6 +375,21 @@ def test_deleting_the_topic_empties_the_cache() -> None:
     assert seen == [b"k", b"late", b"k", b"late"]
     assert list(again(sim).entries) == [b"new"]
     check_books(sim)
+
+
+def test_a_change_that_fails_after_its_cache_was_deleted_brings_nothing_back() -> None:
+    sim, cache = made()
+    cache.put(b"k", b"v", 0, None, nobody)
+    sim.scheduler.settle()
+    late, told = Told(), Told()
+    cache.delete(b"k", None, late)
+    sim.broker.delete_topic(cache.topic.raw, told)
+    sim.disk.fail("pwritev", 1, errno.EIO)
+    sim.scheduler.settle()
+    assert told.heard == [None]
+    assert isinstance(late.heard[0], StorageError)
+    assert not cache.entries
+    assert sim.broker.caches.bytes == 0
 
 
 def test_a_deletion_that_the_disk_refuses_brings_the_keys_back() -> None:

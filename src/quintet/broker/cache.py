@@ -196,6 +196,7 @@ class Cache:
             return False, 0
         version = self._version + 1
         self._append(key, None, before, version, done)
+        self.doomed.pop(key, None)
         if before is not None:
             self._remove(key)
             self._tell(key)
@@ -219,7 +220,6 @@ class Cache:
         change = _Change(key, entry, before, key in self.doomed, done)
         self.topic.put(batch, 1, partial(self._appended, change))
         self._version = version
-        self.doomed.pop(key, None)
         earlier = self._last.get(key)
         if earlier is not None:
             earlier.next = change
@@ -317,7 +317,10 @@ class Cache:
         if error is None or self._closed:
             return
         for key in keys:
-            if key not in self.entries and key not in self._last:
+            change = self._last.get(key)
+            if change is not None:
+                change.buried = True
+            elif key not in self.entries:
                 self.doomed[key] = None
         self._caches.mourning[self.number] = self
 
