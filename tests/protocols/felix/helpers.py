@@ -158,7 +158,8 @@ class Connection:
 
     def close(self) -> None:
         for stream in self.streams:
-            stream.close()
+            if not stream.lost:
+                stream.close()
         for outlet in self.outlets:
             outlet.gone(LOST)
         if self.shared is not None:
@@ -174,6 +175,10 @@ class Stream(Peer):
 
     def _make(self, broker: Broker, _sink: Peer, now: int) -> FelixSession:
         return FelixSession(broker, self, now, self.streams.sim.felix, self.streams.peer)
+
+    @property
+    def lost(self) -> bool:
+        return self._lost
 
     @property
     def felix(self) -> FelixSession:
