@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from quintet.net.quic import QuicConnection
 
 CONNECTION_HIGH_BYTES = 32 * limits.MIB  # unsent over all streams of a connection: above it none of them has room
+CONNECTION_KEPT_BYTES_MAX = 64 * limits.MIB  # of unfinished frames over all streams of a connection
+CODE_LIMIT: Final = 0x4C  # shuts the connection
 CODE_DONE: Final = 0  # of STOP_SENDING, when an answer ends a stream before its peer does
 READS_NOTHING = "the peer has read nothing of a stream for 10 seconds"
 
@@ -233,6 +235,7 @@ class Stream(Writer):
         self._look()
 
     def _append(self, data: bytes) -> None:
+        self.connection.kept += len(data)
         if not self._rest:
             self._rest = data
         elif isinstance(self._rest, bytearray):
@@ -248,6 +251,7 @@ class Stream(Writer):
         consumed = self._session.receive(view, self.connection.listener.now())
         self._receiving = False
         left = len(view) - consumed
+        self.connection.kept -= consumed
         if not left:
             self._rest = b""
         elif consumed:
@@ -255,6 +259,12 @@ class Stream(Writer):
         del view
         self._drain()
         self._count_failures()
+        if self.connection.kept > CONNECTION_KEPT_BYTES_MAX:
+            self.connection.shut(CODE_LIMIT, "more than 64 MiB of unfinished frames")
+
+    def _forget_rest(self) -> None:
+        self.connection.kept -= len(self._rest)
+        self._rest = b""
 
     def _look(self) -> None:
         """After the session was offered something: may it be read on?"""
@@ -269,6 +279,7 @@ class Stream(Writer):
             self.connection.listener.stalls += 1
             self._stall(0)
         else:
+            self._apply()  # what came while it was paused was offered just now: read on
             self._end_if_done()
 
     def _count_failures(self) -> None:
@@ -326,7 +337,7 @@ class Stream(Writer):
         """The peer finished its side and the session has seen all of it: it is told, once."""
         if self._fin and not (self._told_end or self._fresh or self._held or self.ending or self.dead):
             self._told_end = True
-            self._rest = b""
+            self._forget_rest()
             self._session.ended(self.connection.listener.now())
             self._drain()
 
@@ -354,7 +365,7 @@ class Stream(Writer):
             self._let_session_go()
 
     def _let_session_go(self) -> None:
-        self._rest = b""
+        self._forget_rest()
         if self._open:
             self.connection.remember(self._session.principal_name)
             self._open = False
