@@ -98,6 +98,8 @@ class EchoSession:
             self.holding = True
         elif word == b"wait":
             self.waits = True
+        elif word == b"fail":
+            raise RuntimeError("a mistake")
         elif word == b"many":
             self._out.append(b"x" * int(rest) + b"\n")
         else:
@@ -165,12 +167,12 @@ async def serving(folder: Path, **options: Any) -> AsyncIterator[tuple[ClockedLi
 class Peer:
     """One client connection on the twin endpoint: what it was sent, by stream."""
 
-    def __init__(self, listener: QuicListener, ca: bytes, **options: Any) -> None:
+    def __init__(self, address: str, ca: bytes, identity: tuple[bytes, bytes] = (b"", b""), **options: Any) -> None:
         self.endpoint = quic_twin.QuicEndpoint(
             "127.0.0.1", 0, **{"uni_max": 4096, "stream_window": 64 << 10, "connection_window": 8 << 20, **options}
         )
-        host, _, port = listener.address.rpartition(":")
-        self.number = self.endpoint.connect(host, int(port), "localhost", ca, b"", b"")
+        host, _, port = address.rpartition(":")
+        self.number = self.endpoint.connect(host, int(port), "localhost", ca, *identity)
         self.data: dict[int, bytearray] = {}
         self.fin: set[int] = set()
         self.resets: dict[int, int] = {}
@@ -224,7 +226,17 @@ class Peer:
 
 @asynccontextmanager
 async def peer_of(listener: QuicListener, folder: Path, **options: Any) -> AsyncIterator[Peer]:
-    peer = Peer(listener, development_certificate(folder, ("localhost", "127.0.0.1"))[0], **options)
+    ca = development_certificate(folder, ("localhost", "127.0.0.1"))[0]
+    async with connected(listener.address, ca, **options) as peer:
+        yield peer
+
+
+@asynccontextmanager
+async def connected(
+    address: str, ca: bytes, identity: tuple[bytes, bytes] = (b"", b""), **options: Any
+) -> AsyncIterator[Peer]:
+    """A peer whose handshake is over, one way or the other."""
+    peer = Peer(address, ca, identity, **options)
     try:
         await until(lambda: peer.connected or peer.closed is not None)
         yield peer

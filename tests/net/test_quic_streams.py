@@ -16,6 +16,7 @@ from quintet.model import limits
 from quintet.net import quic, quic_endpoint, quic_twin
 from quintet.net.certificates import development_certificate
 from quintet.net.listener import SHUTTING_DOWN
+from quintet.net.quic_streams import CODE_LIMIT
 from quintet.protocols.base import LOST, TOO_SLOW
 from tests.net.quic_peers import NATIVE, Peer, later, peer_of, serving, until
 
@@ -405,7 +406,7 @@ async def test_a_connection_without_streams_is_shut_after_a_minute(tmp_path: Pat
         await until(lambda: sum(not connection._streams for connection in listener.connections) == 1)
         listener.ahead = quic.EMPTY_US
         await until(lambda: empty.closed is not None)
-        assert empty.closed is not None and empty.closed[0] == quic.CODE_LIMIT
+        assert empty.closed is not None and empty.closed[0] == CODE_LIMIT
         assert busy.closed is None
 
 
@@ -423,7 +424,7 @@ async def test_failed_authentications_are_counted_per_address(tmp_path: Path) ->
         async with peer_of(listener, tmp_path) as peer:
             peer.send(peer.open(), b"wrong\nwrong\nwrong\n")
             await until(lambda: peer.closed is not None)
-            assert peer.closed is not None and peer.closed[0] == quic.CODE_LIMIT
+            assert peer.closed is not None and peer.closed[0] == CODE_LIMIT
         async with peer_of(listener, tmp_path) as again:
             await until(lambda: again.closed is not None)
         assert listener.refused == 1
@@ -506,3 +507,38 @@ async def test_retry_when_many_handshakes_are_unfinished(tmp_path: Path) -> None
         await peer.login()
         assert listener.figures()["retries"] >= 1
         assert listener.figures()["half_open"] == 0
+
+
+async def test_a_mistake_ends_one_connection_and_no_other(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with (
+        serving(tmp_path) as (listener, seen),
+        peer_of(listener, tmp_path) as bad,
+        peer_of(listener, tmp_path) as good,
+    ):
+        one, two = await bad.login(), await good.login()
+        bad.send(one, b"fail\n")
+        good.send(two, b"goes on\n")
+        await good.answer(two, b"goes on\n")
+        await until(lambda: bad.closed is not None)
+        assert bad.closed is not None and bad.closed[0] == quic.CODE_INTERNAL
+        assert seen.closed == 1
+        assert [str(context["exception"]) for context in told] == ["a mistake"]
+
+
+async def test_unfinished_frames_of_a_connection_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.net.quic_streams.CONNECTION_KEPT_BYTES_MAX", limits.MIB)
+    async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as peer:
+        await peer.login()
+        (connection,) = listener.connections
+        streams = [peer.open() for _ in range(8)]
+        for stream in streams[:6]:
+            peer.send(stream, b"x" * 150_000)
+        await until(lambda: connection.kept == 900_000)
+        peer.send(streams[0], b"", end=True)
+        await until(lambda: connection.kept == 750_000)
+        for stream in streams[6:]:
+            peer.send(stream, b"x" * 150_000)
+        await until(lambda: peer.closed is not None)
+        assert peer.closed is not None and peer.closed[0] == CODE_LIMIT

@@ -13,12 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from quintet.model import limits
 from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
 from quintet.net.quic_endpoint import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE, Endpoint, make_endpoint
-from quintet.net.quic_streams import CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
+from quintet.net.quic_streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
 from quintet.protocols.base import LOST, Outlet, StreamSession
 
 TAKE_BYTES = limits.MIB  # of one wake-up; then other work of the loop has its turn
@@ -30,9 +31,9 @@ STREAM_WINDOW_BYTES = limits.MIB  # a peer may send ahead of what was read, on o
 CONNECTION_WINDOW_BYTES = 16 * limits.MIB  # ... and on all streams of a connection
 SEND_WINDOW_BYTES = limits.MIB  # unacknowledged bytes of a connection
 
-# Application close codes of a connection:
+# Application close codes of a connection, beside CODE_LIMIT:
 CODE_UNAUTHENTICATED: Final = 0x41
-CODE_LIMIT: Final = 0x4C
+CODE_INTERNAL: Final = 0x49  # a mistake of ours
 CODE_REVOKED: Final = 0x52
 CODE_SHUTTING_DOWN: Final = 0x53
 
@@ -54,7 +55,7 @@ class QuicConnection:
     """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
 
     __slots__ = ("_code", "_crowded", "_empty_since", "_opened_at", "_outlets", "_reason", "_streams", "_watched", "_who",
-                 "closing", "listener", "number", "peer", "shared", "unsent")  # fmt: skip
+                 "closing", "kept", "listener", "number", "peer", "shared", "unsent")  # fmt: skip
 
     def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
         self.listener = listener
@@ -63,6 +64,7 @@ class QuicConnection:
         self.shared: object | None = None
         self.closing = False  # it is shut at the end of this turn, or is gone
         self.unsent = 0  # bytes queued over all its streams, as far as known
+        self.kept = 0  # bytes of unfinished frames over all its streams
         self._code = 0
         self._reason = ""
         self._opened_at = listener.now()
@@ -208,13 +210,15 @@ class QuicConnection:
     def lost(self) -> None:
         """It is gone: let go of everything."""
         self.closing = True
-        for writer in self._writers():
-            writer.gone(LOST)
-        closed = getattr(self.shared, "closed", None)
-        self.shared = None
-        if closed is not None:
-            closed()
         self.listener.closed(self)
+        closed = getattr(self.shared, "closed", None)
+        for let_go in (*(partial(writer.gone, LOST) for writer in self._writers()), closed):
+            try:
+                if let_go is not None:
+                    let_go()
+            except Exception as error:  # the others are let go of all the same
+                self.listener.loop.call_exception_handler({"message": f"at the end of {self.peer}", "exception": error})
+        self.shared = None
 
 
 class QuicListener:
@@ -290,22 +294,29 @@ class QuicListener:
 
     def _ready(self) -> None:
         self._soon = True  # what this turn makes is flushed below, not by another callback
-        try:
-            for event in self.endpoint.take(TAKE_BYTES):
-                kind, number = event[0], event[1]
-                connection = self._by_number.get(number)
-                if kind == CONNECTED:
-                    self._opened(QuicConnection(self, number, event[2]))
-                elif connection is None:
-                    continue  # one we shut already
-                elif kind == CLOSED:
+        for event in self.endpoint.take(TAKE_BYTES):
+            kind, number = event[0], event[1]
+            if kind == CONNECTED:
+                self._opened(QuicConnection(self, number, event[2]))
+                continue
+            connection = self._by_number.get(number)
+            if connection is None:
+                continue  # one we shut already
+            try:
+                if kind == CLOSED:
                     connection.lost()
                 else:
                     if kind == DATA:
                         self.bytes_in += len(event[3])
                     connection.event(kind, event[2], event)
-        finally:
-            self._flush()
+            except Exception as error:
+                self._failed(connection, error)
+        self._flush()
+
+    def _failed(self, connection: QuicConnection, error: Exception) -> None:
+        """A mistake of ours ends the connection it happened on; what others were sent in the same turn is not lost."""
+        self.loop.call_exception_handler({"message": f"on the connection of {connection.peer}", "exception": error})
+        connection.shut(CODE_INTERNAL, "internal error")
 
     def touch(self, writer: Writer) -> None:
         """It has output, or an end, for the endpoint."""
@@ -325,17 +336,18 @@ class QuicListener:
         if not self.running:
             return
         self._soon = True
-        try:
-            while self._touched or self._to_shut:
-                touched, self._touched = self._touched, {}
-                for writer in touched:
+        while self._touched or self._to_shut:
+            touched, self._touched = self._touched, {}
+            for writer in touched:
+                try:
                     writer.flush()
-                ending, self._to_shut = self._to_shut, []
-                for connection in ending:
-                    if connection in self.connections:
-                        connection.shut_now()
-        finally:
-            self._soon = False
+                except Exception as error:
+                    self._failed(writer.connection, error)
+            ending, self._to_shut = self._to_shut, []
+            for connection in ending:
+                if connection in self.connections:
+                    connection.shut_now()
+        self._soon = False
 
     # -- connections -----------------------------------------------------------------------------------------------
 
@@ -402,7 +414,10 @@ class QuicListener:
     def _sweep(self) -> None:
         now = self.now()
         for connection in list(self._watched):
-            connection.check(now)
+            try:
+                connection.check(now)
+            except Exception as error:
+                self._failed(connection, error)
             if not connection.watched:
                 self._watched.discard(connection)
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
