@@ -102,12 +102,12 @@ class _Change:
 
 
 class Pool:
-    """The caches of one tenant."""
+    """The caches of one tenant. `quota` is looked up anew with every tick; 0: none."""
 
-    __slots__ = ("bytes", "caches", "largest", "tenant")
+    __slots__ = ("bytes", "caches", "largest", "quota")
 
-    def __init__(self, tenant: str) -> None:
-        self.tenant = tenant
+    def __init__(self, quota: int) -> None:
+        self.quota = quota
         self.bytes = 0
         self.caches: dict[int, Cache] = {}
         self.largest: Largest[Cache] = Largest()
@@ -179,13 +179,17 @@ class Cache:
             raise BadRequest(f"a key cannot expire at {expires_us}: times are microseconds since 1970")
         before = self._live(key, self._caches.now())
         _check_version(key, before, if_version)
-        self._caches.check_room(self, key, value)
+        roomy = self._caches.has_room(self, key, value, before)
+        if not roomy:
+            self._caches.check_room(self, key, value)
         entry: Entry = [value, min(expires_us, EXPIRES_MAX_US), before is not None, self._version + 1]
         self._append(key, entry, before, entry[VERSION], done)
-        self._caches.make_room(self, key, value)
+        if not roomy:
+            self._caches.make_room(self, key, value)
         self._place(key, entry)
-        self._tell(key)
-        return int(entry[VERSION])
+        if self._watches:
+            self._tell(key)
+        return self._version
 
     def delete(self, key: bytes, if_version: int | None, done: Done) -> tuple[bool, int]:
         """Remove a key: (was it there, the version of the deletion; 0 if there was nothing to delete)."""
@@ -348,7 +352,9 @@ class Cache:
         if newest >= self._version:
             self._version = newest + VERSION_SPAN
         for key, entry in rows.items():
-            if self._caches.fits(self, key, entry[VALUE]):
+            if self._caches.has_room(self, key, entry[VALUE], None):
+                self._place(key, entry)
+            elif self._caches.fits(self, key, entry[VALUE]):
                 self._caches.make_room(self, key, entry[VALUE])
                 self._place(key, entry)
             else:  # a limit was lowered
@@ -482,7 +488,7 @@ class Caches:
             self._leave(old)
         pool = self._pools.get(scope[0])
         if pool is None:
-            pool = self._pools[scope[0]] = Pool(scope[0])
+            pool = self._pools[scope[0]] = Pool(self._tenants.quota(scope[0]).cache_bytes)
         cache = Cache(self, scope, topic, pool)
         self._register(cache)
         return cache
@@ -533,10 +539,16 @@ class Caches:
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
+    def has_room(self, cache: Cache, key: bytes, value: bytes, before: Entry | None) -> bool:
+        """Does it fit as things are, in place of what was before?"""
+        grows = cost(key, value) - (0 if before is None else cost(key, before[VALUE]))
+        pool = cache.pool
+        return self.bytes + grows <= self.options.memory_bytes and (not pool.quota or pool.bytes + grows <= pool.quota)
+
     def fits(self, cache: Cache, key: bytes, value: bytes) -> bool:
         """Could it be kept if everything else went?"""
         size = cost(key, value)
-        return size <= self.options.memory_bytes and size <= (self._quota(cache.pool) or size)
+        return size <= self.options.memory_bytes and size <= (cache.pool.quota or size)
 
     def check_room(self, cache: Cache, key: bytes, value: bytes) -> None:
         """LimitExceeded unless there is room, or room can be made."""
@@ -563,24 +575,22 @@ class Caches:
         before = cache.entries.get(key)
         grows = cost(key, value) - (0 if before is None else cost(key, before[VALUE]))
         pool: Pool | None = cache.pool
-        quota = self._quota(cache.pool)
+        quota = cache.pool.quota
         if not quota or cache.pool.bytes + grows <= quota:
             if self.bytes + grows <= self.options.memory_bytes:
                 return None
             pool = self._largest.of(self._pools.values())
         return None if pool is None else pool.largest.of(pool.caches.values())
 
-    def _quota(self, pool: Pool) -> int:
-        return self._tenants.quota(pool.tenant).cache_bytes
-
     def _shrink(self) -> None:
         """A limit was lowered, or something large was taken back."""
+        for tenant, pool in self._pools.items():
+            pool.quota = self._tenants.quota(tenant).cache_bytes
         if self.options.eviction == "refuse":
             return
         left = EVICTED_PER_TICK
         for pool in list(self._pools.values()):
-            quota = self._quota(pool)
-            while quota and pool.bytes > quota and left and (giver := pool.largest.of(pool.caches.values())):
+            while pool.quota < pool.bytes and pool.quota and left and (giver := pool.largest.of(pool.caches.values())):
                 giver.evict()
                 left -= 1
         while self.bytes > self.options.memory_bytes and left and (most := self._largest.of(self._pools.values())):
@@ -635,7 +645,10 @@ def _scope_of(name: str) -> Scope:
 
 
 def _version_of(headers: tuple[tuple[bytes, bytes], ...]) -> int:
-    return next((int(text) for name, text in headers if name == VERSION_HEADER), 0)
+    for name, text in headers:
+        if name == VERSION_HEADER:
+            return int(text)
+    return 0
 
 
 def _check_version(key: bytes, entry: Entry | None, wanted: int | None) -> None:
