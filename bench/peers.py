@@ -230,6 +230,18 @@ def redis(directory: Path, durable: bool) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
+def redis_tls(directory: Path, certificate: Path, key: Path) -> Iterator[Server]:
+    """redis-server that keeps nothing on disk and is reached over TLS only."""
+    port = free_port()
+    directory.mkdir(parents=True, exist_ok=True)
+    command = [_program("redis-server"), "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1"]
+    command += ["--dir", str(directory), "--save", "", "--appendonly", "no", "--tls-auth-clients", "no"]
+    command += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate)]
+    with _running("redis over TLS", command, port, directory) as server:
+        yield server
+
+
+@contextlib.contextmanager
 def mosquitto(directory: Path) -> Iterator[Server]:
     """mosquitto, anonymous, without limits on what is queued or in flight."""
     port = free_port()

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from bench.harness import FULL, OURS, QUICK, Bench
 from rich.console import Console
 
-from bench import loads, loads_doors, loads_fly, loads_fly_own, loads_own, peers, report
+from bench import loads, loads_doors, loads_felix, loads_fly, loads_fly_own, loads_own, peers, report
 from quintet.bench.machine import facts
 from quintet.bench.wire import BenchError
 
@@ -51,6 +51,11 @@ LOADS: dict[str, Callable[[Bench], None]] = {
     "fast_fanout": loads_doors.fast_fanout,
     "peerbus_acked": loads_doors.peerbus_acked,
     "peerbus_idle": loads_doors.peerbus_idle,
+    "felix_bytes": loads_felix.felix_bytes,
+    "felix_fanout": loads_felix.felix_fanout,
+    "felix_acked": loads_felix.felix_acked,
+    "felix_cache": loads_felix.felix_cache,
+    "felix_idle": loads_felix.felix_idle,
 }
 SIDES = (OURS, "nats", "redis", "mosquitto", "kafka")
 
