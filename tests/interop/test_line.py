@@ -1,4 +1,4 @@
-"""One topic, four doors, one process: in any order of writers and across a restart, all readers see the same log.
+"""One topic, five doors, one process: in any order of writers and across a restart, all readers see the same log.
 
 Seeded. Each step one door publishes a few messages, its bytes cut anywhere; sometimes the broker is stopped and started
 again, and every reader comes back. In the end each reader has seen every message once, in the order of the log, and the
@@ -7,6 +7,7 @@ door a message came in by has given its very bytes back.
 
 import json
 from random import Random
+from typing import cast
 
 import pytest
 
@@ -16,10 +17,13 @@ from quintet.protocols.blipmq import codec as blip
 from quintet.protocols.fast import codec as fast
 from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.fast.mapping import topic_id
+from quintet.protocols.felix import codec as felix
+from quintet.protocols.felix.frames import FelixOptions
 from quintet.protocols.peerbus.session import PeerSession
 from quintet.testing.line import Peer
 from tests.protocols.blipmq import helpers as blip_helpers
 from tests.protocols.fast.helpers import ALL, FastSim, token
+from tests.protocols.felix import helpers as felix_helpers
 from tests.protocols.flymq.helpers import Client, configure
 
 TOPIC = "peerbus/bob"
@@ -27,7 +31,14 @@ RAW = TOPIC.encode()
 NUMBER = topic_id(RAW)
 STEPS = 40
 RESTART_SHARE = 0.1
-DOORS = ("blipmq", "flymq", "fast", "peerbus")
+DOORS = ("blipmq", "flymq", "fast", "peerbus", "felix")
+BARE = ("", "", TOPIC)  # a topic's name that is not tenant, namespace and stream
+
+
+class Sim(FastSim):
+    """A broker with the doors of both test kits."""
+
+    felix = FelixOptions()
 
 
 class World:
@@ -35,7 +46,7 @@ class World:
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.sim = FastSim()
+        self.sim = Sim()
         self.seen: dict[str, list[bytes]] = {door: [] for door in DOORS}
         self.sent: list[tuple[str, bytes]] = []  # door and what it published, in order
         self.subscription = 0
@@ -55,6 +66,11 @@ class World:
             self.subscription = blip_helpers.subscribed(self.blip, RAW)
         self.fly = Client(sim, "admin")
         self.alice, self.bob = (self._register(name) for name in ("alice", "bob"))
+        self.quic = felix_helpers.Connection(cast(felix_helpers.FelixSim, sim), "10.0.0.1:9")
+        self.felix = self.quic.auth()
+        start = felix.Start(offset=len(self.seen["felix"]))
+        (answer,) = self.felix.ask(felix_helpers.subscribe(BARE, start=start))
+        assert isinstance(answer, felix.Subscribed)
 
     def _register(self, name: str) -> Peer:
         peer = Peer(self.sim, PeerSession)
@@ -79,6 +95,9 @@ class World:
             self._feed(self.alice, b"".join(value + b"\n" for value in values))
         elif door == "fast":
             self._feed(self.fast, kernel.fast_publish(self.token, NUMBER, values))
+        elif door == "felix":
+            acked = felix_helpers.batch(*values, request_id=self.count, scope=BARE)
+            self._feed(self.felix, acked)
         elif door == "blipmq":
             self._feed(self.blip, kernel.blip_publish(RAW, 1, values, 1_000, 0))
         else:
@@ -100,6 +119,11 @@ class World:
         self.seen["blipmq"] += blip_helpers.values_of(data)
         self.blip.feed(b"".join(blip.ack(tag, self.subscription) for tag in blip_helpers.tags_of(data)))
         self._take_bob(self.bob.take(), self.bob)
+        for found in self.quic.outlets[0].take():
+            if not isinstance(found, felix.Hello):
+                base, values = found
+                assert base == len(self.seen["felix"])
+                self.seen["felix"] += values
         self.sim.scheduler.settle()
 
     def _take_bob(self, data: bytes, peer: Peer) -> None:
@@ -114,6 +138,7 @@ class World:
         self.read()
         for peer in (self.fast, self.blip, self.fly, self.alice, self.bob):
             peer.close()
+        self.quic.close()
         self.sim.advance(500_000)
         self.sim.restart()
         self.connect()
@@ -140,6 +165,7 @@ def test_every_reader_sees_the_one_log(seed: int) -> None:
     assert world.fly.values(TOPIC) == sent
     assert world.seen["blipmq"] == sent
     assert world.seen["fast"] == sent
+    assert world.seen["felix"] == sent
     assert len(world.seen["peerbus"]) == len(sent)
     for (door, value), line in zip(world.sent, world.seen["peerbus"], strict=True):
         if door == "peerbus":

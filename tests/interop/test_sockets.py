@@ -22,7 +22,7 @@ from tests.flight.client import Client
 
 TOPIC = "peerbus/bob"
 MESSAGES = 25  # by each door
-DOORS = ("blipmq", "flymq", "fast", "peerbus", "flight")
+DOORS = ("blipmq", "flymq", "fast", "peerbus", "felix", "flight")
 WAIT_S = 30.0
 
 
@@ -43,6 +43,7 @@ def url_of(server: Server, door: str, name: str = "alice") -> str:
         "blipmq": server.url,
         "flymq": server.fly,
         "fast": server.fast,
+        "felix": server.felix,
         "peerbus": f"peerbus://:dev-token@127.0.0.1:{server.ports['peerbus']}?name={name}",
     }
     return urls[door]
