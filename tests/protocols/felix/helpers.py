@@ -180,6 +180,14 @@ class Stream(Peer):
     def lost(self) -> bool:
         return self._lost
 
+    def reason(self) -> str | None:
+        """Why the session ends its stream; None: it does not."""
+        return self.session.closing
+
+    def held(self) -> bool:
+        """Whether it takes nothing for now."""
+        return self.session.holding
+
     @property
     def felix(self) -> FelixSession:
         assert isinstance(self.session, FelixSession)

@@ -29,9 +29,9 @@ from tests.protocols.felix.helpers import (
     token,
 )
 
-SCOPE = {"tenant_id": "t1", "namespace": "default", "stream": "demo"}
-CACHE = {"tenant_id": "t1", "namespace": "default", "cache": "primary"}
-OPEN = {"open": True, "anonymous_role": "open"}
+SCOPE: dict[str, Any] = {"tenant_id": "t1", "namespace": "default", "stream": "demo"}
+CACHE: dict[str, Any] = {"tenant_id": "t1", "namespace": "default", "cache": "primary"}
+OPEN: dict[str, Any] = {"open": True, "anonymous_role": "open"}
 
 
 def publish(*values: bytes, **more: Any) -> codec.PublishBatch | codec.Publish:
@@ -74,7 +74,7 @@ class _Laws(DoorLaws):
         stream = self.make()
         stream.feed(self.script(), chunks)
         stream.sim.scheduler.settle()
-        return stream.take(), stream.session.closing
+        return stream.take(), stream.reason()
 
     def test_cut_at_every_byte(self) -> None:
         """Most bytes are one as good as the other: every seventh place."""
@@ -156,7 +156,7 @@ def test_auth_without_flags_is_answered_by_ok_and_with_them_by_what_both_know(si
 def test_nothing_before_auth(sim: FelixSim, first: Any) -> None:
     stream = sim.connect().stream()
     assert stream.ask(first) == [codec.Error(message="auth required")]
-    assert stream.session.closing == "auth required"
+    assert stream.reason() == "auth required"
     assert stream.felix.close_code is None
     assert not sim.broker.topics.get(b"t1/default/demo")
 
@@ -170,7 +170,7 @@ def test_a_long_first_frame_is_not_waited_for(sim: FelixSim) -> None:
 def test_a_wrong_key_is_counted_and_ends_the_stream(sim: FelixSim) -> None:
     stream = sim.connect().stream()
     assert stream.ask(codec.Auth(tenant_id="t1", token="wrong")) == [codec.Error(message="auth failed")]
-    assert (stream.session.closing, stream.session.auth_failures) == ("auth failed", 1)
+    assert (stream.reason(), stream.session.auth_failures) == ("auth failed", 1)
 
 
 def test_auth_of_the_wrong_shape_names_the_field(sim: FelixSim) -> None:
@@ -181,13 +181,13 @@ def test_auth_of_the_wrong_shape_names_the_field(sim: FelixSim) -> None:
         stream = sim.connect().stream()
         (said,) = stream.ask(codec.frame(payload))
         assert field in said.message
-        assert stream.session.closing
+        assert stream.reason()
 
 
 def test_auth_twice(sim: FelixSim) -> None:
     stream = sim.connect().auth(flags=PLAIN)
     assert stream.ask(codec.Auth(tenant_id="t1", token=KEY)) == [codec.Error(message="auth already established")]
-    assert stream.session.closing == "auth already established"
+    assert stream.reason() == "auth already established"
 
 
 def test_five_seconds(sim: FelixSim) -> None:
@@ -195,9 +195,9 @@ def test_five_seconds(sim: FelixSim) -> None:
     deadline = stream.session.deadline()
     assert deadline == sim.scheduler.now() + limits.HANDSHAKE_US
     stream.session.tick(deadline - 1)
-    assert stream.session.closing is None
+    assert stream.reason() is None
     stream.session.tick(deadline)
-    assert stream.session.closing
+    assert stream.reason()
 
 
 def test_a_tenants_token(sim: FelixSim) -> None:
@@ -211,7 +211,7 @@ def test_tenant_of_token_and_auth_must_agree(sim: FelixSim) -> None:
     stream = sim.connect().stream()
     ask = codec.Auth(tenant_id="t2", token=token(sim.now_s))
     assert stream.ask(ask) == [codec.Error(message="tenant mismatch")]
-    assert stream.session.closing == "tenant mismatch"
+    assert stream.reason() == "tenant mismatch"
 
 
 @pytest.mark.parametrize("scope", [("t2", "default", "demo"), ("", "", "demo"), ("", "", "t1/default/demo")])
@@ -223,7 +223,7 @@ def test_tenant_of_token_and_frame_must_agree(sim: FelixSim, scope: tuple[str, s
         stream = sim.connect().auth(token(sim.now_s), PLAIN)
         before = sim.broker.audit.recorded
         assert stream.ask(ask)[-1] == codec.Error(message="tenant mismatch")
-        assert stream.session.closing == "tenant mismatch"
+        assert stream.reason() == "tenant mismatch"
         assert sim.broker.audit.recorded == before + 1
     assert not sim.broker.topics.all()
 
@@ -238,7 +238,7 @@ def test_an_expired_token_ends_stream_and_subscriptions(sim: FelixSim) -> None:
     stream.session.tick(sim.scheduler.now())
     stream._drain()
     assert stream.said() == [codec.Error(message="auth failed")]
-    assert stream.session.closing == "auth failed"
+    assert stream.reason() == "auth failed"
     assert connection.outlets[0].code == frames.REVOKED
 
 
@@ -262,7 +262,7 @@ def test_changed_keys_of_tokens_are_looked_at_again(sim: FelixSim) -> None:
     stream.ask(subscribe(subscription_id=1))
     sim.broker.set_tenant_tokens(TenantTokenOptions(secrets=(b"another secret, just as long as the first",)))
     stream.recheck()
-    assert stream.session.closing == "auth failed"
+    assert stream.reason() == "auth failed"
     assert connection.outlets[0].code == frames.REVOKED
 
 
@@ -272,7 +272,7 @@ def test_a_revoked_key_ends_stream_and_subscriptions(sim: FelixSim) -> None:
     stream.ask(subscribe(subscription_id=1))
     sim.broker.set_credentials([])
     assert stream.ask(batch(b"x")) == [codec.Error(message="auth failed")]
-    assert stream.session.closing == "auth failed"
+    assert stream.reason() == "auth failed"
     assert connection.outlets[0].code == frames.REVOKED
     assert not sim.broker.subscriptions.all()
 
@@ -285,7 +285,7 @@ def test_rights_that_were_taken_away_end_only_what_they_were_for(sim: FelixSim) 
     sim.broker.access.set_acl(Acl("t1/default/demo", users=("bob",)))
     stream.recheck()
     assert [outlet.code for outlet in connection.outlets] == [frames.REVOKED, None]
-    assert stream.session.closing is None
+    assert stream.reason() is None
     assert stream.ask(batch(b"y", request_id=1)) == [(1, 1, "forbidden"), codec.Error(message="forbidden")]
     assert values_of(sim) == [b"x"]
 
@@ -345,7 +345,7 @@ def test_document_errors_have_the_id_and_the_stream_goes_on() -> None:
     assert stream.ask(codec.frame(b'{"type":"nothing","request_id":"x"}')) == [
         codec.Error(request_id="x", message="unexpected message type")
     ]
-    assert stream.session.closing is None
+    assert stream.reason() is None
 
 
 def test_flags_that_the_document_does_not_know_are_passed_over() -> None:
@@ -370,10 +370,9 @@ def test_where_the_listener_is_open_good_credentials_still_count() -> None:
 def test_an_acknowledged_publish_is_durable_and_others_leave_the_topic_as_it_is(sim: FelixSim) -> None:
     stream = sim.connect().auth()
     stream.ask(batch(b"a"))
-    topic = sim.broker.topics.find(b"t1/default/demo")
-    assert topic.in_memory
+    assert sim.broker.topics.find(b"t1/default/demo").in_memory
     assert stream.ask(batch(b"b", request_id=1), batch(b"c")) == [(0, 1, "")]
-    assert not topic.in_memory
+    assert not sim.broker.topics.find(b"t1/default/demo").in_memory
     assert values_of(sim) == [b"a", b"b", b"c"]
     sim.restart()
     assert values_of(sim) == [b"a", b"b", b"c"]
@@ -399,7 +398,7 @@ def test_typed_answers_of_json_publishes(sim: FelixSim) -> None:
     bad = codec.Publish(tenant_id="t1", namespace="a/b", stream="c", payload=b"", request_id=1, ack="per_message")
     (said,) = stream.ask(bad)
     assert (said.request_id, said.message) == (1, "namespace: no / and no NUL")
-    assert stream.session.closing is None
+    assert stream.reason() is None
 
 
 def test_a_batch_of_nothing_is_acknowledged(sim: FelixSim) -> None:
@@ -450,9 +449,9 @@ def test_forbidden_is_said_behind_what_is_owed_and_ends_the_stream(sim: FelixSim
     stream.feed(
         batch(b"a", request_id=1, scope=other) + batch(b"b", request_id=2) + batch(b"c", request_id=3, scope=other)
     )
-    assert stream.session.closing is None
+    assert stream.reason() is None
     assert stream.said() == [(0, 1, ""), (1, 2, "forbidden"), codec.Error(message="forbidden")]
-    assert stream.session.closing == "forbidden"
+    assert stream.reason() == "forbidden"
     assert values_of(sim, b"t1/default/other") == [b"a"]
 
 
@@ -471,7 +470,7 @@ def test_packed_batches_only_where_they_were_negotiated(sim: FelixSim) -> None:
     stream = sim.connect().auth(flags=PLAIN)
     packed = codec.frame(codec.pack(batch(b"y")[12:]), frames.BATCH | frames.ZSTD)
     assert stream.ask(packed) == [codec.Error(message="unsupported frame flags")]
-    assert stream.session.closing is None
+    assert stream.reason() is None
 
 
 def test_many_packed_batches_let_others_have_their_turn() -> None:
@@ -479,11 +478,11 @@ def test_many_packed_batches_let_others_have_their_turn() -> None:
     stream = sim.connect().auth()
     zeros = codec.frame(codec.pack(batch(bytes(12 << 20))[12:]), frames.BATCH | frames.ZSTD)
     stream.feed(zeros * 4)
-    assert stream.session.holding
+    assert stream.held()
     topic = sim.broker.topics.find(b"t1/default/demo")
     assert topic.published == 3
     sim.scheduler.settle()
-    assert not stream.session.holding
+    assert not stream.held()
     assert topic.published == 4
 
 
@@ -504,7 +503,7 @@ def test_a_malformed_header_shuts_the_connection(sim: FelixSim, header: bytes) -
     for stream in (sim.connect().stream(), sim.connect().auth()):
         stream.feed(header)
         assert stream.felix.close_code == frames.PROTOCOL_ERROR
-        assert "malformed header" in (stream.session.closing or "")
+        assert "malformed header" in (stream.reason() or "")
 
 
 @pytest.mark.parametrize(
@@ -549,7 +548,7 @@ def test_bad_json_is_an_error_of_that_stream_only(sim: FelixSim) -> None:
     ):  # fmt: skip
         (said,) = stream.ask(codec.frame(payload))
         assert words in said.message
-    assert stream.session.closing is None
+    assert stream.reason() is None
     assert other.ask(batch(b"x", request_id=1)) == [(0, 1, "")]
 
 
@@ -570,9 +569,9 @@ def test_a_finished_stream_answers_what_it_owes_and_closes(sim: FelixSim) -> Non
     stream = sim.connect().auth()
     stream.feed(messages(batch(b"x", request_id=1), codec.CachePut(**CACHE, key="k", value=b"v", request_id=2)))
     stream.felix.ended(sim.scheduler.now())
-    assert stream.session.closing is None
+    assert stream.reason() is None
     assert len(stream.said()) == 2
-    assert stream.session.closing == ""
+    assert stream.reason() == ""
 
 
 def test_a_stream_that_is_gone_hears_nothing_of_what_it_asked(sim: FelixSim) -> None:
@@ -596,9 +595,9 @@ def test_a_tenant_is_slowed_down_to_its_rate() -> None:
     sim = FelixSim(BrokerOptions(tenants={"t1": quota}))
     stream = sim.connect().auth()
     assert stream.ask(batch(bytes(5_000), request_id=1)) == [(0, 1, "")]
-    assert not stream.session.holding
+    assert not stream.held()
     assert stream.ask(batch(bytes(15_000), request_id=2)) == [(0, 2, "")]
-    assert stream.session.holding
+    assert stream.held()
     assert stream.ask(batch(b"later", request_id=3)) == []
     other = sim.connect().auth(tenant="t2")
     assert other.ask(batch(bytes(15_000), request_id=1, scope=("t2", "n", "s"))) == [(0, 1, "")]
@@ -615,7 +614,7 @@ def test_quotas_of_a_tenant() -> None:
     refused = sim.connect().stream()
     (said,) = refused.ask(codec.Auth(tenant_id="t1", token=KEY))
     assert "limit" in said.message
-    assert refused.session.closing
+    assert refused.reason()
     assert stream.ask(subscribe(subscription_id=1)) == [codec.Subscribed(subscription_id=1)]
     (said,) = stream.ask(subscribe(subscription_id=2))
     assert "subscriptions" in said.message
@@ -640,4 +639,4 @@ def test_permissions_are_asked_for_each_kind(sim: FelixSim) -> None:
     stream = sim.connect().auth(reader, PLAIN)
     assert stream.ask(subscribe(subscription_id=1)) == [codec.Subscribed(subscription_id=1)]
     assert stream.ask(batch(b"x", request_id=1))[0] == (1, 1, "forbidden")
-    assert stream.session.closing == "forbidden"
+    assert stream.reason() == "forbidden"

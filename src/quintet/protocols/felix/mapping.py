@@ -9,6 +9,7 @@ A Feed lives with its connection, not with the stream that asked for it: the pub
 holds what it was allowed by (`Bearer`), and ends when that is no longer valid.
 """
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -23,6 +24,7 @@ from quintet.broker.tenant_tokens import TenantClaims
 from quintet.broker.topics import Topic
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Subscription
+from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import (
     AuthError,
@@ -37,9 +39,11 @@ from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.codec import Scope, topic_of, wire_offset
 from quintet.protocols.felix.frames import Dialect, FelixOptions
 
+Told = Callable[[bytes, Exception | None], None]
 Made = Callable[["Feed | None", Exception | None], None]
 DOOR: Final = "felix"
 EXPIRY_LOOK_US_MAX: Final = 4_000_000  # how long after its token a feed may live
+UNSURE_BYTES: Final = 4 * limits.WRITE_HIGH_BYTES  # sent last, of which the peer may not have got all
 WATCHED_PER_TURN_MAX: Final = 1_000  # changes written before room is asked for again
 
 
@@ -189,7 +193,7 @@ class Feed:
     ) -> None:
         self.id = id
         self.bearer = bearer
-        self.told: Callable[[bytes], None] | None = None
+        self.told: Told | None = None
         self._peer = peer
         self._broker = bearer.broker
         self._permission = permission
@@ -257,7 +261,7 @@ class Feed:
     def _release(self, forget: bool) -> None:
         raise NotImplementedError
 
-    def _stalled(self, told: Callable[[bytes], None]) -> None:
+    def _stalled(self, told: Told) -> None:
         """Its peer read nothing for too long, and the outlet was reset."""
 
 
@@ -273,6 +277,8 @@ class EventStream(Feed):
         self._dialect = dialect
         self._frame_bytes_max = peer.options.frame_bytes_max
         self._skipped: dict[int, int] = {}  # partition -> records passed over when it was last told
+        self._last: deque[tuple[int, int, int]] = deque()  # partition, first offset, bytes: what was sent last
+        self._last_bytes = 0
         self._target = codec.target_json(*scope) if dialect.document else b""
 
     def start(self) -> None:
@@ -312,11 +318,16 @@ class EventStream(Feed):
         if (subscription.id < 0 or forget) and subscriptions.find(subscription.owner, subscription.id) is subscription:
             subscriptions.remove(subscription)
 
-    def _stalled(self, told: Callable[[bytes], None]) -> None:
-        if self.subscription is not None and self._dialect.extended:
-            lane = self.subscription.lanes[0]
-            number, missed = lane.partition.number, self.subscription.backlog()
-            told(self._lagged(missed, wire_offset(number, lane.floor)))
+    def _stalled(self, told: Told) -> None:
+        """Where it may not have got to, for each partition: what is not acknowledged, or what was sent last."""
+        subscription = self.subscription
+        if subscription is None:
+            return
+        missed = subscription.backlog()
+        places = {partition: offset for partition, offset, _ in reversed(self._last)}  # the first of each
+        for partition, lane in enumerate(subscription.lanes):
+            place = lane.floor if subscription.qos else places.get(partition, lane.position)
+            told(self._lagged(missed if not partition else 0, wire_offset(partition, place)), None)
 
     def _lagged(self, missed: int, next_offset: int) -> bytes:
         return codec.encode(codec.Lagged(subscription_id=self.id, missed=missed, next_offset=next_offset))
@@ -335,11 +346,16 @@ class EventStream(Feed):
         outlet = self._outlet
         if outlet is None or self._barred():
             return
-        data = self._encode(partition, batch, first, last)
-        if self._dialect.extended and (missed := self._missed(subscription, partition)):
-            outlet.send([self._lagged(missed, wire_offset(partition, batch.offset(first))), data])
-        else:
-            outlet.send([data])
+        data = [self._encode(partition, batch, first, last)]
+        if self._dialect.extended:
+            offset = batch.offset(first)
+            self._last.append((partition, offset, len(data[0])))
+            self._last_bytes += len(data[0])
+            while self._last_bytes - self._last[0][2] > UNSURE_BYTES:
+                self._last_bytes -= self._last.popleft()[2]
+            if missed := self._missed(subscription, partition):
+                data.insert(0, self._lagged(missed, wire_offset(partition, offset)))
+        outlet.send(data)
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         raise AssertionError("an event stream publishes nothing")
