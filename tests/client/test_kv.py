@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import quintet
-from quintet.client.errors import BadRequest, Unsupported, VersionConflict
+from quintet.client.errors import BadRequest, TooLarge, Unsupported, VersionConflict
 from quintet.client.kv import MANY_KEYS_MAX, Change
 from tests.client.server import Server, running
 
@@ -28,7 +28,7 @@ async def test_values(server: Server, topic: str) -> None:
         assert await cache.delete("k") is True
         assert await cache.delete("k") is False
         assert await cache.get("k") is None
-        large = bytes(range(256)) * 16_000
+        large = bytes(range(256)) * 4_000
         await cache.put("large", large)
         assert await cache.get("large") == large
         assert await bus.kv(f"default/default/{topic}").get("large") == large
@@ -88,9 +88,12 @@ async def test_many(server: Server, topic: str) -> None:
         found = await cache.get_many([*keys, "missing", keys[0]])
         assert found == {key: key.encode() for key in keys}
         assert await cache.get_many([]) == {}
-        big = bytes(3_000_000)
-        await asyncio.gather(*(cache.put(f"big-{n}", big) for n in range(6)))
-        assert await cache.get_many(f"big-{n}" for n in range(6)) == {f"big-{n}": big for n in range(6)}
+        big = bytes(1_000_000)
+        names = [f"big-{n}" for n in range(18)]
+        await asyncio.gather(*(cache.put(name, big) for name in names))
+        assert await cache.get_many(names) == dict.fromkeys(names, big)  # more than fits into one answer
+        with pytest.raises(TooLarge):
+            await cache.put("k", bytes(2_000_000))
 
 
 async def test_watch(server: Server, topic: str) -> None:
@@ -164,7 +167,7 @@ async def test_a_killed_broker_has_every_value_and_watchers_go_on(own_server: Se
             newer = await cache.put("k", "w")
             assert await changes.get() == Change("k", b"w", newer)
             own_server.kill()
-            own_server.start()
+            await asyncio.to_thread(own_server.start)
             assert await cache.get_many(["k", "n"]) == {"k": b"w", "n": b"7"}
             newest = await cache.put("k", "x")
             assert newest > newer > version

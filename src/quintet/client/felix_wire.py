@@ -14,6 +14,7 @@ from quintet.client.base import Fields, Load, Outcome, Watch
 from quintet.client.errors import ServerError, from_server
 from quintet.model.errors import (
     AuthError,
+    BadName,
     BadRequest,
     Busy,
     Forbidden,
@@ -28,6 +29,7 @@ FRAME_READ_MAX: Final = 32 * 1024 * 1024  # the largest payload a server can be 
 FAILURES_KEPT_MAX: Final = 1_000  # per publish call; refusals beyond it are only counted
 AUTH_LATE: Final = 0x41
 
+NAME_HINT: Final = "each of the three parts of a name has 1 to 200 bytes of UTF-8 without / and NUL"
 _TOKEN_HINT: Final = "put an API key or a token into the URL: felix://:TOKEN@HOST:5000"
 # Text of an error that has no code -> the error, and what to do; the first it begins with.
 _TEXTS: Final[tuple[tuple[str, type[QuintetError], str], ...]] = (
@@ -40,6 +42,9 @@ _TEXTS: Final[tuple[tuple[str, type[QuintetError], str], ...]] = (
     ("server overloaded", Busy, "try again in a moment"),
     ("ingress overloaded", Busy, "try again in a moment"),
     ("missing", BadRequest, ""),
+    ("tenant_id: ", BadName, NAME_HINT),
+    ("namespace: ", BadName, NAME_HINT),
+    ("stream: ", BadName, NAME_HINT),
     ("unexpected message type", ProtocolError, "the server does not know this message"),
     ("unsupported frame flags", ProtocolError, "the server does not know this frame"),
 )

@@ -23,8 +23,8 @@ from quintet.client.url import Endpoint
 
 CONNECTED, DATA, WRITABLE, STOPPED, RESET, CLOSED, SENT = range(1, 8)
 
-IDLE_MS: Final = 15_000  # silence after which the connection is given up
-KEEP_ALIVE_MS: Final = 5_000
+IDLE_MS: Final = 10_000  # silence after which the connection is given up
+KEEP_ALIVE_MS: Final = 3_000
 TAKE_BYTES_MAX: Final = 1024 * 1024  # of stream data, in one turn of the loop
 STREAM_WINDOW_BYTES: Final = 1024 * 1024
 # Each stream has its own window; the sum has none that matters, so that a reader who pauses stops only itself.
