@@ -312,6 +312,21 @@ def test_a_cache_whose_topic_could_not_be_made_keeps_nothing() -> None:
     assert isinstance(told.heard[0], StorageError)
     assert cache.deleted
     assert not cache.entries
+    sim.disk.heal()
+    sim.restart()
+    sim.disk.fail("pwritev", 1, errno.ENOSPC, times=100)
+    cache = sim.broker.caches.open(SCOPE)
+    cache.put(b"k", b"v", 0, None, told)
+    sim.scheduler.settle()
+    assert cache.deleted
+    sim.disk.heal()
+    sim.advance(3 * SECOND)
+    epoch = sim.broker.access.epoch
+    second = sim.broker.caches.open(SCOPE)
+    assert second is not cache
+    assert sim.broker.access.epoch > epoch, "who remembers the first one looks again"
+    second.put(b"k", b"w", 0, 0, told)
+    assert again(sim).entries[b"k"][0] == b"w"
     check_books(sim)
 
 

@@ -1,14 +1,18 @@
 """The quotas of tenants: counts that are exact in any order, rates, and a configuration that changes."""
 
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from quintet.broker.access import Principal
+from quintet.broker.cache import CacheOptions
 from quintet.broker.core import BrokerOptions
 from quintet.broker.tenants import TenantQuota, Tenants
+from quintet.config import Settings
 from quintet.model.errors import LimitExceeded
+from quintet.server import _broker_options
 from quintet.testing.line import SimBroker
 
 SECOND = 1_000_000
@@ -119,3 +123,34 @@ def test_new_quotas_count_what_is_open() -> None:
     tenants.published("t", 100, 0)
     tenants.replace({"t": TenantQuota(publish_bytes_per_second=10, streams_max=5)})
     assert tenants.published("t", 0, 0) == 10 * SECOND, "one that stays goes on"
+
+
+def test_quotas_and_caches_come_from_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "quintet.toml"
+    file.write_text(
+        """
+        [cache]
+        durability = "os"
+        memory_bytes = "1 MiB"
+        eviction = "refuse"
+        max_key_bytes = 1
+        max_value_bytes = 2
+        max_caches = 3
+
+        [[tenants]]
+        name = "t"
+        max_connections = 4
+        max_streams = 5
+        max_subscriptions = 6
+        max_caches = 7
+        cache_bytes = 8
+        publish_bytes_per_second = 9
+
+        [[tenants]]
+        name = "free"
+        """
+    )
+    options = _broker_options(Settings.load(file, {}, {}))
+    assert options.caches == CacheOptions("os", 1 << 20, "refuse", 1, 2, 3)
+    assert options.tenants == {"t": TenantQuota(4, 5, 6, 7, 8, 9), "free": TenantQuota()}
+    assert _broker_options(Settings.load(None, {}, {})).caches == CacheOptions(), "the defaults are the same"

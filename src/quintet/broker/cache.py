@@ -433,7 +433,8 @@ class Caches:
         options: CacheOptions,
         tenants: Tenants,
         report: Report,
-        is_dead: Callable[[str], bool] = lambda _name: False,
+        is_dead: Callable[[str], bool],
+        look_again: Callable[[], None],
     ) -> None:
         self.options = options
         self.now = scheduler.now
@@ -446,6 +447,7 @@ class Caches:
         self._tenants = tenants
         self._report = report
         self._is_dead = is_dead
+        self._look_again = look_again  # sessions that remember a cache have to ask anew
         self._complained = False
         self._by_scope: dict[Scope, Cache] = {}
         self._by_number: dict[int, Cache] = {}
@@ -484,8 +486,9 @@ class Caches:
 
     def _enter(self, scope: Scope, topic: CacheTopic) -> Cache:
         old = self._by_scope.get(scope)
-        if old is not None:
+        if old is not None:  # its topic never came to be
             self._leave(old)
+            self._look_again()
         pool = self._pools.get(scope[0])
         if pool is None:
             pool = self._pools[scope[0]] = Pool(self._tenants.quota(scope[0]).cache_bytes)

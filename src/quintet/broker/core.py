@@ -143,7 +143,9 @@ class Broker:
         self.peers = Peers(peers, self.topics, self.subscriptions, self.access, scheduler, options.peers)
         self.peers.load()
         self.tenants = Tenants(options.tenants, self.topics.count_of)
-        self.caches = Caches(self.topics, scheduler, options.caches, self.tenants, report, self.dead.is_dead)
+        self.caches = Caches(
+            self.topics, scheduler, options.caches, self.tenants, report, self.dead.is_dead, self.access.look_again
+        )
         self.caches.load()
         self._open_groups_and_transactions(log, scheduler, report)
         self.intents.recover()
