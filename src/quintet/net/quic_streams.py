@@ -297,7 +297,7 @@ class Stream(Writer):
                 self._offer()
             if self.dead or self.ending:
                 return
-            if not session.stopped and not session.holding:
+            if not self._rest or not (session.stopped or session.holding):
                 self._held = False
                 self._stall(0)
 
