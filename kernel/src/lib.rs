@@ -22,6 +22,7 @@ mod fly_py;
 mod fly_reply;
 mod make;
 mod quic;
+mod quic_alpn;
 mod quic_conn;
 mod quic_py;
 mod quic_shared;

@@ -230,6 +230,7 @@ impl Network {
         for handle in std::mem::take(&mut self.starved) {
             self.touch(handle);
             if let Some(Some(conn)) = self.conns.get_mut(handle) {
+                conn.listed = false;
                 conn.read_on(&mut self.turn);
                 self.note_starved(handle);
             }
@@ -260,8 +261,8 @@ impl Network {
     }
 
     fn note_starved(&mut self, handle: usize) {
-        if let Some(Some(conn)) = self.conns.get(handle) {
-            if conn.starved && !self.starved.contains(&handle) {
+        if let Some(Some(conn)) = self.conns.get_mut(handle) {
+            if conn.starved && !std::mem::replace(&mut conn.listed, true) {
                 self.starved.push(handle);
             }
         }
@@ -313,7 +314,9 @@ impl Network {
             self.timers.remove(&(deadline, handle));
         }
         self.handles.remove(&conn.number);
-        self.starved.retain(|other| *other != handle);
+        if conn.listed {
+            self.starved.retain(|other| *other != handle);
+        }
     }
 
     // -- timers -------------------------------------------------------------------------------------------------------

@@ -61,10 +61,13 @@ struct Stream {
     readable: bool,
     send_done: bool,
     recv_done: bool,
+    /// It stands in `Conn::unread`.
+    unread: bool,
     /// STOP_SENDING came before Python knew the stream.
     stopped: Option<u64>,
-    /// Our reset waits until the stream may be opened.
+    /// Our reset and our STOP_SENDING wait until the stream may be opened.
     reset: Option<u64>,
+    stop: Option<u64>,
 }
 
 pub struct Conn {
@@ -80,6 +83,8 @@ pub struct Conn {
     pub dirty: bool,
     /// Streams were left unread because the inbox was full.
     pub starved: bool,
+    /// It stands in the endpoint's list of those.
+    pub listed: bool,
     /// The largest datagram it sent: smaller pieces of data are copied, lest they keep a large buffer alive.
     pub largest_in: usize,
     streams: HashMap<u64, Stream>,
@@ -111,6 +116,7 @@ impl Conn {
             handshake_until,
             dirty: false,
             starved: false,
+            listed: false,
             largest_in: 0,
             streams: HashMap::new(),
             waiting: [VecDeque::new(), VecDeque::new()],
@@ -212,8 +218,11 @@ impl Conn {
     /// The streams that were left unread.
     pub fn read_on(&mut self, turn: &mut Turn) {
         self.starved = false;
-        for stream in std::mem::take(&mut self.unread) {
-            self.read(stream, turn);
+        for key in std::mem::take(&mut self.unread) {
+            if let Some(stream) = self.streams.get_mut(&key) {
+                stream.unread = false;
+            }
+            self.read(key, turn);
         }
     }
 
@@ -232,7 +241,9 @@ impl Conn {
         }
         if turn.full() {
             self.starved = true;
-            self.unread.push(key);
+            if !std::mem::replace(&mut stream.unread, true) {
+                self.unread.push(key);
+            }
             return;
         }
         let Ok(mut chunks) = recv.read(true) else { return };
@@ -310,6 +321,10 @@ impl Conn {
             self.waiting[dir as usize].pop_front();
             let Some(stream) = self.streams.get_mut(&key) else { continue };
             stream.opened = true;
+            if let Some(code) = stream.stop.take() {
+                // It cannot be over already: the peer has not heard of it.
+                let _ = self.quic.recv_stream(id).stop(code_of(code));
+            }
             match stream.reset.take() {
                 Some(code) => self.reset(key, code, turn),
                 None => self.write(key, turn),
@@ -449,6 +464,8 @@ impl Conn {
         if stream.opened {
             // It fails when the peer's side is over already.
             let _ = self.quic.recv_stream(id_of(key)).stop(code_of(code));
+        } else {
+            stream.stop = Some(code);
         }
         self.free(key, turn);
     }

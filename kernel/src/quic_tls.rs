@@ -1,11 +1,12 @@
 //! TLS and transport settings of the QUIC endpoint: PEM texts in, configurations of quinn out, or a text that says what is
 //! wrong with them.
 //!
-//! TLS 1.3 only, no 0-RTT, no session tickets (a resumed session would outlive a change of certificates), no ALPN. Nothing is
-//! read from files here except the system's roots, and only when a client names no CA.
+//! TLS 1.3 only, no 0-RTT, no session tickets (a resumed session would outlive a change of certificates), no ALPN
+//! of ours (see `quic_alpn.rs`). Nothing is read from files except the system's roots, when a client names no CA.
 
+use crate::quic_alpn::AnyProtocol;
 use quinn_proto::congestion::CubicConfig;
-use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn_proto::crypto::rustls::QuicClientConfig;
 use quinn_proto::{
     ClientConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig, TransportConfig, VarInt,
 };
@@ -128,8 +129,7 @@ pub fn server(
         .map_err(|why| format!("the certificate and its key cannot be used: {why}"))?;
     tls.max_early_data_size = 0;
     tls.send_tls13_tickets = 0;
-    let crypto = QuicServerConfig::try_from(tls).map_err(|why| format!("TLS for QUIC is not available: {why}"))?;
-    let mut network = ServerConfig::with_crypto(Arc::new(crypto));
+    let mut network = ServerConfig::with_crypto(Arc::new(AnyProtocol::new(tls)?));
     network.transport_config(limits.transport(false)).migration(true);
     let mut machine = network.clone();
     machine.transport_config(limits.transport(true));

@@ -605,6 +605,19 @@ class TestOthers:
 
         asyncio.run(talk())
 
+    def test_a_client_that_offers_protocols(self, make: Maker, pems: Certificates) -> None:
+        server = make(server=True)
+
+        async def talk() -> None:
+            configuration = QuicConfiguration(
+                is_client=True, server_name="localhost", cadata=pems.ca, alpn_protocols=["felix", "x" * 200]
+            )
+            async with aioquic_connect("127.0.0.1", server.port, configuration=configuration) as it:
+                await it.ping()
+
+        asyncio.run(talk())
+        assert server.kind(CONNECTED)
+
     def test_a_server_on_aioquic(self, make: Maker, pems: Certificates, tmp_path: Any) -> None:
         client = make(uni_max=16)
         body = os.urandom(300_000)

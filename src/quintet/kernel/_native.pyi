@@ -418,7 +418,8 @@ class QuicEndpoint:
 
     No call waits for the network, except `close`; all are made by one thread, that of the loop. A connection is a number
     above 0 that this endpoint never uses again, a stream is its QUIC stream id. Without `certificate` the endpoint is a
-    client. TLS 1.3 only, no 0-RTT, no tickets, no ALPN. Certificates and keys are PEM texts.
+    client. TLS 1.3 only, no 0-RTT, no tickets; no ALPN is asked for, and any that a client offers is taken. Certificates
+    and keys are PEM texts.
 
     take() gives these events:
 
