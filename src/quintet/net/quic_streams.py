@@ -297,7 +297,7 @@ class Stream(Writer):
                 self._offer()
             if self.dead or self.ending:
                 return
-            if not self._rest or not (session.stopped or session.holding):
+            if not session.holding and not (session.stopped and self._rest):
                 self._held = False
                 self._stall(0)
 
