@@ -578,6 +578,8 @@ class FelixSession:
         late.message = codec.CacheOk(request_id=ask.request_id, version=version, existed=existed)
 
     def _cache_incr(self, ask: codec.CacheIncr, now: int) -> None:
+        if not -(1 << 63) <= ask.delta < 1 << 63:
+            raise BadRequest("delta: a number of 64 bits")
         cache = self._writable(ask)
         late = _Late(self, ask.request_id)
         expires = None if ask.ttl_ms is None else _expires(ask.ttl_ms, now)
