@@ -94,6 +94,9 @@ class Membership:
     def _beat(self) -> None:
         if self._left:
             return
+        if self._topic.deleted:
+            self._end()
+            return
         try:
             self._ask()
         except QuintetError:  # the group is another's now
