@@ -33,6 +33,9 @@ class Seen:
     shared_closed: int = 0
     reports: list[tuple[str, dict[str, object]]] = field(default_factory=list)
 
+    async def stopped_reading(self) -> None:
+        await until(lambda: self.sessions[0].waits or self.sessions[0].holding)
+
 
 class Shared:
     """The protocol's state of a connection."""

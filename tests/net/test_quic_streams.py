@@ -330,6 +330,33 @@ async def test_congestion_stops_reading_until_it_is_over(tmp_path: Path) -> None
         await peer.answer(stream, b"not now\nend\n")
 
 
+async def test_what_was_under_way_when_reading_stopped_is_kept_and_reading_goes_on(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        session = seen.sessions[0]
+        for word in (b"wait\n", b"hold\n"):
+            peer.send(stream, word)
+            await seen.stopped_reading()
+            session.stream.data(b"late", False)  # as the endpoint does with what it had handed out already
+            session.stream.data(b" and later\n", False)
+            assert not peer.data[stream]
+            session.waits = False
+            session.stream.completed(None, None, None)
+            await peer.answer(stream, b"late and later\n")
+            peer.send(stream, b"again\n")
+            await peer.answer(stream, b"again\n")
+
+
+async def test_a_session_that_stops_behind_its_last_frame_is_read_on(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        seen.sessions[0].stopped = True
+        peer.send(stream, b"one\n")
+        await peer.answer(stream, b"one\n")
+        peer.send(stream, b"two\n")
+        await peer.answer(stream, b"two\n")
+
+
 async def test_a_peer_that_takes_no_answers_may_not_ask_for_more(tmp_path: Path) -> None:
     async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as peer:
         stream = await peer.login()

@@ -56,6 +56,11 @@ class Engine(QuicConnection):
         self._get_or_create_stream_for_send(number)
         return number
 
+    def blocked(self, stream: int) -> bool:
+        """Whether the peer does not allow this stream yet. aioquic would reset and stop it all the same."""
+        found = self._streams.get(stream)
+        return found is not None and found.is_blocked
+
     def unacknowledged(self, stream: int) -> int:
         """Bytes aioquic holds of a stream."""
         found = self._streams.get(stream)

@@ -297,7 +297,7 @@ class Stream(Writer):
                 self._offer()
             if self.dead or self.ending:
                 return
-            if not session.holding and not (session.stopped and self._rest):
+            if not (self._session.holding or (session.stopped and self._rest)):
                 self._held = False
                 self._stall(0)
 

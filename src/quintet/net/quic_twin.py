@@ -16,6 +16,8 @@ import ipaddress
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from aioquic._buffer import Buffer
@@ -54,7 +56,7 @@ Event = tuple[Any, ...]
 class _Flow:
     """One stream."""
 
-    __slots__ = ("above", "consumed", "end", "ended", "fin", "held", "marked", "paused", "queue", "queued", "sent",
+    __slots__ = ("above", "consumed", "end", "ended", "fin", "held", "later", "marked", "paused", "queue", "queued", "sent",
                  "silent", "stopped")  # fmt: skip
 
     def __init__(self) -> None:
@@ -71,6 +73,7 @@ class _Flow:
         self.paused = False
         self.stopped = False  # what comes is dropped
         self.consumed = 0
+        self.later: list[Callable[[], None]] = []
 
 
 class _Link:
@@ -204,9 +207,7 @@ class QuicEndpoint:
         if link is None or flow is None or flow.silent:
             return
         self._silence(flow)
-        link.quic.reset_stream(stream, code)
-        link.unfinished.add(stream)
-        self._touch(link)
+        self._order(link, stream, flow, partial(link.quic.reset_stream, stream, code))
 
     def stop(self, connection: int, stream: int, code: int) -> None:
         link = self._links.get(connection)
@@ -214,8 +215,16 @@ class QuicEndpoint:
         if link is None or flow is None or flow.stopped or flow.fin:
             return
         self._drop(link, stream, flow)
-        link.quic.stop_stream(stream, code)
-        self._touch(link)
+        self._order(link, stream, flow, partial(link.quic.stop_stream, stream, code))
+
+    def _order(self, link: _Link, stream: int, flow: _Flow, call: Callable[[], None]) -> None:
+        """Reset or stop a stream, now or when the peer allows that it begins."""
+        link.unfinished.add(stream)
+        if link.quic.blocked(stream):
+            flow.later.append(call)
+        else:
+            call()
+            self._touch(link)
 
     def shut(self, connection: int, code: int, reason: bytes) -> None:
         link = self._links.get(connection)
@@ -557,6 +566,13 @@ class QuicEndpoint:
 
     def _pump(self, link: _Link, stream: int, flow: _Flow) -> None:
         """From the queue into aioquic, as far as its own buffer may grow; then what the owner waits to hear."""
+        if flow.later:
+            if link.quic.blocked(stream):
+                return
+            orders, flow.later = flow.later, []
+            for order in orders:
+                order()
+            self._touch(link)
         if flow.silent:
             if link.quic.sent_whole(stream):
                 self._sent(link, stream)
