@@ -1,6 +1,10 @@
 """The Felix door against a real broker: confirmed publishes, positions that are kept, groups, other doors, restarts."""
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -171,6 +175,23 @@ async def test_a_broker_that_stops_says_so(own_server: Server) -> None:
                 await asyncio.sleep(0.01)
         with pytest.raises(ConnectionLost):
             await bus.publish("t", b"x")
+
+
+def test_on_the_command_line(server: Server, topic: str) -> None:
+    def run(*arguments: str, status: int = 0) -> str:
+        command = [sys.executable, "-m", "quintet", *arguments]
+        environment = {**os.environ, "QUINTET_URL": server.felix}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+        assert done.returncode == status, done.stderr
+        return done.stdout if status == 0 else done.stderr
+
+    assert run("pub", topic, "one", "two", "three") == f"3 messages to {topic}: durable\n"
+    begin = ("sub", topic, "--timeout", "20")
+    assert run(*begin, "--durable", "me", "--from", "earliest", "--count", "2") == "one\ntwo\n"
+    assert run(*begin, "--durable", "me", "--count", "1") == "three\n"
+    found = json.loads(run(*begin, "--group", "g", "--from", "earliest", "--count", "1", "--format", "json"))
+    assert (found["value"], found["partition"], found["offset"]) == ("one", 0, 0)
+    assert "--filter is for FlyMQ" in run(*begin, "--filter", "x", status=2)
 
 
 async def test_the_wrong_authority(server: Server, tmp_path: Path) -> None:
