@@ -29,7 +29,7 @@ GOODBYE_STEPS_MAX = 20  # ... and how many at most
 GOODBYE_STEPS_MIN = 4  # QUIC itself has some to send when the endpoint has none
 STREAM_WINDOW_BYTES = limits.MIB  # a peer may send ahead of what was read, on one stream ...
 CONNECTION_WINDOW_BYTES = 16 * limits.MIB  # ... and on all streams of a connection
-SEND_WINDOW_BYTES = limits.MIB  # unacknowledged bytes of a connection
+SEND_WINDOW_BYTES = 4 * limits.MIB  # unacknowledged bytes of a connection
 
 # Application close codes of a connection, beside CODE_LIMIT:
 CODE_UNAUTHENTICATED: Final = 0x41

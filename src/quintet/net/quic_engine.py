@@ -61,10 +61,13 @@ class Engine(QuicConnection):
         found = self._streams.get(stream)
         return found is not None and found.is_blocked
 
-    def unacknowledged(self, stream: int) -> int:
-        """Bytes aioquic holds of a stream."""
+    def room(self, stream: int, most: int) -> int:
+        """Bytes aioquic is given of a stream: until it holds the most, and no more than the peer allows it to send."""
         found = self._streams.get(stream)
-        return len(found.sender._buffer) if found is not None else 0
+        if found is None or found.is_blocked:
+            return 0
+        sender = found.sender
+        return min(most - len(sender._buffer), found.max_stream_data_remote - sender._buffer_stop)
 
     def sent_whole(self, stream: int) -> bool:
         found = self._streams.get(stream)

@@ -577,7 +577,7 @@ class QuicEndpoint:
             if link.quic.sent_whole(stream):
                 self._sent(link, stream)
             return
-        room = self._send_window - link.quic.unacknowledged(stream)
+        room = link.quic.room(stream, self._send_window)
         while flow.queue and room > 0:
             piece = flow.queue.popleft()
             if len(piece) > room:
