@@ -1,7 +1,7 @@
 """No operation without a right, on any door: every operation of BlipMQ, Fast and peerbus, asked by every kind of principal,
 of topics in every state, against the oracle of rights_world.py. What it refuses must be refused, have no effect at all
 (every partition of the log but the audit's ends where it ended before) and be written down. FlyMQ has its matrix in
-tests/protocols/flymq/test_rights.py.
+tests/protocols/flymq/test_rights.py, Felix in test_felix_rights.py.
 """
 
 import json
@@ -26,6 +26,7 @@ from quintet.protocols.fast import errors as fast_errors
 from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.fast.mapping import topic_id
 from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
+from quintet.protocols.felix import frames as felix_frames
 from quintet.protocols.flymq import frames as fly_frames
 from quintet.protocols.peerbus import codec as peerbus
 from quintet.protocols.peerbus import frames as peer_frames
@@ -341,7 +342,7 @@ def test_a_peer_name_of_another_owner_is_refused_and_written_down() -> None:
 @pytest.mark.parametrize(
     ("table", "row"),
     [(blip_frames.RIGHTS, blip_frames.POLL), (fast_frames.RIGHTS, fast_frames.ROTATE_KEY), (wire.RIGHTS, "redrive"),
-     (peer_frames.RIGHTS, peer_frames.ACK), (fly_frames.OPERATIONS, fly_frames.PURGE_DLQ)],
+     (peer_frames.RIGHTS, peer_frames.ACK), (felix_frames.RIGHTS, "cache_incr"), (fly_frames.OPERATIONS, fly_frames.PURGE_DLQ)],
 )  # fmt: skip
 def test_a_broker_without_a_row_does_not_start(
     table: dict[Any, Any], row: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
