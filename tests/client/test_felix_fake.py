@@ -192,6 +192,7 @@ async def test_a_broken_subscription_goes_on_where_it_was(tmp_path: Path) -> Non
         async with bus.subscribe("t", start=39) as sub:
             server.send(streams[0], events(39, b"before"))
             await (await sub.get()).ack()
+            await sub.flush()
             server.endpoint.reset(server.connection, streams[0], felix.TOO_SLOW)
             await until(lambda: len(streams) == 2)
             server.send(streams[1], events(40, b"a", b"b", b"c") + events(1 << 48 | 50, b"x"))

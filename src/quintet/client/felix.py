@@ -161,6 +161,7 @@ class FelixLink(PushLink, RequestLink):
         self._owed: dict[int, list[_Part]] = {}  # request -> whose messages are in its frame
         self._calls: list[Call] = []  # published in this turn, not sent yet
         self._acks: list[int] = []
+        self._out: list[bytes] = []  # written in this turn, not sent yet
         self._heard: Callable[[Fields], None] | None = None
         self._topic = ""
         self._qos = 0
@@ -206,7 +207,14 @@ class FelixLink(PushLink, RequestLink):
         return self._next_id
 
     def _write(self, data: Sequence[bytes]) -> None:
-        if self._trunk.connection.send(self._stream, data):
+        """Soon, together with what else is written in this turn of the loop."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out += data
+
+    def _flush(self) -> None:
+        data, self._out = self._out, []
+        if data and self._lost is None and self._trunk.connection.send(self._stream, data):
             self._flowing.clear()
 
     async def barrier(self) -> None:
@@ -501,6 +509,7 @@ class FelixLink(PushLink, RequestLink):
                     await self._ask({"type": "unsubscribe", "subscription_id": self._subscription})
             except (QuintetError, TimeoutError) as error:
                 log.debug("leaving subscription %d: %s", self._subscription, error)
+        self._flush()
         self._trunk.connection.send(self._stream, [], end=True)
         self.fail(Closed("the link was closed here"))
 
