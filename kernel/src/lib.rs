@@ -1,7 +1,7 @@
 //! The native twin of the kernel: the functions of `_native.pyi`, which take Python buffers and give Python objects.
 //!
 //! Only the talking to Python lives here (in `blip_py.rs` for BlipMQ, `fly_py.rs` for FlyMQ, `fast_py.rs` for Fast TCP, `felix_py.rs` for Felix, `arrow_py.rs` for Arrow, `chain_py.rs` for links,
-//! `ws_py.rs` for WebSocket):
+//! `ws_py.rs` for WebSocket, `quic_py.rs` for QUIC, the one class, which has a socket and a thread):
 //! arguments in, objects out, refusals as ValueError. The work is in `batch.rs`, `make.rs`, `blip.rs`, `fast.rs`, `felix.rs`,
 //! `felix_json.rs`, `fly.rs`, `fly_reply.rs`, `arrow.rs` and `scatter.rs`. The interpreter lock is held throughout, except while a large FlyMQ fetch is written and while Arrow
 //! columns are made or taken; no I/O, no clock, no state.
@@ -21,11 +21,17 @@ mod fly;
 mod fly_py;
 mod fly_reply;
 mod make;
+#[cfg(unix)]
 mod quic;
+#[cfg(unix)]
 mod quic_alpn;
+#[cfg(unix)]
 mod quic_conn;
+#[cfg(unix)]
 mod quic_py;
+#[cfg(unix)]
 mod quic_shared;
+#[cfg(unix)]
 mod quic_tls;
 mod scatter;
 mod ws_py;
@@ -469,6 +475,7 @@ mod _native {
     };
     #[pymodule_export]
     use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split};
+    #[cfg(unix)]
     #[pymodule_export]
     use super::quic_py::QuicEndpoint;
     #[pymodule_export]

@@ -245,7 +245,8 @@ impl Network {
                 self.touch(handle);
             }
         }
-        // Data that was under way does not hold up the end: each connection gets its share of one turn.
+        // Data that was under way does not hold up the end: a datagram that waits is lost, each connection gets one turn.
+        self.unsent = None;
         self.transmit(now);
         self.turn.shared.hand_over(&mut self.turn.events);
     }

@@ -1,7 +1,8 @@
 """The kernel: hot loops over whole buffers, native if it was built, else the pure twin. Same names, same results.
 
 Import from here (`from quintet import kernel; kernel.seal(...)`). `NATIVE` says which twin is in use; the environment
-variable QUINTET_PURE=1 forces the pure one. No I/O, no state, no clock lives here.
+variable QUINTET_PURE=1 forces the pure one. No I/O, no state, no clock lives here, except in the class QuicEndpoint, which is a
+socket with a thread.
 """
 
 import os

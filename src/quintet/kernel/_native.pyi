@@ -1,6 +1,6 @@
-"""The one stub of the kernel: native (`_native`, Rust) and pure (`pure.py`) have exactly these names.
+"""The one stub of the kernel: native (`_native`, Rust) and pure (`pure.py`) have exactly these functions.
 
-Functions over buffers, no I/O and no state. Batches are laid out as in docs/LOG_FORMAT.md section 3.
+Functions over buffers, no I/O and no state; and in the native one the class QuicEndpoint, which has both. Batches are laid out as in docs/LOG_FORMAT.md section 3.
 """
 
 from collections.abc import Sequence
