@@ -1,4 +1,4 @@
-"""Clients of five doors that write and read until they are told off, and an administrator that revokes what they came with.
+"""Clients of six doors that write and read until they are told off, and an administrator that revokes what they came with.
 
 Each client is two connections with the same credential, by wires written by hand. `write` is one operation that the broker
 acknowledged; `read` is what was delivered since. Refused is the end of either: an answer that says no, or a connection
@@ -8,6 +8,7 @@ that was closed.
 import json
 import struct
 import threading
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic
@@ -15,9 +16,10 @@ from typing import Any, Final
 from uuid import uuid4
 
 import quintet
+from quintet.net.certificates import CERTIFICATE_NAME
 from tests.abuse import fly_wire
 from tests.client.server import Server
-from tests.crash import fast_wire, peer_wire, wire
+from tests.crash import fast_wire, felix_wire, peer_wire, wire
 
 WITHIN_S: Final = 5.0  # the guarantee: nothing is accepted or delivered later than this after a revocation
 QUIET_S: Final = 0.3  # how long a reader waits for what must not come
@@ -79,7 +81,7 @@ class Office:
             self._user("USER_UPDATE", name, "another-long-password", True)
         else:
             assert how == "rule"
-            for topic in (person.topic, f"peerbus/{name}"):
+            for topic in (person.topic, f"peerbus/{name}", f"t/n/{person.topic}"):
                 self.ask("ACL_SET", topic=topic, public=False, users=["admin"], roles=[])
 
 
@@ -250,9 +252,57 @@ class Flight(Client):
         return [value for value in values if value is not None]
 
 
+class Felix(Client):
+    """An API key; acknowledged batches to a topic of all doors, and an event stream of it."""
+
+    tenant = ""
+    namespace = ""
+
+    def begin(self, server: Server, person: Person) -> None:
+        address, ca = f"127.0.0.1:{server.ports['felix']}", server.folder / "data" / "tls" / CERTIFICATE_NAME
+        self._scope = (self.tenant, self.namespace, person.topic)
+        token = self.token(person)
+        self._writer = self.stack.enter_context(felix_wire.FelixWire(address, ca, token, self.tenant))
+        self._reader = self.stack.enter_context(felix_wire.FelixWire(address, ca, token, self.tenant))
+        self._id = self._reader.subscribe(self._scope)
+
+    def token(self, person: Person) -> str:
+        return person.key
+
+    def write(self, value: bytes) -> None:
+        if refused := self._writer.publish(self._scope, [value]):
+            raise Refused(refused)
+
+    def read(self, wait_s: float = BLINK_S) -> list[bytes]:
+        found: list[bytes] = []
+        while (event := self._reader.next(BLINK_S if found else wait_s)) is not None:
+            found += event.values
+        if not found and self._id in self._reader.ended:
+            raise Refused(f"the event stream was reset with {self._reader.ended[self._id]:#x}")
+        return found
+
+
+class FelixToken(Felix):
+    """A token of tenant `t` whose subject is the user."""
+
+    tenant = "t"
+    namespace = "n"
+
+    def token(self, person: Person) -> str:
+        rights = ["stream.publish:stream:t/n/*", "stream.subscribe:stream:t/n/*"]
+        more = {"iss": "felix-auth", "aud": "felix-broker", "tid": "t", "exp": int(time.time()) + 3600, "perms": rights}
+        return fast_wire.token(person.name, "", **more).decode()
+
+
 DOORS: Final[dict[str, type[Client]]] = {
-    "blipmq": Blip, "flymq": Fly, "fast": Fast, "peerbus": Peer, "flight": Flight,
+    "blipmq": Blip, "flymq": Fly, "fast": Fast, "peerbus": Peer, "flight": Flight, "felix": Felix,
+    "felix-token": FelixToken,
 }  # fmt: skip
+
+
+def topic_of(door: str, person: Person) -> str:
+    """The topic that a client of this door writes and reads."""
+    return {"peerbus": f"peerbus/{person.name}", "felix-token": f"t/n/{person.topic}"}.get(door, person.topic)
 
 
 def ends() -> tuple[type[BaseException], ...]:
@@ -260,7 +310,8 @@ def ends() -> tuple[type[BaseException], ...]:
     from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
 
     return (
-        Refused, AssertionError, OSError, wire.Closed, fly_wire.Closed, fast_wire.Gone, peer_wire.Gone, flight.FlightError,
+        Refused, AssertionError, OSError, wire.Closed, fly_wire.Closed, fast_wire.Gone, peer_wire.Gone, felix_wire.Gone,
+        flight.FlightError,
     )  # fmt: skip
 
 

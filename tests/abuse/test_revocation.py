@@ -11,7 +11,7 @@ from time import monotonic
 
 import pytest
 
-from tests.abuse.revocation import DOORS, QUIET_S, WITHIN_S, Client, Loop, Office, Person, connects, ends
+from tests.abuse.revocation import DOORS, QUIET_S, WITHIN_S, Client, Loop, Office, Person, connects, ends, topic_of
 from tests.client.server import Server, running
 
 pytest.importorskip("pyarrow")
@@ -26,12 +26,14 @@ WAYS = {
     "fast": ("disabled", "deleted", "rule"),
     "peerbus": ("key", "disabled", "deleted", "rule"),
     "flight": ("key", "disabled", "deleted", "rule"),
+    "felix": ("key", "disabled", "deleted", "rule"),
+    "felix-token": ("disabled", "deleted", "rule"),
 }
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with running() as made:
+    with running(QUINTET_LISTENERS__FELIX__OPEN="false") as made:
         yield made
 
 
@@ -88,8 +90,7 @@ def test_a_revoked_client_is_told_off_and_does_not_come_back(door: str, server: 
             assert loop.told_off is not None, f"{how}: still at work after {WITHIN_S} s"
             assert loop.last - at <= WITHIN_S
             leftovers(loop.client)  # what was on its way when it was told off
-            topic = f"peerbus/{person.name}" if door == "peerbus" else person.topic
-            office.ask("PRODUCE", topic=topic, key=b"", value=b"after", partition=0)
+            office.ask("PRODUCE", topic=topic_of(door, person), key=b"", value=b"after", partition=0)
             assert b"after" not in leftovers(loop.client), how
             loop.client.close()
             assert not connects(door, server, person), how
@@ -116,7 +117,7 @@ def test_it_is_so_after_a_restart(server: Server, office: Office) -> None:
 
 
 @pytest.mark.timeout(30 * ROTATIONS)
-@pytest.mark.parametrize("door", ["blipmq", "peerbus", "flight"])
+@pytest.mark.parametrize("door", ["blipmq", "peerbus", "flight", "felix"])
 def test_a_key_that_is_replaced_with_overlap_costs_no_operation(door: str, server: Server, office: Office) -> None:
     person = office.hire(f"rotates-{door}")
     old = started(door, server, person)
