@@ -122,7 +122,8 @@ class FelixSession:
         position = self._first(view, now) if self._state is FRESH else 0
         if self._bearer is not None and self._epoch != self._broker.access.epoch:
             self._look_again(self._bearer, now)
-        while not (self._state is FRESH or self._stopped or self._held or self._going):
+        size = len(view)
+        while position < size and not (self._state is FRESH or self._stopped or self._held or self._going):
             if self._scopes and not self._replies.waiting:
                 position = self._gets(view, position, now)
                 if self.stopped:
@@ -140,7 +141,7 @@ class FelixSession:
                 break
             position = end
         self._close_if_done()
-        return len(view) if self._going else position
+        return size if self._going else position
 
     @property
     def _going(self) -> bool:
@@ -178,6 +179,7 @@ class FelixSession:
             return
         self._deadline = None
         if self._bearer is None:
+            self._replies.put(codec.encode(codec.Error(message=errors.AUTH_REQUIRED)))
             self.closing = self.closing or "no authentication within 5 seconds"
         else:
             self._look_again(self._bearer, now)
