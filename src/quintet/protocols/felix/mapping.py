@@ -323,11 +323,10 @@ class EventStream(Feed):
         subscription = self.subscription
         if subscription is None:
             return
-        missed = subscription.backlog()
         places = {partition: offset for partition, offset, _ in reversed(self._last)}  # the first of each
         for partition, lane in enumerate(subscription.lanes):
             place = lane.floor if subscription.qos else places.get(partition, lane.position)
-            told(self._lagged(missed if not partition else 0, wire_offset(partition, place)), None)
+            told(self._lagged(0, wire_offset(partition, place)), None)
 
     def _lagged(self, missed: int, next_offset: int) -> bytes:
         return codec.encode(codec.Lagged(subscription_id=self.id, missed=missed, next_offset=next_offset))
