@@ -290,7 +290,13 @@ class FelixToken(Felix):
 
     def token(self, person: Person) -> str:
         rights = ["stream.publish:stream:t/n/*", "stream.subscribe:stream:t/n/*"]
-        more = {"iss": "felix-auth", "aud": "felix-broker", "tid": "t", "exp": int(time.time()) + 3600, "perms": rights}
+        more: dict[str, Any] = {
+            "iss": "felix-auth",
+            "aud": "felix-broker",
+            "tid": "t",
+            "exp": int(time.time()) + 3600,
+            "perms": rights,
+        }
         return fast_wire.token(person.name, "", **more).decode()
 
 

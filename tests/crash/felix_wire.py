@@ -16,6 +16,7 @@ import ssl
 import struct
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,10 +112,8 @@ class FelixWire:
         if not self._gone:
             self._gone = "closed here"
             self._quic.close()
-            try:
+            with suppress(Gone):  # it is gone already, and that is all we want
                 self._flush()
-            except Gone:
-                pass  # it is gone already, and that is all we want
         self._socket.close()
 
     def __enter__(self) -> "FelixWire":
@@ -132,6 +131,11 @@ class FelixWire:
     def send(self, data: bytes) -> None:
         self.check()
         self._quic.send_stream_data(self.stream, data)
+        self._flush()
+
+    def finish(self) -> None:
+        """Nothing more is asked: our side of the stream ends, what was subscribed to goes on."""
+        self._quic.send_stream_data(self.stream, b"", end_stream=True)
         self._flush()
 
     def say(self, kind: str, **fields: Any) -> None:
