@@ -60,6 +60,8 @@ class FakeFelix:
                 self.connections += 1
             elif event[0] == DATA:
                 self._data(event[1], event[2], event[3])
+                if event[4]:
+                    self.endpoint.send(event[1], event[2], [], True)
 
     def _data(self, connection: int, stream: int, data: bytes) -> None:
         data = self._tails.pop((connection, stream), b"") + data

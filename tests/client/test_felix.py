@@ -58,7 +58,9 @@ async def test_messages_know_where_they_are(server: Server, topic: str) -> None:
         async with bus.subscribe(topic, start="earliest", qos=0) as sub:
             msg = await sub.get()
             assert (msg.qos, msg.offset) == (0, 0)
+        await asyncio.sleep(0.05)
         now = datetime.now(UTC)
+        await asyncio.sleep(0.05)
         await bus.publish(topic, "d")
         async with bus.subscribe(topic, start=now) as sub:
             assert (await sub.get()).text() == "d"
@@ -157,8 +159,9 @@ async def test_a_killed_broker_loses_nothing(own_server: Server, topic: str) -> 
         assert await take(durable, 30) == [b"%d" % n for n in range(30)]
         await asyncio.gather(plain.flush(), durable.flush())
         own_server.kill()
-        own_server.start()
-        await bus.publish_batch(topic, [f"{n}" for n in range(100, 110)], retry=True)
+        later = asyncio.create_task(bus.publish_batch(topic, [f"{n}" for n in range(100, 110)], retry=True))
+        await asyncio.to_thread(own_server.start)
+        await later
         for sub, first in ((plain, 50), (durable, 30)):
             seen: set[bytes] = set()
             while len(seen) < 110 - first:

@@ -222,6 +222,40 @@ async def test_a_broken_subscription_goes_on_where_it_was(tmp_path: Path) -> Non
         assert starts[3:] == ["latest", {"offsets": [42, 50]}]
 
 
+async def test_a_full_queue_is_not_filled_again(tmp_path: Path) -> None:
+    starts: list[object] = []
+    streams: list[int] = []
+
+    def answer(server: FakeFelix, stream: int, message: Message) -> None:
+        friendly(server, stream, message)
+        if message["type"] == "subscribe":
+            starts.append(message["start"])
+            streams.append(server.events(message["subscription_id"]))
+
+    async with (
+        fake(tmp_path, answer) as server,
+        quintet.connect(server.url) as bus,
+        bus.subscribe("t", qos=0, prefetch=2) as sub,
+    ):
+        server.send(streams[0], events(0, b"a", b"b", b"c"))
+        await until(lambda: sub.queued == 3)
+        server.endpoint.reset(server.connection, streams[0], felix.TOO_SLOW)
+        await until(lambda: len([message for message in server.heard if message["type"] == "auth"]) == 3)
+        await bus.ping()
+        assert starts == ["latest"]
+        assert [(await sub.get()).value for _ in range(3)] == [b"a", b"b", b"c"]
+        await until(lambda: starts == ["latest", {"offset": 3}])
+
+
+async def test_what_is_sent_before_the_end_arrives(tmp_path: Path) -> None:
+    async with fake(tmp_path, friendly) as server:
+        async with quintet.connect(server.url) as bus:
+            for _ in range(10):
+                await bus.publish("t", bytes(1_000_000), qos=0)
+        counts = [message["count"] for message in server.heard if message["type"] == "batch"]
+        assert sum(counts) == 10
+
+
 async def test_what_was_lost_is_told(tmp_path: Path) -> None:
     told: list[object] = []
     streams: list[int] = []

@@ -161,6 +161,7 @@ class FelixLink(PushLink, RequestLink):
         self._owed: dict[int, list[_Part]] = {}  # request -> whose messages are in its frame
         self._calls: list[Call] = []  # published in this turn, not sent yet
         self._acks: list[int] = []
+        self._gone = asyncio.Event()
         self._out: list[bytes] = []  # written in this turn, not sent yet
         self._heard: Callable[[Fields], None] | None = None
         self._topic = ""
@@ -482,6 +483,7 @@ class FelixLink(PushLink, RequestLink):
             return
         self._lost = error
         self._flowing.set()
+        self._gone.set()
         self._trunk.listeners.pop(self._subscription, None)
         calls = [part[0] for parts in self._owed.values() for part in parts] + self._calls
         self._owed.clear()
@@ -509,8 +511,14 @@ class FelixLink(PushLink, RequestLink):
                     await self._ask({"type": "unsubscribe", "subscription_id": self._subscription})
             except (QuintetError, TimeoutError) as error:
                 log.debug("leaving subscription %d: %s", self._subscription, error)
+        self._flush_calls()
         self._flush()
         self._trunk.connection.send(self._stream, [], end=True)
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._gone.wait()  # the server ends its side when it has read all of ours
+        except TimeoutError:
+            log.debug("%s did not end its side of a stream", self._trunk.where)
         self.fail(Closed("the link was closed here"))
 
 

@@ -12,6 +12,7 @@ import binascii
 from base64 import urlsafe_b64decode
 from collections.abc import Sequence
 from datetime import datetime
+from math import floor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -102,6 +103,8 @@ class FelixSource(PushSource):
         self._partitions = 0
         self._again: set[int] = set()
         self._missed = 0
+        self._room = asyncio.Event()  # in the queue
+        self._room.set()
 
     @property
     def missed(self) -> int:
@@ -117,6 +120,7 @@ class FelixSource(PushSource):
 
     async def _attach(self, link: Link) -> None:
         felix: FelixLink = link  # type: ignore[assignment]
+        await self._room.wait()  # nothing is asked for that there is no place for
         self._acked_before.update(self._acked)
         self._acked.clear()
         tenant, namespace, stream = self._names.split(self._topic)
@@ -136,6 +140,14 @@ class FelixSource(PushSource):
             for partition, offset in enumerate(offsets):
                 self._next.setdefault(partition, offset)
 
+    def pause(self) -> None:
+        self._room.clear()
+        super().pause()
+
+    def resume(self) -> None:
+        self._room.set()
+        super().resume()
+
     def _start(self) -> Any:
         """Where the subscription goes on, as the wire says it."""
         if self._kept or not self._next:
@@ -150,7 +162,10 @@ class FelixSource(PushSource):
             self._next[partition] = min(self._next.get(partition, offset), offset)
             if len(self._again) < AGAIN_MAX:
                 self._again.add(tag)
-        super()._down(error)
+        if self._qos:
+            super()._down(error)
+        elif self._inbox is not None and self._channel.failed is not None:
+            self._inbox.wake()  # what is queued is kept, and counts: nobody else has it
 
     def on_records(self, topic: str, rows: Rows) -> None:
         last = rows[-1][0]
@@ -165,7 +180,8 @@ class FelixSource(PushSource):
             return
         missed, tag = int(message.get("missed", 0)), int(message.get("next_offset", 0))
         self._missed += missed
-        self._next[tag >> PARTITION_SHIFT] = tag & OFFSET_MASK
+        partition, offset = tag >> PARTITION_SHIFT, tag & OFFSET_MASK
+        self._next[partition] = max(self._next.get(partition, 0), offset)  # of a stream that was reset: the least it got
         if self._on_event is not None:
             # later: what a callback raises is not the server's fault
             asyncio.get_running_loop().call_soon(self._on_event, Lagged(self._topic, missed, tag & OFFSET_MASK))
@@ -192,5 +208,5 @@ def _start_of(wanted: Wanted) -> Any:
             raise ValueError(f"start is one of {', '.join(STARTS)}, an offset or a datetime, not {start!r}")
         return start
     if isinstance(start, datetime):
-        return {"time_ms": round(start.timestamp() * 1000)}
+        return {"time_ms": floor(start.timestamp() * 1000)}
     return {"offset": start}
