@@ -123,10 +123,9 @@ impl Template {
         if self.acked {
             self.bytes[wire::HEAD_BYTES..wire::HEAD_BYTES + 8].copy_from_slice(&batch.to_be_bytes());
         }
-        let mut number = batch * self.records.len() as u64;
-        for at in &self.records {
+        let first = batch * self.records.len() as u64;
+        for (number, at) in (first..).zip(&self.records) {
             self.bytes[*at..*at + 8].copy_from_slice(&number.to_be_bytes());
-            number += 1;
         }
         &self.bytes
     }
