@@ -6,6 +6,7 @@ The texts in quotes are those the published server says, to the letter where it 
 
 from typing import Final
 
+from quintet.broker.bearer import TenantMismatch
 from quintet.model import errors
 from quintet.protocols.felix import codec
 from quintet.protocols.felix.frames import Dialect
@@ -55,22 +56,24 @@ BROKER: Final[tuple[tuple[type[errors.QuintetError], str], ...]] = (
 )
 
 
-class Refused(errors.Forbidden):
-    """By the token: its tenant, or its permissions. `text` is what the wire says."""
+class AlreadyKnown(errors.Forbidden):
+    """A stream that authenticates again."""
 
-    def __init__(self, text: str, why: str) -> None:
-        super().__init__(why)
-        self.text = text
+
+# About who may, most special first: said without details.
+BARRED: Final[tuple[tuple[type[errors.QuintetError], str], ...]] = (
+    (AlreadyKnown, AUTH_ALREADY),
+    (TenantMismatch, TENANT_MISMATCH),
+    (errors.AuthError, AUTH_FAILED),
+    (errors.Forbidden, FORBIDDEN),
+)
 
 
 def to_text(error: Exception) -> str:
     """What an error says on the wire. Anything that is not ours to name is said without its details."""
-    if isinstance(error, Refused):
-        return error.text
-    if isinstance(error, errors.AuthError):
-        return AUTH_FAILED
-    if isinstance(error, errors.Forbidden):
-        return FORBIDDEN
+    for kind, text in BARRED:
+        if isinstance(error, kind):
+            return text
     for kind, prefix in BROKER:
         if isinstance(error, kind):
             return f"{prefix}: {error}" if prefix else str(error)

@@ -15,19 +15,17 @@ from functools import partial
 from typing import Any, Final
 
 from quintet import kernel
-from quintet.broker.access import Action, Principal
+from quintet.broker.bearer import Bearer
 from quintet.broker.cache import Cache, name_of
 from quintet.broker.core import Broker
 from quintet.broker.membership import Membership
 from quintet.broker.seek import seek_all
-from quintet.broker.tenant_tokens import TenantClaims
 from quintet.broker.topics import Topic
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import (
-    AuthError,
     BadRequest,
     LimitExceeded,
     QuintetError,
@@ -45,68 +43,6 @@ DOOR: Final = "felix"
 EXPIRY_LOOK_US_MAX: Final = 4_000_000  # how long after its token a feed may live
 UNSURE_BYTES: Final = 4 * limits.WRITE_HIGH_BYTES  # sent last, of which the peer may not have got all
 WATCHED_PER_TURN_MAX: Final = 1_000  # changes written before room is asked for again
-
-
-class Bearer:
-    """Who is on a stream, by which credential, as of which epoch of access. Shared with the feeds it asked for."""
-
-    __slots__ = ("_token", "broker", "claims", "epoch", "identity", "peer", "principal", "tenant")
-
-    def __init__(
-        self, broker: Broker, peer: str, tenant: str, identity: str, principal: Principal, token: bytes,
-        claims: TenantClaims | None,
-    ) -> None:  # fmt: skip
-        self.broker = broker
-        self.peer = peer
-        self.tenant = tenant
-        self.identity = identity
-        self.principal = principal
-        self.claims = claims
-        self.epoch = broker.access.epoch
-        self._token = token
-
-    def valid(self, now: int) -> bool:
-        """Whether it still is who it was; what it may do is looked up again after a change."""
-        if self.claims is not None and now >= self.claims.expires:
-            return False
-        if self.epoch == self.broker.access.epoch:
-            return True
-        principal = self.broker.access.current(self.identity)
-        try:
-            if self.claims is not None:
-                self.claims = self.broker.tenant_tokens.verify(self._token, now)
-        except AuthError:
-            return False
-        if principal is None:
-            return False
-        self.principal, self.epoch = principal, self.broker.access.epoch
-        return True
-
-    def require(self, action: Action, permission: str, scope: Scope, name: str) -> None:
-        """Refused or Forbidden, and a row in the audit, unless token and rights both allow it."""
-        self.require_token(permission, scope, name)
-        self.broker.access.require(self.principal, action, name, self.peer)
-
-    def require_token(self, permission: str, scope: Scope, name: str) -> None:
-        claims = self.claims
-        if claims is None:
-            return
-        if scope[0] != claims.tenant:
-            self._deny(name, "tenant")
-            raise errors.Refused(errors.TENANT_MISMATCH, f"the token is of tenant {claims.tenant!r}, not {scope[0]!r}")
-        if not self._permits(permission, scope):
-            self._deny(name, permission)
-            raise errors.Refused(errors.FORBIDDEN, f"the token does not permit {permission} on {'/'.join(scope)}")
-
-    def _permits(self, permission: str, scope: Scope) -> bool:
-        kind = permission.partition(".")[0]
-        return self.claims is None or self.claims.allows(permission, f"{kind}:{'/'.join(scope)}")
-
-    def may(self, action: Action, permission: str, scope: Scope, name: str) -> bool:
-        return self._permits(permission, scope) and self.broker.access.allowed(self.principal, action, name)
-
-    def _deny(self, name: str, what: str) -> None:
-        self.broker.audit.record("access.denied", self.principal.name, name, "denied", self.peer, what)
 
 
 def check_new(broker: Broker, options: FelixOptions, scope: Scope) -> None:
@@ -492,7 +428,7 @@ class WatchStream(Feed):
 class FelixPeer:
     """What the streams of one connection share: its feeds by their ids, and which tenants it counts for."""
 
-    __slots__ = ("_broker", "_closed", "_feeds", "_next", "_tenants", "_watching", "options", "streams")
+    __slots__ = ("_broker", "_closed", "_epoch", "_feeds", "_next", "_tenants", "_watching", "options", "streams")
 
     def __init__(self, broker: Broker, streams: Streams, options: FelixOptions) -> None:
         self.options = options
@@ -501,8 +437,8 @@ class FelixPeer:
         self._feeds: dict[int | str, Feed | None] = {}  # None: its id is taken, it is being made
         self._tenants: set[str] = set()
         self._next = 0
-        self._closed = False
-        self._watching = False
+        self._epoch = broker.access.epoch
+        self._closed = self._watching = False
 
     def enter(self, tenant: str) -> None:
         """Somebody of this tenant authenticated on a stream: the connection counts once. LimitExceeded."""
@@ -558,7 +494,12 @@ class FelixPeer:
                 feed.cut(frames.REVOKED)
 
     def recheck(self, now: int) -> None:
-        """Access changed, or time passed: end what is no longer allowed."""
+        """Access may have changed: once for each change, end what is no longer allowed."""
+        if self._epoch != self._broker.access.epoch:
+            self._check(now)
+
+    def _check(self, now: int) -> None:
+        self._epoch = self._broker.access.epoch
         for feed in list(self._feeds.values()):
             if feed is not None and feed.vanished:
                 feed.end()
@@ -573,7 +514,7 @@ class FelixPeer:
         self._watching = False
         if self._closed:
             return
-        self.recheck(self._broker.scheduler.now())
+        self._check(self._broker.scheduler.now())
         if any(feed is not None and feed.bearer.claims is not None for feed in self._feeds.values()):
             self._watching = True
             self._look_later()

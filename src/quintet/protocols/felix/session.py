@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from quintet import kernel
+from quintet.broker.bearer import Bearer, TenantMismatch
 from quintet.broker.cache import Cache, expires_at, name_of
 from quintet.broker.core import Broker
 from quintet.broker.topics import Topic
@@ -32,7 +33,7 @@ from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot, Streams
 from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.codec import Id, Scope, origin_of
 from quintet.protocols.felix.frames import Dialect, FelixOptions
-from quintet.protocols.felix.mapping import Bearer, EventStream, Feed, FelixPeer, Reach, Subscribing, WatchStream
+from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, Reach, Subscribing, WatchStream
 
 FRESH: Final = "fresh"
 PUBLISHED: Final = "published"
@@ -270,7 +271,7 @@ class FelixSession:
                 bearer = Bearer(broker, self._peer, claims.tenant, identity, principal, token, claims)
                 if claims.tenant != tenant:
                     broker.audit.record("access.denied", principal.name, tenant, "denied", self._peer, "tenant")
-                    raise errors.Refused(errors.TENANT_MISMATCH, f"the token is not of tenant {tenant!r}")
+                    raise TenantMismatch(f"the token is not of tenant {tenant!r}")
                 return bearer
             identity, principal = access.authenticate(token)
         except AuthError:
@@ -623,7 +624,7 @@ class FelixSession:
         feed.start()
 
     def _auth_again(self, _ask: codec.Auth, _now: int) -> None:
-        raise errors.Refused(errors.AUTH_ALREADY, "a stream is authenticated once")
+        raise errors.AlreadyKnown("a stream is authenticated once")
 
 
 class _Late:
