@@ -498,10 +498,10 @@ class TestLife:
         server.endpoint.close()
         client.endpoint.close()
         for _ in range(1000):
-            if tasks() == before:
+            if tasks() <= before:
                 break
-            select.select([], [], [], 0.005)  # a joined thread may still be listed for a moment
-        assert tasks() == before
+            select.select([], [], [], 0.005)  # a joined thread, an earlier one too, is listed for a moment
+        assert tasks() <= before
         with pytest.raises(RuntimeError, match="closed"):
             client.endpoint.connect("127.0.0.1", 1, "localhost", pems.ca, b"", b"")
 
