@@ -180,10 +180,13 @@ def test_increment(sim: FelixSim) -> None:
     for delta in (2**63, -(2**63) - 1, 2**64):
         (refused,) = stream.ask(codec.CacheIncr(**CACHE, key="n", delta=delta, request_id=1))
         assert isinstance(refused, codec.Error)
+    assert isinstance(stream.ask(codec.CacheIncr(**CACHE, key="n", delta=1, ttl_ms=-1))[0], codec.Error)
     stream.ask(put("text", b"abc", request_id=1))
     (refused,) = stream.ask(codec.CacheIncr(**CACHE, key="text", delta=1, request_id=1))
     assert isinstance(refused, codec.Error)
     assert stream.reason() is None
+    stream.finish()
+    assert stream.reason() == ""  # nothing is owed
 
 
 def test_many_at_once(sim: FelixSim) -> None:

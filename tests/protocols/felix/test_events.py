@@ -114,6 +114,20 @@ def test_the_limit_of_a_connection() -> None:
     assert stream.ask(subscribe()) == [codec.Error(message="max subscriptions per connection exceeded")]
 
 
+def test_a_subscription_that_is_refused_makes_no_topic_and_takes_no_id() -> None:
+    sim = FelixSim(BrokerOptions(topics=TopicPolicy(rules=[TopicRule("*")], topics_max=1)), subscriptions_max=1)
+    stream = sim.connect().auth()
+    (said,) = stream.ask(subscribe(("t1", "default", "first"), subscription_id=1))
+    assert isinstance(said, codec.Subscribed)
+    stream.ask(subscribe(("t1", "default", "second"), subscription_id=2))
+    assert [topic.name for topic in sim.broker.topics.all()] == ["t1/default/first"]
+    stream.ask(codec.Unsubscribe(subscription_id=1))
+    (said,) = stream.ask(subscribe(("t1", "default", "second"), subscription_id=2))
+    assert said.code == "E1400"  # too many topics: the id is free again
+    (said,) = stream.ask(subscribe(("t1", "default", "first"), subscription_id=2))
+    assert isinstance(said, codec.Subscribed)
+
+
 def test_a_slow_reader_is_not_sent_more_than_it_has_room_for(sim: FelixSim) -> None:
     connection = sim.connect()
     _, outlet = opened(connection, subscribe())

@@ -308,9 +308,7 @@ class EventStream(Feed):
         """Records that retention or expiry took before this subscriber could read them, since it was last told. What
         compaction leaves out is not missed: a newer record of the same key follows."""
         skipped = self._lane(subscription, partition).skipped
-        before = self._skipped.get(partition, 0)
-        if skipped == before:
-            return 0
+        before = min(self._skipped.get(partition, 0), skipped)  # less: the partition was another member's meanwhile
         self._skipped[partition] = skipped
         return 0 if self._topic.spec.compact else skipped - before
 
@@ -555,11 +553,15 @@ class Subscribing:
         self._qos = int(explicit)
         name = topic_of(self._scope)
         bearer.require("subscribe", "stream.subscribe", self._scope, name)
-        if self._broker.topics.get(name.encode()) is None:
-            check_new(self._broker, peer.options, self._scope)
-        self._topic = self._broker.topics.ensure(name.encode(), durable=explicit)
-        self._id = peer.claim(ask.subscription_id, dialect.document, bearer.tenant)
         self._starts: list[int] = []
+        self._id = peer.claim(ask.subscription_id, dialect.document, bearer.tenant)
+        try:
+            if self._broker.topics.get(name.encode()) is None:
+                check_new(self._broker, peer.options, self._scope)
+            self._topic = self._broker.topics.ensure(name.encode(), durable=explicit)
+        except QuintetError:
+            peer.unclaim(self._id, bearer.tenant)
+            raise
         self._topic.after(self._ready)
 
     def _fail(self, error: Exception) -> None:

@@ -583,9 +583,9 @@ class FelixSession:
     def _cache_incr(self, ask: codec.CacheIncr, now: int) -> None:
         if not -(1 << 63) <= ask.delta < 1 << 63:
             raise BadRequest("delta: a number of 64 bits")
+        expires = None if ask.ttl_ms is None else _expires(ask.ttl_ms, now)
         cache = self._writable(ask)
         late = _Late(self, ask.request_id)
-        expires = None if ask.ttl_ms is None else _expires(ask.ttl_ms, now)
         try:
             number, version = cache.increment(ask.key.encode(), ask.delta, expires, now, late.done)
         except QuintetError as error:
