@@ -11,11 +11,13 @@ ROOT = Path(__file__).parent.parent
 
 def declared() -> set[str]:
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    kernel = tomllib.loads((ROOT / "kernel" / "Cargo.toml").read_text())
     lists = [
         tree["project"]["dependencies"],
         *tree["project"]["optional-dependencies"].values(),
         *tree["dependency-groups"].values(),
-        list(tomllib.loads((ROOT / "kernel" / "Cargo.toml").read_text())["dependencies"]),
+        list(kernel["dependencies"]),
+        *(list(target["dependencies"]) for target in kernel["target"].values()),
     ]
     return {re.split(r"[\s<>=;\[]", line, maxsplit=1)[0] for lines in lists for line in lines}
 
