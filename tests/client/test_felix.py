@@ -5,13 +5,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import jwt
 import pytest
 
 import quintet
-from quintet.client.errors import BadName, ConnectionLost, TooLarge, Unsupported
+from quintet.client.errors import AuthError, BadName, ConnectionLost, Forbidden, TooLarge, Unsupported
+from quintet.config import DEV_FAST_MASTER_SECRET
+from quintet.model.errors import QuintetError
 from tests.client.server import Server
 
 
@@ -87,6 +91,29 @@ async def test_names_are_the_broker_s(server: Server, topic: str) -> None:
             await bus.publish("t/n/__x", "y")
         with pytest.raises(TooLarge):
             await bus.publish(topic, bytes(17 * 1024 * 1024))
+
+
+async def test_a_token_of_a_tenant(server: Server, topic: str) -> None:
+    claims = {
+        "iss": "felix-auth", "aud": "felix-broker", "sub": "dev", "tid": "acme", "exp": int(time.time()) + 600,
+        "perms": ["stream.publish:stream:acme/shop/*", "stream.subscribe:stream:acme/shop/*",
+                  "cache.read:cache:acme/shop/*", "cache.write:cache:acme/shop/*"],
+    }  # fmt: skip
+    token = jwt.encode(claims, DEV_FAST_MASTER_SECRET, "HS256")
+    url = server.felix.replace("dev-key", token)
+    async with quintet.connect(f"{url}&namespace=shop") as bus:  # the tenant is the token's
+        async with bus.subscribe(topic, durable="mine") as sub:
+            assert (await bus.publish(topic, "hello")).durable
+            assert (await sub.get()).text() == "hello"
+        await bus.kv(topic).put("k", "v")
+        assert await bus.kv(f"acme/shop/{topic}").get("k") == b"v"
+        with pytest.raises(Forbidden):
+            await bus.publish(f"acme/office/{topic}", "x")
+        with pytest.raises(AuthError, match="tenant mismatch"):
+            await bus.publish(f"other/shop/{topic}", "x", retry=True)
+        with pytest.raises(QuintetError):
+            await bus.subscribe(f"other/shop/{topic}").open()
+        assert (await bus.publish(topic, "still here", retry=True)).durable
 
 
 async def test_every_message_of_many_callers_is_confirmed(server: Server, topic: str) -> None:

@@ -59,6 +59,7 @@ FRAME_VALUE_BYTES_MAX: Final = 4 * 1024 * 1024  # of several messages together
 ZSTD_BYTES_MIN: Final = 1_024  # of a batch: below it, packing does not pay
 ACKS_PER_WRITE: Final = 4_096  # single acknowledgements gathered at most before they are written
 CONNECT_SHARE: Final = 0.9  # of the time a caller has, so that the reason comes before its timeout
+LAST_WORDS_S: Final = 1.0  # for what a server says behind the moment at which it reads no more
 PER_BATCH: Final = 2
 TOO_SLOW: Final = 0x51  # an event stream that was reset because nobody read it
 
@@ -102,6 +103,9 @@ class Events:
 
     def drained(self) -> None:
         """Nothing is written here."""
+
+    def stopped(self, code: int) -> None:
+        """Alike."""
 
     def ended(self, code: int) -> None:
         if self._link is not None:
@@ -448,6 +452,11 @@ class FelixLink(PushLink, RequestLink):
 
     def drained(self) -> None:
         self._flowing.set()
+
+    def stopped(self, code: int) -> None:
+        """Its last words, and the reason among them, may still be on their way."""
+        error = ConnectionLost(f"{self._trunk.where} reads no more of the stream (code {code:#x})")
+        self._loop.call_later(LAST_WORDS_S, self.fail, error)
 
     def ended(self, code: int) -> None:
         self.fail(ConnectionLost(f"{self._trunk.where} broke off the stream (code {code:#x})"))

@@ -181,7 +181,9 @@ class FelixSource(PushSource):
         missed, tag = int(message.get("missed", 0)), int(message.get("next_offset", 0))
         self._missed += missed
         partition, offset = tag >> PARTITION_SHIFT, tag & OFFSET_MASK
-        self._next[partition] = max(self._next.get(partition, 0), offset)  # of a stream that was reset: the least it got
+        self._next[partition] = max(
+            self._next.get(partition, 0), offset
+        )  # of a stream that was reset: the least it got
         if self._on_event is not None:
             # later: what a callback raises is not the server's fault
             asyncio.get_running_loop().call_soon(self._on_event, Lagged(self._topic, missed, tag & OFFSET_MASK))

@@ -58,8 +58,11 @@ class Flow(Protocol):
     def drained(self) -> None:
         """What waited to be sent is below WRITE_LOW_BYTES again."""
 
+    def stopped(self, code: int) -> None:
+        """The peer reads no more of it; what it says itself may still come."""
+
     def ended(self, code: int) -> None:
-        """The peer stops reading it, or broke it off."""
+        """The peer broke off its side."""
 
     def gone(self, error: ConnectionLost) -> None:
         """The connection is no more."""
@@ -208,9 +211,13 @@ class Connection:
             self._end(_closed(event[2], event[3], self._up.done()))
         elif kind in (WRITABLE, STOPPED, RESET):
             flow = self._flows.get(event[2])
-            if flow is not None and kind == WRITABLE:
+            if flow is None:
+                return
+            if kind == WRITABLE:
                 flow.drained()
-            elif flow is not None:
+            elif kind == STOPPED:
+                flow.stopped(event[3])
+            else:
                 flow.ended(event[3])
 
     def _watch(self) -> None:
