@@ -6,7 +6,7 @@ comes by the thousand (batches, cache gets, events) is split and written by the 
 """
 
 import struct
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -34,6 +34,7 @@ Id = (
 )  # a published client's ids are numbers, the document's are texts; both are given back as they came
 Scope = tuple[str, str, str]  # tenant, namespace, stream or cache
 Ack = Literal["none", "per_message", "per_batch"]
+Version = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # of a key in a cache
 U64_MAX: Final = (1 << 64) - 1
 UNPACK_STEP_BYTES: Final = 1 << 20
 CACHE_PREFIX: Final = "cache/"  # of the topics of caches, as broker/topics.py has it
@@ -110,7 +111,7 @@ class CachePut(_OfCache, kw_only=True, tag="cache_put"):
 
 
 class CachePutOurs(CachePut, kw_only=True, tag="cache_put"):
-    if_version: int | None = None
+    if_version: Version | None = None
 
 
 class CacheGet(_OfCache, kw_only=True, tag="cache_get"):
@@ -132,7 +133,7 @@ class Unsubscribe(_Message, kw_only=True, tag="unsubscribe"):
 
 class CacheDelete(_OfCache, kw_only=True, tag="cache_delete"):
     key: str
-    if_version: int | None = None
+    if_version: Version | None = None
     request_id: Id = None
 
 
