@@ -36,8 +36,10 @@ STREAMS_IN_MAX: Final = 4_096  # event streams the server may have open
 TRY_FIRST_S: Final = 2.0  # one attempt to connect; each further one may take twice as long
 PROBE_AFTER_S: Final = 0.3
 PROBE_S: Final = 0.2  # for the host's refusal to come back
-WATCH_S: Final = 1.0
-QUIET_MAX: Final = 1 + KEEP_ALIVE_MS // 1000  # looks without any datagram before it is asked whether somebody is there
+WATCH_S: Final = 0.5
+QUIET_MAX: Final = int(
+    (KEEP_ALIVE_MS / 1000 + 1) / WATCH_S
+)  # looks without any datagram before it is asked whether somebody is there
 
 TLS_CODES: Final = range(0x100, 0x200)  # of CONNECTION_CLOSE: 0x100 and an alert of TLS
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
