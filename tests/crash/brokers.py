@@ -82,6 +82,7 @@ class Broker:
         self.fast = addresses.get("fast", "")
         self.peerbus = addresses.get("peerbus", "")
         self.peerbus_tcp = addresses.get("peerbus-tcp", "")
+        self.felix = addresses.get("felix", "")
         self.stderr = stderr
         self.start_s = start_s
         self._watch = os.pidfd_open(pid)

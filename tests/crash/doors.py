@@ -1,4 +1,4 @@
-"""A2, A3, A13: kills amid Fast, peerbus and BlipMQ clients, and the audit verified. Run: python tests/crash/doors.py --kills 60
+"""A2, A3, A13: kills amid Fast, peerbus, Felix and BlipMQ clients, and the audit verified. Run: python tests/crash/doors.py --kills 60
 
 Kills fall at random times, at file system calls and into recovery. After each restart:
 
@@ -8,6 +8,7 @@ Kills fall at random times, at file system calls and into recovery. After each r
                is the audit's `send`), as it was sent, once, in its sender's order; what was not acknowledged is delivered
                again with the next register; what was acknowledged SAVED_S before the kill is not; an id that was used
                is never taken again; a name stays its owner's
+    Felix      felix_judge.py says it: streams, a durable subscriber, a group, a cache with versions and increments
     BlipMQ     as in kill.py
     audit      `quintet audit verify` says 0, beside the running broker and of a directory that nobody has recovered
 
@@ -30,10 +31,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.crash import fast_wire, load, peer_wire, reader, tamper
+from tests.crash import fast_wire, felix_judge, load, peer_wire, reader, tamper
 from tests.crash.brokers import KILL_AFTER, KILL_BEFORE, KILL_TORN, Broker, Command, Launcher
-from tests.crash.doors_load import PEERS, Clients, Consumer, Doors, Mailbox, Queue, Story, letter, payload, rotated
+from tests.crash.doors_load import (
+    JOIN_S,
+    PEERS,
+    Clients,
+    Consumer,
+    Doors,
+    Mailbox,
+    Queue,
+    Story,
+    letter,
+    payload,
+    rotated,
+)
 from tests.crash.fast_wire import FastWire
+from tests.crash.felix_load import FelixClients, FelixDoor
 from tests.crash.load import History, Load
 
 KILLS_PER_DIRECTORY = 8
@@ -56,9 +70,13 @@ SETTINGS = {
     "QUINTET_LISTENERS__PEERBUS__PORT": "0",
     "QUINTET_LISTENERS__PEERBUS_TCP__ENABLED": "true",
     "QUINTET_LISTENERS__PEERBUS_TCP__PORT": "0",
+    "QUINTET_LISTENERS__FELIX__ENABLED": "true",
+    "QUINTET_LISTENERS__FELIX__PORT": "0",
     "QUINTET_AUDIT__ANCHOR_SECONDS": "1",
 }
-SABOTAGES = ("ack-early", "forget-ids", "forget-keys")
+FELIX_SABOTAGES = ("cache-early", "forget-versions", "count-twice", "settle-early", "commit-nothing")
+SABOTAGES = ("ack-early", "forget-ids", "forget-keys", *FELIX_SABOTAGES)
+CERTIFICATE = Path("tls") / "felix-certificate.pem"
 
 
 Disk = dict[str, reader.Found]
@@ -75,6 +93,12 @@ class Counts:
     delivered: int = 0
     replays: int = 0
     redelivered: int = 0
+    streamed: int = 0  # acknowledged by the Felix door
+    consumed: int = 0
+    committed: int = 0
+    cached: int = 0  # answered changes of the cache
+    increments: int = 0
+    conflicts: int = 0
     settled: int = 0  # acknowledgements so old at a kill that their message must not come again
     verified: int = 0
     lost: int = 0
@@ -88,6 +112,9 @@ class Counts:
     again: int = 0  # acknowledged in time, and delivered again
     replayed: int = 0
     key: int = 0
+    cache: int = 0  # an answered change that is not there
+    version: int = 0  # used twice, or falling
+    count: int = 0  # a number that is not the sum of its increments
     name: int = 0
     audit: int = 0
     notes: list[str] = field(default_factory=list)
@@ -119,6 +146,9 @@ BAD = (
     "again",
     "replayed",
     "key",
+    "cache",
+    "version",
+    "count",
     "name",
     "audit",
 )
@@ -128,6 +158,7 @@ class Campaign:
     """One data directory after another, each killed several times."""
 
     def __init__(self, launcher: Launcher, folder: Path, seed: int, sabotage: str = "", verify: bool = True) -> None:
+        """A sabotage of the Felix door alone is looked for there alone."""
         self.counts = Counts()
         self.kills = self.at_calls = self.in_recovery = 0
         self.seed = seed
@@ -136,6 +167,7 @@ class Campaign:
         self._folder = folder
         self._sabotage = sabotage
         self._verify = verify
+        self._all = sabotage not in FELIX_SABOTAGES
         self._directories = 0
         self._broker: Broker | None = None
         self.last: Path | None = None  # a directory that held, stopped cleanly
@@ -159,13 +191,14 @@ class Campaign:
         data = self._folder / f"doors-{self._directories}"
         story, history = Story(), History(self._chance.getrandbits(32))
         broker = self._start(data)
-        history.subscribe(broker.address)
-        meet(story, doors_of(broker))
+        if self._all:
+            history.subscribe(broker.address)
+            meet(story, doors_of(broker))
         before = self.kills
         while self.kills - before < kills and not self.counts.bad:
             killed_at = self._kill(story, history, data, broker)
             broker = self._recover(story, history, data, killed_at)
-        if not self.counts.bad:
+        if not self.counts.bad and self._all:
             self._finish(story, data, broker)
         broker.end()
         self._total(story, history)
@@ -178,8 +211,9 @@ class Campaign:
 
     def _kill(self, story: Story, history: History, data: Path, broker: Broker) -> float:
         plan = self._launcher.plan
-        clients = Clients(story, doors_of(broker), self._chance.getrandbits(32))
-        blip = Load(history, broker.address)
+        felix = FelixClients(story.felix, felix_of(broker, data), self._chance.getrandbits(32))
+        clients = Clients(story, doors_of(broker), self._chance.getrandbits(32)) if self._all else None
+        blip = Load(history, broker.address) if self._all else None
         if plan is not None and self._chance.random() < 0.4:
             call = self._chance.choice(list(CALLS))
             action = self._chance.choice((KILL_BEFORE, KILL_AFTER, KILL_TORN if call == "pwritev" else KILL_AFTER))
@@ -189,8 +223,10 @@ class Campaign:
             time.sleep(self._chance.uniform(*LOAD_S))
         killed_at = time.monotonic()
         broker.end()
-        clients.stop()
-        blip.join()
+        felix.stop(JOIN_S)
+        if clients is not None and blip is not None:
+            clients.stop()
+            blip.join()
         if plan is not None:
             plan.disarm()
         self.kills += 1
@@ -212,6 +248,19 @@ class Campaign:
         broker = self._start(data)
         after = reader.read(data)
         audit = start_verify(self._launcher, data) if self._verify else None  # beside everything below
+        if self._all:
+            self._judge_others(story, history, broker, before, after, settled, killed_at)
+        felix_judge.judge(story.felix, felix_of(broker, data), after, killed_at, SAVED_S, self.counts.note)
+        if audit is not None:
+            self._judge_audit(audit)
+        return broker
+
+    # -- judging -----------------------------------------------------------------------------------------------------
+
+    def _judge_others(
+        self, story: Story, history: History, broker: Broker, before: Disk, after: Disk, settled: set[load.Place],
+        killed_at: float,
+    ) -> None:  # fmt: skip
         for problem in story.problems:
             self.counts.note("wrong", problem)
         self._judge_blip(history, broker, before, after, settled)
@@ -229,11 +278,6 @@ class Campaign:
             ]:
                 drained.result()
         self._judge_names(story, doors)
-        if audit is not None:
-            self._judge_audit(audit)
-        return broker
-
-    # -- judging -----------------------------------------------------------------------------------------------------
 
     def _judge_blip(
         self, history: History, broker: Broker, before: Disk, after: Disk, settled: set[load.Place]
@@ -408,10 +452,20 @@ class Campaign:
         self.counts.delivered += sum(len(mailbox.delivered) for mailbox in story.peers.values())
         self.counts.promised += sum(mailbox.promised for mailbox in story.peers.values())
         self.counts.replays += story.replays
+        self.counts.streamed += len(story.felix.published.acked)
+        self.counts.consumed += len(story.felix.durable.acked)
+        self.counts.committed += story.felix.group.committed
+        self.counts.cached += story.felix.changes
+        self.counts.increments += story.felix.increments
+        self.counts.conflicts += story.felix.conflicts
 
 
 def doors_of(broker: Broker) -> Doors:
     return Doors(broker.fast, broker.peerbus, broker.peerbus_tcp)
+
+
+def felix_of(broker: Broker, data: Path) -> FelixDoor:
+    return FelixDoor(broker.felix, data / CERTIFICATE)
 
 
 def meet(story: Story, doors: Doors) -> None:

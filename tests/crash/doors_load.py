@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from tests.crash import fast_wire, peer_wire
 from tests.crash.fast_wire import FastWire
+from tests.crash.felix_load import FelixStory
 from tests.crash.peer_wire import PeerWire
 
 FAST_TOPICS = ("fast-0", "fast-1")
@@ -85,6 +86,7 @@ class Story:
 
     queues: list[Queue] = field(default_factory=lambda: [Queue(name, "k0") for name in FAST_TOPICS])
     peers: dict[str, Mailbox] = field(default_factory=lambda: {name: Mailbox(name) for name in PEERS})
+    felix: FelixStory = field(default_factory=FelixStory)
     problems: list[str] = field(default_factory=list)
     replays: int = 0
     rotations: int = 0

@@ -26,7 +26,7 @@ from aioquic.quic.connection import QuicConnection
 
 HANG_S = 20.0
 HANDSHAKE_S = 10.0
-KEEP_ALIVE_S = 5.0
+KEEP_ALIVE_S = 0.2  # of silence; then a ping asks the host whether the broker is still there
 DATAGRAM_BYTES = 65536
 FLAGS = 0x003F | 0x0080  # all that is published, and the messages of this broker
 ACKED_BATCH, ACK, EVENTS = 0x0009, 0x0010, 0x0024
@@ -53,6 +53,14 @@ def frame(payload: bytes, flags: int = 0) -> bytes:
 
 def text(value: bytes) -> str:
     return base64.b64encode(value).decode()
+
+
+def bytes_of(value: str) -> bytes:
+    return base64.b64decode(value)
+
+
+def message(kind: str, **fields: Any) -> bytes:
+    return frame(json.dumps({"type": kind, **fields}).encode())
 
 
 def batch(request: int, mode: int, scope: tuple[str, str, str], values: list[bytes]) -> bytes:
@@ -139,7 +147,7 @@ class FelixWire:
         self._flush()
 
     def say(self, kind: str, **fields: Any) -> None:
-        self.send(frame(json.dumps({"type": kind, **fields}).encode()))
+        self.send(message(kind, **fields))
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
         """The answer to one JSON request, whatever it says."""
@@ -189,7 +197,7 @@ class FelixWire:
             raise Gone(self._gone)
         now = time.monotonic()
         timer = self._quic.get_timer()
-        wait = min(timeout_s, 1.0, max(0.0, timer - now) if timer is not None else 1.0)
+        wait = min(timeout_s, KEEP_ALIVE_S, max(0.0, timer - now) if timer is not None else KEEP_ALIVE_S)
         if select.select([self._socket], [], [], wait)[0]:
             try:
                 for _ in range(64):

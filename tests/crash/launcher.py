@@ -6,6 +6,7 @@ What runs in the child is the command line as shipped. The sabotages are the pos
 broker that breaks its promise, which the checker must find. They live here so that the broker has no switch for them.
 """
 
+import asyncio
 import json
 import os
 import queue
@@ -18,13 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quintet.broker.cache import Cache
 from quintet.broker.group import Group
 from quintet.broker.intents import Intents
 from quintet.broker.peers import Peers
-from quintet.broker.topics import Topic, Topics
+from quintet.broker.topics import CacheTopic, Topic, Topics
 from quintet.cli import audit, chain, main, serve
+from quintet.delivery.subscription import Subscription
 from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
+from quintet.model.batch import RecordBatch
+from quintet.protocols.felix.mapping import EventStream, GroupStream
 from quintet.server import Server
 
 ACK_EARLY_S = 0.1  # how long after its acknowledgement the sabotaged broker writes
@@ -136,6 +141,71 @@ def forget_keys() -> None:
     Topics.set_extra = set_extra  # type: ignore[method-assign]
 
 
+def cache_early() -> None:
+    """A change of a cache is answered at once, and written a while later."""
+    put = CacheTopic.put
+
+    def later(self: CacheTopic, batch: bytearray, count: int, done: Callable[[int, Exception | None], None]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(ACK_EARLY_S, put, self, batch, count, lambda _offset, _error: None)
+        loop.call_soon(done, 0, None)
+
+    CacheTopic.put = later  # type: ignore[method-assign]
+
+
+def forget_versions() -> None:
+    """A cache counts its changes from 1 after every start."""
+    fold = Cache.fold
+
+    def afresh(self: Cache, now: int) -> None:
+        fold(self, now)
+        self._version = 0
+
+    Cache.fold = afresh  # type: ignore[method-assign]
+
+
+def count_twice() -> None:
+    """Every increment is added twice when a cache is taken up again."""
+    fold = Cache.fold
+
+    def doubled(self: Cache, now: int) -> None:
+        fold(self, now)
+        for entry in self.entries.values():
+            if entry[0].isdigit():
+                entry[0] = b"%d" % (2 * int(entry[0]))
+
+    Cache.fold = doubled  # type: ignore[method-assign]
+
+
+def settle_early() -> None:
+    """What is sent to a subscriber of Felix counts as acknowledged by it."""
+    records = EventStream.records
+
+    def send(
+        self: EventStream, subscription: object, partition: int, batch: RecordBatch, first: int, last: int
+    ) -> None:
+        records(self, subscription, partition, batch, first, last)
+        if isinstance(subscription, Subscription) and subscription.qos and subscription.id > 0:
+            base = batch.offset(first)
+            subscription.ack(partition, base, batch.offset(last - 1) + 1 - base)
+
+    EventStream.records = send  # type: ignore[method-assign]
+
+
+def commit_nothing() -> None:
+    """An acknowledgement of a member is answered, and its group forgets it."""
+
+    def settle(
+        self: GroupStream, partition: int, offset: int, count: int, done: Callable[[Exception | None], None]
+    ) -> None:
+        subscription = self.member._of.get(partition)
+        if subscription is not None:
+            subscription.ack(0, offset, count)
+        done(None)
+
+    GroupStream.settle = settle  # type: ignore[method-assign]
+
+
 def force_journal() -> None:
     """Everything small goes by way of the journal, in files that are full, and used again, every few seconds."""
     defaults = EmbeddedLog.__init__.__kwdefaults__
@@ -151,6 +221,11 @@ SABOTAGES = {
     "no-fence": no_fence,
     "forget-ids": forget_ids,
     "forget-keys": forget_keys,
+    "cache-early": cache_early,
+    "forget-versions": forget_versions,
+    "count-twice": count_twice,
+    "settle-early": settle_early,
+    "commit-nothing": commit_nothing,
 }
 
 

@@ -13,6 +13,7 @@ import google_crc32c
 SEGMENT_HEAD_BYTES = 512
 FIRST_USER_TOPIC = 16
 LINK_BYTES = 32
+CHAIN_KIND = 472  # where the header of a segment says that it is chained, u32
 
 Verify = Callable[[Path], tuple[int, str]]
 
@@ -36,9 +37,16 @@ def anchored(directory: Path) -> dict[tuple[int, int], int]:
     return heads
 
 
+def chained(path: Path) -> bool:
+    """Caches are compacted, and what is compacted has no chain."""
+    with path.open("rb") as file:
+        return any(file.read(SEGMENT_HEAD_BYTES)[CHAIN_KIND : CHAIN_KIND + 4])
+
+
 def segments(directory: Path) -> list[Path]:
     """Those of users' topics, the fullest first."""
-    found = [path for path in directory.glob("topics/*/*/*.seg") if int(path.parts[-3]) >= FIRST_USER_TOPIC]
+    mine = [path for path in directory.glob("topics/*/*/*.seg") if int(path.parts[-3]) >= FIRST_USER_TOPIC]
+    found = [path for path in mine if chained(path)]
     return sorted(found, key=lambda path: -len(batches(path.read_bytes())))
 
 

@@ -1,4 +1,4 @@
-"""A2, A3, A13, thin: 6 kills amid Fast, peerbus and BlipMQ clients; broken promises and tampered logs are found out."""
+"""A2, A3, A13, thin: 6 kills amid Fast, peerbus, Felix and BlipMQ clients; broken promises and tampered logs are found out."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +26,7 @@ def test_what_the_new_doors_promise_survives_kills(launcher: Launcher, tmp_path:
     counts = campaign.counts
     assert not counts.bad, counts
     assert counts.published and counts.rotations and counts.delivered and counts.replays and counts.verified, counts
+    assert counts.streamed and counts.consumed and counts.committed and counts.cached and counts.increments, counts
     assert campaign.last is not None
     caught = tamper.controls(campaign.last, tmp_path / "tampered", doors.verdict(launcher))
     assert all(caught.values()), caught
