@@ -148,10 +148,12 @@ class Deadlines:
             self._live -= 1
 
     def due(self, now: int, most: int) -> list[tuple[int, bytes]]:
-        """At most so many keys whose time has come, as (number of the cache, key); they have no deadline any more."""
+        """Keys whose time has come, as (number of the cache, key); they have no deadline any more. Looks at so many at most,
+        litter among them: all of that may be due at one moment."""
         found: list[tuple[int, bytes]] = []
         for heap in (self._old, self._heap):
-            while heap and heap[0][0] <= now and len(found) < most:
+            while heap and heap[0][0] <= now and most > 0:
+                most -= 1
                 item = heappop(heap)
                 cache = self._cache_of(item)
                 if cache is not None:

@@ -194,7 +194,8 @@ def _constant(_name: str) -> NoReturn:
     raise _Ambiguous  # NaN, Infinity: no JSON, but Python would read it
 
 
-_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# One that does not end is taken to the end: tried again from each quote in it, it would cost the square of its length.
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _read: Final[Callable[[str], Any]] = json.JSONDecoder(
     object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant
 ).decode
