@@ -15,11 +15,11 @@ import pytest
 
 from quintet.broker.access import Access, Acl, Action, Principal
 from quintet.broker.audit import Query
+from quintet.broker.bearer import Bearer
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.tenant_tokens import TenantClaims, mint_tenant, secret_signer
 from quintet.model.errors import Forbidden
 from quintet.protocols.felix import codec, errors, frames
-from quintet.protocols.felix.mapping import Bearer
 from tests.broker.test_access import oracle, some_name, some_pattern
 from tests.interop.rights_world import MADE, USERS, Door, World, allowed, disagreements
 from tests.protocols.felix.helpers import OURS, SECRET, Connection, FelixSim, Stream
