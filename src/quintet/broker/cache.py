@@ -124,11 +124,13 @@ class Cache:
         self.bytes = 0
         self.timed: dict[bytes, int] = {}
         self.doomed: dict[bytes, None] = {}  # evicted or expired, in that order: the log still has them
+        self.held: dict[bytes, Entry] = {}  # its entries while its topic is being deleted
         self.pool = pool
         self._caches = caches
         self._sieve = Sieve(self.entries)
-        self._version = caches.now()
+        self._version = max(caches.now(), caches.newest)
         self._last: dict[bytes, _Change] = {}  # the newest change of a key that is under way
+        self._burying = 0  # appends of tombstones that are under way
         self._by_key: dict[bytes, list[Changed]] = {}
         self._by_prefix: list[tuple[bytes, Changed]] = []
         self._watches = 0
@@ -195,7 +197,7 @@ class Cache:
         """Remove a key: (was it there, the version of the deletion; 0 if there was nothing to delete)."""
         before = self._live(key, self._caches.now())
         _check_version(key, before, if_version)
-        if before is None and key not in self.doomed and key not in self._last:
+        if before is None and key not in self.doomed and key not in self._last and not self._burying:
             self._caches.soon(partial(done, None))
             return False, 0
         version = self._version + 1
@@ -237,7 +239,9 @@ class Cache:
             if following is not None:
                 following.before = change.before
                 following.buried = following.buried or change.buried
-            elif self.entries.get(key) is change.entry and not self._closed:
+            elif self._closed:
+                self._take_back_held(change)
+            elif self.entries.get(key) is change.entry:
                 self._take_back(change)
         change.done(error)
 
@@ -252,6 +256,18 @@ class Cache:
                 self.doomed[key] = None
         if change.entry is not None or before is not None:
             self._tell(key)
+
+    def _take_back_held(self, change: _Change) -> None:
+        """The same while the topic is being deleted, in case that fails, too."""
+        key, before = change.key, change.before
+        if self.held.get(key) is not change.entry:
+            return
+        if before is not None:
+            self.held[key] = before
+        else:
+            self.held.pop(key, None)
+            if change.buried:
+                self.doomed[key] = None
 
     # -- the dict --------------------------------------------------------------------------------------------------
 
@@ -313,20 +329,23 @@ class Cache:
         if keys:
             batch = kernel.build([None] * len(keys), keys, None, None, None, ORIGIN)
             self.topic.put(batch, len(keys), partial(self._buried, keys))
+            self._burying += 1
         for key in keys:
             del self.doomed[key]
         return bool(self.doomed)
 
     def _buried(self, keys: list[bytes], _offset: int, error: Exception | None) -> None:
-        if error is None or self._closed:
+        self._burying -= 1
+        if error is None:
             return
         for key in keys:
             change = self._last.get(key)
             if change is not None:
                 change.buried = True
-            elif key not in self.entries:
+            elif key not in (self.held if self._closed else self.entries):
                 self.doomed[key] = None
-        self._caches.mourning[self.number] = self
+        if not self._closed:
+            self._caches.mourning[self.number] = self
 
     # -- starting and ending ---------------------------------------------------------------------------------------
 
@@ -360,22 +379,22 @@ class Cache:
             else:  # a limit was lowered
                 self._bury(key)
 
-    def empty(self) -> dict[bytes, Entry]:
-        """Its topic goes: forget everything, in memory only; what there was."""
-        held = dict(self.entries)
+    def empty(self) -> None:
+        """Its topic goes: forget everything, in memory only. What there was is held until that is certain."""
+        self.held = held = dict(self.entries)
         self._closed = True
         for key in held:
             self._remove(key)
         self._sieve = Sieve(self.entries)
-        self.doomed.clear()
-        self._last.clear()
         for key in held:
             self._tell(key)
-        return held
 
-    def refill(self, held: dict[bytes, Entry]) -> None:
+    def refill(self) -> None:
         """Its deletion was refused: all of it is still there."""
         self._closed = False
+        held, self.held = self.held, {}
+        if self.doomed:
+            self._caches.mourning[self.number] = self
         for key, entry in held.items():
             self._place(key, entry)
             self._tell(key)
@@ -441,6 +460,7 @@ class Caches:
         self.soon = scheduler.soon
         self.deadlines = Deadlines()
         self.mourning: dict[int, Cache] = {}  # caches with keys that wait for tombstones
+        self.newest = 0  # version of any cache that is gone: the clock may be set back before one is made anew
         self.keys = self.bytes = 0
         self.hits = self.misses = self.evicted = self.expired = 0
         self._topics = topics
@@ -502,8 +522,9 @@ class Caches:
         cache.pool.caches[cache.number] = cache
         self.deadlines.open(cache)
 
-    def _leave(self, cache: Cache) -> dict[bytes, Entry]:
-        held = cache.empty()
+    def _leave(self, cache: Cache) -> None:
+        cache.empty()
+        self.newest = max(self.newest, cache.version)
         del self._by_scope[cache.scope], self._by_number[cache.number], cache.pool.caches[cache.number]
         self.deadlines.close(cache)
         self.mourning.pop(cache.number, None)
@@ -511,7 +532,6 @@ class Caches:
         if not cache.pool.caches:
             del self._pools[cache.scope[0]]
             self._largest.forget()
-        return held
 
     def deleting(self, topic: Topic, done: Done, delete: Callable[[Done], object]) -> None:
         """Delete a topic. If it is that of a cache, its keys go with it, and come back if it could not be deleted."""
@@ -519,17 +539,17 @@ class Caches:
         if cache is None:
             delete(done)
             return
-        held: dict[bytes, Entry] = {}
 
         def told(error: Exception | None) -> None:
             if error is not None and not topic.deleted:
                 cache.pool = self._pools.get(cache.scope[0]) or cache.pool
                 self._register(cache)
-                cache.refill(held)
+                cache.refill()
+            cache.held = {}
             done(error)
 
         delete(told)
-        held.update(self._leave(cache))
+        self._leave(cache)
 
     def _of(self, topic: Topic) -> Cache | None:
         found = self._by_scope.get(_scope_of(topic.name)) if isinstance(topic, CacheTopic) else None

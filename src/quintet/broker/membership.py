@@ -2,7 +2,9 @@
 
 groups.py knows who owns what and how far they got; a door that pulls asks it for every read. A door that pushes holds a
 Membership: it joins, says every HEARTBEAT_US that it is there, takes up and gives up partitions as the group is assigned
-anew, and commits what its peer acknowledged in order. What was acknowledged out of order waits for what is before it.
+anew, and commits what its peer acknowledged in order. What was acknowledged out of order waits for what is before it. A
+commit under a generation that is over is asked for again under the next one, if the partition is still this member's and
+was nobody else's meanwhile.
 """
 
 from collections.abc import Callable
@@ -56,6 +58,8 @@ class Membership:
         self._committed: dict[int, int] = {}  # what was last asked to be committed
         self._committing: set[int] = set()
         self._waiting: dict[int, list[tuple[int, Done]]] = {}
+        self._fenced: dict[int, Exception] = {}  # partitions whose commit waits for what is assigned now
+        self._beats = 0  # the number of the next heartbeat: what else is on its way is of no account
         self._joined: Done | None = None
 
     @property
@@ -91,9 +95,11 @@ class Membership:
             *self._rights(), self._topic, self._group, ASSIGN, self._mode, self, "", now, self._assigned
         )
 
-    def _beat(self) -> None:
-        if self._left:
-            return
+    def _beat(self, number: int) -> None:
+        if number == self._beats and not self._left:
+            self._look()
+
+    def _look(self) -> None:
         if self._topic.deleted:
             self._end()
             return
@@ -127,17 +133,23 @@ class Membership:
                 self.leave()
                 joined(refused)
             return
-        self._scheduler.later(HEARTBEAT_US, self._beat)
+        self._beats += 1
+        self._scheduler.later(HEARTBEAT_US, partial(self._beat, self._beats))
         if joined is not None:
             joined(None)
 
     def _take(self, assignment: Assignment) -> None:
+        fenced, self._fenced = self._fenced, {}
         if assignment.generation == self._generation:
+            for partition, error in fenced.items():
+                self._tell(partition, EVERYTHING, error)
             return
         self._generation = assignment.generation
         starts = dict(assignment.partitions)
-        for partition in self._of.keys() - starts.keys():
-            self._give_up(partition)
+        for partition, subscription in list(self._of.items()):
+            known = max(self._committed[partition], subscription.lanes[0].partition.start)
+            if starts.get(partition, EVERYTHING) > known:  # not its own, or it was another's meanwhile, who got further
+                self._give_up(partition)
         for partition in sorted(starts.keys() - self._of.keys()):
             subscription = self._subscriptions.transient(
                 self._rights()[0],
@@ -152,6 +164,8 @@ class Membership:
             self._committed[partition] = starts[partition]
             if self._sink is not None:
                 subscription.attach(self._sink)
+        for partition in fenced:
+            self._commit(partition)
 
     def _give_up(self, partition: int) -> None:
         subscription = self._of.pop(partition)
@@ -180,7 +194,7 @@ class Membership:
     def _commit(self, partition: int) -> None:
         """One commit of a partition at a time: what is acknowledged meanwhile goes with the next."""
         subscription = self._of.get(partition)
-        if subscription is None or partition in self._committing:
+        if subscription is None or partition in self._committing or partition in self._fenced:
             return
         floor = subscription.lanes[0].floor
         before = self._committed[partition]
@@ -204,9 +218,11 @@ class Membership:
             return
         if partition in self._of:
             self._committed[partition] = before
+            if isinstance(error, Fenced):
+                self._fenced[partition] = error
+                self._look()
+                return
         self._tell(partition, EVERYTHING, error)
-        if isinstance(error, Fenced):
-            self._beat()
 
     def _tell(self, partition: int, floor: int, error: Exception | None) -> None:
         waiting = self._waiting.pop(partition, [])

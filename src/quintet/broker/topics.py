@@ -39,6 +39,7 @@ Low = Callable[[], Exception | None]
 
 ANY = -1  # partition: the next one in turn
 CACHE_PREFIX = "cache/"
+CACHE_SLASHES = 3  # cache/TENANT/NAMESPACE/NAME
 CACHE_SEGMENT_BYTES = 4 << 20  # compaction begins with the second segment: a cache of few keys stays small on disk
 CACHE_TOMBSTONE_US = 3600 * 1_000_000  # for readers to see what was deleted
 STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
@@ -491,7 +492,7 @@ class Topics:
             durability=durability,
             retention_us=rule.retention_us,
             retention_bytes=rule.retention_bytes,
-            compact=rule.compact,
+            compact=rule.compact and not name.startswith(CACHE_PREFIX),  # dead letters of a cache are no cache
             segment_bytes=rule.segment_bytes,
             memory_bytes=rule.memory_bytes,
         )
@@ -543,7 +544,8 @@ def refuse_cache(name: str) -> NoReturn:
 
 
 def _is_cache(spec: TopicSpec) -> bool:
-    return spec.compact and spec.name.startswith(CACHE_PREFIX)
+    """Not one of three or five parts that is older than caches are."""
+    return spec.compact and spec.name.startswith(CACHE_PREFIX) and spec.name.count("/") == CACHE_SLASHES
 
 
 def _tenant_of(name: str) -> str:

@@ -1,0 +1,193 @@
+"""What a review of the Felix door's foundations found, each as the smallest thing that showed it."""
+
+import errno
+
+import pytest
+
+from quintet.broker import jose
+from quintet.broker.cache_memory import Deadlines
+from quintet.broker.core import BrokerOptions
+from quintet.broker.dead import Failure
+from quintet.broker.membership import HEARTBEAT_US
+from quintet.broker.topics import CacheTopic, TopicPolicy, TopicRule
+from quintet.model.errors import StorageError
+from quintet.testing.line import SimBroker
+from tests.broker.test_cache import SCOPE, Told, again, check_books, made, nobody
+from tests.broker.test_membership import Joined, committed, publish, topic_of
+
+SECOND = 1_000_000
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+def test_json_with_a_string_that_does_not_end_is_looked_at_once() -> None:
+    open_ended = b"[" * 9 + b'"' + b'\\"' * 6_000
+    found = jose._STRINGS.findall(open_ended)
+    assert len(found) == 1, "every quote in it would be tried as a beginning, and each to the end"
+    assert jose.json_object(open_ended) is None
+    assert jose._deep(b'{"a":"' + b"[" * 20 + b'"}') is False
+    assert jose._deep(b'{"a":"\\"' + b"[" * 20 + b'","b":' + b"[" * 8) is True
+
+
+# -- caches ------------------------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """A cache as its deadlines see it."""
+
+    number = 1
+
+    def __init__(self) -> None:
+        self.timed: dict[bytes, int] = {}
+
+
+def test_deadlines_that_were_moved_are_passed_over_a_bounded_number_at_a_time() -> None:
+    deadlines, cache = Deadlines(), Kept()
+    deadlines.open(cache)
+    for when in (10, 1_000):
+        for number in range(1_000):
+            deadlines.set(cache, b"%d" % number, when)
+    kept = len(deadlines)
+    assert deadlines.due(20, 100) == []
+    assert kept - len(deadlines) <= 100
+    found = [key for _ in range(20) for _, key in deadlines.due(1_000, 100)]
+    assert len(set(found)) == len(found) == 1_000
+    assert len(deadlines) == 0
+
+
+def test_a_deletion_is_not_acknowledged_by_a_tombstone_that_is_still_under_way() -> None:
+    sim, cache = made()
+    cache.put(b"k", b"v", 0, None, nobody)
+    sim.scheduler.settle()
+    cache.evict()
+    sim.scheduler.held = True
+    sim.broker.caches.flush()
+    told = Told()
+    cache.delete(b"k", None, told)
+    sim.scheduler.settle()
+    assert told.heard == [], "a crash now would bring the value back"
+    sim.scheduler.held = False
+    sim.scheduler.settle()
+    assert told.heard == [None]
+    assert not again(sim).entries
+
+
+def test_a_put_that_failed_while_its_cache_was_being_deleted_is_not_there_when_the_deletion_failed_too() -> None:
+    sim, cache = made()
+    cache.put(b"k", b"v", 0, None, nobody)
+    sim.scheduler.settle()
+    put, removed = Told(), Told()
+    cache.put(b"k", b"w", 0, None, put)
+    cache.put(b"new", b"w", 0, None, put)
+    sim.broker.delete_topic(cache.topic.raw, removed)
+    sim.disk.fail("pwritev", 1, errno.EIO, times=100)
+    sim.scheduler.settle()
+    assert [isinstance(error, StorageError) for error in put.heard + removed.heard] == [True] * 3
+    assert sim.broker.caches.get(SCOPE) is cache
+    value = cache.get(b"k", 0)
+    assert value is not None
+    assert value[0] == b"v"
+    assert cache.get(b"new", 0) is None
+    check_books(sim)
+
+
+def test_a_cache_made_anew_goes_on_above_the_versions_of_the_old_one_when_the_clock_was_set_back() -> None:
+    sim, cache = made()
+    newest = cache.put(b"k", b"v", 0, None, nobody)
+    sim.broker.delete_topic(cache.topic.raw, nobody)
+    sim.scheduler.settle()
+    sim.scheduler.advance(-3600 * SECOND)
+    assert sim.broker.caches.open(SCOPE).put(b"k", b"w", 0, None, nobody) > newest
+
+
+# -- topics whose names begin like a cache's --------------------------------------------------------------------------
+
+
+def test_dead_letters_of_a_cache_are_no_cache_where_all_topics_are_compacted() -> None:
+    rules = (TopicRule("*", compact=True),)
+    sim = SimBroker(options=BrokerOptions(topics=TopicPolicy(rules)))
+    cache = sim.broker.caches.open(SCOPE)
+    cache.put(b"k", b"v", 0, None, nobody)
+    sim.scheduler.settle()
+    row = next(row for batch in cache.topic.partitions[0].read_now(0) for row in batch.rows())
+    told = Told()
+    sim.broker.dead.bury(cache.topic.raw, 0, 0, row, Failure("why"), (), told)
+    sim.advance(SECOND)
+    assert told.heard == [None]
+    sim.restart()
+    assert len(sim.broker.caches) == 1
+
+
+def test_a_compacted_topic_from_before_there_were_caches_stays_what_it_was() -> None:
+    sim = SimBroker()
+    sim.broker.topics._create(b"cache/old", True, 1, {"compact": True}, own=True)
+    sim.scheduler.settle()
+    sim.restart()
+    assert len(sim.broker.caches) == 0
+    assert not isinstance(sim.broker.topics.find(b"cache/old"), CacheTopic)
+
+
+# -- members whose records are pushed ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sim() -> SimBroker:
+    return SimBroker()
+
+
+def test_what_is_acknowledged_before_a_member_hears_of_a_new_generation_is_committed_if_it_keeps_the_partition(
+    sim: SimBroker,
+) -> None:
+    topic = topic_of(sim)
+    one = Joined(sim, topic)
+    publish(sim, topic, 0)
+    publish(sim, topic, 1)
+    two = Joined(sim, topic)  # the first has not heard of it
+    (kept,) = {0, 1} - set(two.member.partitions)
+    assert one.ack(kept, 0) == [None]
+    assert committed(sim) == {kept: 1}
+
+
+def test_a_member_beats_once_at_a_time_however_often_it_was_fenced(sim: SimBroker) -> None:
+    topic = topic_of(sim)
+    one = Joined(sim, topic)
+    for offset in range(5):
+        publish(sim, topic, 0)
+        publish(sim, topic, 1)
+        two = Joined(sim, topic)
+        (lost,) = two.member.partitions
+        one.ack(lost, offset)
+        two.member.leave()
+        one.ack(1 - lost, offset)
+        sim.scheduler.settle()
+    asked = 0
+    ask = one.member._ask
+
+    def counted() -> None:
+        nonlocal asked
+        asked += 1
+        ask()
+
+    one.member._ask = counted  # type: ignore[method-assign]
+    sim.advance(10 * HEARTBEAT_US)
+    assert 5 <= asked <= 11
+
+
+def test_a_partition_that_was_anothers_meanwhile_goes_on_where_that_one_got_to(sim: SimBroker) -> None:
+    topic = topic_of(sim)
+    one = Joined(sim, topic)
+    publish(sim, topic, 0, 5)
+    publish(sim, topic, 1, 5)
+    two = Joined(sim, topic)
+    (lent,) = two.member.partitions
+    assert two.ack(lent, 0, 3) == [None]
+    two.member.leave()
+    sim.scheduler.settle()
+    one.sink.take()
+    one.ack(lent, 0)  # of the time before: it has not heard of either change
+    assert committed(sim) == {lent: 3}
+    sim.advance(2 * HEARTBEAT_US)
+    assert one.sink.take() == [(lent, 3), (lent, 4)]
+    assert one.ack(lent, 3, 2) == [None]
+    assert committed(sim) == {lent: 5}
