@@ -60,6 +60,7 @@ fuzz: setup ## a million frames through each codec, and live through sessions
 	@$(BIN)/python fuzz/fast_codec.py --frames 1000000
 	@$(BIN)/python fuzz/fast_live.py --frames 1000000
 	@$(BIN)/python fuzz/felix_codec.py --frames 1000000
+	@$(BIN)/python fuzz/felix_live.py --frames 1000000
 	@$(BIN)/python fuzz/peer_codec.py --frames 1000000 --live 300000
 
 campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cuts, disk faults, transactions, groups, doors, Spark (three hours; root for power cuts)

@@ -1,4 +1,4 @@
-"""The fuzz targets of live Fast and peerbus sessions as tests: short runs hold, planted faults are found. Long: `make fuzz`."""
+"""The fuzz targets of live Fast, Felix and peerbus sessions as tests: short runs hold, planted faults are found. Long: `make fuzz`."""
 
 import subprocess
 import sys
@@ -16,7 +16,11 @@ def run(target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("target", "arguments"),
-    [("fast_live.py", ("--frames", "15000")), ("peer_codec.py", ("--frames", "10000", "--live", "4000"))],
+    [
+        ("fast_live.py", ("--frames", "15000")),
+        ("felix_live.py", ("--frames", "5000")),
+        ("peer_codec.py", ("--frames", "10000", "--live", "4000")),
+    ],
 )
 def test_a_short_run_holds(target: str, arguments: tuple[str, ...]) -> None:
     done = run(target, *arguments)
@@ -27,6 +31,7 @@ def test_a_short_run_holds(target: str, arguments: tuple[str, ...]) -> None:
     ("target", "arguments"),
     [
         ("fast_live.py", ("--frames", "15000", "--sabotage")),
+        ("felix_live.py", ("--frames", "5000", "--sabotage")),
         ("peer_codec.py", ("--frames", "10000", "--live", "0", "--sabotage")),
         ("peer_codec.py", ("--frames", "0", "--live", "4000", "--sabotage", "live")),
     ],
