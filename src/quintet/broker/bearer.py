@@ -56,6 +56,17 @@ class Bearer:
         self.principal, self.epoch = principal, self.broker.access.epoch
         return True
 
+    @property
+    def owner(self) -> str:
+        """Under which name its subscriptions and groups are kept. A tenant that signs its own tokens can name anybody as
+        their subject, so what its tokens make is the tenant's; no user's name begins with a bracket."""
+        return self.principal.name if self.claims is None else f"({self.claims.tenant}/{self.claims.subject}"
+
+    def acts_for(self, resource: str) -> bool:
+        """Whether it may act for the owner of a group: an administrator, or whom a rule lists, and never a tenant's token."""
+        access, principal = self.broker.access, self.principal
+        return self.claims is None and (access.may_administer(principal) or access.listed(principal, resource))
+
     def require(self, action: Action, permission: str, scope: Scope, name: str) -> None:
         """Refused or Forbidden, and a row in the audit, unless token and rights both allow it."""
         self.require_token(permission, scope, name)

@@ -348,8 +348,7 @@ class GroupStream(EventStream):
         )
 
     def _rights(self) -> tuple[str, bool]:
-        access, principal = self._broker.access, self.bearer.principal
-        return principal.name, access.may_administer(principal) or access.listed(principal, f"group:{self._group}")
+        return self.bearer.owner, self.bearer.acts_for(f"group:{self._group}")
 
     def start(self) -> None:
         super().start()
@@ -599,7 +598,7 @@ class Subscribing:
             self._fail(refused)
 
     def _make(self) -> None:
-        owner, topic = self._bearer.principal.name, self._topic
+        owner, topic = self._bearer.owner, self._topic
         if self._group:
             mode = self._ask.start if isinstance(self._ask.start, str) else "latest"
             stream = GroupStream(
