@@ -141,7 +141,8 @@ class FelixWorld(World):
             scope: (cache.version, {key: entry[:2] + entry[3:] for key, entry in cache.entries.items()})
             for scope, cache in self.broker.caches._by_scope.items()
         }
-        return super().state(), caches
+        tenants = self.broker.tenants
+        return super().state(), caches, +tenants.subscriptions, +tenants.published_bytes
 
 
 class FelixDoor(Door):
