@@ -1,14 +1,18 @@
 """What every test gets: an environment without the developer's own QUINTET_ variables, and a process to run in.
 
-`make test` runs two processes of tests (pytest-xdist, --dist loadgroup). A file stays together, for the broker that its
-tests share; everything that needs Spark stays together, for the session. Plain `pytest` runs all in one process.
+`make test` runs some processes of tests (pytest-xdist, --dist loadgroup). A file stays together, for the broker that its
+tests share; everything that needs Spark stays together, for the session. What takes longest is begun first, so that no
+process works alone in the end. Plain `pytest` runs all in one process.
 """
 
 import os
+from typing import Final
 
 import pytest
 
 from quintet.config import ENV_OTHER, ENV_OTHER_PREFIX, ENV_PREFIX
+
+LONGEST_FIRST: Final = ("tests/crash", "tests/abuse", "tests/log", "tests/net", "tests/client", "tests/cli")
 
 
 @pytest.fixture(autouse=True)
@@ -22,5 +26,16 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            in_spark = "spark" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("spark" if in_spark else str(item.path)))
+            item.add_marker(pytest.mark.xdist_group("spark" if _in_spark(item) else str(item.path)))
+    items.sort(key=_turn)  # keeps the order of those with the same turn
+
+
+def _in_spark(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
+
+
+def _turn(item: pytest.Item) -> int:
+    if _in_spark(item) or item.nodeid.startswith("tests/crash/test_spark"):
+        return -1
+    folders = (turn for turn, folder in enumerate(LONGEST_FIRST) if item.nodeid.startswith(folder))
+    return next(folders, len(LONGEST_FIRST))
