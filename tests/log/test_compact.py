@@ -1,5 +1,6 @@
 """Retention and compaction of sealed segments."""
 
+import errno
 from random import Random
 
 from quintet.log.base import TopicSpec
@@ -94,6 +95,64 @@ def test_a_deleted_key_never_comes_back() -> None:
             if value is not None:
                 folded[key_read] = value
         assert folded == alive
+
+
+def cut_off(harness: Harness) -> FilePartition:
+    """A pass that merged files and could not remove those that went into others; as after a crash at that moment."""
+    partition = table(harness, tombstone_us=1)
+    for part in range(3):
+        for number in range(3):
+            put(harness, partition, b"%d-%d" % (part, number), b"v" * 250)
+        partition.seal_active()
+    put(harness, partition, b"x", b"y")
+    harness.sim.fail("unlink", 1, errno.EIO, times=100)
+    harness.tick()
+    harness.sim.heal()
+    assert harness.log.stats()["compactions"] == 1
+    return partition
+
+
+def test_a_pass_that_was_cut_off_is_gone_on_with_by_the_next_start() -> None:
+    harness = Harness()
+    cut_off(harness)
+    harness.close()
+    harness.start()
+    partition = table(harness, tombstone_us=1)
+    rows = harness.read_all(partition)
+    assert [segment.base for segment in partition.segments] == [0, 3, 6, 9]
+    for value in (b"y" * 3_000, b"z"):
+        put(harness, partition, b"x", value)
+        partition.seal_active()
+    put(harness, partition, b"last", b"z")
+    harness.tick()
+    assert "compaction_failed" not in harness.kinds()
+    assert [segment.base for segment in partition.segments] == [0, 6, 12]
+    assert harness.read_all(harness.cold(partition)) == [*rows[:9], (11, b"x", b"z"), (12, b"last", b"z")]
+    assert sum(path.endswith(".seg") for path in harness.sim.snapshot() if path.startswith(PARTITION)) == 3
+    harness.close()
+    harness.start()
+    assert len(harness.read_all(table(harness, tombstone_us=1))) == 11
+    assert "corrupt_range" not in harness.kinds()
+
+
+def test_a_file_that_could_not_be_removed_brings_nothing_back_when_the_tombstones_are_gone() -> None:
+    harness = Harness()
+    partition = cut_off(harness)
+    for part in range(3):
+        for number in range(3):
+            put(harness, partition, b"%d-%d" % (part, number), None)
+    partition.seal_active()
+    put(harness, partition, b"x", b"z")
+    harness.sim.fail("unlink", 1, errno.EIO)
+    harness.tick(10_000_000)
+    assert "compaction_failed" in harness.kinds(), "no tombstone goes while there is a file it stands against"
+    assert b"1-0" in [row[1] for row in harness.read_all(harness.cold(partition))]
+    harness.tick(10_000_000)
+    harness.close()
+    harness.start()
+    partition = table(harness, tombstone_us=1)
+    for offset in range(20):
+        assert {row[1] for row in harness.read_all(partition, offset)} <= {b"x"}
 
 
 def test_a_reader_that_was_under_way_when_its_file_was_compacted_gets_sound_data() -> None:

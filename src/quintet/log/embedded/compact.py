@@ -13,6 +13,7 @@ from typing import Final
 from quintet import kernel
 from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.recovery import segment_bases
 from quintet.log.embedded.segment import (
     HEADER_BYTES,
     Header,
@@ -157,6 +158,9 @@ def compact(disk: Disk, partition: FilePartition, sealed: list[Segment], tombsto
     sound: list[Segment] = []
     result = Compacted()
     latest: dict[bytes, int] = {}
+    result.error = _clear(disk, partition.directory, sealed)
+    if result.error is not None:
+        return result
     for segment in sealed:
         if _survey(disk, segment, latest):
             sound.append(segment)
@@ -171,6 +175,15 @@ def compact(disk: Disk, partition: FilePartition, sealed: list[Segment], tombsto
     except OSError as error:
         result.error = error
     return result
+
+
+def _clear(disk: Disk, directory: str, sealed: list[Segment]) -> OSError | None:
+    """Remove what an earlier pass could not. Its content is elsewhere; but were it there at the next start, without the
+    tombstones that this pass lets go, what they deleted would be back."""
+    known = {segment.base for segment in sealed}
+    end = sealed[-1].next_offset
+    left = [Segment(directory, base, 0) for base in segment_bases(disk, directory) if base < end and base not in known]
+    return _unlink(disk, left)[1]
 
 
 def _runs(sealed: list[Segment], sound: list[Segment]) -> list[list[Segment]]:
@@ -194,11 +207,14 @@ def _rewrite(
 ) -> None:
     """Neighbours into as few files as fit."""
     writer: _Rewriter | None = None
-    for segment in segments:
+    for number, segment in enumerate(segments):
         if writer is None:
             writer = _Rewriter(disk, partition, segment, latest, times)
         writer.copy(segment)
-        if writer.made.end >= partition.spec.segment_bytes // 2 or segment is segments[-1]:
+        last = number == len(segments) - 1
+        if last or (
+            writer.made.end >= partition.spec.segment_bytes // 2 and segments[number + 1].base >= writer.reached
+        ):
             writer.finish()
             result.groups.append((writer.made, writer.group))
             writer = None
@@ -232,7 +248,7 @@ class _Rewriter:
         self._disk = disk
         self._latest = latest
         self._tombstones_before, self._now = times
-        self._reached = first.base
+        self.reached = first.base
         self._held: bytearray | None = None
         self._newest: bytes | None = None
         self._index = Index()
@@ -250,7 +266,6 @@ class _Rewriter:
         """Copy what is kept of one segment. Files can overlap after a crash within an earlier pass: what was copied is
         not copied again."""
         self.group.append(segment)
-        self.made.next_offset = segment.next_offset
         disk = self._disk
         source = disk.open(segment.path)
         try:
@@ -258,11 +273,12 @@ class _Rewriter:
                 if not isinstance(part, Run):
                     raise OSError(f"{segment.path}: damaged while it was compacted")
                 for position, length, base, span, _ in part.entries:
-                    if base >= self._reached:
-                        self._reached = base + span
+                    if base >= self.reached:
+                        self.reached = base + span
                         self._copy_batch(bytes(part.data[position : position + length]))
         finally:
             disk.close(source)
+        self.made.next_offset = max(segment.next_offset, self.reached)
 
     def _copy_batch(self, batch: bytes) -> None:
         rows = kernel.rows(batch, 0, RecordBatch(batch).count)
