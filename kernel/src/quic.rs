@@ -31,8 +31,9 @@ const READS_MAX: usize = 4;
 const SENDS_MAX: usize = 8;
 const SEND_BYTES_MAX: usize = 65_000;
 const SEND_DATAGRAMS_MAX: usize = 64;
-/// A handshake that is not done after this time is given up.
-const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+/// A handshake that is not done after this time is given up: one that a peer began, and one of ours.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+const CONNECT_MAX: Duration = Duration::from_secs(10);
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 
 /// How many connections are let in.
@@ -219,7 +220,8 @@ impl Network {
         if self.conns.len() <= index {
             self.conns.resize_with(index + 1, || None);
         }
-        self.conns[index] = Some(Box::new(Conn::new(number, quic, now + HANDSHAKE_MAX, &self.turn)));
+        let most = if quic.side().is_server() { HANDSHAKE_MAX } else { CONNECT_MAX };
+        self.conns[index] = Some(Box::new(Conn::new(number, quic, now + most, &self.turn)));
         self.handles.insert(number, index);
         self.live += 1;
         self.half_open += 1;
