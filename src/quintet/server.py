@@ -417,11 +417,13 @@ class Server:
             tokens, tenant_tokens = _tokens(fresh), _tenant_tokens(fresh)
             felix = self.listeners.get("felix")
             identity = None if felix is None else self._felix_identity(fresh)
-            for name, context in self.contexts.items():
-                door = getattr(fresh.listeners, _key_of(name))
-                load_into(context, door.tls_cert, door.tls_key)
+            doors = [(context, getattr(fresh.listeners, _key_of(name))) for name, context in self.contexts.items()]
+            for _, door in doors:  # all of them are tried before one of them counts
+                server_context(door.tls_cert, door.tls_key)
             if isinstance(felix, QuicListener) and identity is not None:
                 felix.set_certificate(*identity)
+            for context, door in doors:
+                load_into(context, door.tls_cert, door.tls_key)
         except (QuintetError, OSError, ValueError) as error:
             _log.error(
                 "reload_refused", code=getattr(error, "code", "E1600"), error=str(error), kept="the old configuration"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -76,6 +77,23 @@ async def test_certificates_are_read_again_and_bad_ones_refused(tmp_path: Path) 
             assert await enters(address, new)
             assert not await enters(address, old)
             assert live.closed is None, "the open connection goes on"
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the kernel is pure: its twin does not check certificates of clients")
+def test_a_reload_that_this_door_refuses_changes_no_other_door(tmp_path: Path) -> None:
+    issue(tmp_path)
+    people = tmp_path / "people.pem"
+    trustme.CA().cert_pem.write_to_path(people)
+    files = f'tls_cert = "{tmp_path / "cert.pem"}"\ntls_key = "{tmp_path / "key.pem"}"\n'
+    text = config(("alice",), files, f'{FELIX}{files}tls_client_ca = "{people}"\n')
+    with Broker(tmp_path, text) as broker:
+        host, _, port = broker.address.rpartition(":")
+        before = ssl.get_server_certificate((host, int(port)))
+        issue(tmp_path)
+        people.write_text("no authority")
+        broker.reload()
+        broker.await_said("reload_refused")
+        assert ssl.get_server_certificate((host, int(port))) == before
 
 
 def test_files_that_cannot_be_used_are_one_clear_line(tmp_path: Path) -> None:
