@@ -381,6 +381,23 @@ def test_a_token_never_reaches_beyond_its_tenant() -> None:
                 assert stream.reason() == errors.TENANT_MISMATCH and world.noted(recorded, "admin"), (space, operation)
 
 
+def test_who_signs_for_a_tenant_makes_no_administrator() -> None:
+    """Its token may name one as its subject: groups of others stay closed to it, and are open to the one with a key."""
+    world = FelixWorld()
+    wanted = codec.SubscribeOurs(
+        tenant_id="felix", namespace="x", stream="there", group="crew", start="earliest", request_id=3
+    )
+    bruno = world.connect().auth(world.keys["bruno"].decode(), OURS, "felix")
+    assert isinstance(bruno.ask(wanted)[0], codec.Subscribed)
+    world.tick()
+    before = world.state()
+    stream = world.connect().auth(world.tenant_token("admin"), OURS, "felix")
+    (answer,) = stream.ask(wanted)
+    assert isinstance(answer, codec.Error) and world.state() == before, answer
+    admin = world.connect().auth(world.keys["admin"].decode(), OURS, "felix")
+    assert isinstance(admin.ask(wanted)[0], codec.Subscribed)
+
+
 # -- random triples ----------------------------------------------------------------------------------------------------
 
 ACTIONS: Final = ("stream.publish", "stream.subscribe", "stream.manage", "cache.read", "cache.write", "ns.manage")
