@@ -75,13 +75,16 @@ class Writer:
             self._out = data
         else:
             self._out += data
-        self._out_bytes += sum(map(len, data))
+        size = sum(map(len, data))
+        self._out_bytes += size
+        self.connection.unsent += size
         self.connection.listener.touch(self)
 
     def flush(self) -> None:
         """The turn is over: hand on what it made."""
         data, self._out = self._out or [], None
         size, self._out_bytes = self._out_bytes, 0
+        self.connection.unsent -= size  # from here on it is the endpoint's to say
         finish = self.ending and not self._ended
         if self.dead or not (data or finish):
             return
@@ -151,6 +154,7 @@ class Writer:
         if self.dead:
             return False
         self._count(0)
+        self.connection.unsent -= self._out_bytes
         self.dead = True
         self._out = self._parked = None
         self._out_bytes = 0
@@ -230,9 +234,22 @@ class Stream(Writer):
         if self._paused:
             self._fresh = self._fresh or bool(data)
             return
+        if data and self._crowded_out():
+            self._choked = self._fresh = True
+            self._apply()
+            return
         if data:
             self._offer()
         self._look()
+
+    def _crowded_out(self) -> bool:
+        """Deliveries stop at the mark itself: so much more are answers that nobody takes, of whatever streams."""
+        connection = self.connection
+        if connection.unsent > 2 * CONNECTION_HIGH_BYTES and not connection._crowded:
+            connection.crowd()
+            for writer in connection._writers():
+                writer._measure()
+        return connection.unsent > 2 * CONNECTION_HIGH_BYTES
 
     def _append(self, data: bytes) -> None:
         self.connection.kept += len(data)
@@ -344,12 +361,21 @@ class Stream(Writer):
     def writable(self) -> None:
         if self.dead:
             return
+        self._ease()
+        super().writable()
+
+    def look_again(self) -> None:
+        if self.room() > 0:
+            self._ease()
+        super().look_again()
+
+    def _ease(self) -> None:
+        """The peer took something: two reasons not to read may be gone."""
         if self._choked:
             self._choked = False
             self._go_on()
         if self._held:
             self._let_go()
-        super().writable()
 
     def was_reset(self, code: int) -> None:
         """The peer took its side back: there is nobody to answer. While a stream ends it is only what we asked for."""
@@ -440,6 +466,8 @@ class Stream(Writer):
             if not self._fin:
                 self.connection.listener.endpoint.stop(self.connection.number, self.number, CODE_DONE)
             self._let_session_go()
+        elif (self._held or self._choked) and self._queued <= limits.WRITE_HIGH_BYTES and self.room() > 0:
+            self._ease()  # all of it was taken at once: the endpoint owes no WRITABLE
 
     def check(self, now: int) -> None:
         """Called by the sweep while there is a deadline or a stalled write."""

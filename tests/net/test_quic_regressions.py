@@ -1,0 +1,87 @@
+"""Mistakes of the streams of a QUIC connection that were found by reading, each by the smallest thing that shows it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.model import limits
+from quintet.net import quic_endpoint, quic_twin
+from tests.net import quic_peers
+from tests.net.quic_peers import NATIVE, EchoSession, peer_of, serving, until
+
+ANSWER = 1_400_000  # bytes: more than a stream has room for at a time
+ASK = b"many %d\n" % ANSWER
+
+
+@pytest.fixture(params=["twin", "native"], autouse=True)
+def endpoint(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name: str = request.param
+    if name == "native" and NATIVE is None:
+        pytest.skip("the kernel is pure: there is no native QUIC endpoint to test")
+    chosen: Any = quic_twin.QuicEndpoint if name == "twin" else NATIVE
+    monkeypatch.setattr(quic_endpoint, "endpoint_class", lambda: chosen)
+    monkeypatch.setattr(quic_peers, "EchoSession", StoppingSession)
+    return name
+
+
+class StoppingSession(EchoSession):
+    """Stops behind every large answer, as a session of the cache does."""
+
+    def receive(self, view: memoryview, now: int) -> int:
+        self.stopped = False
+        used = 0
+        while not self.stopped and (end := bytes(view[used:]).find(b"\n") + 1):
+            super().receive(view[used : used + end], now)
+            used += end
+            self.stopped = sum(map(len, self._out)) >= limits.MIB
+        return used
+
+
+async def test_large_answers_that_quic_takes_at_once_do_not_hold_the_stream_for_ever(tmp_path: Path) -> None:
+    window = {"stream_window": 16 * limits.MIB, "connection_window": 64 * limits.MIB}
+    async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path, **window) as peer:
+        stream = await peer.login()
+        peer.send(stream, ASK * 6)
+        await until(lambda: len(peer.data[stream]) == 6 * (ANSWER + 1))
+
+
+async def test_a_stream_that_waited_for_its_connection_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 3 * limits.MIB
+    monkeypatch.setattr("quintet.net.quic_streams.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.CONNECTION_HIGH_BYTES", most)
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream = await peer.login()
+        peer.send(stream, b"open\nopened\n")
+        await peer.answer(stream, b"opened\n")
+        (outlet,) = seen.sessions[0].outlets
+        outlet.send([b"a"])
+        await peer.answer(3, b"a")
+        peer.endpoint.pause(peer.number, 3, True)
+        outlet.send([b"x" * (most + limits.MIB)])
+        await asyncio.sleep(0.05)
+        peer.send(stream, ASK * 2)
+        await until(lambda: len(peer.data[stream]) == ANSWER + 1)
+        peer.endpoint.pause(peer.number, 3, False)
+        await until(lambda: len(peer.data[stream]) == 2 * (ANSWER + 1))
+
+
+async def test_many_streams_with_one_large_answer_each_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 3 * limits.MIB
+    monkeypatch.setattr("quintet.net.quic_streams.CONNECTION_HIGH_BYTES", most)
+    monkeypatch.setattr("quintet.net.quic.CONNECTION_HIGH_BYTES", most)
+    async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as peer:
+        opened = [await peer.login() for _ in range(20)]
+        for stream in opened:
+            peer.endpoint.pause(peer.number, stream, True)
+        for stream in opened:
+            peer.send(stream, ASK)
+        await asyncio.sleep(0.3)
+        (connection,) = listener.connections
+        assert connection.unsent <= 2 * most + ANSWER + 1
+        for stream in opened:
+            peer.endpoint.pause(peer.number, stream, False)
+        await until(lambda: all(len(peer.data[stream]) == ANSWER + 1 for stream in opened))
