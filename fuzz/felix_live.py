@@ -19,6 +19,7 @@ import struct
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -402,7 +403,7 @@ class Live:
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, what: self.raised.append(repr(what.get("exception") or what["message"])))
+        loop.set_exception_handler(lambda _, what: self.raised.append(_told(what)))
         for door in self.doors:
             await door.start()
         loop.add_reader(self.client.fileno(), self._ready)
@@ -584,6 +585,15 @@ class Live:
     def shut(self, link: Link) -> None:
         self.client.shut(link.number, 0, b"")
         del self.links[link.number]
+
+
+def _told(what: dict[str, Any]) -> str:
+    """What was raised, and where."""
+    error = what.get("exception")
+    if error is None:
+        return str(what["message"])
+    places = [f"{Path(place.filename).name}:{place.lineno}" for place in traceback.extract_tb(error.__traceback__)]
+    return f"{error!r} at {' '.join(places[-5:])}"
 
 
 def _cut(r: random.Random, lane: Lane, data: bytes, end: bool) -> list[tuple[Lane, bytes, bool]]:

@@ -47,9 +47,9 @@ def meaning(flags: int, payload: bytes, document: bool) -> Meaning:
             return _meaning_of_batch(payload, bool(flags & ACKED))
         found = json.loads(payload)
         values = [found.get("payload"), found.get("value"), *(found.get("payloads") or [])]
-        tenant = found.get("tenant_id", "default")
+        tenant = str(found.get("tenant_id", "default"))
         return Meaning(
-            [found.get("request_id")], [(tenant, value) for one in values if (value := plain(one)) is not None]
+            [found.get("request_id")], [(tenant, one) for text in values if (one := plain(text)) is not None]
         )
     except (ValueError, AttributeError, TypeError, EOFError, RecursionError, zstd.ZstdError):
         return Meaning([struct.unpack_from(">Q", payload)[0]] if flags & ACKED and len(payload) >= 8 else [], [])

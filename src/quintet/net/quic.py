@@ -81,6 +81,7 @@ class QuicConnection:
         number = -1 if self.closing else self.listener.endpoint.open(self.number, False)
         outlet = OutletStream(self, number, gone)
         if number < 0:
+            outlet.ending = True  # there is no such stream: nothing is handed on, and soon it is gone
             self.listener.loop.call_soon(outlet.gone, LOST)
         else:
             self._outlets[number] = outlet
