@@ -10,10 +10,11 @@ from quintet.broker.core import BrokerOptions
 from quintet.broker.dead import Failure
 from quintet.broker.membership import HEARTBEAT_US
 from quintet.broker.topics import CacheTopic, TopicPolicy, TopicRule
+from quintet.delivery.subscription import Policy
 from quintet.model.errors import StorageError
 from quintet.testing.line import SimBroker
 from tests.broker.test_cache import SCOPE, Told, again, check_books, made, nobody
-from tests.broker.test_membership import Joined, committed, publish, topic_of
+from tests.broker.test_membership import Joined, Taker, committed, publish, topic_of
 
 SECOND = 1_000_000
 
@@ -191,3 +192,17 @@ def test_a_partition_that_was_anothers_meanwhile_goes_on_where_that_one_got_to(s
     assert one.sink.take() == [(lent, 3), (lent, 4)]
     assert one.ack(lent, 3, 2) == [None]
     assert committed(sim) == {lent: 5}
+
+
+def test_a_dead_letter_of_a_transient_subscription_does_not_make_it_last() -> None:
+    sim = SimBroker(options=BrokerOptions(delivery=Policy(push_timeout_us=SECOND, attempts_max=1)))
+    topic = topic_of(sim)
+    subscription = sim.broker.subscriptions.transient("ann", topic, door="felix", qos=1)
+    subscription.attach(Taker())
+    publish(sim, topic, 0)
+    sim.advance(5 * SECOND)
+    assert sim.broker.subscriptions.dead_lettered == 1
+    assert subscription.backlog() == 0
+    sim.broker.subscriptions.remove(subscription)
+    sim.restart()
+    assert not sim.broker.subscriptions.all()

@@ -424,7 +424,9 @@ class Subscriptions:
 
         subscription = self._by_id.get(id)
         topic = None if subscription is None else self._topics.get(subscription.topic_name)
-        if subscription is None or topic is None or topic.in_memory:  # it is gone, or it does not outlive the broker
+        if (
+            subscription is None or id < 0 or topic is None or topic.in_memory
+        ):  # gone, or it does not outlive the broker
             saved(None)
             return
         self._after(partial(self._store_settled, subscription, _row(subscription), saved))
