@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
@@ -127,6 +128,24 @@ def _messages(number: int) -> str:
 
 
 FELIX_TOO: Final = ("--group", "--from")  # options that two doors have
+FELIX_URL: Final = "--url 'felix://:TOKEN@HOST:5000?ca=FILE'"
+
+
+class Start(click.ParamType[str | int | datetime]):
+    """`earliest`, `latest`, an offset, how long ago, or a time."""
+
+    name = "start"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int | datetime:
+        text = str(value)
+        if text in ("earliest", "latest"):
+            return text
+        if text.isdecimal():
+            return int(text)
+        found = common.moment_ms(text)
+        if found is None:
+            self.fail(f"{text!r} is none of earliest, latest, an offset, -10m, 2026-11-15T12:00", param, ctx)
+        return datetime.fromtimestamp(found / 1000, UTC)
 
 
 def _broker(url: str | None, of_flymq: dict[str, object]) -> str:
@@ -137,6 +156,8 @@ def _broker(url: str | None, of_flymq: dict[str, object]) -> str:
     if url is None:
         return common.URL_DEFAULT if given else URL_DEFAULT
     if given and (door := common.door_of(url)) != "flymq":
+        if given[0] in FELIX_TOO:
+            raise click.UsageError(f"{given[0]} is for FlyMQ and Felix, not for {door}: {FELIX_URL}")
         raise click.UsageError(f"{given[0]} is for FlyMQ, not for {door}: --url flymq://USER:PASSWORD@HOST:9092")
     return url
 
@@ -215,8 +236,8 @@ async def _send(
 @click.option(
     "--from",
     "start",
-    type=click.Choice(["earliest", "latest"]),
-    help="Where to begin, a group only at first (FlyMQ, Felix).",
+    type=Start(),
+    help="Where to begin, a group only at first: earliest, latest (FlyMQ, Felix), an offset, -10m, or a time (Felix).",
 )
 @click.option("--member", help="A name within the group, that keeps its partitions over a reconnect (FlyMQ).")
 @click.option("--filter", "chosen", help="Only what passes, see `quintet tail --help` (FlyMQ).")
@@ -231,7 +252,7 @@ def sub(
     resume: int | None,
     group: str | None,
     durable: str | None,
-    start: str | None,
+    start: str | int | datetime | None,
     member: str | None,
     chosen: str | None,
     no_ack: bool,
@@ -250,11 +271,15 @@ def sub(
     quintet sub orders --from earliest --filter '$.total == 5'
     quintet sub peerbus/bob --url 'peerbus://:dev-token@127.0.0.1:47821?name=bob'
     quintet sub orders --durable billing --url 'felix://:dev-key@127.0.0.1:5000?ca=FILE'
+    quintet sub orders --from -10m --url 'felix://:dev-key@127.0.0.1:5000?ca=FILE'
 
     The id of the subscription is told on stderr. With --count, too few messages before --timeout or Ctrl-C is exit code 1.
     """
     broker = _broker(url, {"--group": group, "--from": start, "--member": member, "--filter": chosen})
     encode, door = FORMATS[form], common.door_of(broker)
+    if door != "felix" and (durable is not None or not isinstance(start, str | None)):
+        what = "--durable" if durable is not None else "--from an offset or a time"
+        raise click.UsageError(f"{what} is for Felix, not for {door}: {FELIX_URL}")
     seen = 0
 
     async def run(bus: Bus) -> None:
@@ -263,8 +288,7 @@ def sub(
         options["durable"] = durable
         await _make_queue(bus, topic, door)
         async with bus.subscribe(topic, qos=qos, resume=resume, **options) as subscription:
-            told = f"{topic} (go on with --durable {durable})" if durable else ""
-            click.echo(told or _told(subscription, door, topic, resume, group), err=True)
+            click.echo(_told(subscription, door, topic, resume, group, durable), err=True)
             while count is None or seen < count:
                 most = SUB_BATCH if count is None else min(SUB_BATCH, count - seen)
                 batch = await subscription.get_batch(max=most, wait=0.0, timeout=float("inf"))
@@ -293,8 +317,18 @@ def sub(
             sys.exit(1)
 
 
-def _told(subscription: Subscription, door: str, topic: str, resume: int | None, group: str | None) -> str:
+def _told(
+    subscription: Subscription, door: str, topic: str, resume: int | None, group: str | None, durable: str | None
+) -> str:
     """How to go on later."""
+    if door == "felix":
+        kept = "--group" if group else "--durable"
+        name = group or durable
+        return (
+            f"{topic} (go on with {kept} {name})"
+            if name
+            else f"{topic}; where it ends is kept with --durable or --group"
+        )
     if group is not None:
         held = sorted(subscription.assigned)
         numbers = f"partition{'' if len(held) == 1 else 's'} {', '.join(map(str, held)) or 'none yet'}"

@@ -34,8 +34,8 @@ from quintet.client.base import (
     Target,
     Wanted,
 )
-from quintet.client.errors import BadUrl, Closed, ConnectionLost, Unsupported
-from quintet.client.felix_source import FelixSource, Names
+from quintet.client.errors import BadUrl, Closed, ConnectionLost, SubscriptionEnded, Unsupported
+from quintet.client.felix_source import FelixSource, Names, OffsetGone
 from quintet.client.felix_wire import (
     CLOSE_CODES,
     UNREADABLE,
@@ -51,7 +51,7 @@ from quintet.client.felix_wire import (
 from quintet.client.message import Rows, log
 from quintet.client.subscription import Source
 from quintet.client.url import Endpoint
-from quintet.model.errors import AuthError, OffsetNotFound, ProtocolError, QuintetError
+from quintet.model.errors import AuthError, ProtocolError, QuintetError
 from quintet.protocols.felix import frames
 
 FRAME_VALUES_MAX: Final = 65_536  # messages of one batch frame; a call may have several frames
@@ -61,6 +61,7 @@ ACKS_PER_WRITE: Final = 4_096  # single acknowledgements gathered at most before
 CONNECT_SHARE: Final = 0.9  # of the time a caller has, so that the reason comes before its timeout
 LAST_WORDS_S: Final = 1.0  # for what a server says behind the moment at which it reads no more
 PER_BATCH: Final = 2
+HELLO_BYTES_MAX: Final = 4_096  # of the first frame of an event stream: whoever sends more says something else
 TOO_SLOW: Final = 0x51  # an event stream that was reset because nobody read it
 
 _Part = tuple[Call, int, int]  # a call, where in it the messages of a frame begin, and how many they are
@@ -84,21 +85,24 @@ class Events:
                     self._link.event(item)
                 elif not self._greeted(item):
                     return
+            if self._link is None and self._inflow.wanted > HELLO_BYTES_MAX:
+                self._trunk.connection.forget(self._stream)
+                return
         except UNREADABLE as error:
             if self._link is not None:
                 self._link.fail(unreadable(self._trunk.where, error))
             self._trunk.connection.forget(self._stream)
             return
         if end and self._link is not None:
-            self._link.fail(ConnectionLost(f"{self._trunk.where} ended the subscription"))
+            self._link.finished()
 
     def _greeted(self, item: tuple[Any, ...]) -> bool:
         hello = decode_json(item[1]) if item[0] == 0 else {}
-        self._link = self._trunk.listeners.get(hello.get("subscription_id", -1))
-        if hello.get("type") != "event_stream_hello" or self._link is None:
-            self._trunk.connection.forget(self._stream)  # of a subscription that was closed meanwhile
+        link = self._trunk.listeners.get(hello.get("subscription_id", -1))
+        if hello.get("type") != "event_stream_hello" or link is None or not link.greeted(self._stream):
+            self._trunk.connection.forget(self._stream)  # of a subscription that was closed meanwhile, or has one
             return False
-        self._link.greeted(self._stream)
+        self._link = link
         return True
 
     def drained(self) -> None:
@@ -168,7 +172,7 @@ class FelixLink(PushLink, RequestLink):
         self._gone = asyncio.Event()
         self._out: list[bytes] = []  # written in this turn, not sent yet
         self._heard: Callable[[Fields], None] | None = None
-        self._topic = ""
+        self._topic = self._durable = ""
         self._qos = 0
         self._subscription = 0
         self._events = -1  # the event stream's number
@@ -321,16 +325,34 @@ class FelixLink(PushLink, RequestLink):
 
     async def listen(self, name: str, fields: Fields, heard: Callable[[Fields], None], topic: str = "") -> Fields:
         """`subscribe` or `cache_watch`: the answer. Events go to the target, all else of the event stream to `heard`."""
+        self._trunk.listeners.pop(self._subscription, None)  # of an attempt that was refused
         id = self._subscription = self._trunk.new_id()
         self._heard, self._topic = heard, topic
         self._qos = int(fields.get("ack") == "explicit")
+        self._durable = str(fields.get("durable", ""))
         self._trunk.listeners[id] = self
         return await self.request(name, {**fields, "subscription_id": id})
 
-    def greeted(self, stream: int) -> None:
+    def greeted(self, stream: int) -> bool:
+        """The event stream of this subscription is here; it has one."""
+        if self._events >= 0:
+            return False
         self._events = stream
         if self._paused:
             self._trunk.connection.pause(stream, True)
+        return True
+
+    def finished(self) -> None:
+        """The server ended the event stream and means it. Coming back under the same durable name would take it from whoever
+        has it now, who would come back, too, without end."""
+        what = f"{self._trunk.where} ended the subscription"
+        if self._durable and self.extended:
+            why = f"another client subscribed as durable {self._durable!r}, or the topic was deleted"
+            self.fail(
+                SubscriptionEnded(f"{what}: {why}", hint="one name is for one subscriber at a time; group= shares")
+            )
+        else:
+            self.fail(ConnectionLost(what))
 
     def ack(self, subscription: int, tags: Sequence[int]) -> None:
         if self._lost is not None:
@@ -367,7 +389,9 @@ class FelixLink(PushLink, RequestLink):
             for item in self._inflow.feed(data):
                 if item[0] == frames.ACK:
                     _, status, id, text = item
-                    self._confirmed(id, error_of(text) if status else None)
+                    refused = error_of(text) if status else None
+                    self._last_error = refused or self._last_error
+                    self._confirmed(id, refused)
                 elif item[0] == 0:
                     self._said(decode_json(item[1]))
         except UNREADABLE as error:
@@ -388,7 +412,8 @@ class FelixLink(PushLink, RequestLink):
         elif kind == "subscribe_cursor_error":
             asked, there = message.get("requested"), message.get("available")
             what = "is no longer there" if message.get("reason") == "too_old" else "is not there yet"
-            self._refused(id, OffsetNotFound(f"offset {asked} {what}", hint=f"the nearest that can be read is {there}"))
+            hint = f"the nearest that can be read is {there}"
+            self._refused(id, OffsetGone(f"offset {asked} {what}", hint=hint, asked=asked, there=there))
         elif kind == "publish_ok" and id in self._owed:
             self._confirmed(cast(int, id), None)
         elif kind == "lagged":
@@ -404,7 +429,7 @@ class FelixLink(PushLink, RequestLink):
         return next(iter(self._requests), 0)
 
     def _refused(self, id: object, error: QuintetError) -> None:
-        self._last_error = error
+        known, self._last_error = self._last_error, error
         if isinstance(id, int) and id in self._owed:
             self._confirmed(id, error)
             return
@@ -414,7 +439,7 @@ class FelixLink(PushLink, RequestLink):
                 waiting.set_exception(error)
         elif self._subscription or isinstance(error, AuthError):
             self.fail(error)
-        else:
+        elif str(error) != str(known):  # else it is the reason of what was told already, or of the stream's end
             log.warning("the server refused something that nobody waits for: %s", error)
 
     def event(self, item: tuple[Any, ...]) -> None:
@@ -433,7 +458,7 @@ class FelixLink(PushLink, RequestLink):
                 self._heard(message)
 
     def _events_came(self, base: int, values: list[bytes]) -> None:
-        if self._lost is not None:
+        if self._lost is not None or not values:
             return
         qos = self._qos
         rows: Rows = [(base + at if base >= 0 else -1, qos, value) for at, value in enumerate(values)]
@@ -510,9 +535,14 @@ class FelixLink(PushLink, RequestLink):
         self._loop.call_soon(self._trunk.leave, self)
 
     async def close(self) -> None:
-        """End the subscription, then the stream."""
-        if self._lost is not None:
-            return
+        """End the subscription, then the stream. Whoever is cancelled meanwhile leaves nothing open."""
+        try:
+            if self._lost is None:
+                await self._leave()
+        finally:
+            self.fail(Closed("the link was closed here"))
+
+    async def _leave(self) -> None:
         if self._subscription and self.extended:
             self._flush_acks()
             try:
@@ -528,7 +558,6 @@ class FelixLink(PushLink, RequestLink):
                 await self._gone.wait()  # the server ends its side when it has read all of ours
         except TimeoutError:
             log.debug("%s did not end its side of a stream", self._trunk.where)
-        self.fail(Closed("the link was closed here"))
 
 
 class FelixDoor:

@@ -20,9 +20,9 @@ import msgspec
 from quintet.client.base import Fields, Link, Setup, Wanted
 from quintet.client.errors import Unsupported
 from quintet.client.message import Place, Rows, log
-from quintet.client.push import PushSource
+from quintet.client.push import ACKED_TAGS_MAX, PushSource
 from quintet.client.url import Endpoint
-from quintet.model.errors import QuintetError
+from quintet.model.errors import OffsetNotFound, QuintetError
 from quintet.protocols.felix import codec
 from quintet.protocols.felix.frames import DEFAULT_SCOPE, OFFSET_MASK, PARTITION_SHIFT
 
@@ -30,7 +30,17 @@ if TYPE_CHECKING:
     from quintet.client.felix import FelixLink
 
 AGAIN_MAX: Final = 100_000  # messages that came before and may come again, remembered for `redelivered`
+OWED_MAX: Final = 100_000  # messages that were given back and have not come again
 STARTS: Final = ("earliest", "latest")
+
+
+class OffsetGone(OffsetNotFound):
+    """A subscription cannot begin where it was asked to: `asked` and the nearest that is `there`, as the wire has them."""
+
+    def __init__(self, message: str, *, hint: str, asked: object, there: object) -> None:
+        super().__init__(message, hint=hint)
+        self.asked = asked
+        self.there = there
 
 
 class Lagged(NamedTuple):
@@ -102,6 +112,7 @@ class FelixSource(PushSource):
         self._next: dict[int, int] = {}  # by partition: where to go on
         self._partitions = 0
         self._again: set[int] = set()
+        self._owed: set[int] = set()  # given back, not acknowledged: the server brings them again
         self._missed = 0
         self._room = asyncio.Event()  # in the queue
         self._room.set()
@@ -121,10 +132,12 @@ class FelixSource(PushSource):
     async def _attach(self, link: Link) -> None:
         felix: FelixLink = link  # type: ignore[assignment]
         await self._room.wait()  # nothing is asked for that there is no place for
+        if len(self._acked_before) > ACKED_TAGS_MAX:
+            self._acked_before.clear()
         self._acked_before.update(self._acked)
         self._acked.clear()
         tenant, namespace, stream = self._names.split(self._topic)
-        fields: Fields = {"tenant_id": tenant, "namespace": namespace, "stream": stream, "start": self._start()}
+        fields: Fields = {"tenant_id": tenant, "namespace": namespace, "stream": stream}
         if self._kept and not felix.extended:
             raise Unsupported("the server keeps no positions", hint="durable= and group= need a Quintet broker")
         if self._qos and felix.extended:
@@ -132,13 +145,38 @@ class FelixSource(PushSource):
         for option in ("durable", "group"):
             if name := getattr(self._wanted, option):
                 fields[option] = name
-        answer = await felix.listen("subscribe", fields, self._heard, self._topic)
+        answer = await self._listen(felix, fields)
         self._id = 0
         offsets = answer.get("offsets")
         if isinstance(offsets, list) and not self._kept:
             self._partitions = len(offsets)
             for partition, offset in enumerate(offsets):
                 self._next.setdefault(partition, offset)
+
+    async def _listen(self, link: "FelixLink", fields: Fields) -> Fields:
+        """The answer of the server. What is gone where this subscription was is passed over, and told."""
+        while True:
+            known = bool(self._next) and not self._kept
+            try:
+                return await link.listen("subscribe", {**fields, "start": self._start()}, self._heard, self._topic)
+            except OffsetGone as error:
+                if not known or not self._moved(error.asked, error.there):
+                    raise
+
+    def _moved(self, asked: object, there: object) -> bool:
+        """Where to go on in place of an offset that cannot be read; whether that is another one."""
+        if not isinstance(asked, int) or not isinstance(there, int):
+            return False
+        partition, offset = asked >> PARTITION_SHIFT, asked & OFFSET_MASK
+        if there > asked:
+            self._lost_before(partition, there & OFFSET_MASK, there - asked)
+            return True
+        # The topic is shorter than it was: made anew, or cut back by a crash. Its offsets name other messages now.
+        self._acked_before.clear()
+        self._again.clear()
+        self._next[partition] = 0 if self._qos else there & OFFSET_MASK
+        log.warning("%r ends before offset %d, where it was read to: it is not the topic it was", self._topic, offset)
+        return self._next[partition] != offset
 
     def pause(self) -> None:
         self._room.clear()
@@ -156,12 +194,22 @@ class FelixSource(PushSource):
             return {"offsets": [self._next.get(at, 0) for at in range(max(self._partitions, max(self._next) + 1))]}
         return {"offset": self._next[0]}
 
+    async def flush(self) -> None:
+        self._room.set()  # as the link is let go on: its subscription has no pause any more
+        await super().flush()
+
+    def release(self, rows: Rows) -> None:
+        super().release(rows)
+        if len(self._owed) < OWED_MAX:
+            self._owed.update(row[0] for row in rows if row[1])
+
     def _down(self, error: QuintetError) -> None:
-        for tag in self._tags:
+        for tag in (*self._tags, *self._owed):
             partition, offset = tag >> PARTITION_SHIFT, tag & OFFSET_MASK
             self._next[partition] = min(self._next.get(partition, offset), offset)
             if len(self._again) < AGAIN_MAX:
                 self._again.add(tag)
+        self._owed.clear()
         if self._qos:
             super()._down(error)
         elif self._inbox is not None and self._channel.failed is not None:
@@ -170,28 +218,39 @@ class FelixSource(PushSource):
     def on_records(self, topic: str, rows: Rows) -> None:
         last = rows[-1][0]
         if last >= 0:
-            self._next[last >> PARTITION_SHIFT] = (last & OFFSET_MASK) + 1
+            partition = last >> PARTITION_SHIFT
+            self._next[partition] = max(self._next.get(partition, 0), (last & OFFSET_MASK) + 1)
+            if self._owed:
+                self._back([row[0] for row in rows])
             if not self._tags.keys().isdisjoint([row[0] for row in rows]) and len(self._again) < AGAIN_MAX:
                 self._again.update(row[0] for row in rows if row[0] in self._tags)
         super().on_records(topic, rows)
 
+    def _back(self, tags: list[int]) -> None:
+        """Some that were given back may be among those that came."""
+        again = self._owed.intersection(tags)
+        self._owed -= again
+        if len(self._again) < AGAIN_MAX:
+            self._again |= again
+
     def _heard(self, message: Fields) -> None:
-        if message.get("type") != "lagged":
-            return
-        missed, tag = int(message.get("missed", 0)), int(message.get("next_offset", 0))
+        if message.get("type") == "lagged":
+            missed, tag = int(message.get("missed", 0)), int(message.get("next_offset", 0))
+            self._lost_before(tag >> PARTITION_SHIFT, tag & OFFSET_MASK, missed)
+
+    def _lost_before(self, partition: int, offset: int, missed: int) -> None:
+        """So many are gone; it goes on at this offset."""
         self._missed += missed
-        partition, offset = tag >> PARTITION_SHIFT, tag & OFFSET_MASK
-        self._next[partition] = max(
-            self._next.get(partition, 0), offset
-        )  # of a stream that was reset: the least it got
+        self._next[partition] = max(self._next.get(partition, 0), offset)
         if self._on_event is not None:
             # later: what a callback raises is not the server's fault
-            asyncio.get_running_loop().call_soon(self._on_event, Lagged(self._topic, missed, tag & OFFSET_MASK))
+            asyncio.get_running_loop().call_soon(self._on_event, Lagged(self._topic, missed, offset))
         else:
             log.warning("%d messages of %r were gone before they were read", missed, self._topic)
 
     async def settle(self, tags: Sequence[int], timeout: float) -> None:
         self._again.difference_update(tags)
+        self._owed.difference_update(tags)
         await super().settle(tags, timeout)
 
     def place(self, tag: int) -> Place | None:
@@ -211,4 +270,6 @@ def _start_of(wanted: Wanted) -> Any:
         return start
     if isinstance(start, datetime):
         return {"time_ms": floor(start.timestamp() * 1000)}
+    if isinstance(start, bool) or start < 0:
+        raise ValueError(f"start is one of {', '.join(STARTS)}, an offset or a datetime, not {start!r}")
     return {"offset": start}

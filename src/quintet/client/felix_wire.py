@@ -30,10 +30,14 @@ FAILURES_KEPT_MAX: Final = 1_000  # per publish call; refusals beyond it are onl
 AUTH_LATE: Final = 0x41
 
 NAME_HINT: Final = "each of the three parts of a name has 1 to 200 bytes of UTF-8 without / and NUL"
-_TOKEN_HINT: Final = "put an API key or a token into the URL: felix://:TOKEN@HOST:5000"
+_TOKEN_HINT: Final = (
+    "put an API key or a token into the URL: felix://:TOKEN@HOST:5000; "
+    "`quintet token inspect --jwks-file FILE` says whether a token is good"
+)
 # Text of an error that has no code -> the error, and what to do; the first it begins with.
 _TEXTS: Final[tuple[tuple[str, type[QuintetError], str], ...]] = (
     ("auth", AuthError, _TOKEN_HINT),
+    ("tenant '", LimitExceeded, "raise the limit in [[tenants]] of the server's configuration"),
     ("tenant mismatch", AuthError, "?tenant=, and the first part of a topic's name, must be the tenant of the token"),
     ("forbidden", Forbidden, "ask an administrator for the right to it"),
     ("stream not found", TopicNotFound, "the server makes no stream by its first use: make it there first"),
@@ -66,6 +70,8 @@ UNREADABLE: Final = (
     ValueError,
     TypeError,
     LookupError,
+    ArithmeticError,
+    RecursionError,
 )  # what reading it may raise
 
 
@@ -110,24 +116,24 @@ def unpacked(flags: int, payload: bytes) -> tuple[Any, ...]:
 class Inflow:
     """From the bytes of one stream to items of kernel.felix_received."""
 
-    __slots__ = ("_tail", "_wanted", "_where")
+    __slots__ = ("_tail", "_where", "wanted")
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._tail = bytearray()
-        self._wanted = 0  # bytes needed before another look at the tail can help
+        self.wanted = 0  # bytes needed before another look at the tail can help
 
     def feed(self, data: bytes) -> Iterator[tuple[Any, ...]]:
         """The items one by one, so that those before one that is wrong are dealt with."""
         if self._tail:
             self._tail += data
-            if len(self._tail) < self._wanted:
+            if len(self._tail) < self.wanted:
                 return
         source = self._tail or data
         items, consumed, fatal = kernel.felix_received(source, 0, FRAME_READ_MAX)
         head = bytes(source[consumed : consumed + frames.HEADER.size])
         whole = len(head) == frames.HEADER.size
-        self._wanted = frames.HEADER.size + frames.HEADER.unpack(head)[3] if whole else 0
+        self.wanted = frames.HEADER.size + frames.HEADER.unpack(head)[3] if whole else 0
         if self._tail:
             del self._tail[:consumed]
         elif consumed < len(data):

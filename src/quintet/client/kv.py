@@ -18,7 +18,7 @@ from zlib import crc32
 from quintet.client.base import Channel, Fields, Link, RequestLink, Setup, Silent, deadline
 from quintet.client.errors import Closed, ConnectionLost, Timeout, VersionConflict
 from quintet.client.message import log, to_bytes
-from quintet.model.errors import BadRequest, ProtocolError, QuintetError
+from quintet.model.errors import BadName, BadRequest, ProtocolError, QuintetError
 
 if TYPE_CHECKING:
     from quintet.client.felix import FelixLink
@@ -45,6 +45,7 @@ class Lanes:
         self._channels: list[Channel | None] = [None] * LANES
         self._locks = [asyncio.Lock() for _ in range(LANES)]
         self._watches: set[Watch] = set()
+        self._closed = False
 
     async def ask(self, key: str, name: str, fields: Fields, timeout: float | None, again: bool) -> Fields:
         """The answer, over the lane of this key. `again`: after a lost connection, too."""
@@ -72,25 +73,36 @@ class Lanes:
 
     async def _channel(self, lane: int) -> Channel:
         async with self._locks[lane]:
+            self.check()
             channel = self._channels[lane]
             if channel is None or channel.failed is not None:
-                channel = Channel(self.setup, Silent())
-                await channel.open()
-                self._channels[lane] = channel
+                channel = self._channels[lane] = Channel(self.setup, Silent())
+                try:
+                    await channel.open()
+                except BaseException:
+                    self._channels[lane] = None
+                    raise
+                if self._closed:  # meanwhile
+                    await channel.close()
+                    self.check()
             return channel
 
+    def check(self) -> None:
+        if self._closed:
+            raise Closed("the bus is closed", hint="use its caches inside its `with` block")
+
     def opened(self, watch: "Watch") -> None:
+        self.check()
         self._watches.add(watch)
 
     def closed(self, watch: "Watch") -> None:
         self._watches.discard(watch)
 
     async def close(self) -> None:
-        for watch in list(self._watches):
-            await watch.close()
-        for channel in self._channels:
-            if channel is not None:
-                await channel.close()
+        self._closed = True
+        closing = [watch.close() for watch in self._watches]
+        closing += [channel.close() for channel in self._channels if channel is not None]
+        await asyncio.gather(*closing)
 
 
 class Cache:
@@ -103,6 +115,8 @@ class Cache:
         self._lanes = lanes
         self._name = name
         door: Any = lanes.setup.door
+        if name.count("/") not in (0, 2):
+            raise BadName(f"{name!r} is no name of a cache", hint="a name without /, or TENANT/NAMESPACE/NAME")
         tenant, namespace, cache = door.names.scope(name)
         self._scope: Fields = {"tenant_id": tenant, "namespace": namespace, "cache": cache}
 
@@ -177,6 +191,7 @@ class Cache:
         return Watch(self, self._lanes, self._scope, key, prefix)
 
     async def _ask(self, name: str, key: str, fields: Fields, timeout: float | None, again: bool = False) -> Fields:
+        check_key(key)
         answer = await self._lanes.ask(key, name, {**self._scope, **fields}, timeout, again)
         if answer.get("type") == "cache_conflict":
             version = int(answer.get("version", 0))
@@ -244,9 +259,14 @@ class Watch(Silent):
         if self._closed:
             raise Closed("the watch is closed", hint="cache.watch() makes a new one")
         if not self._opened:
-            self._opened = True
             self._lanes.opened(self)
-            await self._channel.open()
+            self._opened = True
+            try:
+                await self._channel.open()
+            except BaseException:
+                self._opened = False
+                self._lanes.closed(self)
+                raise
 
     async def close(self) -> None:
         if not self._closed:
@@ -285,16 +305,17 @@ class Watch(Silent):
     async def _attach(self, link: Link) -> None:
         felix: FelixLink = link  # type: ignore[assignment]
         self._paused = False
+        seen = dict(self._seen)  # of a key that is told of from here on, more will be told
         await felix.listen("cache_watch", self._fields, self._heard)
-        keys = list(self._seen)
-        for key, entry in zip(keys, await self._cache._many(keys, inf), strict=True):
+        for (key, before), entry in zip(seen.items(), await self._cache._many(list(seen), inf), strict=True):
             if entry is not None:
                 self._changed(Change(key, *entry))
-            elif self._seen[key][1]:
-                self._tell(Change(key, None, self._seen[key][0]))  # at a version that nobody can tell any more
-        if self._key is not None and not keys:
+            elif before[1] and self._seen.get(key) == before:
+                self._tell(Change(key, None, before[0]))  # at a version that nobody can tell any more
+        if self._key is not None and not seen:
             found = await self._cache.entry(self._key, timeout=inf)
-            self._remember(self._key, found[1] if found else 0, found is not None)
+            if self._key not in self._seen:
+                self._remember(self._key, found[1] if found else 0, found is not None)
 
     def _down(self, error: QuintetError) -> None:
         if self._channel.failed is not None:
@@ -302,6 +323,7 @@ class Watch(Silent):
 
     def _heard(self, message: Fields) -> None:
         if message.get("type") == "cache_event":
+            check_key(message["key"])
             self._changed(Change(message["key"], _value(message.get("value")), int(message.get("version", 0))))
 
     def _changed(self, change: Change) -> None:
@@ -342,6 +364,13 @@ def _late(answer: "asyncio.Future[Fields]", limit: float, name: str, key: str) -
         answer.set_exception(Timeout(f"{name} of {key!r} took longer than {limit:g} s"))
 
 
+def check_key(key: object) -> None:
+    if not isinstance(key, str):
+        raise TypeError(f"a key is text, not {type(key).__name__}")
+    if not key.isascii() and any("\ud800" <= letter <= "\udfff" for letter in key):
+        raise ValueError(f"a key is text that UTF-8 can say, and {key!r} is not")
+
+
 def _value(text: str | None) -> bytes | None:
     return None if text is None else base64.b64decode(text)
 
@@ -349,6 +378,6 @@ def _value(text: str | None) -> bytes | None:
 def _ttl_ms(ttl: float | None) -> int | None:
     if ttl is None:
         return None
-    if not 0 < (ms := round(ttl * 1000)) <= TTL_MS_MAX:
+    if not 0.0005 <= ttl <= TTL_MS_MAX / 1000:
         raise ValueError(f"ttl is a number of seconds from 0.001 up, not {ttl!r}")
-    return ms
+    return max(round(ttl * 1000), 1)

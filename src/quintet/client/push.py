@@ -151,12 +151,12 @@ class PushSource(Source):
         log.info("subscription %s: the acknowledgement of tag %d was refused: %s", self._id, tag, error)
 
     def pause(self) -> None:
-        link = self._channel.current
+        link = self._channel.newest  # what comes before it is handed to callers fills the queue, too
         if link is not None:
             link.pause()
 
     def resume(self) -> None:
-        link = self._channel.current
+        link = self._channel.newest
         if link is not None:
             link.resume()
 

@@ -33,6 +33,7 @@ SEND_WINDOW_BYTES: Final = 8 * 1024 * 1024
 WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # queued per stream; above it callers wait
 WRITE_LOW_BYTES: Final = 1024 * 1024
 STREAMS_IN_MAX: Final = 4_096  # event streams the server may have open
+FORGOTTEN_MAX: Final = STREAMS_IN_MAX  # of them, that were given up here and of which something may still be on its way
 TRY_FIRST_S: Final = 2.0  # one attempt to connect; each further one may take twice as long
 PROBE_AFTER_S: Final = 0.3
 PROBE_S: Final = 0.2  # for the host's refusal to come back
@@ -45,6 +46,18 @@ TLS_CODES: Final = range(0x100, 0x200)  # of CONNECTION_CLOSE: 0x100 and an aler
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _PRIVATE_KEY: Final = re.compile(rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?-----END \1PRIVATE KEY-----\n?", re.DOTALL)
 CA_HINT: Final = "add ?ca=FILE with the authority that signed the server's certificate (or that certificate itself)"
+# What TLS says -> what to do, where another authority would not help; the first whose words are in it.
+_TLS_HINTS: Final = (
+    (
+        "causedasendentity",
+        "the server shows the certificate of an authority (CA:TRUE, as `openssl req -x509` makes it by itself): give it one "
+        "made with -addext basicConstraints=critical,CA:FALSE, or one that the authority signed",
+    ),
+    ("for name", "write a name that is in the server's certificate into the URL, or have this one put into it"),
+    ("match", "write a name that is in the server's certificate into the URL, or have this one put into it"),
+    ("expired", "the server needs a new certificate; is the clock of this machine right?"),
+    ("not valid", "is the clock of this machine right?"),
+)
 CERT_HINT: Final = "show who you are with ?cert=FILE&key=FILE: the server asks for a certificate that it knows"
 
 
@@ -140,6 +153,7 @@ class Connection:
         self._wire = endpoint(place.family)
         self._number = 0
         self._flows: dict[int, Flow] = {}
+        self._forgotten: dict[int, None] = {}  # streams of the peer that were given up, the oldest first
         self._up: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._probe: asyncio.Task[None] | None = None
@@ -186,6 +200,10 @@ class Connection:
         """Nothing of this stream matters any more."""
         if self._flows.pop(stream, None) is not None and self.lost is None:
             self._wire.stop(self._number, stream, 0)
+            if stream & 3 == 3:
+                self._forgotten[stream] = None
+                if len(self._forgotten) > FORGOTTEN_MAX:
+                    del self._forgotten[next(iter(self._forgotten))]
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -200,8 +218,8 @@ class Connection:
             stream, data, end = event[2:]
             flow = self._flows.get(stream)
             if flow is None:
-                if stream & 3 != 3:
-                    return  # ours, and forgotten
+                if stream & 3 != 3 or stream in self._forgotten:
+                    return  # what was on its way: it is no beginning of anything
                 flow = self._flows[stream] = self._incoming(stream)
             flow.data(data, end)
             if end and stream & 3 == 3:
@@ -221,6 +239,8 @@ class Connection:
                 flow.stopped(event[3])
             else:
                 flow.ended(event[3])
+                if event[2] & 3 == 3:
+                    self._flows.pop(event[2], None)
 
     def _watch(self) -> None:
         """Nothing heard although something should be: ask the host whether anybody is there."""
@@ -269,18 +289,23 @@ class Connection:
 
 
 class Shut(ConnectionLost):
-    """A connection that ended with a code."""
+    """A connection that ended with a code; `tls` if it was about who is there."""
 
-    def __init__(self, message: str, code: int, hint: str = "") -> None:
+    def __init__(self, message: str, code: int, hint: str = "", tls: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.close_code = code
+        self.tls = tls
 
 
 def _closed(code: int, reason: str, up: bool) -> Shut:
     """What the end of a connection says; TLS says it with codes of its own."""
     if code in TLS_CODES or (not up and "certificate" in reason.lower()):
-        return Shut(f"TLS failed: {reason}", code, CERT_HINT if up else CA_HINT)
+        return Shut(f"TLS failed: {reason}", code, CERT_HINT if up else _tls_hint(reason), tls=True)
     return Shut(reason or f"closed with code {code:#x}", code)
+
+
+def _tls_hint(reason: str) -> str:
+    return next((hint for words, hint in _TLS_HINTS if words in reason.lower()), CA_HINT)
 
 
 async def _refused(place: Place) -> bool:
@@ -307,7 +332,7 @@ def proof_of(where: Endpoint) -> Proof:
     ca, certificate, key = _read("ca", where.ca), _read("cert", where.cert), _read("key", where.key)
     for option, text in (("ca", ca), ("cert", certificate)):
         if text and _CERTIFICATE not in text:
-            raise BadUrl(f"the file of {option}= holds no certificate", hint="it is a PEM file")
+            raise BadUrl(f"{option}={getattr(where, option)} holds no certificate", hint="it is a PEM file")
     if certificate and not key:
         found = _PRIVATE_KEY.search(certificate)
         if found is None:
@@ -333,9 +358,15 @@ async def connect(where: Endpoint, incoming: Callable[[int], Flow], seconds: flo
     until = loop.time() + seconds
     turn, patience = 0, TRY_FIRST_S
     while True:
-        connection = Connection(places[turn % len(places)], incoming)
+        place = places[turn % len(places)]
         turn += 1
         last = turn % len(places) == 0
+        try:
+            connection = Connection(place, incoming)
+        except OSError as error:  # this machine has no IPv6, or no more sockets: the next address may do
+            if last:
+                raise ConnectionLost(f"cannot connect to {where}: no socket: {error.strerror or error}") from error
+            continue
         try:
             await connection.establish(where, proof, min(patience, max(until - loop.time(), 0.01)))
             return connection
@@ -344,7 +375,7 @@ async def connect(where: Endpoint, incoming: Callable[[int], Flow], seconds: flo
             log.debug("%s has not answered for %g s", where, patience)
         except ConnectionLost as error:
             connection.close()
-            if last or error.hint == CA_HINT:
+            if last or (isinstance(error, Shut) and error.tls):
                 raise ConnectionLost(f"cannot connect to {where}: {error}", hint=error.hint) from error
         except BaseException:
             connection.close()

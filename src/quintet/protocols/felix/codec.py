@@ -389,7 +389,10 @@ def starts(start: str | Start | None, kept: list[tuple[int, int]], extended: boo
     if extended and start.offsets is not None:
         if len(start.offsets) != len(kept):
             raise BadRequest(f"start: offsets of {len(kept)} partitions are needed, {len(start.offsets)} were given")
-        return [_checked(kept[number], offset, offset) for number, offset in enumerate(start.offsets)]
+        return [
+            _checked(kept[number], offset, (number << PARTITION_SHIFT) + offset)
+            for number, offset in enumerate(start.offsets)
+        ]
     if start.offset is None:
         raise BadRequest("start: latest, earliest or an offset")
     number, offset = offset_of(start.offset, len(kept)) if len(kept) > 1 else (0, start.offset)
