@@ -43,6 +43,8 @@ DOOR: Final = "felix"
 EXPIRY_LOOK_US_MAX: Final = 4_000_000  # how long after its token a feed may live
 UNSURE_BYTES: Final = 4 * limits.WRITE_HIGH_BYTES  # sent last, of which the peer may not have got all
 WATCHED_PER_TURN_MAX: Final = 1_000  # changes written before room is asked for again
+WATCHED_BYTES_MAX: Final = 64 * limits.MIB  # of changed keys that a slow peer was not told of: then it is reset
+WATCHED_KEY_BYTES: Final = 200  # that a key costs beside its own
 
 
 def check_new(broker: Broker, options: FelixOptions, scope: Scope) -> None:
@@ -137,7 +139,7 @@ class Feed:
         self._name = name
         self._outlet: Outlet | None = None
         self._over = False
-        self._epoch = bearer.epoch
+        self._epoch = -1  # rights may have gone while it was made: they are looked at before the first record
 
     def start(self) -> None:
         """Open the stream and say which it is."""
@@ -153,9 +155,11 @@ class Feed:
     def end(self, forget: bool = False) -> None:
         """FIN. `forget`: what it kept for its return is removed, too."""
         outlet = self._outlet
-        self._finish(forget)
-        if outlet is not None:
-            outlet.end()
+        try:
+            self._finish(forget)
+        finally:
+            if outlet is not None:
+                outlet.end()
 
     def cut(self, code: int) -> None:
         """What was not sent is not wanted any more: its credential is not valid, or its rights are gone."""
@@ -174,8 +178,10 @@ class Feed:
             self._over = True
             self._outlet = None
             self.told = None
-            self._release(forget)
-            self._peer.drop(self)
+            try:
+                self._release(forget)
+            finally:  # a full disk may refuse to forget
+                self._peer.drop(self)
 
     def welcome(self, now: int) -> bool:
         """Whether its credential and rights still are what it was made by."""
@@ -372,6 +378,7 @@ class WatchStream(Feed):
         super().__init__(peer, id, bearer, "cache.read", scope, name)
         self._cache = cache
         self._changed: dict[bytes, None] = {}
+        self._changed_bytes = 0
         self._parked = False
         self._stop: Callable[[], None] | None = None
 
@@ -379,8 +386,12 @@ class WatchStream(Feed):
         self._stop = self._cache.watch(key, prefix, self._mark)
 
     def _mark(self, key: bytes) -> None:
-        self._changed[key] = None
+        if key not in self._changed:
+            self._changed[key] = None
+            self._changed_bytes += len(key) + WATCHED_KEY_BYTES
         self._flush()
+        if self._changed_bytes > WATCHED_BYTES_MAX and not self._over:
+            self.cut(TOO_SLOW)
 
     def start(self) -> None:
         super().start()
@@ -402,6 +413,7 @@ class WatchStream(Feed):
                 return
             key = next(iter(self._changed))
             del self._changed[key]
+            self._changed_bytes -= len(key) + WATCHED_KEY_BYTES
             entry = self._cache.entries.get(key)  # not `get`: to be watched is not to be asked for
             there = entry is not None and not 0 < entry[1] <= now
             value, version = (entry[0], entry[3]) if entry is not None and there else (None, self._cache.version)

@@ -67,7 +67,7 @@ class FelixSession:
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
-        "_bearer", "_broker", "_deadline", "_dialect", "_epoch", "_held", "_known", "_late", "_leaving", "_made", "_options",
+        "_bearer", "_behind", "_broker", "_deadline", "_dialect", "_epoch", "_held", "_known", "_late", "_leaving", "_made", "_options",
         "_origin", "_peer", "_reach", "_replies", "_scopes", "_shared", "_sink", "_state", "_stopped", "_targets", "_tenant", "_topic",
         "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "principal_name", "take_output",
     )  # fmt: skip
@@ -102,7 +102,8 @@ class FelixSession:
         self._tenant = ""  # of the last publish that was above its tenant's rate
         self._held = False
         self._stopped = False
-        self._made = 0  # bytes of large answers from this read
+        self._made = 0  # bytes of answers from this read ...
+        self._behind = 0  # ... and of all that wait behind others
         self._unpacked = 0
         self._late = 0  # answers that wait and have no slot
         self._leaving: str | None = None
@@ -112,7 +113,7 @@ class FelixSession:
 
     @property
     def holding(self) -> bool:
-        return self._held
+        return self._held or (self._behind >= frames.ANSWER_BYTES_MAX and self._replies.waiting > 0)
 
     @property
     def stopped(self) -> bool:
@@ -120,6 +121,7 @@ class FelixSession:
 
     def receive(self, view: memoryview, now: int) -> int:
         self._stopped, self._made = False, 0
+        self._behind = self._behind if self._replies.waiting else 0
         position = self._first(view, now) if self._state is FRESH else 0
         if self._bearer is not None and self._epoch != self._broker.access.epoch:
             self._look_again(self._bearer, now)
@@ -348,7 +350,7 @@ class FelixSession:
 
     def _error(self, error: Exception, request_id: Id, slot: Slot | None = None) -> None:
         """Refused: said in the order of requests, and if it is about who may, it is the last that is said."""
-        data = errors.encoded(error, self._dialect, request_id)
+        data = self._weighed(errors.encoded(error, self._dialect, request_id), None)
         if slot is None:
             self._replies.put(data)
         else:
@@ -362,14 +364,9 @@ class FelixSession:
     # -- publish ---------------------------------------------------------------------------------------------------
 
     def _publish(
-        self,
-        target: bytes,
-        batch: bytearray | None,
-        count: int,
-        answer: _Publish | None,
-        now: int,
+        self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, now: int,
         request_id: Id = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         key = (target, answer is not None)
         try:
             topic, tenant = self._targets.get(key) or self._reach.target(key)
@@ -515,15 +512,14 @@ class FelixSession:
 
     def _gets(self, view: memoryview, position: int, now: int) -> int:
         """Answer the cache gets that come next, in one call."""
-        most = frames.ANSWER_BYTES_MAX
+        most = frames.ANSWER_BYTES_MAX - self._made
         reply, end, hits, misses = kernel.felix_gets(
             view, position, self._options.frame_bytes_max, self._scopes, now, most, self._dialect.extended
         )
         if end != position:
-            self._replies.push(reply)
+            self._replies.push(self._weighed(reply, 0))
             self._broker.caches.hits += hits
             self._broker.caches.misses += misses
-            self._stopped = len(reply) >= most
         return end
 
     def _writable(self, ask: Any) -> Cache:
@@ -548,13 +544,18 @@ class FelixSession:
 
     def _answer(self, request_id: Id, message: Any) -> None:
         """An answer that is known now: with an id it does not wait for others."""
-        data = codec.encode(message)
+        data = self._weighed(codec.encode(message), request_id)
         if request_id is None:
             self._replies.put(data)
         else:
             self._replies.push(data)
+
+    def _weighed(self, data: bytes, request_id: Id) -> bytes:
+        """One more answer: above a bound the rest of this read waits until the peer took them, or its turn came."""
         self._made += len(data)
-        self._stopped = self._stopped or self._made >= frames.ANSWER_BYTES_MAX
+        self._behind += len(data) if request_id is None else 0
+        self._stopped = self._made >= frames.ANSWER_BYTES_MAX
+        return data
 
     def _cache_put(self, ask: codec.CachePut, now: int) -> None:
         cache = self._writable(ask)
@@ -656,7 +657,7 @@ class _Late:
             conflict = codec.CacheConflict(
                 request_id=self._request_id, key=key, version=error.version, value=error.value
             )
-            self._say(codec.encode(conflict))
+            self._say(session._weighed(codec.encode(conflict), self._request_id))
             return
         self._say(errors.encoded(error, session._dialect, self._request_id))
         session._leave_if_barred(error)

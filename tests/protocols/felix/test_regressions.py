@@ -1,0 +1,131 @@
+"""Mistakes of the Felix door that were found by reading, each by the smallest thing that shows it."""
+
+import errno
+from typing import Any
+
+import pytest
+
+from quintet.broker.access import Role
+from quintet.model import limits
+from quintet.protocols.base import TOO_SLOW
+from quintet.protocols.felix import codec
+from tests.protocols.felix.helpers import SECOND, FelixSim, batch, subscribe
+
+CACHE: dict[str, Any] = {"tenant_id": "t1", "namespace": "default", "cache": "primary"}
+LARGE = b"v" * 900_000  # as a value, 1.2 MB of an answer
+
+
+@pytest.fixture
+def sim() -> FelixSim:
+    return FelixSim()
+
+
+def put(key: str, value: bytes = b"v", **more: Any) -> codec.CachePutOurs:
+    return codec.CachePutOurs(**CACHE, key=key, value=value, **more)
+
+
+def get(key: str, **more: Any) -> codec.CacheGet:
+    return codec.CacheGet(**CACHE, key=key, **more)
+
+
+def frames_of(*messages: Any) -> bytes:
+    return b"".join(one if isinstance(one, bytes) else codec.encode(one) for one in messages)
+
+
+# -- answers are bounded, whatever they are and in whatever order -------------------------------------------------------
+
+
+def test_conflicts_show_values_and_are_not_made_by_the_thousand(sim: FelixSim) -> None:
+    stream = sim.connect().auth()
+    stream.ask(put("k", LARGE, request_id=1))
+    stream.room_bytes = 0
+    stream.feed(frames_of(put("k", if_version=0, request_id=2)) * 100)
+    assert len(stream.take()) < 2 * limits.MIB
+    stream.room_bytes = 1
+    stream.resume()
+    assert len(stream.said()) == 99
+
+
+def test_gets_between_others_are_bounded_together(sim: FelixSim) -> None:
+    stream = sim.connect().auth()
+    stream.ask(put("k", LARGE[: limits.MIB // 2], request_id=1), get("k", request_id=2))
+    stream.room_bytes = 0
+    ping = codec.Unsubscribe(subscription_id=77, request_id=4)
+    stream.feed(frames_of(get("k", request_id=3), ping) * 50)
+    assert len(stream.take()) < 3 * limits.MIB
+
+
+def test_answers_behind_one_that_waits_are_bounded(sim: FelixSim) -> None:
+    stream = sim.connect().auth()
+    stream.ask(put("k", LARGE, request_id=1), get("k", request_id=2))
+    stream.feed(frames_of(batch(b"a", request_id=3)) + frames_of(get("k")) * 20)
+    behind = sum(len(slot.data or b"") for slot in stream.felix._replies._waiting)
+    assert behind < 4 * limits.MIB
+    said = stream.said()
+    stream.resume()
+    said += stream.said()
+    assert said[0] == (0, 3, "")
+    assert [type(one) for one in said[1:]] == [codec.CacheValue] * 20
+
+
+def test_errors_are_answers_too(sim: FelixSim) -> None:
+    stream = sim.connect().auth()
+    stream.room_bytes = 0
+    stream.feed(codec.frame(b"") * 80_000)
+    assert len(stream.take()) < 2 * limits.MIB
+
+
+# -- rights ------------------------------------------------------------------------------------------------------------
+
+
+def test_rights_that_go_while_a_subscription_is_made_are_gone() -> None:
+    sim = FelixSim(open=True, anonymous_role="open")
+    publisher = sim.connect().auth()
+    publisher.ask(batch(b"a", request_id=1))
+    connection = sim.connect()
+    stream = connection.auth("nobody's")
+    stream.feed(frames_of(subscribe(("t1", "default", "new"), ack="explicit")))
+    assert not connection.outlets, "its topic is on its way to the disk"
+    sim.broker.access.set_roles([Role("open", read=("other",), write=("other",))])
+    stream.recheck()
+    sim.scheduler.settle()
+    publisher.ask(batch(b"secret", request_id=2, scope=("t1", "default", "new")))
+    for outlet in connection.outlets:
+        assert b"secret" not in outlet.sent
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_durable_subscription_that_the_disk_does_not_forget_now_is_forgotten_later(sim: FelixSim) -> None:
+    connection = sim.connect()
+    stream = connection.auth()
+    stream.ask(subscribe(durable="d", subscription_id=1))
+    sim.disk.fail("pwritev", 1, errno.ENOSPC, times=1_000)
+    sim.broker.subscriptions._table.delete(b"0")
+    sim.scheduler.settle()
+    (said,) = stream.ask(codec.Unsubscribe(subscription_id=1, delete=True, request_id=3))
+    assert isinstance(said, codec.Error)
+    assert connection.outlets[0].ended
+    sim.disk.heal()
+    sim.advance(5 * SECOND)
+    (said,) = stream.ask(subscribe(durable="d", subscription_id=1))
+    assert isinstance(said, codec.Subscribed)
+    assert stream.ask(codec.Unsubscribe(subscription_id=1, delete=True, request_id=4)) == [codec.Ok(request_id=4)]
+    assert not sim.broker.subscriptions.all()
+
+
+# -- a slow watcher ----------------------------------------------------------------------------------------------------
+
+
+def test_a_watcher_that_is_too_slow_for_keys_that_come_and_go(sim: FelixSim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.protocols.felix.mapping.WATCHED_BYTES_MAX", 100 * 210)
+    connection = sim.connect()
+    stream = connection.auth()
+    stream.ask(codec.CacheWatch(**CACHE, subscription_id=5))
+    (outlet,) = connection.outlets
+    outlet.room_bytes = 0
+    for number in range(120):
+        key = f"key {number}"
+        stream.ask(put(key, request_id=1), codec.CacheDelete(**CACHE, key=key, request_id=2))
+    assert outlet.code == TOO_SLOW
