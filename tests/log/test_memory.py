@@ -5,7 +5,9 @@ from random import Random
 from quintet import kernel
 from quintet.log.base import Partition, TopicSpec
 from quintet.log.embedded.engine import EmbeddedLog
-from quintet.log.embedded.memory import OBJECT_BYTES, MemoryPartition
+from quintet.log.embedded.memory import MemoryPartition
+from quintet.log.embedded.shared import OBJECT_BYTES
+from quintet.model import limits
 from quintet.testing.line import DATA
 from quintet.testing.sim import SimDisk, SimScheduler
 
@@ -55,3 +57,20 @@ def test_one_noisy_topic_does_not_take_what_is_newer_elsewhere() -> None:
     scheduler.turn()
     assert [row[3] for batch in quiet.read_now(0) for row in batch.rows()] == [b"new"]
     assert noisy.start > 0
+
+
+def test_only_the_newest_batches_of_all_topics_keep_encoded_frames() -> None:
+    log, scheduler = engine(limits.MEMORY_TOPICS_BYTES)
+    partitions = [
+        log.open_topic(TopicSpec(16, "memory", durability="memory"))[0],
+        log.open_topic(TopicSpec(17, "disk"))[0],
+    ]
+    for _ in range(24):
+        for partition in partitions:
+            partition.append(kernel.build([bytes(limits.MIB)], origin=b"t:t"), None)
+        scheduler.settle()
+    found = [partition.read(0, limits.MEMORY_TOPICS_BYTES) or [] for partition in partitions]
+    memos = [[batch.memo is not None for batch in batches] for batches in found]
+    assert all(len(marks) == 24 and marks == sorted(marks) and sum(marks) >= 7 for marks in memos)
+    assert sum(map(sum, memos)) == 15  # of 1 MiB and a little
+    assert log._shared.memo_bytes <= limits.ENCODED_FOR_BYTES

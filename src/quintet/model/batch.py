@@ -35,7 +35,7 @@ Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes], ...
 
 class RecordBatch:
     """A sealed (or memory-topic) batch: offsets are final. `memo` is where a protocol keeps frames it encoded once for
-    all its subscribers; it lives and dies with the batch."""
+    all its subscribers; None: the batch is too old to have one."""
 
     __slots__ = (
         "base_offset", "buffer", "columns", "count", "flags", "length", "max_timestamp", "memo", "span", "timestamp",
@@ -54,7 +54,7 @@ class RecordBatch:
         (_, _, self.length, self.flags, self.columns, self.base_offset, self.count, self.span, self.timestamp,
          self.max_timestamp, _, _, _, _) = _HEADER.unpack_from(buffer)  # fmt: skip
         self.buffer = buffer
-        self.memo: dict[Any, bytes] | None = None
+        self.memo: dict[Any, bytes] | None = {}
 
     @property
     def next_offset(self) -> int:

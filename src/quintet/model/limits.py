@@ -35,6 +35,7 @@ AUDIT_BYTES_DEFAULT = 64 * MIB
 UNSYNCED_BYTES_MAX = 64 * MIB  # waiting for the disk, over all partitions; above it publishers are not read from
 MEMORY_TOPIC_BYTES_DEFAULT = 64 * MIB
 MEMORY_TOPICS_BYTES = 1024 * MIB  # of all memory topics together
+ENCODED_FOR_BYTES = 16 * MIB  # the newest batches over all partitions: frames of them are kept for other subscribers
 TAIL_CACHE_BYTES = 256 * MIB  # recent durable batches kept for readers at the tail, over all partitions
 
 assert READ_BUFFER_BYTES < BATCH_BYTES_MAX

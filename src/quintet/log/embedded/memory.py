@@ -12,13 +12,9 @@ from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
 from quintet.log.embedded.merging import Pending, merge_groups, place_waiters
 from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.shared import Shared
+from quintet.log.embedded.shared import OBJECT_BYTES, Shared
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import ShuttingDown
-
-OBJECT_BYTES = (
-    320  # what a kept batch costs beside its bytes; without it a topic of small batches would be thrice its bound
-)
 
 
 class MemoryPartition:
@@ -111,11 +107,12 @@ class MemoryPartition:
 
     def _keep(self, batch: bytearray, base: int, now: int) -> None:
         kernel.place(batch, base, now)
-        self._batches.append(RecordBatch(batch))
+        kept, shared = RecordBatch(batch), self._shared
+        self._batches.append(kept)
         self._bases.append(base)
         size = len(batch) + OBJECT_BYTES
         self._bytes += size
-        shared = self._shared
+        shared.newest(kept)
         shared.stats["batches"] += 1
         shared.stats["bytes"] += len(batch)
         shared.memory_bytes += size

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from quintet.log.embedded.memory import MemoryPartition
     from quintet.log.embedded.partition import FilePartition
 
+# What a kept batch costs beside its bytes; without it a topic of small batches would be thrice its bound.
+OBJECT_BYTES: Final = 320
+
 Report = Callable[[str, dict[str, object]], None]
 # going(topic_id, partition, start, then): call before offsets below start are removed on purpose, so that an anchor says
 # so first; then() removes them. partition -1: the whole topic.
@@ -39,8 +42,8 @@ class Shared:
 
     __slots__ = (
         "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk", "going", "heads_moved", "low",
-        "marks_moved", "memory_bytes", "memory_bytes_max", "memory_order", "names", "quarantine", "read_buffers", "report",
-        "scheduler", "stats", "unsynced", "upkeep",
+        "marks_moved", "memo_bytes", "memo_order", "memory_bytes", "memory_bytes_max", "memory_order", "names",
+        "quarantine", "read_buffers", "report", "scheduler", "stats", "unsynced", "upkeep",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, scheduler: Scheduler, report: Report) -> None:
@@ -59,12 +62,23 @@ class Shared:
         self.memory_bytes = 0
         self.memory_bytes_max = limits.MEMORY_TOPICS_BYTES
         self.memory_order: deque[MemoryPartition] = deque()  # whose batch is the oldest, over all memory topics
+        self.memo_bytes = 0
+        self.memo_order: deque[RecordBatch] = deque()  # the newest of all, whose encoded frames may be kept
         self.upkeep = Upkeep()
         self.marks_moved: set[FilePartition] = set()
         self.chain = ChainPolicy()
         self.heads_moved: set[FilePartition] = set()  # chains that are durable further than they are anchored
         self.going: Going = lambda topic_id, partition, start, then: then()
         self.quarantine: Callable[[list[Damage]], None] = lambda damages: None
+
+    def newest(self, batch: RecordBatch) -> None:
+        """It becomes visible. An older one, which most subscribers have, no longer keeps its bytes twice."""
+        self.memo_order.append(batch)
+        self.memo_bytes += batch.length + OBJECT_BYTES
+        while self.memo_bytes > limits.ENCODED_FOR_BYTES and len(self.memo_order) > 1:
+            old = self.memo_order.popleft()
+            self.memo_bytes -= old.length + OBJECT_BYTES
+            old.memo = None
 
 
 class TailCache:
@@ -84,6 +98,7 @@ class TailCache:
         self._bases.append(batch.base_offset)
         shared.cache_order.append(self)
         shared.cache_bytes += batch.length
+        shared.newest(batch)
         while shared.cache_bytes > shared.cache_bytes_max and len(shared.cache_order) > 1:
             shared.cache_order.popleft()._evict()
 

@@ -372,9 +372,7 @@ class BlipSession:
         tag = tag_of(partition, batch.offset(first)) if qos else 0
         topic = subscription.topic_name
         data, _ = kernel.blip_deliver(self._version, topic, qos, batch.buffer, first, last, tag, ids, 0)
-        if whole:
-            if batch.memo is None:
-                batch.memo = {}
+        if whole and batch.memo is not None:
             batch.memo["blipmq", qos] = data
         return data
 

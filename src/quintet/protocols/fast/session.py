@@ -287,9 +287,7 @@ class FastSession:
             self._replies.push(found)
             return
         data, _ = kernel.fast_deliver(topic_id(subscription.topic_name), batch.buffer, first, last, 0)
-        if whole:
-            if batch.memo is None:
-                batch.memo = {}
+        if whole and batch.memo is not None:
             batch.memo["fast"] = data
         self._replies.push(data)
 

@@ -332,9 +332,7 @@ class EventStream(Feed):
             data, _ = kernel.felix_deliver(batch.buffer, first, last, 0, dialect.offsets, high, self._frame_bytes_max)
             if dialect.zstd:
                 data = codec.packed(data, frames.ZSTD_BYTES_MIN)
-        if whole:
-            if batch.memo is None:
-                batch.memo = {}
+        if whole and batch.memo is not None:
             batch.memo[kind] = data
         return data
 
