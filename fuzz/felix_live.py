@@ -50,6 +50,7 @@ PROBE_EVERY_ROUNDS = 50
 ANSWER_S = 10.0
 GROWTH_MAX_MIB = 1024  # of the process in a whole run: the disk of one broker is memory here
 PROTOCOL_ERROR = 0x46
+CLOSE_LOST = -1  # the datagram that said it was lost, and the next was answered with "no such connection"
 STREAMS = ("a", "b", "c")
 LAST_WORDS = {"auth required", "auth failed", "auth already established", "tenant mismatch", "forbidden"}
 GRANTED = {
@@ -498,11 +499,11 @@ class Live:
         self.counts["strangers"] += 1
         del link.lanes[lane.number]
         if link.closed is not None:
-            if link.closed[0] != PROTOCOL_ERROR or not verdict:
+            if link.closed[0] not in (PROTOCOL_ERROR, CLOSE_LOST) or not verdict:
                 raise BrokenError(f"the connection of a stranger was shut: {link.closed}")
             return len(frames)
         said = [json.loads(payload) for _, payload in read_frames(bytes(lane.got), FRAME_MAX)[0]]
-        if len(said) > 1 or any(one.get("message") not in LAST_WORDS for one in said) or (frames and not said):
+        if len(said) > 1 or any(not refused(one) for one in said) or (frames and not said):
             raise BrokenError(f"a stranger was told {said}")
         return len(frames)
 
@@ -552,8 +553,10 @@ class Live:
         fatal = [lane for lane in lanes if lane.verdict]
         if link.closed is not None:
             self.counts["connections shut"] += 1
-            if link.closed[0] != PROTOCOL_ERROR or not fatal:
-                raise BrokenError(f"the connection of {link.who!r} was shut: {link.closed}")
+            self.counts["closes lost"] += link.closed[0] == CLOSE_LOST
+            if link.closed[0] not in (PROTOCOL_ERROR, CLOSE_LOST) or not fatal:
+                verdicts = [lane.verdict for lane in lanes]
+                raise BrokenError(f"the connection of {link.who!r} was shut: {link.closed}, its frames: {verdicts}")
             return
         for lane in lanes:
             if lane.verdict == "fatal" and lane.last_words == "":
@@ -585,6 +588,12 @@ class Live:
     def shut(self, link: Link) -> None:
         self.client.shut(link.number, 0, b"")
         del self.links[link.number]
+
+
+def refused(said: dict[str, Any]) -> bool:
+    """Whether it says that one is not let in, or what is wrong with an `auth`."""
+    message = said.get("message", "")
+    return message in LAST_WORDS or message.startswith("auth: ")
 
 
 def _told(what: dict[str, Any]) -> str:

@@ -162,7 +162,9 @@ class Client:
         timer = self.quic.get_timer()
         if timer is not None:
             timeout = max(0.0, min(timeout, timer - now))
-        ready, _, _ = select.select([self.socket], [], [], timeout)
+        waiting = select.poll()  # `select` knows no descriptor above 1023
+        waiting.register(self.socket, select.POLLIN)
+        ready = waiting.poll(timeout * 1000)
         now = time.monotonic()
         while ready:
             try:
