@@ -26,6 +26,21 @@ def test_a_client_written_from_the_document_reads_what_ours_publishes() -> None:
         assert reader.returncode == 0
 
 
+def test_a_felix_client_written_from_the_document_subscribes_and_uses_the_cache() -> None:
+    pytest.importorskip("aioquic", reason="the example speaks QUIC by aioquic")
+    with running() as server:
+        certificate = server.felix.rpartition("?ca=")[2]
+        program = [sys.executable, str(EXAMPLES / "felix_document.py")]
+        command = [*program, "demo", "2", str(server.ports["felix"]), certificate]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "subscribed to default/default/demo\n"
+            with sync.connect(server.url) as bus:
+                bus.publish_batch("default/default/demo", ["hello", "log"])
+            assert reader.stdout.read() == "hello\nlog\ncached: log\n"
+        assert reader.returncode == 0
+
+
 def test_a_topic_is_a_table_for_arrow_clients() -> None:
     pytest.importorskip("pyarrow.flight", reason="the Flight door needs pyarrow")
     with running() as server:
