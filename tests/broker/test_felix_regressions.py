@@ -10,6 +10,7 @@ from quintet.broker.core import BrokerOptions
 from quintet.broker.dead import Failure
 from quintet.broker.membership import HEARTBEAT_US
 from quintet.broker.topics import CacheTopic, TopicPolicy, TopicRule
+from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Policy
 from quintet.model.errors import StorageError
 from quintet.testing.line import SimBroker
@@ -206,3 +207,25 @@ def test_a_dead_letter_of_a_transient_subscription_does_not_make_it_last() -> No
     sim.broker.subscriptions.remove(subscription)
     sim.restart()
     assert not sim.broker.subscriptions.all()
+
+
+def test_many_acknowledgements_look_once_at_what_is_in_flight(sim: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = topic_of(sim)
+    one = Joined(sim, topic)
+    publish(sim, topic, 0, 500)
+    looked = 0
+    floor = vars(Lane)["floor"].fget
+
+    def counted(lane: Lane) -> int:
+        nonlocal looked
+        looked += 1
+        return int(floor(lane))
+
+    monkeypatch.setattr(Lane, "floor", property(counted))
+    told: list[Exception | None] = []
+    for offset in range(499, -1, -1):
+        one.member.settle(0, offset, 1, told.append)
+    sim.scheduler.settle()
+    assert told == [None] * 500
+    assert committed(sim) == {0: 500}
+    assert looked <= 4

@@ -58,6 +58,7 @@ class Membership:
         self._committed: dict[int, int] = {}  # what was last asked to be committed
         self._committing: set[int] = set()
         self._waiting: dict[int, list[tuple[int, Done]]] = {}
+        self._settled: dict[int, list[Done]] = {}  # acknowledged in this turn
         self._fenced: dict[int, Exception] = {}  # partitions whose commit waits for what is assigned now
         self._beats = 0  # the number of the next heartbeat: what else is on its way is of no account
         self._joined: Done | None = None
@@ -173,6 +174,7 @@ class Membership:
             subscription.detach(self._sink)
         if self._subscriptions.find(subscription.owner, subscription.id) is subscription:
             self._subscriptions.remove(subscription)
+        self._waiting.setdefault(partition, []).extend((0, done) for done in self._settled.pop(partition, ()))
         self._tell(partition, EVERYTHING, Fenced(f"partition {partition} is another member's now"))
 
     # -- acknowledging ---------------------------------------------------------------------------------------------
@@ -184,12 +186,24 @@ class Membership:
             done(Fenced(f"partition {partition} is not assigned to this member"))
             return
         subscription.ack(0, offset, count)
-        floor = subscription.lanes[0].floor
-        if floor <= self._committed[partition] and partition not in self._committing:
-            done(None)
-            return
-        self._waiting.setdefault(partition, []).append((floor, done))
-        self._commit(partition)
+        if not self._settled:
+            self._scheduler.soon(self._reckon)
+        self._settled.setdefault(partition, []).append(done)
+
+    def _reckon(self) -> None:
+        """The end of the turn: how far what was acknowledged goes. Once for all of it, because that looks at everything in
+        flight."""
+        settled, self._settled = self._settled, {}
+        for partition, calls in settled.items():
+            subscription = self._of.get(partition)
+            floor = 0 if subscription is None else subscription.lanes[0].floor
+            self._waiting.setdefault(partition, []).extend((floor, done) for done in calls)
+            if subscription is None:  # it left when it was told of another partition
+                self._tell(partition, EVERYTHING, Fenced(f"partition {partition} is not assigned to this member"))
+            elif floor > self._committed[partition] or partition in self._committing:
+                self._commit(partition)
+            else:
+                self._tell(partition, floor, None)
 
     def _commit(self, partition: int) -> None:
         """One commit of a partition at a time: what is acknowledged meanwhile goes with the next."""
