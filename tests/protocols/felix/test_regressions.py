@@ -8,8 +8,9 @@ import pytest
 from quintet.broker.access import Role
 from quintet.model import limits
 from quintet.protocols.base import TOO_SLOW
-from quintet.protocols.felix import codec
-from tests.protocols.felix.helpers import SECOND, FelixSim, batch, subscribe
+from quintet.protocols.felix import codec, frames
+from quintet.protocols.felix.session import UNPACKED_BYTES_MAX
+from tests.protocols.felix.helpers import SECOND, FelixSim, batch, decoded, subscribe
 
 CACHE: dict[str, Any] = {"tenant_id": "t1", "namespace": "default", "cache": "primary"}
 LARGE = b"v" * 900_000  # as a value, 1.2 MB of an answer
@@ -129,3 +130,15 @@ def test_a_watcher_that_is_too_slow_for_keys_that_come_and_go(sim: FelixSim, mon
         key = f"key {number}"
         stream.ask(put(key, request_id=1), codec.CacheDelete(**CACHE, key=key, request_id=2))
     assert outlet.code == TOO_SLOW
+
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+def test_packed_batches_that_are_refused_cost_their_turn_too() -> None:
+    sim = FelixSim(frame_bytes_max=limits.MIB)
+    stream = sim.connect().auth()
+    bomb = codec.frame(codec.pack(bytes(limits.MIB + 1)), frames.BATCH | frames.ZSTD)
+    stream.feed(bomb * 100)
+    assert stream.held()
+    assert len(decoded(stream.take())) <= 1 + UNPACKED_BYTES_MAX // limits.MIB

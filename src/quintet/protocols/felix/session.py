@@ -325,13 +325,14 @@ class FelixSession:
             self._unpack(item[1], item[2], now)
 
     def _unpack(self, flags: int, payload: bytes, now: int) -> None:
+        size = self._options.frame_bytes_max
         try:
-            body = codec.unpack(payload, self._options.frame_bytes_max)
+            body = codec.unpack(payload, size)
+            size = len(body)
+            self._act(kernel.felix_batch(body, flags, self._origin, now), now)
         except BadRequest as error:
             self._error(error, None)
-            return
-        self._act(kernel.felix_batch(body, flags, self._origin, now), now)
-        self._unpacked += len(body)
+        self._unpacked += size  # one that is refused may have cost as much
         if self._unpacked > UNPACKED_BYTES_MAX and not self._held:
             self._held = True  # others have their turn before the next
             self._broker.scheduler.soon(partial(self._sink.completed, self._hold, None, None))
