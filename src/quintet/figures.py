@@ -290,6 +290,7 @@ def development_lines(addresses: Mapping[str, str], felix_certificate: Path | No
         url = f"felix://:{config.DEV_BLIPMQ_KEY}@{addresses['felix']}{trust}"
         lines.append(f"  Felix    {command} sub --url '{url}' demo")
         lines.append(f"           {command} pub --url '{url}' demo hello")
+        lines.append(f"           {command} kv put --url '{url}' greeting hello")
     if "flight" in addresses:
         url = f"flight://{config.DEV_USER}:{config.DEV_PASSWORD}@{addresses['flight']}"
         lines.append(f"  Flight   {url}   # Arrow: Spark, DuckDB, Polars, pandas")

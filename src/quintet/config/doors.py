@@ -169,6 +169,12 @@ class FelixListener(TlsListener):
     """The Felix door: QUIC, so always TLS 1.3. Without tls_cert it makes itself a certificate at its first start."""
 
     port: Port = Field(default=5000, description="UDP port; 0 picks a free one, which --print-ready reports.")
+    insecure: bool = Field(default=False, description="Of no effect here: QUIC is never plaintext.")
+    tls_cert: Path | None = Field(
+        default=None,
+        description="PEM file with the certificate chain; read again on SIGHUP. Its first certificate must be no authority "
+        "(CA:FALSE), or clients refuse it.",
+    )
     max_connections: Count = Field(default=10_000, description="Connections open at once on this listener.")
     certificate_names: tuple[str, ...] = Field(
         default=("localhost", "127.0.0.1", "::1"),

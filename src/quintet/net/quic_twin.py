@@ -13,6 +13,7 @@ Nothing of a protocol and no limit per address lives here.
 
 import asyncio
 import ipaddress
+import logging
 import os
 import socket
 from collections import deque
@@ -34,6 +35,8 @@ from aioquic.quic.packet import (
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from quintet.net.quic_engine import Engine, certificates, private_key, refusal
+
+logging.getLogger("quic").addHandler(logging.NullHandler())  # aioquic's: CLOSED says the same to those who asked
 
 CONNECTED: Final = 1
 DATA: Final = 2
