@@ -5,6 +5,7 @@ import errno
 import pytest
 
 from quintet.broker import jose
+from quintet.broker.cache import Cache
 from quintet.broker.cache_memory import Deadlines
 from quintet.broker.core import BrokerOptions
 from quintet.broker.dead import Failure
@@ -91,6 +92,23 @@ def test_a_put_that_failed_while_its_cache_was_being_deleted_is_not_there_when_t
     assert value is not None
     assert value[0] == b"v"
     assert cache.get(b"new", 0) is None
+    check_books(sim)
+
+
+def test_a_cache_is_not_deleted_key_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim, cache = made()
+    for number in range(100):
+        cache.put(b"%d" % number, b"v", sim.scheduler.now() + SECOND * (number % 2), None, nobody)
+    sim.scheduler.settle()
+
+    def slow(_cache: Cache, key: bytes) -> None:
+        raise AssertionError(f"all others wait while {key!r} is removed")
+
+    monkeypatch.setattr(Cache, "_remove", slow)
+    sim.broker.delete_topic(cache.topic.raw, nobody)
+    sim.scheduler.settle()
+    assert (sim.broker.caches.keys, sim.broker.caches.bytes) == (0, 0)
+    sim.advance(2 * SECOND)
     check_books(sim)
 
 

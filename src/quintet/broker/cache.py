@@ -24,30 +24,13 @@ from typing import Final, Literal
 
 from quintet import kernel
 from quintet.broker.access import INTERNAL_PREFIX
-from quintet.broker.cache_memory import (
-    EXPIRES,
-    USED,
-    VALUE,
-    VERSION,
-    Deadlines,
-    Entry,
-    Largest,
-    Sieve,
-    cost,
-)
+from quintet.broker.cache_memory import EXPIRES, USED, VALUE, VERSION, Deadlines, Entry, Largest, Sieve, cost
 from quintet.broker.table import Done
 from quintet.broker.tenants import Tenants
 from quintet.broker.topics import CACHE_PREFIX, CacheTopic, Topic, Topics
 from quintet.log.base import Durability
 from quintet.model import limits
-from quintet.model.errors import (
-    BadName,
-    BadRequest,
-    LimitExceeded,
-    QuintetError,
-    TooLarge,
-    VersionConflict,
-)
+from quintet.model.errors import BadName, BadRequest, LimitExceeded, QuintetError, TooLarge, VersionConflict
 from quintet.model.scheduler import Scheduler
 
 Scope = tuple[str, str, str]
@@ -211,9 +194,9 @@ class Cache:
     def increment(self, key: bytes, delta: int, expires_us: int | None, now: int, done: Done) -> tuple[int, int]:
         """Add to a decimal number, a missing one is 0: (what it is now, its version). `expires_us` None leaves its time."""
         entry = self._live(key, now)
-        number = delta + (0 if entry is None else _number(key, entry[VALUE]))
+        number = delta + (0 if entry is None else _number(entry[VALUE]))
         if not NUMBER_MIN <= number <= NUMBER_MAX:
-            raise BadRequest(f"key {key!r}: {number} does not fit into 64 bits", hint="nothing was changed")
+            raise BadRequest(f"{number} does not fit into 64 bits", hint="nothing was changed")
         if expires_us is None:
             expires_us = 0 if entry is None else entry[EXPIRES]
         return number, self.put(key, b"%d" % number, expires_us, None, done)
@@ -259,14 +242,12 @@ class Cache:
 
     def _take_back_held(self, change: _Change) -> None:
         """The same while the topic is being deleted, in case that fails, too."""
-        key, before = change.key, change.before
-        if self.held.get(key) is not change.entry:
-            return
-        if before is not None:
-            self.held[key] = before
-        else:
+        key = change.key
+        if self.held.get(key) is change.entry:
             self.held.pop(key, None)
-            if change.buried:
+            if change.before is not None:
+                self.held[key] = change.before
+            elif change.buried:
                 self.doomed[key] = None
 
     # -- the dict --------------------------------------------------------------------------------------------------
@@ -380,21 +361,21 @@ class Cache:
                 self._bury(key)
 
     def empty(self) -> None:
-        """Its topic goes: forget everything, in memory only. What there was is held until that is certain."""
+        """Its topic goes: forget everything at once, in memory only. What there was is held until that is certain."""
         self.held = held = dict(self.entries)
         self._closed = True
-        for key in held:
-            self._remove(key)
+        self.entries.clear()  # sessions hold this very dict
+        self._caches.keys -= len(held)
+        self._grow(-self.bytes)
         self._sieve = Sieve(self.entries)
-        for key in held:
+        for key in held if self._watches else ():
             self._tell(key)
 
     def refill(self) -> None:
         """Its deletion was refused: all of it is still there."""
         self._closed = False
+        self._caches.mourning[self.number] = self
         held, self.held = self.held, {}
-        if self.doomed:
-            self._caches.mourning[self.number] = self
         for key, entry in held.items():
             self._place(key, entry)
             self._tell(key)
@@ -687,7 +668,7 @@ def _check_version(key: bytes, entry: Entry | None, wanted: int | None) -> None:
         )
 
 
-def _number(key: bytes, value: bytes) -> int:
+def _number(value: bytes) -> int:
     """A decimal number as increment writes it."""
     text = value[: NUMBER_BYTES_MAX + 1]
     digits = text[1:] if text.startswith(b"-") else text
@@ -695,4 +676,4 @@ def _number(key: bytes, value: bytes) -> int:
         number = int(text)
         if b"%d" % number == value and NUMBER_MIN <= number <= NUMBER_MAX:
             return number
-    raise BadRequest(f"key {key!r} does not hold a decimal number of 64 bits", hint="put one, or delete the key")
+    raise BadRequest("the key does not hold a decimal number of 64 bits", hint="put one, or delete the key")

@@ -121,6 +121,7 @@ class Deadlines:
         """It is gone, with all its keys."""
         del self._caches[cache.number]
         self._live -= len(cache.timed)
+        cache.timed.clear()
 
     def set(self, cache: Timed, key: bytes, expires: int) -> None:
         """The key expires then; 0: never."""
