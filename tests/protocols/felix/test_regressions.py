@@ -142,3 +142,12 @@ def test_packed_batches_that_are_refused_cost_their_turn_too() -> None:
     stream.feed(bomb * 100)
     assert stream.held()
     assert len(decoded(stream.take())) <= 1 + UNPACKED_BYTES_MAX // limits.MIB
+
+
+def test_small_acks_of_many_records_cost_their_turn(sim: FelixSim) -> None:
+    stream = sim.connect().auth()
+    stream.ask(subscribe(ack="explicit", subscription_id=1))
+    ack = codec.AckRanges(subscription_id=1, ranges=[(0, frames.ACK_RECORDS_MAX)], request_id=2)
+    stream.feed(frames_of(ack) * 100)
+    assert stream.held()
+    assert len(decoded(stream.take())) < 5

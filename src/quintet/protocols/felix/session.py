@@ -21,14 +21,7 @@ from quintet.broker.topics import Topic
 from quintet.delivery.sink import Sink
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import (
-    AuthError,
-    BadRequest,
-    Forbidden,
-    QuintetError,
-    UnknownSubscription,
-    VersionConflict,
-)
+from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription, VersionConflict
 from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot, Streams
 from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.codec import Id, Scope, origin_of
@@ -40,7 +33,8 @@ PUBLISHED: Final = "published"
 DOCUMENT: Final = "document"
 
 HELD_US_MAX: Final = 1_000_000  # until one that must wait for its tenant's rate looks again
-UNPACKED_BYTES_MAX: Final = 32 * limits.MIB  # of packed batches in one turn of the loop
+UNPACKED_BYTES_MAX: Final = 32 * limits.MIB  # of packed batches in one turn of the loop ...
+ACK_COST_BYTES: Final = 256  # ... of which a record that is acknowledged costs as much as so many
 JWT_DOTS: Final = 2
 
 
@@ -332,9 +326,13 @@ class FelixSession:
             self._act(kernel.felix_batch(body, flags, self._origin, now), now)
         except BadRequest as error:
             self._error(error, None)
-        self._unpacked += size  # one that is refused may have cost as much
+        self._spend(size)  # one that is refused may have cost as much
+
+    def _spend(self, size: int) -> None:
+        """Work that a small frame asked for: after so much of it others have their turn."""
+        self._unpacked += size
         if self._unpacked > UNPACKED_BYTES_MAX and not self._held:
-            self._held = True  # others have their turn before the next
+            self._held = True
             self._broker.scheduler.soon(partial(self._sink.completed, self._hold, None, None))
 
     def _json(self, payload: bytes, now: int) -> None:
@@ -482,8 +480,10 @@ class FelixSession:
         if not isinstance(feed, EventStream):
             raise BadRequest("ack: changes of a cache are not acknowledged")
         ranges = [(*codec.offset_of(offset, feed.partitions), count) for offset, count in ask.ranges]
-        if any(count < 1 for *_, count in ranges) or sum(count for *_, count in ranges) > frames.ACK_RECORDS_MAX:
+        records = sum(count for *_, count in ranges)
+        if any(count < 1 for *_, count in ranges) or records > frames.ACK_RECORDS_MAX:
             raise BadRequest(f"ack: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most")
+        self._spend(records * ACK_COST_BYTES)
         slot = None if ask.request_id is None else self._replies.reserve()
         sink, left = self._sink, len(ranges) + 1
         failed: Exception | None = None
