@@ -85,3 +85,15 @@ async def test_many_streams_with_one_large_answer_each_are_bounded_together(
         for stream in opened:
             peer.endpoint.pause(peer.number, stream, False)
         await until(lambda: all(len(peer.data[stream]) == ANSWER + 1 for stream in opened))
+
+
+async def test_what_was_on_its_way_to_a_stream_that_is_gone_is_no_new_stream(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
+        stream, other = await peer.login(), await peer.login()
+        (connection,) = listener.connections
+        connection.event(quic_endpoint.STOPPED, stream, (quic_endpoint.STOPPED, connection.number, stream, 7))
+        data = (quic_endpoint.DATA, connection.number, stream, b"the rest of a frame\n", False)
+        connection.event(quic_endpoint.DATA, stream, data)  # as when both came with one datagram
+        assert len(seen.sessions) == 2
+        peer.send(other, b"hello\n")
+        await peer.answer(other, b"hello\n")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 CONNECTION_HIGH_BYTES = 32 * limits.MIB  # unsent over all streams of a connection: above it none of them has room
 CONNECTION_KEPT_BYTES_MAX = 64 * limits.MIB  # of unfinished frames over all streams of a connection
 CODE_LIMIT: Final = 0x4C  # shuts the connection
+LINGER_S = 2.0  # until nothing more can come that was read before a stream was stopped
 CODE_DONE: Final = 0  # of STOP_SENDING, when an answer ends a stream before its peer does
 READS_NOTHING = "the peer has read nothing of a stream for 10 seconds"
 
@@ -381,13 +382,18 @@ class Stream(Writer):
         """The peer took its side back: there is nobody to answer. While a stream ends it is only what we asked for."""
         if self.ending:
             return
+        self._fin = True  # nothing more comes
         self.connection.listener.endpoint.reset(self.connection.number, self.number, code)
         self.gone(code)
 
     def gone(self, code: int) -> None:
         if self.die():
+            connection = self.connection
             if code != LOST and not self._fin:
-                self.connection.listener.endpoint.stop(self.connection.number, self.number, CODE_DONE)
+                connection.listener.endpoint.stop(connection.number, self.number, CODE_DONE)
+                # It keeps its number for a while: what the endpoint read before it was stopped is no new stream.
+                connection._streams[self.number] = self
+                connection.listener.loop.call_later(LINGER_S, connection.forget, self)
             self._let_session_go()
 
     def _let_session_go(self) -> None:
