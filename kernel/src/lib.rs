@@ -28,6 +28,8 @@ mod quic_alpn;
 #[cfg(unix)]
 mod quic_conn;
 #[cfg(unix)]
+mod quic_core;
+#[cfg(unix)]
 mod quic_py;
 #[cfg(unix)]
 mod quic_shared;

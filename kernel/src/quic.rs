@@ -1,515 +1,388 @@
-//! The network thread of a QUIC endpoint: one UDP socket, all its connections, one loop.
+//! Who runs the turns of a QUIC endpoint: its network thread, or Python's loop on its own thread while traffic is light.
 //!
-//! A turn: take commands, read datagrams, fire timers, ask the touched connections what happened, hand that to Python, then
-//! send what they have. What was queued is sent in the same turn, what came is signalled in the same turn. Only connections
-//! that were touched cost anything; each sends a bounded share per turn and then waits behind the others. The protocol is
-//! quinn-proto's; streams are in `quic_conn.rs`, the queues to Python in `quic_shared.rs`. No Python lives here.
+//! All state of the network (`quic_core.rs`) is behind one lock. The thread locks it for a turn and lets go before it sleeps;
+//! the loop only ever tries it. Which of them is told of datagrams, the watch, is state too:
+//!
+//!     watch    reads       sends                         fires timers   begins
+//!     Thread   thread      thread                        thread         at first; when turns of the loop are heavy; when something
+//!                                                                       is left to send; while handshakes are under way; when a timer
+//!                                                                       finds datagrams and a loop that attends to nothing
+//!     Loop     loop:       loop: `flush`, at the end     thread         when the thread is about to sleep, had it for 20 ms or more,
+//!              `take`      of its turn, if it is small;                 the traffic was light, and the loop attends
+//!                          else thread
+//!
+//! So under load one wake-up of the thread serves many datagrams and one of the loop many events, both side by side; and a
+//! single question is read and answered by the loop with one system call each, without a change of thread.
+//!
+//! No wake-up is lost:
+//! - Commands. Outside `hold` .. `flush` a command wakes the thread unless `awake` is set, and the thread clears `awake` only
+//!   under the lock of the commands and only if there are none. `flush` obeys what was held itself, or, if it cannot have
+//!   the lock or should not, wakes the thread by the same rule.
+//! - What a turn of the loop touched. `take` inside `hold` leaves the sending to `flush`. If `flush` finds the lock taken, the
+//!   thread is in a turn that began after that `take`, which had the lock; and every turn of the thread sends for all that is
+//!   touched, or does not sleep.
+//! - Timers. The thread says under the lock until when it sleeps; a turn of the loop that makes an earlier timer wakes it.
+//! - Datagrams. The new watcher is registered before the old one is not any more, and registering tells of what is there.
+//! - Events. Whoever adds to the inbox rings under its lock, unless Python takes next, and what `take` leaves keeps the bell.
+//! - A datagram that the system did not take is the thread's: only it waits for a writable socket.
+//!
+//! And nobody waits in a circle: the loop never waits for the lock of the core, the thread never for the interpreter, and the
+//! locks of the queues are held for a push or a swap only.
+//!
+//! The loop watches through a poll that is never asked itself: its descriptor is handed out, and an epoll inside another
+//! reports what is ready now, as long as it is. Elsewhere than on Linux the thread always has the watch.
 
-use crate::quic_conn::{Conn, Turn};
-use crate::quic_shared::{Command, Event, Figures, Shared};
-use bytes::{Bytes, BytesMut};
+use crate::quic_core::{Core, Parts};
+use crate::quic_shared::{Command, Event, Flush, Shared};
+use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
-use quinn_proto::{
-    ClientConfig, ConnectionHandle, DatagramEvent, EcnCodepoint, Endpoint, Incoming, ServerConfig, Transmit, VarInt,
-};
-use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
-use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::io::{ErrorKind, IoSliceMut, Result};
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::io::{ErrorKind, Result};
+use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 pub const WAKER: Token = Token(0);
 const SOCKET: Token = Token(1);
-/// Datagrams, or runs of them that the system joined, read with one call.
-const READ_BATCH: usize = 8;
-const READ_BYTES: usize = 65_536;
-/// Reads per turn: then connections get to answer.
-const READS_MAX: usize = 4;
-/// Sends of one connection per turn, and the most bytes and datagrams of one send.
-const SENDS_MAX: usize = 8;
-const SEND_BYTES_MAX: usize = 65_000;
-const SEND_DATAGRAMS_MAX: usize = 64;
-/// A handshake that is not done after this time is given up: one that a peer began, and one of ours.
-const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-const CONNECT_MAX: Duration = Duration::from_secs(10);
-const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+const EAR: Token = Token(2);
+/// The loop keeps the socket while so many turns of its own bring no more than so many datagrams and bytes.
+const LOOP_TURNS: u32 = 16;
+const LOOP_DATAGRAMS_MAX: u64 = 48;
+const LOOP_BYTES_MAX: u64 = 32 << 10;
+/// The thread keeps the socket so long, twice as long each time the loop finds its first turns heavy, and longer while it
+/// carries more than so many bytes per millisecond.
+pub const THREAD_MIN: Duration = Duration::from_millis(20);
+const THREAD_MAX: Duration = Duration::from_millis(320);
+const THREAD_BYTES_PER_MS: u64 = 16 << 10;
 
-/// How many connections are let in.
-pub struct Door {
-    pub connections_max: u64,
-    pub half_open_max: u64,
-    pub retry_above: u64,
+/// Who is told that datagrams came, and reads them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Watch {
+    Loop,
+    Thread,
 }
 
-pub struct Network {
-    poll: Poll,
-    socket: mio::net::UdpSocket,
-    udp: UdpSocketState,
-    endpoint: Endpoint,
-    turn: Turn,
-    door: Door,
-    accepting: bool,
-    /// For peers on a network, and for those on this machine.
-    server: Option<Box<[Arc<ServerConfig>; 2]>>,
-    next_number: Arc<std::sync::atomic::AtomicU64>,
-    /// By quinn's handle.
-    conns: Vec<Option<Box<Conn>>>,
-    handles: HashMap<u64, usize>,
-    live: u64,
-    half_open: u64,
-    /// One entry per connection at most: see `Conn::armed`.
-    timers: BTreeSet<(Instant, usize)>,
-    dirty: VecDeque<usize>,
-    starved: Vec<usize>,
-    readable: bool,
-    /// A datagram the system did not take yet: nothing else is sent before it.
-    unsent: Option<Transmit>,
-    output: Vec<u8>,
-    input: Vec<u8>,
+/// What went through since the last change of the watch, or look at whether it is with the right one.
+pub struct Window {
+    since: Instant,
+    turns: u32,
+    pub datagrams: u64,
+    pub bytes: u64,
 }
 
-pub struct Parts {
-    pub poll: Poll,
-    pub socket: std::net::UdpSocket,
-    pub endpoint: Endpoint,
-    pub turn: Turn,
-    pub door: Door,
-    pub server: Option<Box<[Arc<ServerConfig>; 2]>>,
-    pub next_number: Arc<std::sync::atomic::AtomicU64>,
+impl Window {
+    pub fn new() -> Window {
+        Window { since: Instant::now(), turns: 0, datagrams: 0, bytes: 0 }
+    }
 }
 
-impl Network {
-    pub fn new(parts: Parts) -> Result<Network> {
-        let udp = UdpSocketState::new(UdpSockRef::from(&parts.socket))?;
-        // The system cuts what is above its own limit; small buffers lose datagrams, they break nothing.
-        let _ = udp.set_recv_buffer_size(UdpSockRef::from(&parts.socket), SOCKET_BUFFER_BYTES);
-        let _ = udp.set_send_buffer_size(UdpSockRef::from(&parts.socket), SOCKET_BUFFER_BYTES);
-        let mut socket = mio::net::UdpSocket::from_std(parts.socket);
-        parts.poll.registry().register(&mut socket, SOCKET, Interest::READABLE | Interest::WRITABLE)?;
-        Ok(Network {
-            poll: parts.poll,
-            socket,
-            udp,
-            endpoint: parts.endpoint,
-            turn: parts.turn,
-            door: parts.door,
-            accepting: true,
-            server: parts.server,
-            next_number: parts.next_number,
-            conns: Vec::new(),
-            handles: HashMap::new(),
-            live: 0,
-            half_open: 0,
-            timers: BTreeSet::new(),
-            dirty: VecDeque::new(),
-            starved: Vec::new(),
-            readable: true,
-            unsent: None,
-            output: Vec::with_capacity(READ_BYTES),
-            input: vec![0; READ_BATCH * READ_BYTES],
+/// The poll for the loop, where an epoll inside another is what the loop can wait for.
+pub fn poll_of_loop() -> Result<Option<Poll>> {
+    if cfg!(target_os = "linux") { Poll::new().map(Some) } else { Ok(None) }
+}
+
+pub struct Engine {
+    /// None when the thread has ended: the socket is given back then.
+    core: Mutex<Option<Core>>,
+    shared: Arc<Shared>,
+    looped: Option<Poll>,
+}
+
+impl Engine {
+    pub fn new(parts: Parts, looped: Option<Poll>, shared: Arc<Shared>) -> Result<Engine> {
+        if let Some(poll) = &looped {
+            poll.registry().register(&mut SourceFd(&shared.ear().as_raw_fd()), EAR, Interest::READABLE)?;
+        }
+        Ok(Engine { core: Mutex::new(Some(Core::new(parts)?)), shared, looped })
+    }
+
+    /// What the loop waits for.
+    pub fn fileno(&self) -> i32 {
+        self.looped.as_ref().map_or_else(|| self.shared.ear().as_raw_fd(), AsRawFd::as_raw_fd)
+    }
+
+    // -- the loop -----------------------------------------------------------------------------------------------------
+
+    /// Events for Python; those of datagrams that only now are read, if the loop has the watch.
+    pub fn take(&self, bytes_max: usize) -> (Vec<Event>, Option<String>) {
+        if self.shared.loop_watches.load(SeqCst) {
+            let held = self.shared.held();
+            // If the thread has the lock it is in a turn, and the descriptor stays readable.
+            let _ran = self.inline(|core| {
+                core.input_turn();
+                if !held {
+                    core.output_turn();
+                }
+            });
+        }
+        self.shared.take(bytes_max)
+    }
+
+    /// The end of a turn of the loop: see to it that what it said, and what it read, is answered.
+    pub fn flush(&self) {
+        let large = match self.shared.release() {
+            Flush::Seen => return,
+            Flush::Nothing if !self.shared.loop_watches.load(SeqCst) => return,
+            Flush::Nothing => {
+                let _ran = self.inline(Core::output_turn);
+                return;
+            }
+            Flush::Small => false,
+            Flush::Large => true,
+        };
+        if large || !self.shared.loop_watches.load(SeqCst) || !self.inline(Core::output_turn) {
+            self.shared.wake_for_commands();
+        }
+    }
+
+    /// Run part of a turn on the caller's thread. False if the network thread has the lock, or the turn failed.
+    fn inline(&self, part: impl FnOnce(&mut Core)) -> bool {
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            let mut core = self.core.try_lock().ok()?;
+            core.as_mut().map(part)
+        }));
+        let ran = ran.map(|done| done.is_some());
+        ran.unwrap_or_else(|panic| {
+            // The lock is poisoned now, and the thread ends when it finds that.
+            self.shared.failed(&*panic);
+            self.shared.wake();
+            false
         })
     }
 
-    fn shared(&self) -> &Shared {
-        &self.turn.shared
+    // -- the thread ---------------------------------------------------------------------------------------------------
+
+    /// The life of the thread, until `Command::Close`.
+    pub fn run(&self, poll: Poll) {
+        match catch_unwind(AssertUnwindSafe(|| self.turns(poll))) {
+            Ok(Ok(())) => {}
+            Ok(Err(why)) => self.shared.died(format!("the QUIC network thread cannot wait for its socket: {why}")),
+            Err(panic) => self.shared.failed(&*panic),
+        }
+        *self.core.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
     }
 
-    /// Until `Command::Close`.
-    pub fn run(&mut self) -> Result<()> {
+    fn turns(&self, mut poll: Poll) -> Result<()> {
         let mut events = Events::with_capacity(8);
-        let mut commands = Vec::new();
         loop {
-            let mut now = Instant::now();
-            self.turn.shared.commands(&mut commands);
-            for command in commands.drain(..) {
-                if matches!(command, Command::Close) {
-                    self.goodbye(now);
-                    return Ok(());
+            let (mut readable, mut writable) = (false, false);
+            for event in events.iter().filter(|event| event.token() == SOCKET) {
+                readable |= event.is_readable();
+                writable |= event.is_writable();
+            }
+            events.clear();
+            // Poisoned: a turn of the loop failed, and said so.
+            let Ok(mut lock) = self.core.lock() else { return Ok(()) };
+            let Some(core) = lock.as_mut() else { return Ok(()) };
+            if core.thread_turn(readable, writable) {
+                return Ok(());
+            }
+            let sleep = core.before_sleep()?;
+            drop(lock);
+            if let Some(timeout) = sleep {
+                match poll.poll(&mut events, timeout) {
+                    Err(why) if why.kind() == ErrorKind::Interrupted => {}
+                    other => other?,
                 }
-                self.obey(command, now);
             }
-            self.receive(now);
-            self.fire(now);
-            for index in 0..self.dirty.len() {
-                self.drive(self.dirty[index]);
-            }
-            self.turn.shared.hand_over(&mut self.turn.events);
-            now = Instant::now();
-            self.transmit(now);
-            self.show();
-            self.sleep(&mut events)?;
         }
     }
+}
 
-    fn sleep(&mut self, events: &mut Events) -> Result<()> {
-        let work = self.readable || (!self.dirty.is_empty() && self.unsent.is_none());
-        if work && self.unsent.is_none() {
-            return Ok(());
+impl Core {
+    /// A whole turn of the thread. True if it was the last.
+    fn thread_turn(&mut self, readable: bool, writable: bool) -> bool {
+        let now = Instant::now();
+        self.readable |= readable;
+        if writable {
+            self.send_unsent();
         }
-        let timeout = if work || !self.shared().may_sleep() {
-            Some(Duration::ZERO)
+        if self.obey_all(now, true) {
+            self.goodbye(now);
+            return true;
+        }
+        for (incoming, answer) in std::mem::take(&mut self.knocks) {
+            self.knock(incoming, now, answer);
+        }
+        if self.watch == Watch::Loop && self.timers.first().is_some_and(|(deadline, _)| *deadline <= now) {
+            self.read_for_timers(now);
         } else {
-            self.timers.first().map(|(deadline, _)| deadline.saturating_duration_since(Instant::now()))
-        };
-        match self.poll.poll(events, timeout) {
-            Err(why) if why.kind() == ErrorKind::Interrupted => return Ok(()),
-            other => other?,
+            self.receive(now, false);
         }
-        for event in events.iter().filter(|event| event.token() == SOCKET) {
-            self.readable |= event.is_readable();
-            if event.is_writable() {
-                self.send_unsent();
-            }
-        }
-        Ok(())
+        self.fire(now);
+        self.drive_all();
+        self.turn.shared.hand_over(&mut self.turn.events, true);
+        self.transmit(Instant::now());
+        self.show();
+        false
     }
 
-    fn show(&self) {
-        let figures = &self.shared().figures;
-        figures.half_open.store(self.half_open, Relaxed);
-        figures.connections.store(self.live - self.half_open, Relaxed);
-    }
-
-    // -- commands -----------------------------------------------------------------------------------------------------
-
-    fn obey(&mut self, command: Command, now: Instant) {
-        let number = match command {
-            Command::Connect { number, config, remote, server_name } => {
-                return self.connect(number, *config, remote, &server_name, now);
-            }
-            Command::Serve(server) => {
-                self.endpoint.set_server_config(Some(server[0].clone()));
-                self.server = Some(server);
-                return;
-            }
-            Command::Accepting(accepting) => {
-                self.accepting = accepting;
-                return;
-            }
-            Command::Resume => return self.resume(),
-            Command::Close => return,
-            Command::Open { number, .. }
-            | Command::Send { number, .. }
-            | Command::Pause { number, .. }
-            | Command::Reset { number, .. }
-            | Command::Stop { number, .. }
-            | Command::Shut { number, .. } => number,
-        };
-        let Some(&handle) = self.handles.get(&number) else { return };
-        self.touch(handle);
-        let Some(Some(conn)) = self.conns.get_mut(handle) else { return };
-        let was_closed = conn.closed;
-        conn.obey(command, now, &mut self.turn);
-        self.note_starved(handle);
-        self.note_closed(handle, was_closed);
-    }
-
-    fn connect(&mut self, number: u64, config: ClientConfig, remote: SocketAddr, server_name: &str, now: Instant) {
-        match self.endpoint.connect(now, config, remote, server_name) {
-            Ok((handle, quic)) => self.add(handle, number, quic, now),
-            Err(why) => {
-                self.turn.events.push(Event::Closed { number, code: -1, reason: format!("cannot connect: {why}") });
-            }
+    /// No timer may go off over a datagram that the loop has not come to read. Does it come at all?
+    fn read_for_timers(&mut self, now: Instant) {
+        let before = self.window.datagrams;
+        self.readable = true;
+        self.receive(now, false);
+        if !self.shared().attended.swap(false, SeqCst) && self.window.datagrams != before {
+            self.set_watch(Watch::Thread);
         }
     }
 
-    fn add(&mut self, handle: ConnectionHandle, number: u64, quic: quinn_proto::Connection, now: Instant) {
-        let index = handle.0;
-        if self.conns.len() <= index {
-            self.conns.resize_with(index + 1, || None);
+    /// Behind a turn of the thread: None if there is more to do, else how long it may sleep (until it is woken: None).
+    fn before_sleep(&mut self) -> Result<Option<Option<Duration>>> {
+        let blocked = self.unsent.is_some();
+        if blocked || !self.dirty.is_empty() {
+            self.set_watch(Watch::Thread);
+        } else if !self.readable {
+            self.hand_back();
         }
-        let most = if quic.side().is_server() { HANDSHAKE_MAX } else { CONNECT_MAX };
-        self.conns[index] = Some(Box::new(Conn::new(number, quic, now + most, &self.turn)));
-        self.handles.insert(number, index);
-        self.live += 1;
-        self.half_open += 1;
-        self.touch(index);
+        if !blocked && (self.readable || !self.dirty.is_empty()) {
+            return Ok(None);
+        }
+        self.listen()?;
+        // With a datagram that waits, only a look at the socket tells whether it may go.
+        if self.readable || !self.shared().may_sleep() {
+            return Ok(Some(Some(Duration::ZERO)));
+        }
+        self.sleeps_until = self.timers.first().map(|(deadline, _)| *deadline);
+        Ok(Some(self.sleeps_until.map(|deadline| deadline.saturating_duration_since(Instant::now()))))
     }
 
-    fn resume(&mut self) {
-        for handle in std::mem::take(&mut self.starved) {
-            self.touch(handle);
-            if let Some(Some(conn)) = self.conns.get_mut(handle) {
-                conn.listed = false;
-                conn.read_on(&mut self.turn);
-                self.note_starved(handle);
-            }
-        }
-    }
-
-    fn goodbye(&mut self, now: Instant) {
-        for handle in 0..self.conns.len() {
-            if let Some(conn) = &mut self.conns[handle] {
-                conn.quic.close(now, VarInt::from_u32(0), Bytes::from_static(b"the endpoint is closed"));
-                conn.end(0, "the endpoint is closed".to_owned(), &mut self.turn);
-                self.touch(handle);
-            }
-        }
-        // Data that was under way does not hold up the end: a datagram that waits is lost, each connection gets one turn.
-        self.unsent = None;
-        self.transmit(now);
-        self.turn.shared.hand_over(&mut self.turn.events);
-    }
-
-    // -- bookkeeping --------------------------------------------------------------------------------------------------
-
-    fn touch(&mut self, handle: usize) {
-        if let Some(Some(conn)) = self.conns.get_mut(handle) {
-            if !std::mem::replace(&mut conn.dirty, true) {
-                self.dirty.push_back(handle);
-            }
-        }
-    }
-
-    fn note_starved(&mut self, handle: usize) {
-        if let Some(Some(conn)) = self.conns.get_mut(handle) {
-            if conn.starved && !std::mem::replace(&mut conn.listed, true) {
-                self.starved.push(handle);
-            }
-        }
-    }
-
-    /// Count a connection out once, when it is over for Python.
-    fn note_closed(&mut self, handle: usize, was_closed: bool) {
-        if let Some(Some(conn)) = self.conns.get(handle) {
-            if conn.closed && !was_closed {
-                self.live -= 1;
-                self.half_open -= u64::from(!conn.connected);
-            }
-        }
-    }
-
-    /// What happened on a connection: to its streams, and between it and the endpoint.
-    fn drive(&mut self, handle: usize) {
-        let Some(Some(conn)) = self.conns.get_mut(handle) else { return };
-        let (was_closed, was_connected) = (conn.closed, conn.connected);
-        conn.drive(&mut self.turn);
-        let mut drained = false;
-        while let Some(event) = conn.quic.poll_endpoint_events() {
-            drained |= event.is_drained();
-            if let Some(answer) = self.endpoint.handle_event(ConnectionHandle(handle), event) {
-                conn.quic.handle_event(answer);
-            }
-        }
-        if conn.connected && !was_connected {
-            self.half_open -= 1;
-            if conn.quic.side().is_server() {
-                Figures::add(&self.turn.shared.figures.accepted, 1);
-            }
-        }
-        self.note_starved(handle);
-        self.note_closed(handle, was_closed);
-        if drained {
-            self.remove(handle);
-        }
-    }
-
-    fn remove(&mut self, handle: usize) {
-        let Some(mut conn) = self.conns[handle].take() else { return };
-        if !conn.closed {
-            self.live -= 1;
-            self.half_open -= u64::from(!conn.connected);
-            conn.end(-1, "the connection was lost".to_owned(), &mut self.turn);
-        }
-        if let Some(deadline) = conn.armed {
-            self.timers.remove(&(deadline, handle));
-        }
-        self.handles.remove(&conn.number);
-        if conn.listed {
-            self.starved.retain(|other| *other != handle);
-        }
-    }
-
-    // -- timers -------------------------------------------------------------------------------------------------------
-
-    /// Timers move with every packet, mostly to later: an entry that comes too early is put right when it fires.
-    fn arm(&mut self, handle: usize) {
-        let Some(Some(conn)) = self.conns.get_mut(handle) else { return };
-        let mut wanted = conn.quic.poll_timeout();
-        if !conn.connected && !conn.closed {
-            wanted = Some(wanted.map_or(conn.handshake_until, |deadline| deadline.min(conn.handshake_until)));
-        }
-        let Some(wanted) = wanted else { return };
-        if conn.armed.is_none_or(|armed| wanted < armed) {
-            if let Some(armed) = conn.armed.replace(wanted) {
-                self.timers.remove(&(armed, handle));
-            }
-            self.timers.insert((wanted, handle));
-        }
-    }
-
-    fn fire(&mut self, now: Instant) {
-        while let Some(&(deadline, handle)) = self.timers.first() {
-            if deadline > now {
-                break;
-            }
-            self.timers.pop_first();
-            self.touch(handle);
-            let Some(Some(conn)) = self.conns.get_mut(handle) else { continue };
-            conn.armed = None;
-            conn.quic.handle_timeout(now);
-            if !conn.connected && !conn.closed && conn.handshake_until <= now {
-                conn.quic.close(now, VarInt::from_u32(0), Bytes::from_static(b"handshake took too long"));
-                conn.end(-1, "no answer from the peer: the handshake timed out".to_owned(), &mut self.turn);
-                self.note_closed(handle, false);
-            }
-        }
-    }
-
-    // -- datagrams in -------------------------------------------------------------------------------------------------
-
-    fn receive(&mut self, now: Instant) {
-        let mut input = std::mem::take(&mut self.input);
-        for _ in 0..READS_MAX {
-            if !self.readable {
-                break;
-            }
-            let mut metas = [RecvMeta::default(); READ_BATCH];
-            let read = {
-                let mut parts = input.chunks_mut(READ_BYTES);
-                let mut buffers: [IoSliceMut; READ_BATCH] =
-                    std::array::from_fn(|_| IoSliceMut::new(parts.next().expect("one part for each")));
-                self.udp.recv(UdpSockRef::from(&self.socket), &mut buffers, &mut metas)
-            };
-            let count = match read {
-                Ok(count) => count,
-                Err(why) if why.kind() == ErrorKind::Interrupted => continue,
-                // WouldBlock, and errors of single datagrams, after which the next readiness is waited for.
-                Err(_) => {
-                    self.readable = false;
-                    break;
-                }
-            };
-            for (meta, part) in metas[..count].iter().zip(input.chunks(READ_BYTES)) {
-                for datagram in part[..meta.len.min(READ_BYTES)].chunks(meta.stride.max(1)) {
-                    self.datagram(datagram, meta, now);
-                }
-            }
-        }
-        self.input = input;
-    }
-
-    fn datagram(&mut self, data: &[u8], meta: &RecvMeta, now: Instant) {
-        Figures::add(&self.shared().figures.datagrams_in, 1);
-        Figures::add(&self.shared().figures.bytes_in, data.len() as u64);
-        let ecn = meta.ecn.and_then(|bits| EcnCodepoint::from_bits(bits as u8));
-        let mut answer = Vec::new();
-        let event = self.endpoint.handle(now, meta.addr, meta.dst_ip, ecn, BytesMut::from(data), &mut answer);
-        match event {
-            Some(DatagramEvent::ConnectionEvent(handle, event)) => {
-                if let Some(Some(conn)) = self.conns.get_mut(handle.0) {
-                    conn.largest_in = conn.largest_in.max(data.len());
-                    conn.quic.handle_event(event);
-                    self.touch(handle.0);
-                }
-            }
-            Some(DatagramEvent::NewConnection(incoming)) => self.knock(incoming, now, answer),
-            Some(DatagramEvent::Response(transmit)) => self.send_answer(&transmit, &answer),
-            None => {}
-        }
-    }
-
-    /// A new connection asks to be let in.
-    fn knock(&mut self, incoming: Incoming, now: Instant, mut answer: Vec<u8>) {
-        let figures = &self.turn.shared.figures;
-        let full = self.live >= self.door.connections_max || self.half_open >= self.door.half_open_max;
-        if !self.accepting || full {
-            Figures::add(&figures.refused, 1);
-            let transmit = self.endpoint.refuse(incoming, &mut answer);
-            return self.send_answer(&transmit, &answer);
-        }
-        if self.half_open >= self.door.retry_above && !incoming.remote_address_validated() {
-            Figures::add(&figures.retries, 1);
-            if let Ok(transmit) = self.endpoint.retry(incoming, &mut answer) {
-                self.send_answer(&transmit, &answer);
-            }
+    /// The loop's: read what came and hand it to Python, which takes it next. What is to be sent goes with `output_turn`.
+    fn input_turn(&mut self) {
+        if self.watch != Watch::Loop {
             return;
         }
-        let near = incoming.remote_address().ip().to_canonical().is_loopback();
-        let config = self.server.as_ref().map(|both| both[usize::from(near)].clone());
-        match self.endpoint.accept(incoming, now, &mut answer, config) {
-            Ok((handle, quic)) => {
-                let number = self.next_number.fetch_add(1, Relaxed);
-                self.add(handle, number, quic, now);
-            }
-            Err(why) => {
-                Figures::add(&self.turn.shared.figures.refused, 1);
-                if let Some(transmit) = why.response {
-                    self.send_answer(&transmit, &answer);
-                }
+        self.readable = true;
+        self.receive(Instant::now(), true);
+        let emptied = !std::mem::replace(&mut self.readable, false);
+        self.drive_all();
+        self.turn.shared.hand_over(&mut self.turn.events, false);
+        self.window.turns += 1;
+        if self.window.turns >= LOOP_TURNS || !emptied {
+            let window = std::mem::replace(&mut self.window, Window::new());
+            if !emptied || window.datagrams > LOOP_DATAGRAMS_MAX || window.bytes > LOOP_BYTES_MAX {
+                self.set_watch(Watch::Thread);
+            } else {
+                self.keeps = THREAD_MIN;
             }
         }
     }
 
-    // -- datagrams out ------------------------------------------------------------------------------------------------
+    /// The loop's: obey what Python said, and send. What is left is the thread's.
+    fn output_turn(&mut self) {
+        let now = Instant::now();
+        // `Close` is not among them: it is said when the loop runs no more turns.
+        let _close = self.obey_all(now, false);
+        self.drive_all();
+        self.turn.shared.hand_over(&mut self.turn.events, true);
+        self.transmit(now);
+        self.show();
+        let left = !self.dirty.is_empty() || self.unsent.is_some() || !self.knocks.is_empty();
+        if left {
+            self.set_watch(Watch::Thread);
+        }
+        let first = self.timers.first().map(|(deadline, _)| *deadline);
+        let sooner = first.is_some_and(|first| self.sleeps_until.is_none_or(|until| first < until));
+        if sooner {
+            self.sleeps_until = first;
+        }
+        if left || sooner {
+            self.shared().wake();
+        }
+    }
 
-    /// False if the system takes no more now.
-    fn send(&self, transmit: &Transmit, contents: &[u8]) -> bool {
-        let datagram = quinn_udp::Transmit {
-            destination: transmit.destination,
-            ecn: transmit.ecn.and_then(|bits| quinn_udp::EcnCodepoint::from_bits(bits as u8)),
-            contents: &contents[..transmit.size],
-            segment_size: transmit.segment_size,
-            src_ip: transmit.src_ip,
+    /// True if `Close` was among the commands.
+    fn obey_all(&mut self, now: Instant, thread: bool) -> bool {
+        let mut commands = std::mem::take(&mut self.commands);
+        self.turn.shared.commands(&mut commands, thread);
+        let mut close = false;
+        for command in commands.drain(..) {
+            close |= matches!(command, Command::Close);
+            self.obey(command, now);
+        }
+        self.commands = commands;
+        close
+    }
+
+    fn drive_all(&mut self) {
+        for index in 0..self.dirty.len() {
+            self.drive(self.dirty[index]);
+        }
+        if std::mem::take(&mut self.turn.resume) {
+            self.resume();
+        }
+    }
+
+    // -- the watch ----------------------------------------------------------------------------------------------------
+
+    /// The new one is told before the old one is not any more: a datagram in between is seen twice rather than never.
+    fn set_watch(&mut self, watch: Watch) {
+        if self.watch == watch || self.looped.is_none() {
+            return;
+        }
+        let before = std::mem::replace(&mut self.watch, watch);
+        let told = match watch {
+            Watch::Loop => self.show_to_loop(true).and_then(|()| self.listen()),
+            Watch::Thread => self.listen(),
         };
-        match self.udp.try_send(UdpSockRef::from(&self.socket), &datagram) {
-            Err(why) if why.kind() == ErrorKind::WouldBlock => return false,
-            // Any other failure is a lost datagram: too large a probe, no route. QUIC sends again, or gives up in time.
-            Ok(()) | Err(_) => {}
+        if told.is_err() {
+            // The system has no room for it: things stay as they were.
+            self.watch = before;
+            return;
         }
-        let figures = &self.shared().figures;
-        let count = transmit.segment_size.map_or(1, |segment| transmit.size.div_ceil(segment));
-        Figures::add(&figures.datagrams_out, count as u64);
-        Figures::add(&figures.bytes_out, transmit.size as u64);
-        true
-    }
-
-    /// An answer of the endpoint itself. It is lost if the system is busy: the peer asks again.
-    fn send_answer(&self, transmit: &Transmit, contents: &[u8]) {
-        let _sent = self.send(transmit, contents);
-    }
-
-    fn send_unsent(&mut self) {
-        if let Some(transmit) = self.unsent.take() {
-            if !self.send(&transmit, &self.output) {
-                self.unsent = Some(transmit);
-            }
+        if watch == Watch::Thread {
+            // It fails only for a descriptor that is not there.
+            let _ = self.show_to_loop(false);
         }
+        self.readable = false;
+        self.window = Window::new();
+        self.turn.shared.loop_watches.store(watch == Watch::Loop, SeqCst);
     }
 
-    /// Every touched connection sends its share; who has more stays in the line, behind the others.
-    fn transmit(&mut self, now: Instant) {
-        for _ in 0..self.dirty.len() {
-            if self.unsent.is_some() {
-                break;
-            }
-            let Some(handle) = self.dirty.pop_front() else { break };
-            let more = self.transmit_one(handle, now);
-            if let Some(Some(conn)) = self.conns.get_mut(handle) {
-                conn.dirty = more;
-                if more {
-                    self.dirty.push_back(handle);
-                }
-            }
-            self.arm(handle);
+    fn show_to_loop(&self, shown: bool) -> Result<()> {
+        let descriptor = self.socket.as_raw_fd();
+        let mut source = SourceFd(&descriptor);
+        match &self.looped {
+            Some(looped) if shown => looped.register(&mut source, SOCKET, Interest::READABLE),
+            Some(looped) => looped.deregister(&mut source),
+            None => Ok(()),
         }
     }
 
-    /// True if the connection may have more to send.
-    fn transmit_one(&mut self, handle: usize, now: Instant) -> bool {
-        for _ in 0..SENDS_MAX {
-            let Some(Some(conn)) = self.conns.get_mut(handle) else { return false };
-            let fit = SEND_BYTES_MAX / usize::from(conn.quic.current_mtu()).max(1);
-            let most = self.udp.max_gso_segments().min(SEND_DATAGRAMS_MAX).min(fit).max(1);
-            self.output.clear();
-            let Some(transmit) = conn.quic.poll_transmit(now, most, &mut self.output) else { return false };
-            if !self.send(&transmit, &self.output) {
-                self.unsent = Some(transmit);
-                return true;
-            }
+    /// The thread is about to sleep: is the traffic so light that the loop may have the socket?
+    fn hand_back(&mut self) {
+        let elapsed = self.window.since.elapsed();
+        if self.watch == Watch::Loop || elapsed < self.keeps {
+            return;
         }
-        true
+        let light = u128::from(self.window.bytes) <= u128::from(THREAD_BYTES_PER_MS) * elapsed.as_millis();
+        self.window = Window::new();
+        if self.shared().attended.swap(false, SeqCst) && light && self.half_open == 0 {
+            self.keeps = THREAD_MAX.min(self.keeps * 2);
+            self.set_watch(Watch::Loop);
+        }
+    }
+
+    /// Tell the thread's poll what to look for. That the socket is writable is asked only while a datagram waits: else each
+    /// one that was sent would wake the thread.
+    pub fn listen(&mut self) -> Result<()> {
+        let mut wanted = (self.watch == Watch::Thread).then_some(Interest::READABLE);
+        if self.unsent.is_some() {
+            wanted = Some(wanted.map_or(Interest::WRITABLE, |readable| readable | Interest::WRITABLE));
+        }
+        if wanted == self.interest {
+            return Ok(());
+        }
+        let descriptor = self.socket.as_raw_fd();
+        let mut source = SourceFd(&descriptor);
+        match (self.interest, wanted) {
+            (None, Some(wanted)) => self.thread.register(&mut source, SOCKET, wanted)?,
+            (Some(_), Some(wanted)) => self.thread.reregister(&mut source, SOCKET, wanted)?,
+            (Some(_), None) => self.thread.deregister(&mut source)?,
+            (None, None) => {}
+        }
+        self.interest = wanted;
+        Ok(())
     }
 }

@@ -27,17 +27,21 @@ pub struct Turn {
     /// Streams a peer may have open: bidirectional, unidirectional.
     pub streams_max: [u64; 2],
     pub idle_ms: u64,
+    /// The inbox had room again before Python was told that streams wait for it: those are to be read on.
+    pub resume: bool,
 }
 
 impl Turn {
     /// No stream may be read now. Who hears this comes again after `Command::Resume`.
-    fn full(&self) -> bool {
+    fn full(&mut self) -> bool {
         if self.shared.inbox_bytes() < INBOX_BYTES_MAX {
             return false;
         }
         self.shared.starved.store(true, SeqCst);
         // Python may have emptied the inbox in between, before it could see the flag.
         if self.shared.inbox_bytes() <= INBOX_BYTES_LOW && self.shared.starved.swap(false, SeqCst) {
+            // The flag may have been that of others, and nobody else will see it now.
+            self.resume = true;
             return false;
         }
         true

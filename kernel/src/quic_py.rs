@@ -3,8 +3,9 @@
 //! Calls never wait for the network, except `close`, which joins the thread without the interpreter lock. What Python may still
 //! do with a stream is known here without asking the thread: events are applied to this book when they are taken, in order.
 
-use crate::quic::{Door, Network, Parts, WAKER};
+use crate::quic::{Engine, WAKER, poll_of_loop};
 use crate::quic_conn::Turn;
+use crate::quic_core::{Door, Parts};
 use crate::quic_shared::{Command, Event, Gauge, Shared};
 use crate::quic_tls::{self, Limits};
 use bytes::Bytes;
@@ -16,8 +17,6 @@ use quinn_proto::Endpoint;
 use quinn_proto::crypto::rustls::QuicClientConfig;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::os::fd::AsRawFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -82,6 +81,7 @@ struct Book {
 #[pyclass(frozen, module = "quintet.kernel._native")]
 pub struct QuicEndpoint {
     shared: Arc<Shared>,
+    engine: Arc<Engine>,
     book: Mutex<Book>,
     bound: SocketAddr,
     next_number: Arc<AtomicU64>,
@@ -127,21 +127,6 @@ fn join<'py>(py: Python<'py>, pieces: &[Bytes], bytes: usize) -> PyResult<Bound<
         for piece in pieces {
             out[at..at + piece.len()].copy_from_slice(piece);
             at += piece.len();
-        }
-    })
-}
-
-fn start(network: Network, shared: Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name("quintet-quic".to_owned()).spawn(move || {
-        let mut network = network;
-        match catch_unwind(AssertUnwindSafe(|| network.run())) {
-            Ok(Ok(())) => {}
-            Ok(Err(why)) => shared.died(format!("the QUIC network thread cannot wait for its socket: {why}")),
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-                shared.died(format!("the QUIC network thread failed: {text}"));
-            }
         }
     })
 }
@@ -266,7 +251,7 @@ impl QuicEndpoint {
         let bound = socket.local_addr()?;
         let poll = mio::Poll::new()?;
         let shared = Arc::new(Shared::new(mio::Waker::new(poll.registry(), WAKER)?)?);
-        let config = Arc::new(quic_tls::endpoint_config());
+        let config = Arc::new(quic_tls::endpoint_config(key).map_err(wrong)?);
         let serve = server.as_ref().map(|both| both[0].clone());
         let endpoint = Endpoint::new(config, serve, true, None);
         let turn = Turn {
@@ -275,14 +260,27 @@ impl QuicEndpoint {
             write_low,
             streams_max: [streams_max, uni_max],
             idle_ms,
+            resume: false,
         };
         let door = Door { connections_max, half_open_max, retry_above };
         let next_number = Arc::new(AtomicU64::new(1));
         let is_server = server.is_some();
-        let parts = Parts { poll, socket, endpoint, turn, door, server, next_number: next_number.clone() };
-        let thread = start(Network::new(parts)?, shared.clone())?;
+        let looped = poll_of_loop()?;
+        let parts = Parts {
+            thread: poll.registry().try_clone()?,
+            looped: looped.as_ref().map(|poll| poll.registry().try_clone()).transpose()?,
+            socket,
+            endpoint,
+            turn,
+            door,
+            server,
+            next_number: next_number.clone(),
+        };
+        let engine = Arc::new(Engine::new(parts, looped, shared.clone())?);
+        let runs = engine.clone();
+        let thread = std::thread::Builder::new().name("quintet-quic".to_owned()).spawn(move || runs.run(poll))?;
         let book = Mutex::new(Book { thread: Some(thread), ..Book::default() });
-        Ok(QuicEndpoint { shared, book, bound, next_number, limits, write_high, server: is_server })
+        Ok(QuicEndpoint { shared, engine, book, bound, next_number, limits, write_high, server: is_server })
     }
 
     #[getter]
@@ -291,12 +289,15 @@ impl QuicEndpoint {
     }
 
     fn fileno(&self) -> i32 {
-        self.shared.ear().as_raw_fd()
+        self.engine.fileno()
     }
 
     fn take<'py>(&self, py: Python<'py>, bytes_max: usize) -> PyResult<Bound<'py, PyList>> {
         let mut book = self.alive()?;
-        let (events, dead) = self.shared.take(bytes_max.max(1));
+        let (events, dead) = match &book.thread {
+            Some(_) => self.engine.take(bytes_max.max(1)),
+            None => self.shared.take(bytes_max.max(1)),
+        };
         let out = PyList::empty(py);
         for event in events {
             if let Some(tuple) = self.apply(py, &mut book, event)? {
@@ -327,6 +328,17 @@ impl QuicEndpoint {
             self.shared.command(Command::Send { number: connection, stream, data, end, gauge });
         }
         Ok(queued as i64)
+    }
+
+    fn hold(&self) {
+        self.shared.hold();
+    }
+
+    fn flush(&self) {
+        let book = self.book();
+        if book.thread.is_some() && book.dead.is_none() {
+            self.engine.flush();
+        }
     }
 
     fn queued(&self, connection: u64, stream: u64) -> PyResult<i64> {

@@ -7,6 +7,7 @@
 
 use bytes::Bytes;
 use quinn_proto::{ClientConfig, ServerConfig};
+use std::any::Any;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -18,6 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub const INBOX_BYTES_MAX: usize = 8 << 20;
 /// Taking goes on reading only when this much room is there again, so that the threads do not wake each other per packet.
 pub const INBOX_BYTES_LOW: usize = 4 << 20;
+/// What Python held back is sent on its own thread up to so many bytes and commands; more is the network thread's.
+const INLINE_BYTES_MAX: usize = 16 << 10;
+const INLINE_COMMANDS_MAX: usize = 16;
 /// Neighbouring pieces of one stream are handed out as one DATA up to this size.
 const MERGE_BYTES_MAX: usize = 256 << 10;
 
@@ -136,11 +140,32 @@ impl Figures {
     }
 }
 
-/// Commands in order. `awake`: the network thread looks here before it sleeps, so nobody needs to wake it.
+/// Commands in order.
 #[derive(Default)]
 struct Outbox {
     commands: Vec<Command>,
+    /// Bytes of streams in them.
+    bytes: usize,
+    /// The network thread looks here before it sleeps, so nobody needs to wake it.
     awake: bool,
+    /// Python will say `flush`: until then it wakes nobody, unless it becomes much.
+    held: bool,
+}
+
+impl Outbox {
+    fn large(&self) -> bool {
+        self.bytes > INLINE_BYTES_MAX || self.commands.len() > INLINE_COMMANDS_MAX
+    }
+}
+
+/// What there is at the end of a turn of the loop.
+pub enum Flush {
+    /// No command.
+    Nothing,
+    /// Commands that the network thread will see without being woken.
+    Seen,
+    Small,
+    Large,
 }
 
 #[derive(Default)]
@@ -158,6 +183,10 @@ pub struct Shared {
     inbox_bytes: AtomicUsize,
     /// The network thread left streams unread because the inbox was full.
     pub starved: AtomicBool,
+    /// The loop is told of datagrams, not the network thread. Changed under the lock of the core.
+    pub loop_watches: AtomicBool,
+    /// The loop had a turn since the network thread last asked.
+    pub attended: AtomicBool,
     bell: UnixStream,
     ear: UnixStream,
     waker: mio::Waker,
@@ -179,6 +208,8 @@ impl Shared {
             inbox: Mutex::default(),
             inbox_bytes: AtomicUsize::new(0),
             starved: AtomicBool::new(false),
+            loop_watches: AtomicBool::new(false),
+            attended: AtomicBool::new(false),
             bell,
             ear,
             waker,
@@ -194,13 +225,53 @@ impl Shared {
 
     pub fn command(&self, command: Command) {
         let mut outbox = lock(&self.outbox);
+        if let Command::Send { data, .. } = &command {
+            outbox.bytes += data.iter().map(Bytes::len).sum::<usize>();
+        }
+        outbox.held &= !matches!(command, Command::Close);
         outbox.commands.push(command);
+        if !outbox.held || outbox.large() {
+            self.rouse(outbox);
+        }
+    }
+
+    pub fn hold(&self) {
+        lock(&self.outbox).held = true;
+        self.attended.store(true, SeqCst);
+    }
+
+    pub fn held(&self) -> bool {
+        lock(&self.outbox).held
+    }
+
+    /// The end of `hold`: what was held.
+    pub fn release(&self) -> Flush {
+        let mut outbox = lock(&self.outbox);
+        outbox.held = false;
+        match (outbox.commands.is_empty(), outbox.awake) {
+            (true, _) => Flush::Nothing,
+            (false, true) => Flush::Seen,
+            (false, false) if outbox.large() => Flush::Large,
+            (false, false) => Flush::Small,
+        }
+    }
+
+    pub fn wake_for_commands(&self) {
+        self.rouse(lock(&self.outbox));
+    }
+
+    fn rouse(&self, mut outbox: MutexGuard<'_, Outbox>) {
         let asleep = !std::mem::replace(&mut outbox.awake, true);
         drop(outbox);
         if asleep {
-            // The only failure is a full counter, and then the thread is being woken already.
-            let _ = self.waker.wake();
+            self.wake();
         }
+    }
+
+    /// Let the network thread have a turn.
+    pub fn wake(&self) {
+        // The only failure is a full counter, and then the thread is being woken already.
+        let _ = self.waker.wake();
     }
 
     /// Events in order, until they carry `bytes_max` of data; and why the network thread died, once nothing is left.
@@ -226,6 +297,8 @@ impl Shared {
                 let _ = (&self.ear).read(&mut [0; 16]);
             }
             dead = inbox.dead.clone();
+        } else {
+            self.ring(&mut inbox);
         }
         drop(inbox);
         let left = self.inbox_bytes.fetch_sub(taken, SeqCst) - taken;
@@ -235,12 +308,13 @@ impl Shared {
         (events, dead)
     }
 
-    // -- the network thread -------------------------------------------------------------------------------------------
+    // -- whoever runs a turn ------------------------------------------------------------------------------------------
 
-    /// All commands that wait. From now on senders need not wake the thread.
-    pub fn commands(&self, into: &mut Vec<Command>) {
+    /// All commands that wait. The network thread says that from now on nobody needs to wake it.
+    pub fn commands(&self, into: &mut Vec<Command>, awake: bool) {
         let mut outbox = lock(&self.outbox);
-        outbox.awake = true;
+        outbox.awake |= awake;
+        outbox.bytes = 0;
         std::mem::swap(&mut outbox.commands, into);
     }
 
@@ -259,8 +333,8 @@ impl Shared {
         self.inbox_bytes.fetch_add(bytes, SeqCst);
     }
 
-    /// Hand over what a turn brought, and ring once if Python was not told yet.
-    pub fn hand_over(&self, events: &mut Vec<Event>) {
+    /// Hand over what a turn brought, and ring once if Python was not told yet; or not, if Python takes next.
+    pub fn hand_over(&self, events: &mut Vec<Event>, ring: bool) {
         if events.is_empty() {
             return;
         }
@@ -270,7 +344,16 @@ impl Shared {
                 inbox.events.push_back(event);
             }
         }
-        self.ring(&mut inbox);
+        if ring {
+            self.ring(&mut inbox);
+        }
+    }
+
+    /// A panic ended the turns.
+    pub fn failed(&self, panic: &(dyn Any + Send)) {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+        self.died(format!("the QUIC network thread failed: {text}"));
     }
 
     pub fn died(&self, why: String) {

@@ -7,8 +7,10 @@
 use crate::quic_alpn::AnyProtocol;
 use quinn_proto::congestion::CubicConfig;
 use quinn_proto::crypto::rustls::QuicClientConfig;
+use quinn_proto::crypto::{CryptoError, HmacKey};
 use quinn_proto::{
-    ClientConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig, TransportConfig, VarInt,
+    ClientConfig, EndpointConfig, HashedConnectionIdGenerator, IdleTimeout, MtuDiscoveryConfig, ServerConfig,
+    TransportConfig, VarInt,
 };
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
@@ -74,10 +76,40 @@ impl Limits {
     }
 }
 
-pub fn endpoint_config() -> EndpointConfig {
+/// Signs connection ids for stateless resets.
+struct ResetKey(blake3::Hash);
+
+impl HmacKey for ResetKey {
+    fn sign(&self, data: &[u8], signature_out: &mut [u8]) {
+        signature_out.copy_from_slice(blake3::keyed_hash(self.0.as_bytes(), data).as_bytes());
+    }
+
+    fn signature_len(&self) -> usize {
+        blake3::OUT_LEN
+    }
+
+    fn verify(&self, data: &[u8], signature: &[u8]) -> Result<(), CryptoError> {
+        // Hashes compare in constant time.
+        let right = blake3::keyed_hash(self.0.as_bytes(), data);
+        let given: [u8; blake3::OUT_LEN] = signature.try_into().map_err(|_| CryptoError)?;
+        if right == given { Ok(()) } else { Err(CryptoError) }
+    }
+}
+
+/// `key`: the private key of a server, or nothing. What a server says of connections that it does not know follows from it,
+/// so that peers believe it after a restart too, and know at once that theirs are gone.
+pub fn endpoint_config(key: &[u8]) -> Result<EndpointConfig, String> {
     let mut config = EndpointConfig::default();
+    if !key.is_empty() {
+        let secret = private_key(key)?;
+        let reset = blake3::derive_key("quintet 2026-11-16 QUIC stateless resets", secret.secret_der());
+        let ids = blake3::derive_key("quintet 2026-11-16 QUIC connection ids", secret.secret_der());
+        let ids = u64::from_le_bytes(ids[..8].try_into().expect("eight bytes"));
+        config.reset_key(Arc::new(ResetKey(blake3::Hash::from_bytes(reset))));
+        config.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(ids)));
+    }
     config.max_udp_payload_size(u16::MAX - 8).expect("within what QUIC allows");
-    config
+    Ok(config)
 }
 
 fn provider() -> Arc<CryptoProvider> {

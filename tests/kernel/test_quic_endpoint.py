@@ -514,11 +514,12 @@ class TestLife:
 
         server, before = make(server=True), polls()
         client = make()
-        (mine,) = polls() - before
+        mine = polls() - before - {str(client.endpoint.fileno())}
         dial(client, server, pems.ca)
         client.kind(CONNECTED)
         with open(os.devnull) as other:
-            os.dup2(other.fileno(), int(mine))
+            for poll in mine:
+                os.dup2(other.fileno(), int(poll))
         client.endpoint.set_accepting(True)
         assert "network thread" in client.kind(CLOSED)[3]
         with pytest.raises(RuntimeError, match="make a new one"):

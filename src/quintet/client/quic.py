@@ -88,6 +88,8 @@ class Wire(Protocol):
 
     def fileno(self) -> int: ...
     def take(self, bytes_max: int) -> list[tuple[Any, ...]]: ...
+    def hold(self) -> None: ...
+    def flush(self) -> None: ...
     def send(self, connection: int, stream: int, data: list[bytes], end: bool) -> int: ...
     def open(self, connection: int, bidirectional: bool) -> int: ...
     def pause(self, connection: int, stream: int, paused: bool) -> None: ...
@@ -160,6 +162,7 @@ class Connection:
         self._heard = 0
         self._quiet = 0
         self._ended = False
+        self._soon = False  # a flush is due
         self.lost: ConnectionLost | None = None
         self._loop.add_reader(self._wire.fileno(), self._ready)
 
@@ -190,7 +193,15 @@ class Connection:
         flow is told by other ways."""
         if self.lost is not None:
             return False
+        if not self._soon:  # what one turn of the loop sends goes together
+            self._soon = True
+            self._wire.hold()
+            self._loop.call_soon(self._flush)
         return self._wire.send(self._number, stream, list(data), end) > WRITE_HIGH_BYTES
+
+    def _flush(self) -> None:
+        self._soon = False
+        self._wire.flush()
 
     def pause(self, stream: int, paused: bool) -> None:
         if self.lost is None:
@@ -208,9 +219,14 @@ class Connection:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _ready(self) -> None:
-        for event in self._wire.take(TAKE_BYTES_MAX):
-            if event[1] == self._number and self.lost is None:
-                self._on(event)
+        self._soon = True  # what the events bring about is flushed below
+        self._wire.hold()
+        try:
+            for event in self._wire.take(TAKE_BYTES_MAX):
+                if event[1] == self._number and self.lost is None:
+                    self._on(event)
+        finally:
+            self._flush()
 
     def _on(self, event: tuple[Any, ...]) -> None:
         kind = event[0]

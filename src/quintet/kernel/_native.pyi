@@ -466,6 +466,12 @@ class QuicEndpoint:
     def take(self, bytes_max: int) -> list[tuple[Any, ...]]:
         """Events in order, until they carry about bytes_max of data (one DATA has at most 4 MiB). At most 8 MiB wait here;
         then no stream is read, and the peers' windows fill up."""
+    def hold(self) -> None:
+        """A turn of the loop begins: what it does is for `flush`, which must come at its end, whatever happens; then its
+        calls wake nobody one by one. An endpoint that is used this way may give the loop's thread work of the network thread
+        to do, in `take` and `flush`, while there is little of it. Without `hold` every call is seen to at once."""
+    def flush(self) -> None:
+        """The end of what `hold` began. Little output is sent before it returns, more by the network thread."""
     def send(self, connection: int, stream: int, data: list[bytes], end: bool) -> int:
         """Queue bytes, long ones by reference; end: FIN behind them. Gives the bytes of this stream that QUIC has not taken
         yet, or -1 if the connection is gone or the stream cannot be written to (any more)."""

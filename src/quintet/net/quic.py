@@ -295,24 +295,30 @@ class QuicListener:
 
     def _ready(self) -> None:
         self._soon = True  # what this turn makes is flushed below, not by another callback
-        for event in self.endpoint.take(TAKE_BYTES):
-            kind, number = event[0], event[1]
-            if kind == CONNECTED:
-                self._opened(QuicConnection(self, number, event[2]))
-                continue
-            connection = self._by_number.get(number)
-            if connection is None:
-                continue  # one we shut already
-            try:
-                if kind == CLOSED:
-                    connection.lost()
-                else:
-                    if kind == DATA:
-                        self.bytes_in += len(event[3])
-                    connection.event(kind, event[2], event)
-            except Exception as error:
-                self._failed(connection, error)
-        self._flush()
+        self.endpoint.hold()
+        try:
+            for event in self.endpoint.take(TAKE_BYTES):
+                self._event(event)
+        finally:
+            self._flush()
+
+    def _event(self, event: tuple[Any, ...]) -> None:
+        kind, number = event[0], event[1]
+        if kind == CONNECTED:
+            self._opened(QuicConnection(self, number, event[2]))
+            return
+        connection = self._by_number.get(number)
+        if connection is None:
+            return  # one we shut already
+        try:
+            if kind == CLOSED:
+                connection.lost()
+            else:
+                if kind == DATA:
+                    self.bytes_in += len(event[3])
+                connection.event(kind, event[2], event)
+        except Exception as error:
+            self._failed(connection, error)
 
     def _failed(self, connection: QuicConnection, error: Exception) -> None:
         """A mistake of ours ends the connection it happened on; what others were sent in the same turn is not lost."""
@@ -334,21 +340,26 @@ class QuicListener:
             self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        """The end of a turn: everything it made goes to the endpoint, which sends it at once if it is little."""
         if not self.running:
             return
         self._soon = True
-        while self._touched or self._to_shut:
-            touched, self._touched = self._touched, {}
-            for writer in touched:
-                try:
-                    writer.flush()
-                except Exception as error:
-                    self._failed(writer.connection, error)
-            ending, self._to_shut = self._to_shut, []
-            for connection in ending:
-                if connection in self.connections:
-                    connection.shut_now()
-        self._soon = False
+        self.endpoint.hold()
+        try:
+            while self._touched or self._to_shut:
+                touched, self._touched = self._touched, {}
+                for writer in touched:
+                    try:
+                        writer.flush()
+                    except Exception as error:
+                        self._failed(writer.connection, error)
+                ending, self._to_shut = self._to_shut, []
+                for connection in ending:
+                    if connection in self.connections:
+                        connection.shut_now()
+        finally:
+            self._soon = False
+            self.endpoint.flush()
 
     # -- connections -----------------------------------------------------------------------------------------------
 

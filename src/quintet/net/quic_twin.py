@@ -166,6 +166,12 @@ class QuicEndpoint:
             self._theirs.recv(64)
         return found
 
+    def hold(self) -> None:
+        """Nothing: what a turn of the loop makes is sent by `_flush`, behind it."""
+
+    def flush(self) -> None:
+        """Nothing, as `hold`."""
+
     def send(self, connection: int, stream: int, data: list[bytes], end: bool) -> int:
         link = self._links.get(connection)
         flow = link.flows.get(stream) if link is not None and not link.gone else None
