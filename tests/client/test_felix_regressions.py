@@ -3,7 +3,10 @@
 import asyncio
 import errno
 import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,23 @@ async def test_keys_ages_and_names_are_checked(server: Server, topic: str) -> No
         assert "TENANT/NAMESPACE/NAME" in raised.value.hint
         with pytest.raises(ValueError, match="an offset or a datetime"):
             bus.subscribe(topic, start=-1)
+
+
+def test_where_a_subscription_begins_on_the_command_line(server: Server, topic: str) -> None:
+    def run(*arguments: str, url: str = server.felix, status: int = 0) -> str:
+        command = [sys.executable, "-m", "quintet", *arguments]
+        environment = {**os.environ, "QUINTET_URL": url}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+        assert done.returncode == status, done.stderr
+        return done.stdout if status == 0 else done.stderr
+
+    run("pub", topic, "one", "two", "three")
+    begin = ("sub", topic, "--timeout", "20", "--count", "1", "--from")
+    assert [run(*begin, start) for start in ("1", "-10m")] == ["two\n", "one\n"]
+    assert "none of earliest, latest, an offset, -10m" in run(*begin, "soon", status=2)
+    assert "the nearest that can be read is 3" in run(*begin, "99", status=1)
+    assert "is for FlyMQ and Felix, not for blipmq" in run(*begin, "1", url=server.url, status=2)
+    assert "--from an offset or a time is for Felix, not for flymq" in run(*begin, "1", url=server.fly, status=2)
 
 
 # -- with servers that do what they are told ---------------------------------------------------------------------------

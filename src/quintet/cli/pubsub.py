@@ -277,15 +277,12 @@ def sub(
     """
     broker = _broker(url, {"--group": group, "--from": start, "--member": member, "--filter": chosen})
     encode, door = FORMATS[form], common.door_of(broker)
-    if door != "felix" and (durable is not None or not isinstance(start, str | None)):
-        what = "--durable" if durable is not None else "--from an offset or a time"
-        raise click.UsageError(f"{what} is for Felix, not for {door}: {FELIX_URL}")
+    _check_felix(door, durable, start)
     seen = 0
 
     async def run(bus: Bus) -> None:
         nonlocal seen
-        options: dict[str, Any] = {"group": group, "start": start, "member": member, "filter": chosen}
-        options["durable"] = durable
+        options: Any = {"group": group, "start": start, "member": member, "filter": chosen, "durable": durable}
         await _make_queue(bus, topic, door)
         async with bus.subscribe(topic, qos=qos, resume=resume, **options) as subscription:
             click.echo(_told(subscription, door, topic, resume, group, durable), err=True)
@@ -315,6 +312,13 @@ def sub(
         if count is not None:
             click.echo(f"quintet: interrupted after {seen} of {count} messages", err=True)
             sys.exit(1)
+
+
+def _check_felix(door: str, durable: str | None, start: str | int | datetime | None) -> None:
+    """Options that only one door has."""
+    if door != "felix" and (durable is not None or not isinstance(start, str | None)):
+        what = "--durable" if durable is not None else "--from an offset or a time"
+        raise click.UsageError(f"{what} is for Felix, not for {door}: {FELIX_URL}")
 
 
 def _told(
