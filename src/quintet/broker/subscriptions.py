@@ -118,6 +118,11 @@ class Subscriptions:
     def delivered(self) -> int:
         return self._delivered_by_removed + sum(s.delivered for s in self._by_id.values())
 
+    @property
+    def in_flight_max(self) -> int:
+        """Of one partition of a subscription, unless its reader wants another."""
+        return self._policy.in_flight_max
+
     def all(self) -> list[Subscription]:
         return list(self._by_id.values())
 

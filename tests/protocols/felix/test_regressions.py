@@ -151,3 +151,14 @@ def test_small_acks_of_many_records_cost_their_turn(sim: FelixSim) -> None:
     stream.feed(frames_of(ack) * 100)
     assert stream.held()
     assert len(decoded(stream.take())) < 5
+
+
+def test_a_credit_is_that_of_one_reader_and_not_of_the_next(sim: FelixSim) -> None:
+    connection = sim.connect()
+    stream = connection.auth()
+    stream.ask(subscribe(durable="d", subscription_id=1, credit=1))
+    stream.ask(batch(b"a", b"b", request_id=1))
+    stream.ask(codec.Unsubscribe(subscription_id=1))
+    stream.ask(subscribe(durable="d", subscription_id=2))
+    values = [value for one in connection.outlets[1].take()[1:] for value in one[1]]
+    assert values == [b"a", b"b"]

@@ -636,7 +636,7 @@ class Subscribing:
         if error is not None:
             self._fail(error)
             return
-        subscription.limit(in_flight_max=self._credit)
+        subscription.limit(in_flight_max=self._credit or self._broker.subscriptions.in_flight_max)
         feed.subscription = subscription
         self._joined(feed, None)
 
