@@ -355,7 +355,7 @@ async def test_certificates(tmp_path: Path) -> None:
         with pytest.raises(BadUrl, match="cannot read ca="):
             await quintet.connect(f"{where}?ca={tmp_path / 'nothing'}").open()
         (tmp_path / "junk").write_text("junk")
-        with pytest.raises(BadUrl, match="ca=.* holds no certificate"):
+        with pytest.raises(BadUrl, match=r"ca=.* holds no certificate"):
             await quintet.connect(f"{where}?ca={tmp_path / 'junk'}").open()
         with pytest.raises(BadUrl, match="no private key"):
             await quintet.connect(f"{where}?ca={server.ca}&cert={server.ca}").open()
