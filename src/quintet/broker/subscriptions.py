@@ -97,6 +97,7 @@ class Subscriptions:
         self._max = subscriptions_max
         self._by_id: dict[int, Subscription] = {}
         self._by_name: dict[tuple[str, bytes, str], Subscription] = {}  # owner, topic, name
+        self._unmade: dict[int, list[Done]] = {}  # rows on their way to the disk, and who waits for them
         self._last_id = 0
         self._last_transient = 0
         self._dirty: list[Subscription] = []
@@ -164,6 +165,7 @@ class Subscriptions:
         lanes = [Lane(p, p.start if from_start else p.visible) for p in topic.partitions]
         _begin(lanes, starts)
         subscription = self._open(self._last_id, owner, topic, qos, lanes, door, name)
+        self._unmade[subscription.id] = []
         try:
             self._table.put(_key(subscription.id), _row(subscription), partial(self._made, subscription, topic, done))
         except StorageError as error:
@@ -212,8 +214,17 @@ class Subscriptions:
             self._by_id.pop(subscription.id, None)
             self._unname(subscription)
             topic.subscriptions.discard(subscription)
-        if done is not None:
-            done(error)
+        waiting = self._unmade.pop(subscription.id, [])
+        for call in waiting if done is None else [done, *waiting]:
+            call(error)
+
+    def when_made(self, subscription: Subscription, done: Done) -> None:
+        """For who finds one by its name: done when it would survive a restart, or with the error why there is none."""
+        waiting = self._unmade.get(subscription.id)
+        if waiting is None:
+            done(None)
+        else:
+            waiting.append(done)
 
     def _open(
         self, id: int, owner: str, topic: Topic, qos: int, lanes: list[Lane], door: str, name: str = ""

@@ -162,3 +162,16 @@ def test_a_credit_is_that_of_one_reader_and_not_of_the_next(sim: FelixSim) -> No
     stream.ask(subscribe(durable="d", subscription_id=2))
     values = [value for one in connection.outlets[1].take()[1:] for value in one[1]]
     assert values == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_two_that_want_one_durable_subscription_at_once(sim: FelixSim, full: bool) -> None:
+    connection = sim.connect()
+    stream = connection.auth()
+    stream.ask(batch(b"a", request_id=1))
+    if full:
+        sim.disk.fail("pwritev", 1, errno.ENOSPC, times=1_000)
+    said = stream.ask(subscribe(durable="d", subscription_id=1), subscribe(durable="d", subscription_id=2))
+    assert [type(one) for one in said] == [codec.Error if full else codec.Subscribed] * 2
+    if not full:
+        assert [outlet.over for outlet in connection.outlets] == [True, False], "who comes later has it"

@@ -625,7 +625,7 @@ class Subscribing:
             return
         found = subscriptions.named(owner, topic, self._durable)
         if found is not None:
-            self._attach(feed, found, None)
+            subscriptions.when_made(found, partial(self._attach, feed, found))
             return
         made = subscriptions.create(
             owner, topic, 1, lambda error: self._attach(feed, made, error), door=DOOR, starts=self._starts,
