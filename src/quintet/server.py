@@ -153,6 +153,7 @@ class Server:
         self.draining = False
         self.log: EmbeddedLog
         self.broker: Broker
+        self._scheduler: LoopScheduler
         self._stop = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
         self._traffic_seen = 0
@@ -162,7 +163,7 @@ class Server:
     async def run(self, print_ready: bool) -> int:
         check_doors()
         loop = asyncio.get_running_loop()
-        scheduler = LoopScheduler(loop)
+        scheduler = self._scheduler = LoopScheduler(loop)
         settings = self.settings
         self.log = EmbeddedLog(
             settings.data,
@@ -307,7 +308,7 @@ class Server:
             retry_above=door.retry_above,
         )
         make = partial(self._felix_session, options=_felix_options(door))
-        listener = QuicListener(self._limits_of("felix", door), options, make, _report)
+        listener = QuicListener(self._limits_of("felix", door), options, make, _report, self._scheduler)
         try:
             await listener.start()
         except ValueError as error:

@@ -23,6 +23,9 @@ class LoopScheduler:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: int = DISK_THREADS) -> None:
         self._loop = loop
+        self._calls: list[Callable[[], None]] = []  # wanted soon
+        self._due = False  # a turn for them is on its way
+        self._gathering = False  # a callback runs that will settle them itself
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"quintet-disk-{n}", daemon=True) for n in range(threads)
@@ -34,7 +37,32 @@ class LoopScheduler:
         return time.time_ns() // 1000
 
     def soon(self, call: Callable[[], None]) -> None:
-        self._loop.call_soon(call)
+        self._calls.append(call)
+        if not self._gathering and not self._due:
+            self._due = True
+            self._loop.call_soon(self._turn)
+
+    def gather(self) -> None:
+        """A callback of the loop that brings many things about begins: what is wanted soon is done by its `settle`, which
+        must follow, and not only after another look at all sockets."""
+        self._gathering = True
+
+    def settle(self) -> None:
+        self._gathering = False
+        self._run()
+
+    def _turn(self) -> None:
+        self._due = False
+        self._run()
+
+    def _run(self) -> None:
+        """All that waits, in order; not what it wants soon in its turn."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            try:
+                call()
+            except Exception as error:
+                self._loop.call_exception_handler({"message": f"in {call}", "exception": error})
 
     def later(self, delay_us: int, call: Callable[[], None]) -> None:
         self._loop.call_later(delay_us / 1e6, call)

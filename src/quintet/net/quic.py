@@ -18,12 +18,13 @@ from typing import Any, Final
 
 from quintet.model import limits
 from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
+from quintet.net.loop import LoopScheduler
 from quintet.net.quic_endpoint import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE, Endpoint, make_endpoint
 from quintet.net.quic_streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
 from quintet.protocols.base import LOST, Outlet, StreamSession
 
 TAKE_BYTES = limits.MIB  # of one wake-up; then other work of the loop has its turn
-EMPTY_US = 60_000_000  # a connection without any stream is shut after this
+EMPTY_US = 60_000_000  # a connection without any stream is shut after this, unless its host is at work on another
 GOODBYE_STEP_S = 0.02  # between looks at whether what was sent before the end is out ...
 GOODBYE_STEPS_MAX = 20  # ... and how many at most
 GOODBYE_STEPS_MIN = 4  # QUIC itself has some to send when the endpoint has none
@@ -112,6 +113,21 @@ class QuicConnection:
         """A stream that ends says who it was of."""
         self._who = self._who or name
 
+    @property
+    def at_work(self) -> bool:
+        """Somebody who is known has a stream open on it."""
+        return not self.closing and bool(self._streams or self._outlets) and self.who is not None
+
+    @property
+    def in_reserve(self) -> bool:
+        """Without a stream, while another connection of its host is at work: the published client opens connections for
+        subscriptions long before the first one."""
+        return not self._streams and not self._outlets and self.host in self.listener.hosts_at_work()
+
+    @property
+    def host(self) -> str:
+        return self.peer.rpartition(":")[0]
+
     def recheck(self) -> None:
         for stream in list(self._streams.values()):
             stream.recheck()
@@ -184,9 +200,9 @@ class QuicConnection:
 
     def check(self, now: int) -> None:
         """Called by the sweep while something has a deadline."""
-        if self.who is None and now - self._opened_at >= limits.HANDSHAKE_US:
+        if self.who is None and now - self._opened_at >= limits.HANDSHAKE_US and not self.in_reserve:
             self.shut(CODE_UNAUTHENTICATED, "not authenticated within 5 seconds")
-        elif self._empty_since is not None and now - self._empty_since >= EMPTY_US:
+        elif self._empty_since is not None and now - self._empty_since >= EMPTY_US and not self.in_reserve:
             self.shut(CODE_LIMIT, "no stream was open for 60 seconds")
         if self._crowded:
             for writer in self._writers():
@@ -231,6 +247,7 @@ class QuicListener:
         quic: QuicOptions,
         make_session: Callable[[Stream], StreamSession],
         report: Report,
+        scheduler: LoopScheduler | None = None,
     ) -> None:
         self.options = options
         self.make_session = make_session
@@ -240,11 +257,13 @@ class QuicListener:
         self.endpoint: Endpoint
         self._quic = quic
         self._report = report
+        self._scheduler = scheduler
         self._by_number: dict[int, QuicConnection] = {}
         self._watched: set[QuicConnection] = set()
         self._addresses: Counter[str] = Counter()
         self._failures = Failures(options.auth_failures_per_minute)
         self._sweeper: asyncio.TimerHandle | None = None
+        self._at_work: set[str] | None = None
         self._touched: dict[Writer, None] = {}
         self._to_shut: list[QuicConnection] = []
         self._soon = False  # a flush is due
@@ -296,10 +315,14 @@ class QuicListener:
     def _ready(self) -> None:
         self._soon = True  # what this turn makes is flushed below, not by another callback
         self.endpoint.hold()
+        if self._scheduler is not None:
+            self._scheduler.gather()
         try:
             for event in self.endpoint.take(TAKE_BYTES):
                 self._event(event)
         finally:
+            if self._scheduler is not None:
+                self._scheduler.settle()  # what needs no disk is answered in the same turn
             self._flush()
 
     def _event(self, event: tuple[Any, ...]) -> None:
@@ -364,7 +387,7 @@ class QuicListener:
     # -- connections -----------------------------------------------------------------------------------------------
 
     def _opened(self, connection: QuicConnection) -> None:
-        address = connection.peer.rpartition(":")[0]
+        address = connection.host
         self.accepted += 1
         self.connections.add(connection)
         self._by_number[connection.number] = connection
@@ -386,11 +409,17 @@ class QuicListener:
             connection.shut(CODE_LIMIT, reason)
 
     def _waiting(self) -> int:
-        return sum(1 for connection in self._watched if connection.who is None)
+        return sum(1 for connection in self._watched if connection.who is None and not connection.in_reserve)
+
+    def hosts_at_work(self) -> set[str]:
+        """As of the last sweep, or this one."""
+        if self._at_work is None:
+            self._at_work = {connection.host for connection in self.connections if connection.at_work}
+        return self._at_work
 
     def auth_failed(self, connection: QuicConnection, count: int) -> None:
         """Count them against the address; past the limit, its connections end and new ones are refused for the minute."""
-        address = connection.peer.rpartition(":")[0]
+        address = connection.host
         self._failures.add(address, self.now(), count)
         self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
         if self._failures.blocked(address, self.now()):
@@ -402,7 +431,7 @@ class QuicListener:
         self.connections.discard(connection)
         self._by_number.pop(connection.number, None)
         self._watched.discard(connection)
-        address = connection.peer.rpartition(":")[0]
+        address = connection.host
         self._addresses[address] -= 1
         if not self._addresses[address]:
             del self._addresses[address]
@@ -425,6 +454,7 @@ class QuicListener:
 
     def _sweep(self) -> None:
         now = self.now()
+        self._at_work = None
         for connection in list(self._watched):
             try:
                 connection.check(now)
