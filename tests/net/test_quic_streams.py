@@ -408,33 +408,43 @@ async def test_late_answers_of_one_turn_leave_together(tmp_path: Path, monkeypat
 
 
 async def test_who_does_not_authenticate_in_time_is_shut(tmp_path: Path) -> None:
-    async with (
-        serving(tmp_path) as (listener, _),
-        peer_of(listener, tmp_path) as silent,
-        peer_of(listener, tmp_path) as good,
-    ):
-        await good.login()
+    async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as silent:
         listener.ahead = limits.HANDSHAKE_US
         await until(lambda: silent.closed is not None)
         assert silent.closed is not None and silent.closed[0] == quic.CODE_UNAUTHENTICATED
-        assert good.closed is None
 
 
 async def test_a_connection_without_streams_is_shut_after_a_minute(tmp_path: Path) -> None:
-    async with (
-        serving(tmp_path) as (listener, _),
-        peer_of(listener, tmp_path) as empty,
-        peer_of(listener, tmp_path) as busy,
-    ):
+    async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as empty:
         stream = await empty.login()
-        await busy.login()
         empty.send(stream, b"", end=True)
         await empty.finished(stream)
         await until(lambda: sum(not connection._streams for connection in listener.connections) == 1)
         listener.ahead = quic.EMPTY_US
         await until(lambda: empty.closed is not None)
         assert empty.closed is not None and empty.closed[0] == CODE_LIMIT
-        assert busy.closed is None
+
+
+async def test_a_connection_in_reserve_stays_while_its_host_is_at_work(tmp_path: Path) -> None:
+    """The published client opens its connections for subscriptions at once, and uses them when somebody subscribes."""
+    async with (
+        serving(tmp_path) as (listener, _),
+        peer_of(listener, tmp_path) as reserve,
+        peer_of(listener, tmp_path) as silent,
+        peer_of(listener, tmp_path) as busy,
+    ):
+        working = await busy.login()
+        silent.send(silent.open(), b"n")  # it has a stream, and does not say who it is
+        await until(lambda: sum(bool(connection._streams) for connection in listener.connections) == 2)
+        listener.ahead = 2 * quic.EMPTY_US
+        await until(lambda: silent.closed is not None)
+        assert reserve.closed is None
+        stream = await reserve.login()
+        reserve.send(stream, b"", end=True)
+        busy.send(working, b"", end=True)
+        await until(lambda: not any(connection._streams for connection in listener.connections))
+        listener.ahead = 4 * quic.EMPTY_US
+        await until(lambda: reserve.closed is not None and busy.closed is not None)
 
 
 async def test_a_session_gets_its_tick(tmp_path: Path) -> None:

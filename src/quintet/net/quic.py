@@ -55,8 +55,8 @@ class QuicOptions:
 class QuicConnection:
     """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
 
-    __slots__ = ("_code", "_crowded", "_empty_since", "_opened_at", "_outlets", "_reason", "_streams", "_watched", "_who",
-                 "closing", "kept", "listener", "number", "peer", "shared", "unsent")  # fmt: skip
+    __slots__ = ("_code", "_crowded", "_empty_since", "_opened_at", "_outlets", "_reason", "_streams", "_used", "_watched",
+                 "_who", "closing", "kept", "listener", "number", "peer", "shared", "unsent")  # fmt: skip
 
     def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
         self.listener = listener
@@ -74,6 +74,7 @@ class QuicConnection:
         self._outlets: dict[int, OutletStream] = {}
         self._watched: set[Writer] | None = None
         self._crowded = False
+        self._used = False  # the peer has opened a stream, at least once
         self._who: str | None = None
 
     # -- for the sessions of its streams ---------------------------------------------------------------------------
@@ -121,8 +122,10 @@ class QuicConnection:
     @property
     def in_reserve(self) -> bool:
         """Without a stream, while another connection of its host is at work: the published client opens connections for
-        subscriptions long before the first one."""
-        return not self._streams and not self._outlets and self.host in self.listener.hosts_at_work()
+        subscriptions long before the first one. Who had a stream and never said who he is, is no such."""
+        if self._streams or self._outlets or (self._used and self.who is None):
+            return False
+        return self.host in self.listener.hosts_at_work()
 
     @property
     def host(self) -> str:
@@ -148,6 +151,7 @@ class QuicConnection:
                 if self.closing or number & 3:
                     return  # an outlet carries nothing back
                 stream = self._streams[number] = Stream(self, number)
+                self._used = True
                 self._empty_since = None
                 self.watch(stream)
             stream.data(event[3], event[4])
