@@ -37,7 +37,7 @@ class Tenant(Section):
     jwks_file: Path | None = Field(
         default=None, description="JSON Web Key Set with the Ed25519 keys its tokens are signed with; read on SIGHUP."
     )
-    max_connections: int = Field(default=0, ge=0, description="Connections open at once.")
+    max_connections: int = Field(default=0, ge=0, description="Connections of its tokens open at once.")
     max_streams: int = Field(default=0, ge=0, description="Topics it may have.")
     max_subscriptions: int = Field(default=0, ge=0, description="Subscriptions open at once.")
     max_caches: int = Field(default=0, ge=0, description="Caches it may have.")

@@ -608,11 +608,12 @@ def test_a_tenant_is_slowed_down_to_its_rate() -> None:
 def test_quotas_of_a_tenant() -> None:
     quota = TenantQuota(connections_max=1, streams_max=1, subscriptions_max=1)
     sim = FelixSim(BrokerOptions(tenants={"t1": quota}))
-    connection = sim.connect()
-    stream = connection.auth(flags=PLAIN)
-    connection.auth(flags=PLAIN)  # another stream of the same connection counts once
+    connection, shown = sim.connect(), token(sim.now_s)
+    sim.connect().auth(flags=PLAIN)  # who has a key and names the tenant takes nothing away from it
+    stream = connection.auth(shown, PLAIN)
+    connection.auth(shown, PLAIN)  # another stream of the same connection counts once
     refused = sim.connect().stream()
-    (said,) = refused.ask(codec.Auth(tenant_id="t1", token=KEY))
+    (said,) = refused.ask(codec.Auth(tenant_id="t1", token=shown))
     assert "limit" in said.message
     assert refused.reason()
     assert stream.ask(subscribe(subscription_id=1)) == [codec.Subscribed(subscription_id=1)]

@@ -135,7 +135,7 @@ class Feed:
         self._peer = peer
         self._broker = bearer.broker
         self._permission = permission
-        self._scope = scope
+        self.scope = scope
         self._name = name
         self._outlet: Outlet | None = None
         self._over = False
@@ -186,7 +186,7 @@ class Feed:
     def welcome(self, now: int) -> bool:
         """Whether its credential and rights still are what it was made by."""
         self._epoch = self._broker.access.epoch
-        return self.bearer.valid(now) and self.bearer.may("subscribe", self._permission, self._scope, self._name)
+        return self.bearer.valid(now) and self.bearer.may("subscribe", self._permission, self.scope, self._name)
 
     def _barred(self) -> bool:
         """Access changed, and it is over: nothing more may be sent."""
@@ -448,8 +448,8 @@ class FelixPeer:
         self._closed = self._watching = False
 
     def enter(self, tenant: str) -> None:
-        """Somebody of this tenant authenticated on a stream: the connection counts once. LimitExceeded."""
-        if tenant and tenant not in self._tenants:
+        """A token of this tenant was shown on a stream: the connection counts once. LimitExceeded."""
+        if tenant not in self._tenants:
             self._broker.tenants.connection_opened(tenant)
             self._tenants.add(tenant)
 
@@ -489,7 +489,7 @@ class FelixPeer:
 
     def drop(self, feed: Feed) -> None:
         if feed.id in self._feeds:
-            self.unclaim(feed.id, feed.bearer.tenant)
+            self.unclaim(feed.id, feed.scope[0])
 
     def feed(self, id: int | str) -> Feed | None:
         return self._feeds.get(id)
@@ -563,18 +563,18 @@ class Subscribing:
         name = topic_of(self._scope)
         bearer.require("subscribe", "stream.subscribe", self._scope, name)
         self._starts: list[int] = []
-        self._id = peer.claim(ask.subscription_id, dialect.document, bearer.tenant)
+        self._id = peer.claim(ask.subscription_id, dialect.document, ask.tenant_id)
         try:
             if self._broker.topics.get(name.encode()) is None:
                 check_new(self._broker, peer.options, self._scope)
             self._topic = self._broker.topics.ensure(name.encode(), durable=explicit)
         except QuintetError:
-            peer.unclaim(self._id, bearer.tenant)
+            peer.unclaim(self._id, ask.tenant_id)
             raise
         self._topic.after(self._ready)
 
     def _fail(self, error: Exception) -> None:
-        self._peer.unclaim(self._id, self._bearer.tenant)
+        self._peer.unclaim(self._id, self._scope[0])
         self._done(None, error)
 
     def _ready(self, error: Exception | None) -> None:

@@ -237,7 +237,8 @@ class FelixSession:
             if ask.client_flags is not None and not 0 <= ask.client_flags <= 0xFFFF:
                 raise BadRequest("auth: client_flags is a number of 16 bits")
             bearer = self._identify(ask.token.encode(), ask.tenant_id, now)
-            self._shared.enter(bearer.tenant)
+            if bearer.claims is not None:  # who has a key could name any tenant, and use up what it may have
+                self._shared.enter(bearer.tenant)
         except QuintetError as error:
             self._refuse_auth(error)
             return
@@ -614,12 +615,12 @@ class FelixSession:
         self._check_id(ask.subscription_id)
         self._reach.cache(scope, False)
         cache = self._broker.caches.open(scope)
-        id = self._shared.claim(ask.subscription_id, self._dialect.document, self._bearer.tenant)
+        id = self._shared.claim(ask.subscription_id, self._dialect.document, scope[0])
         feed = WatchStream(self._shared, id, self._bearer, scope, name_of(scope), cache)
         try:
             feed.watch(*(None if text is None else text.encode() for text in (ask.key, ask.prefix)))
         except QuintetError:
-            self._shared.unclaim(id, self._bearer.tenant)
+            self._shared.unclaim(id, scope[0])
             raise
         self._shared.add(feed)
         self._subscribed(self._replies.reserve(), ask.request_id, feed, None)
