@@ -341,6 +341,10 @@ pub const FINE: u8 = 0;
 const NOT_JSON: u8 = 1;
 const DUPLICATE_KEY: u8 = 2;
 const TOO_DEEP: u8 = 3;
+const TOO_MANY_KEYS: u8 = 4;
+
+/// Keys of one object: no message has more than a few, and each costs a look at all others.
+const KEYS_MAX: usize = 1024;
 
 /// Keys of an object that are compared one by one; from more on they are hashed.
 const NEAR_KEYS: usize = 8;
@@ -370,26 +374,31 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// Whether the key is the first of its name in the innermost object.
-    fn is_new(&mut self, key: Cow<'a, [u8]>) -> bool {
-        let Some(Open::Object { first, many }) = self.open.last_mut() else { return false };
+    /// The key must be the first of its name in the innermost object, and not one too many.
+    fn judge(&mut self, key: Cow<'a, [u8]>) -> u8 {
+        let Some(Open::Object { first, many }) = self.open.last_mut() else { return DUPLICATE_KEY };
         if let Some(many) = many {
-            return many.insert(key);
+            return match many.insert(key) {
+                false => DUPLICATE_KEY,
+                true if many.len() > KEYS_MAX => TOO_MANY_KEYS,
+                true => FINE,
+            };
         }
         if self.keys[*first..].contains(&key) {
-            return false;
+            return DUPLICATE_KEY;
         }
         self.keys.push(key);
         if self.keys.len() - *first > NEAR_KEYS {
             *many = Some(self.keys.drain(*first..).collect());
         }
-        true
+        FINE
     }
 
     fn key(&mut self) -> u8 {
         let Some(key) = self.cursor.string() else { return NOT_JSON };
-        if !self.is_new(key) {
-            return DUPLICATE_KEY;
+        let fault = self.judge(key);
+        if fault != FINE {
+            return fault;
         }
         self.expect = Expect::Value;
         if self.cursor.pass(b':').is_none() { NOT_JSON } else { FINE }

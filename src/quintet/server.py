@@ -306,6 +306,7 @@ class Server:
             idle_ms=door.idle_seconds * 1000,
             half_open_max=door.half_open_max,
             retry_above=door.retry_above,
+            open=door.open,
         )
         make = partial(self._felix_session, options=_felix_options(door))
         listener = QuicListener(self._limits_of("felix", door), options, make, _report, self._scheduler)

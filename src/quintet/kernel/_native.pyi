@@ -395,7 +395,8 @@ def felix_received(data: Buffer, start: int, frame_bytes_max: int) -> tuple[list
 def json_fault(data: Buffer, depth_max: int) -> int:
     """What is wrong with a text, by the first fault in it: 0 nothing, 1 not one JSON object (RFC 8259) of UTF-8 with white
     space around it at most, 2 a duplicate key in an object (escapes are resolved), 3 deeper than depth_max (1 to 10,000;
-    objects and arrays count, the outermost is 1). Half of a surrogate pair is not UTF-8. Time is linear."""
+    objects and arrays count, the outermost is 1), 4 more than 1,024 keys in an object. Half of a surrogate pair is not UTF-8.
+    Time is linear."""
 
 # -- WebSocket --------------------------------------------------------------------------------------------------------
 

@@ -131,7 +131,8 @@ def felix_gets(
 
 # -- what is wrong with a text ----------------------------------------------------------------------------------------
 
-FINE, NOT_JSON, DUPLICATE_KEY, TOO_DEEP = range(4)
+FINE, NOT_JSON, DUPLICATE_KEY, TOO_DEEP, TOO_MANY_KEYS = range(5)
+KEYS_MAX = 1024  # of one object: no message has more than a few
 MAX_DEPTH = 10_000
 
 BLANK = re.compile(r"[ \t\n\r]*+")
@@ -185,6 +186,8 @@ class _Scan:
         if keys is None or name in keys:
             return DUPLICATE_KEY
         keys.add(name)
+        if len(keys) > KEYS_MAX:
+            return TOO_MANY_KEYS
         if self.blank() != ":":
             return NOT_JSON
         self.at += 1

@@ -25,6 +25,8 @@ from quintet.protocols.base import LOST, Outlet, StreamSession
 
 TAKE_BYTES = limits.MIB  # of one wake-up; then other work of the loop has its turn
 EMPTY_US = 60_000_000  # a connection without any stream is shut after this, unless its host is at work on another
+CONNECTION_KEPT_BYTES_MAX = 64 * limits.MIB  # of unfinished frames over all streams of a connection
+STRANGER_KEPT_BYTES_MAX = 64 * limits.KIB  # ... while it is not known who is there
 GOODBYE_STEP_S = 0.02  # between looks at whether what was sent before the end is out ...
 GOODBYE_STEPS_MAX = 20  # ... and how many at most
 GOODBYE_STEPS_MIN = 4  # QUIC itself has some to send when the endpoint has none
@@ -50,6 +52,7 @@ class QuicOptions:
     idle_ms: int = 30_000
     half_open_max: int = 2_000
     retry_above: int = 100
+    open: bool = True  # who does not say who he is may send long frames, too
 
 
 class QuicConnection:
@@ -113,6 +116,11 @@ class QuicConnection:
     def remember(self, name: str | None) -> None:
         """A stream that ends says who it was of."""
         self._who = self._who or name
+
+    @property
+    def kept_max(self) -> int:
+        """What its streams may keep of unfinished frames."""
+        return CONNECTION_KEPT_BYTES_MAX if self.listener.quic.open or self.who is not None else STRANGER_KEPT_BYTES_MAX
 
     @property
     def at_work(self) -> bool:
@@ -259,7 +267,7 @@ class QuicListener:
         self.connections: set[QuicConnection] = set()
         self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = 0
         self.endpoint: Endpoint
-        self._quic = quic
+        self.quic = quic
         self._report = report
         self._scheduler = scheduler
         self._by_number: dict[int, QuicConnection] = {}
@@ -275,7 +283,7 @@ class QuicListener:
 
     async def start(self) -> None:
         """OSError: it cannot be bound; ValueError: what is wrong with the certificate."""
-        quic, options = self._quic, self.options
+        quic, options = self.quic, self.options
         self.endpoint = make_endpoint(
             options.host,
             options.port,

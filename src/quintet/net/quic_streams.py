@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from quintet.net.quic import QuicConnection
 
 CONNECTION_HIGH_BYTES = 32 * limits.MIB  # unsent over all streams of a connection: above it none of them has room
-CONNECTION_KEPT_BYTES_MAX = 64 * limits.MIB  # of unfinished frames over all streams of a connection
 CODE_LIMIT: Final = 0x4C  # shuts the connection
 LINGER_S = 2.0  # until nothing more can come that was read before a stream was stopped
 CODE_DONE: Final = 0  # of STOP_SENDING, when an answer ends a stream before its peer does
@@ -277,8 +276,9 @@ class Stream(Writer):
         del view
         self._drain()
         self._count_failures()
-        if self.connection.kept > CONNECTION_KEPT_BYTES_MAX:
-            self.connection.shut(CODE_LIMIT, "more than 64 MiB of unfinished frames")
+        most = self.connection.kept_max
+        if self.connection.kept > most:
+            self.connection.shut(CODE_LIMIT, f"more than {most // limits.KIB} KiB of unfinished frames")
 
     def _forget_rest(self) -> None:
         self.connection.kept -= len(self._rest)

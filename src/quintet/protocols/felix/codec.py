@@ -292,6 +292,7 @@ _FAULTS: Final = {
     1: "the payload is not one JSON object",
     2: "the JSON has a key twice",
     3: f"the JSON is nested deeper than {JSON_DEPTH_MAX}",
+    4: "the JSON has more than 1,024 keys in one object",
 }
 
 
