@@ -583,12 +583,15 @@ async def test_unfinished_frames_of_a_connection_are_bounded(tmp_path: Path, mon
 
 async def test_a_stranger_may_keep_little(tmp_path: Path) -> None:
     """Where nobody gets in without saying who he is: unfinished frames on many streams are bounded together."""
-    async with serving(tmp_path, open=False) as (listener, _), peer_of(listener, tmp_path) as peer:
-        async with peer_of(listener, tmp_path) as good:
-            await good.login()
-            good.send(good.open(), b"x" * (2 * quic.STRANGER_KEPT_BYTES_MAX))
-            for _ in range(5):
-                peer.send(peer.open(), b"x" * (quic.STRANGER_KEPT_BYTES_MAX // 4))
-            await until(lambda: peer.closed is not None)
-            assert peer.closed is not None and peer.closed[0] == CODE_LIMIT
-            assert good.closed is None
+    async with (
+        serving(tmp_path, open=False) as (listener, _),
+        peer_of(listener, tmp_path) as peer,
+        peer_of(listener, tmp_path) as good,
+    ):
+        await good.login()
+        good.send(good.open(), b"x" * (2 * quic.STRANGER_KEPT_BYTES_MAX))
+        for _ in range(5):
+            peer.send(peer.open(), b"x" * (quic.STRANGER_KEPT_BYTES_MAX // 4))
+        await until(lambda: peer.closed is not None)
+        assert peer.closed is not None and peer.closed[0] == CODE_LIMIT
+        assert good.closed is None
