@@ -48,13 +48,13 @@ const SOCKET: Token = Token(1);
 const EAR: Token = Token(2);
 /// The loop keeps the socket while so many turns of its own bring no more than so many datagrams and bytes.
 const LOOP_TURNS: u32 = 16;
-const LOOP_DATAGRAMS_MAX: u64 = 48;
-const LOOP_BYTES_MAX: u64 = 32 << 10;
+const LOOP_DATAGRAMS_MAX: u64 = 384;
+const LOOP_BYTES_MAX: u64 = 512 << 10;
 /// The thread keeps the socket so long, twice as long each time the loop finds its first turns heavy, and longer while it
 /// carries more than so many bytes per millisecond.
 pub const THREAD_MIN: Duration = Duration::from_millis(20);
 const THREAD_MAX: Duration = Duration::from_millis(320);
-const THREAD_BYTES_PER_MS: u64 = 16 << 10;
+const THREAD_BYTES_PER_MS: u64 = 64 << 10;
 
 /// Who is told that datagrams came, and reads them.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -20,8 +20,8 @@ pub const INBOX_BYTES_MAX: usize = 8 << 20;
 /// Taking goes on reading only when this much room is there again, so that the threads do not wake each other per packet.
 pub const INBOX_BYTES_LOW: usize = 4 << 20;
 /// What Python held back is sent on its own thread up to so many bytes and commands; more is the network thread's.
-const INLINE_BYTES_MAX: usize = 16 << 10;
-const INLINE_COMMANDS_MAX: usize = 16;
+const INLINE_BYTES_MAX: usize = 64 << 10;
+const INLINE_COMMANDS_MAX: usize = 64;
 /// Neighbouring pieces of one stream are handed out as one DATA up to this size.
 const MERGE_BYTES_MAX: usize = 256 << 10;
 

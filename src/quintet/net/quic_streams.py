@@ -275,9 +275,9 @@ class Stream(Writer):
             self._rest = bytearray(view[consumed:]) if left > LARGE_REST_BYTES else bytes(view[consumed:])
         del view
         self._drain()
-        self._count_failures()
-        most = self.connection.kept_max
-        if self.connection.kept > most:
+        if self._session.auth_failures != self._failures:
+            self._count_failures()
+        if left and self.connection.kept > (most := self.connection.kept_max):
             self.connection.shut(CODE_LIMIT, f"more than {most // limits.KIB} KiB of unfinished frames")
 
     def _forget_rest(self) -> None:
@@ -302,9 +302,8 @@ class Stream(Writer):
 
     def _count_failures(self) -> None:
         failed = self._session.auth_failures - self._failures
-        if failed:
-            self._failures += failed
-            self.connection.listener.auth_failed(self.connection, failed)
+        self._failures += failed
+        self.connection.listener.auth_failed(self.connection, failed)
 
     def _let_go(self) -> None:
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
