@@ -123,7 +123,7 @@ class FelixSession:
         while position < size and not (self._state is FRESH or self._stopped or self._held or self._going):
             if self._scopes and not self._replies.waiting:
                 position = self._gets(view, position, now)
-                if self._stopped or position == size:
+                if self.stopped or position == size:
                     break
             end = codec.end_of_run(view, position)
             items, end, fatal = kernel.felix_split(
