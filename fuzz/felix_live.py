@@ -190,7 +190,13 @@ class Link:
         self.lanes[lane.number] = lane
         if not self.document:
             secret = "dev-key" if not self.who else self.live.tokens[self.who]
-            hello = {"type": "auth", "tenant_id": self.who or "t1", "token": secret, "client_flags": self.flags}
+            hello = {
+                "type": "auth",
+                "tenant_id": self.who or "t1",
+                "token": secret,
+                "client_flags": self.flags,
+                "quintet": 1,
+            }
             lane.ask(text(hello))
             self.live.send(lane, text(hello))
             await self.live.until(lambda: lane.over() or len(lane.got) >= HEAD.size + 10, "auth")

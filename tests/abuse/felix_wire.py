@@ -80,7 +80,7 @@ def batch(scope: tuple[str, str, str], *found: bytes, request: int | None = None
 
 
 def auth(token: str = "alice-key", tenant: str = "t1", flags: int | None = ALL_FLAGS) -> bytes:
-    told = {} if flags is None else {"client_flags": flags}
+    told = {} if flags is None else {"client_flags": flags, "quintet": 1}
     return text("auth", tenant_id=tenant, token=token, **told)
 
 

@@ -354,7 +354,7 @@ def test_a_wrong_type_in_any_field_is_an_error_and_nothing_else(dev: Broker, typ
 def test_a_wrong_auth_ends_its_stream_only(shut: Broker, bad: dict[str, Any]) -> None:
     with Client(shut) as client:
         good = client.login()
-        fields = {"tenant_id": "t1", "token": "alice-key", "client_flags": 255, **bad}
+        fields = {"tenant_id": "t1", "token": "alice-key", "client_flags": 255, "quintet": 1, **bad}
         stream = client.open(text("auth", **fields))
         assert error_of(client.read(stream))
         client.wait(lambda: stream in client.fin)

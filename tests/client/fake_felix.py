@@ -82,7 +82,9 @@ class FakeFelix:
             elif self.flags is None:
                 self.say(stream, {"type": "ok"})
             else:
-                self.say(stream, {"type": "auth_ok", "server_flags": self.flags & message["client_flags"]})
+                self.say(
+                    stream, {"type": "auth_ok", "server_flags": self.flags & message["client_flags"], "quintet": 1}
+                )
 
 
 @asynccontextmanager

@@ -106,7 +106,7 @@ class FelixWire:
             self._peer = (host.strip("[]"), int(port))
             self._quic.connect(self._peer, time.monotonic())
             self.stream = self._quic.get_next_available_stream_id()
-            auth = {"type": "auth", "tenant_id": tenant, "token": token, "client_flags": FLAGS}
+            auth = {"type": "auth", "tenant_id": tenant, "token": token, "client_flags": FLAGS, "quintet": 1}
             self.send(frame(json.dumps(auth).encode()))
             self._wait(lambda: bool(self._plain), HANDSHAKE_S, "auth")
             said = self._plain.popleft()

@@ -169,7 +169,9 @@ class FelixDoor(Door):
             world.revoke()
 
     def ask(self, world: Any, operation: str, who: str, state: str) -> str:
-        shown = codec.encode(codec.Auth(tenant_id=self.space[0], token=self.credential(world, who), client_flags=OURS))
+        shown = codec.encode(
+            codec.Auth(tenant_id=self.space[0], token=self.credential(world, who), client_flags=OURS, quintet=1)
+        )
         asked = frame(operation, state, self.space)
         if operation == "auth":
             answers = world.connect().stream().ask(shown)
@@ -345,7 +347,7 @@ def test_a_token_with_a_flaw_opens_nothing(flaw: str) -> None:
         world.tick()
         before, recorded = world.state(), world.broker.audit.recorded
         stream = world.connect().stream()
-        shown = codec.encode(codec.Auth(tenant_id="felix", token=token, client_flags=OURS))
+        shown = codec.encode(codec.Auth(tenant_id="felix", token=token, client_flags=OURS, quintet=1))
         (answer,) = stream.ask(shown, frame(operation, "there"))
         assert answer.message == (errors.TENANT_MISMATCH if flaw == "another tenant's" else errors.AUTH_FAILED)
         assert stream.reason() is not None

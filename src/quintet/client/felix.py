@@ -185,11 +185,12 @@ class FelixLink(PushLink, RequestLink):
     async def handshake(self) -> None:
         """`auth` is the first frame of every stream; the answer says what the server can do."""
         message = {"type": "auth", "tenant_id": self._door.names.tenant, "token": self._door.token}
-        answer = await self._ask({**message, "client_flags": self._door.flags})
+        answer = await self._ask({**message, "client_flags": self._door.flags, "quintet": frames.QUINTET})
         flags = answer.get("server_flags", frames.UNSAID_FLAGS)
         if answer.get("type") not in ("auth_ok", "ok") or not isinstance(flags, int):
             raise ProtocolError(f"{self._trunk.where} answered auth with {answer.get('type')!r}")
-        self._flags = flags & self._door.flags
+        ours = answer.get("quintet") == frames.QUINTET
+        self._flags = flags & self._door.flags & (frames.SERVER_FLAGS if ours else frames.PUBLISHED_FLAGS)
 
     @property
     def extended(self) -> bool:

@@ -152,8 +152,10 @@ class Connection:
     def auth(self, secret: str = KEY, flags: int | None = OURS, tenant: str = "t1") -> "Stream":
         """A stream that is authenticated."""
         stream = self.stream()
-        answer = stream.ask(codec.Auth(tenant_id=tenant, token=secret, client_flags=flags))
-        assert answer == [codec.Ok() if flags is None else codec.AuthOk(server_flags=flags & frames.SERVER_FLAGS)]
+        ours = 1 if flags is not None and flags & ~PLAIN else None
+        answer = stream.ask(codec.Auth(tenant_id=tenant, token=secret, client_flags=flags, quintet=ours))
+        said = codec.Ok() if flags is None else codec.AuthOk(server_flags=flags & frames.SERVER_FLAGS, quintet=ours)
+        assert answer == [said]
         return stream
 
     def close(self) -> None:

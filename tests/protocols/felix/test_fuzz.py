@@ -83,7 +83,7 @@ def test_whatever_comes_it_answers_or_closes(document: bool) -> None:
         stream = connection.stream()
         other = connection.auth()
         if not document:
-            stream.feed(codec.encode(codec.Auth(tenant_id="t1", token=KEY, client_flags=OURS)))
+            stream.feed(codec.encode(codec.Auth(tenant_id="t1", token=KEY, client_flags=OURS, quintet=1)))
         for _ in range(STEPS):
             if stream.reason() is None:
                 data = piece(rng)

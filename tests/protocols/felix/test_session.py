@@ -86,7 +86,7 @@ class _Laws(DoorLaws):
 class TestLawsPublished(_Laws):
     def script(self) -> bytes:
         return messages(
-            codec.Auth(tenant_id="t1", token=KEY, client_flags=OURS),
+            codec.Auth(tenant_id="t1", token=KEY, client_flags=OURS, quintet=1),
             batch(b"a", b"b"),
             batch(b"c"),
             batch(b"d", request_id=7),
@@ -146,7 +146,21 @@ def test_auth_without_flags_is_answered_by_ok_and_with_them_by_what_both_know(si
     sim.connect().auth(flags=None)
     sim.connect().auth(flags=PLAIN)
     stream = sim.connect().stream()
-    assert stream.ask(codec.Auth(tenant_id="t1", token=KEY, client_flags=0xFFFF)) == [codec.AuthOk(server_flags=0xFF)]
+    ours = codec.Auth(tenant_id="t1", token=KEY, client_flags=0xFFFF, quintet=1)
+    assert stream.ask(ours) == [codec.AuthOk(server_flags=0xFF, quintet=1)]
+
+
+@pytest.mark.parametrize("said", [None, 0, 2])
+def test_flags_of_newer_published_clients_are_not_taken_for_ours(sim: FelixSim, said: int | None) -> None:
+    """They have meanings of their own for bits 6 to 14: what nobody offered them, they do not use."""
+    stream = sim.connect().stream()
+    newer = codec.Auth(tenant_id="t1", token=KEY, client_flags=0x7FFF, quintet=said)
+    assert stream.ask(newer) == [codec.AuthOk(server_flags=0x3F)]
+    (refused,) = stream.ask(codec.AckRanges(subscription_id=1, ranges=[]))
+    assert refused == codec.Error(message="unexpected message type")
+    body = kernel.felix_publish(codec.target(*DEMO), [b"x"], -1, 0)[frames.HEADER.size :]
+    (refused,) = stream.ask(codec.frame(body, frames.BATCH | frames.ZSTD))
+    assert refused == codec.Error(message="unsupported frame flags")
     assert stream.session.principal_name == "dev"
 
 

@@ -24,7 +24,11 @@ from quintet.protocols.felix.frames import (
     OFFSET_MASK,
     OURS,
     PARTITION_SHIFT,
+    PUBLISHED_FLAGS,
+    QUINTET,
+    SERVER_FLAGS,
     TEXT_BYTES_MAX,
+    UNSAID_FLAGS,
     VERSION,
     ZSTD,
 )
@@ -54,6 +58,7 @@ class Auth(_Message, kw_only=True, tag="auth"):
     tenant_id: str
     token: str
     client_flags: int | None = None
+    quintet: int | None = None
 
 
 class _OfStream(_Message, kw_only=True):
@@ -161,6 +166,7 @@ class CacheWatch(_OfCache, kw_only=True, tag="cache_watch"):
 
 class AuthOk(_Message, kw_only=True, tag="auth_ok"):
     server_flags: int
+    quintet: int | None = None
 
 
 class Subscribed(_Message, kw_only=True, tag="subscribed"):
@@ -327,6 +333,15 @@ def type_of(payload: bytes) -> str:
 def decode_reply(payload: bytes) -> Any:
     """A server's message, or BadRequest."""
     return _decode(payload, _replies)
+
+
+def agreed(ask: Auth) -> tuple[int, int | None]:
+    """The flags that both sides know, and QUINTET where those that are ours may be among them."""
+    if ask.client_flags is None:
+        return UNSAID_FLAGS, None
+    if ask.quintet == QUINTET:
+        return ask.client_flags & SERVER_FLAGS, QUINTET
+    return ask.client_flags & PUBLISHED_FLAGS, None
 
 
 def id_of(payload: bytes) -> Id:

@@ -13,6 +13,9 @@ flags    payload                                                                
 0x0002   u64 subscription_id, then as 0x0004; 0x0022 with offsets                    nobody here; a client knows them
 0x0040   on 0x0001, 0x0009, 0x0004, 0x0024: the payload is one zstd frame of it      both, where both said so in `auth`
 0x0080   on no frame: in `auth` and `auth_ok` it stands for the messages that are ours (OURS below)
+
+The last two mean that only where `auth` says `"quintet":1`: newer published clients have other meanings for them (keys of
+records, owners of shards), which nobody here offers.
 """
 
 import struct
@@ -34,8 +37,9 @@ ACK: Final = 0x0010
 OFFSETS: Final = 0x0020
 ZSTD: Final = 0x0040
 EXTENDED: Final = 0x0080
-PUBLISHED_FLAGS: Final = 0x003F  # what the published client advertises
-SERVER_FLAGS: Final = 0x00FF
+PUBLISHED_FLAGS: Final = 0x003F  # those of the published client that are known here
+SERVER_FLAGS: Final = 0x00FF  # with ours, for who says QUINTET in `auth`
+QUINTET: Final = 1
 UNSAID_FLAGS: Final = 0x0007  # of a client whose `auth` advertises nothing
 
 # Message types, each with what it needs. "owner" is a subscription of the same connection; the right to its topic was

@@ -242,11 +242,11 @@ class FelixSession:
         except QuintetError as error:
             self._refuse_auth(error)
             return
-        flags = frames.UNSAID_FLAGS if ask.client_flags is None else ask.client_flags & frames.SERVER_FLAGS
+        flags, ours = codec.agreed(ask)
         self._dialect = Dialect(False, flags)
         self._known = frames.BATCH | frames.ACKED | (flags & frames.ZSTD)
         self._enter(bearer, PUBLISHED)
-        said = codec.Ok() if ask.client_flags is None else codec.AuthOk(server_flags=flags)
+        said = codec.Ok() if ask.client_flags is None else codec.AuthOk(server_flags=flags, quintet=ours)
         self._replies.put(codec.encode(said))
 
     def _refuse_auth(self, error: QuintetError) -> None:
