@@ -117,13 +117,16 @@ def test_errors(quintet: Commands, arguments: tuple[str, ...], code: int, says: 
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("pub", "t", "x", "--key", "k"), ("pub", "t", "--cancel", "5"), ("sub", "t", "--group", "g")],
+    ("arguments", "doors"),
+    [
+        (("pub", "t", "x", "--key", "k"), "FlyMQ, not for blipmq: --url flymq://"),
+        (("pub", "t", "--cancel", "5"), "FlyMQ, not for blipmq: --url flymq://"),
+        (("sub", "t", "--group", "g"), "FlyMQ and Felix, not for blipmq: --url 'felix://"),
+    ],
 )
-def test_what_the_other_door_cannot(quintet: Commands, arguments: tuple[str, ...]) -> None:
-    option = arguments[-2]
+def test_what_the_other_door_cannot(quintet: Commands, arguments: tuple[str, ...], doors: str) -> None:
     refused = quintet(*arguments, url="blipmq://:k@127.0.0.1:1", code=2)
-    assert f"{option} is for FlyMQ, not for blipmq: --url flymq://" in refused.err
+    assert f"{arguments[-2]} is for {doors}" in refused.err
 
 
 def test_without_a_url_the_options_choose_the_door() -> None:

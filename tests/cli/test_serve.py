@@ -241,7 +241,7 @@ def test_the_lines_to_copy_can_be_copied() -> None:
     commands = [
         shlex.split(line[11:], comments=True) for line in text.splitlines() if line[11:].strip() and "://" in line
     ]
-    assert len(commands) == 7
-    assert "felix://:dev-key@127.0.0.1:4?ca=data/the%20tls.pem" in commands[-2]
+    assert len(commands) == 8
+    assert all("felix://:dev-key@127.0.0.1:4?ca=data/the%20tls.pem" in command for command in commands[-4:-1])
     assert not {character for words in commands for word in words for character in word} & set("()#'")
     assert text.index(" pub --url flymq://") < text.index(" tail --url flymq://"), "tail needs a topic that is there"
