@@ -31,6 +31,18 @@ class ListenerOptions:
     unauthenticated_max: int = 2_000
     auth_failures_per_minute: int = 0  # from one address; 0: no limit
 
+    def refusal(self, address: str, connections: int, of_address: int, blocked: bool, waiting: int) -> str:
+        """Why a new connection cannot stay, or nothing. `waiting`: those that are not authenticated."""
+        if connections > self.connections_max:
+            return f"more than {self.connections_max} connections"
+        if of_address > self.connections_per_address_max:
+            return f"more than {self.connections_per_address_max} connections from {address}"
+        if blocked:
+            return f"too many failed authentications from {address}, try again in a minute"
+        if waiting > self.unauthenticated_max:
+            return f"more than {self.unauthenticated_max} connections that are not authenticated"
+        return ""
+
 
 class Failures:
     """Failed authentications of this minute, per address. `per_minute` 0: no limit."""
@@ -105,18 +117,10 @@ class Listener:
         self.connections.add(connection)
         self._addresses[address] += 1
         self._watched.add(connection)
-        reason = None
-        if len(self.connections) > self.options.connections_max:
-            reason = f"more than {self.options.connections_max} connections"
-        elif self._addresses[address] > self.options.connections_per_address_max:
-            reason = f"more than {self.options.connections_per_address_max} connections from {address}"
-        elif self._failures.blocked(address, self.now()):
-            reason = f"too many failed authentications from {address}, try again in a minute"
-        elif (
-            len(self._watched) > self.options.unauthenticated_max and self._waiting() > self.options.unauthenticated_max
-        ):
-            reason = f"more than {self.options.unauthenticated_max} connections that are not authenticated"
-        if reason is not None:
+        blocked = self._failures.blocked(address, self.now())
+        waiting = self._waiting() if len(self._watched) > self.options.unauthenticated_max else 0
+        reason = self.options.refusal(address, len(self.connections), self._addresses[address], blocked, waiting)
+        if reason:
             self.refused += 1
             connection.evict(reason)
 

@@ -405,18 +405,10 @@ class QuicListener:
         self._by_number[connection.number] = connection
         self._addresses[address] += 1
         self._watched.add(connection)
-        reason = None
-        if len(self.connections) > self.options.connections_max:
-            reason = f"more than {self.options.connections_max} connections"
-        elif self._addresses[address] > self.options.connections_per_address_max:
-            reason = f"more than {self.options.connections_per_address_max} connections from {address}"
-        elif self._failures.blocked(address, self.now()):
-            reason = f"too many failed authentications from {address}, try again in a minute"
-        elif (
-            len(self._watched) > self.options.unauthenticated_max and self._waiting() > self.options.unauthenticated_max
-        ):
-            reason = f"more than {self.options.unauthenticated_max} connections that are not authenticated"
-        if reason is not None:
+        blocked = self._failures.blocked(address, self.now())
+        waiting = self._waiting() if len(self._watched) > self.options.unauthenticated_max else 0
+        reason = self.options.refusal(address, len(self.connections), self._addresses[address], blocked, waiting)
+        if reason:
             self.refused += 1
             connection.shut(CODE_LIMIT, reason)
 
