@@ -9,6 +9,7 @@ A Feed lives with its connection, not with the stream that asked for it: the pub
 holds what it was allowed by (`Bearer`), and ends when that is no longer valid.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -123,7 +124,7 @@ class Reach:
 # -- what a connection gets -------------------------------------------------------------------------------------------
 
 
-class Feed:
+class Feed(ABC):
     """One event stream. `told` takes a message for the stream that asked for it, while that is open."""
 
     def __init__(
@@ -200,9 +201,11 @@ class Feed:
         """What it is about was deleted."""
         return False
 
+    @abstractmethod
     def _release(self, forget: bool) -> None:
-        raise NotImplementedError
+        """Let go of what it reads; `forget`: for good."""
 
+    @abstractmethod
     def _stalled(self, told: Told) -> None:
         """Its peer read nothing for too long, and the outlet was reset."""
 
@@ -426,6 +429,9 @@ class WatchStream(Feed):
         if self._stop is not None:
             self._stop()
         self._changed.clear()
+
+    def _stalled(self, told: Told) -> None:
+        """Nothing was missed: who watches again reads the state as it is."""
 
     @property
     def vanished(self) -> bool:
