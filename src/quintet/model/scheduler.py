@@ -14,7 +14,10 @@ class Scheduler(Protocol):
     """The only source of time and concurrency below net/. All callbacks run on the one loop thread."""
 
     def now(self) -> int:
-        """Microseconds since 1970."""
+        """Wall time: microseconds since 1970. Only for what people wrote as a date; it may jump either way."""
+
+    def monotonic(self) -> int:
+        """Microseconds since some start, never back and never ahead: for every duration, time-out and age."""
 
     def soon(self, call: Callable[[], None]) -> None:
         """Run at the end of this turn of the loop, after everything that arrived in it."""

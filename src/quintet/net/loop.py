@@ -36,6 +36,9 @@ class LoopScheduler:
     def now(self) -> int:
         return time.time_ns() // 1000
 
+    def monotonic(self) -> int:
+        return time.monotonic_ns() // 1000
+
     def soon(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
         if not self._gathering and not self._due:

@@ -28,13 +28,21 @@ class SimScheduler:
     def __init__(self, held: bool = False) -> None:
         self.held = held
         self.time = START_US
+        self.jumped = 0  # how far the wall clock was set ahead of the time that really passed, in microseconds
         self.jobs: deque[tuple[Callable[[], object], Callable[[object], None]]] = deque()
         self._soon: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
 
     def now(self) -> int:
-        return self.time
+        return self.time + self.jumped
+
+    def monotonic(self) -> int:
+        return self.time - START_US
+
+    def jump(self, delta_us: int) -> None:
+        """Set the wall clock ahead (or back) without any time passing."""
+        self.jumped += delta_us
 
     def soon(self, call: Callable[[], None]) -> None:
         self._soon.append(call)
