@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from quintet.delivery.lane import Lane, Run
+from quintet.delivery.reach import Reach
 from quintet.delivery.sink import Sink
 from quintet.delivery.trail import Trail, Trails
 
@@ -32,7 +33,7 @@ class Subscription:
 
     __slots__ = (
         "_changed", "_now", "_parked", "_policy", "_pumping", "_trails", "_turn", "delivered", "dirty", "door", "id", "lanes",
-        "last_used", "name", "owner", "qos", "sink", "topic_name",
+        "last_used", "name", "owner", "qos", "reach", "sink", "topic_name",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +62,7 @@ class Subscription:
         self._trails = trails
         self.served_by(who or owner)
         self.sink: Sink | None = None
+        self.reach = Reach(policy.push_timeout_us)  # of its consumer, who may have others: then they share one
         self.dirty = False
         self.delivered = 0
         self.last_used = now()
@@ -87,6 +89,12 @@ class Subscription:
         )
 
     # -- push ------------------------------------------------------------------------------------------------------
+
+    def grant(self, credit: int) -> None:
+        """The consumer holds at most so many at a time; 0: as many as configured."""
+        self.reach.credit = credit
+        self.reach.feed()
+        self.pump()
 
     def attach(self, sink: Sink) -> None:
         """Push to this sink from now on; whoever had it before loses it."""
@@ -141,6 +149,8 @@ class Subscription:
                 return False
             limit = self._credit(lane)
             if limit <= 0:
+                if self.reach.room <= 0:
+                    self.reach.starve(self.pump)
                 return True
             now = self._now()
             run = lane.take(limit, now, self.pump)
@@ -158,15 +168,15 @@ class Subscription:
         self.pump()
 
     def _credit(self, lane: Lane) -> int:
-        return (
-            MESSAGES_PER_RUN_MAX if not self.qos else self._policy.in_flight_max - len(lane.inflight) - len(lane.dead)
-        )
+        if not self.qos:
+            return MESSAGES_PER_RUN_MAX
+        return min(self._policy.in_flight_max - len(lane.inflight) - len(lane.dead), self.reach.room)
 
     def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int, now: int) -> None:
         batch, first, last = run
         qos = self.effective_qos(run)
         deadline = now + _backoff(timeout_us, lane.attempt_of(run)) if qos else 0
-        lane.sent(run, qos, sink, deadline)
+        lane.sent(run, qos, sink, deadline, self.reach, now)
         self._turn += 1
         self.delivered += last - first
         self._touch()
@@ -211,15 +221,49 @@ class Subscription:
             return list(range(first, first + min(count, MESSAGES_PER_RUN_MAX)))
         lane = self.lanes[partition]
         last = first + min(count, MESSAGES_PER_RUN_MAX)
+        flight = lane.inflight.get(last - 1)
+        number = -1 if flight is None or flight.reach is not self.reach else flight.number_of(last - 1)
+        self.reach.acknowledged(number, self._now())
         unknown = [offset for offset in range(first, last) if not lane.ack(offset)]
         if lane.trail is not None:
             for missing in (*unknown, last):
                 if first < missing:
                     lane.trail.acked(first, missing)
                 first = missing + 1
+        self._freed()
+        return unknown
+
+    def working(self, partition: int, first: int, count: int) -> None:
+        """The consumer works on these: their clocks start again. What it does not hold is passed over: it was too late."""
+        if 0 <= partition < len(self.lanes):
+            lane, now = self.lanes[partition], self._now()
+            for offset in range(first, first + min(count, MESSAGES_PER_RUN_MAX)):
+                lane.working(offset, now)
+
+    def nack(self, partition: int, first: int, count: int, delay_us: int | None) -> list[int]:
+        """The consumer failed with these: each is due again after the delay (None: as polled ones are, doubling with each
+        attempt), or dead when its attempts are used up. Returns those that it does not hold."""
+        self._touch()
+        offsets = range(first, first + min(count, MESSAGES_PER_RUN_MAX))
+        if not 0 <= partition < len(self.lanes):
+            return list(offsets)
+        lane, now, policy = self.lanes[partition], self._now(), self._policy
+        unknown = []
+        for offset in offsets:
+            flight = lane.inflight.get(offset)
+            attempt = 1 if flight is None else flight.attempt
+            wait = _backoff(policy.poll_backoff_us, attempt) if delay_us is None else delay_us
+            if not lane.nack(offset, now + wait, policy.attempts_max):
+                unknown.append(offset)
+        self.reach.acknowledged(-1, now)
+        self._freed()
+        return unknown
+
+    def _freed(self) -> None:
+        """Places in the window, and credit, may have become free."""
+        self.reach.feed()
         if self.sink is not None:
             self.pump()
-        return unknown
 
     def _touch(self) -> None:
         if not self.dirty:
@@ -234,7 +278,7 @@ class Subscription:
         for lane in self.lanes:
             lane.expire(now, self._policy.attempts_max)
         self._touch()
-        self.pump()
+        self._freed()
 
     @property
     def failed(self) -> bool:
@@ -264,6 +308,10 @@ class Subscription:
     @property
     def in_flight_max(self) -> int:
         return self._policy.in_flight_max
+
+    @property
+    def push_timeout_us(self) -> int:
+        return self._policy.push_timeout_us
 
     @property
     def attempts_max(self) -> int:
