@@ -148,9 +148,11 @@ class Subscription:
                 sink.park(self._unpark)
                 return False
             limit = self._credit(lane)
-            if limit <= 0:
-                if self.reach.room <= 0:
+            if self.qos and self.reach.room < limit:
+                limit = self.reach.room
+                if limit <= 0:
                     self.reach.starve(self.pump)
+            if limit <= 0:
                 return True
             now = self._now()
             run = lane.take(limit, now, self.pump)
@@ -168,9 +170,9 @@ class Subscription:
         self.pump()
 
     def _credit(self, lane: Lane) -> int:
-        if not self.qos:
-            return MESSAGES_PER_RUN_MAX
-        return min(self._policy.in_flight_max - len(lane.inflight) - len(lane.dead), self.reach.room)
+        return (
+            MESSAGES_PER_RUN_MAX if not self.qos else self._policy.in_flight_max - len(lane.inflight) - len(lane.dead)
+        )
 
     def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int, now: int) -> None:
         batch, first, last = run
