@@ -16,11 +16,12 @@ from typing import Any, Final, Protocol
 from quintet import kernel
 from quintet.broker.bearer import Bearer, TenantMismatch
 from quintet.broker.core import Broker
-from quintet.broker.topics import Topic
+from quintet.broker.topics import ANY, Topic
 from quintet.delivery.sink import Sink
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription
+from quintet.model.keys import fnv1a
 from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot, Streams
 from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.cache_requests import CacheRequests
@@ -49,12 +50,13 @@ class FelixStream(Sink, Protocol):
 class _Publish(Slot):
     """The reply slot of a publish on its way, and how its answer looks."""
 
-    __slots__ = ("binary", "request_id")
+    __slots__ = ("binary", "partition", "request_id")
 
     def __init__(self, request_id: Id, binary: bool) -> None:
         self.data = None
         self.request_id = request_id
         self.binary = binary
+        self.partition = 0
 
 
 class FelixSession(CacheRequests):
@@ -126,7 +128,8 @@ class FelixSession(CacheRequests):
                     break
             end = codec.end_of_run(view, position)
             items, end, fatal = kernel.felix_split(
-                view[:end], position, self._options.frame_bytes_max, self._known, self._state is PUBLISHED, self._origin, now
+                view[:end], position, self._options.frame_bytes_max, self._known, self._state is PUBLISHED, self._origin, now,
+                self._dialect.key_flag,
             )  # fmt: skip
             for item in items:
                 if not self._going:
@@ -147,7 +150,8 @@ class FelixSession(CacheRequests):
         assert isinstance(token, _Publish)
         if error is not None:
             self._targets.clear()  # ask again: the topic may not be what was promised
-        self._replies.fill(token, self._published(token, error))
+        place = codec.wire_offset(token.partition, offset) if error is None else None
+        self._replies.fill(token, self._published(token, error, place))
         self._close_if_done()
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
@@ -242,8 +246,8 @@ class FelixSession(CacheRequests):
             self._refuse_auth(error)
             return
         flags, ours = codec.agreed(ask)
-        self._dialect = Dialect(False, flags)
-        self._known = frames.BATCH | frames.ACKED | (flags & frames.ZSTD)
+        self._dialect = dialect = Dialect(False, flags, ours is not None)
+        self._known = frames.BATCH | frames.ACKED | dialect.key_flag | (frames.ZSTD if dialect.zstd else 0)
         self._enter(bearer, PUBLISHED)
         said = codec.Ok() if ask.client_flags is None else codec.AuthOk(server_flags=flags, quintet=ours)
         self._replies.put(codec.encode(said))
@@ -303,20 +307,26 @@ class FelixSession(CacheRequests):
     def _act(self, item: tuple[Any, ...], now: int) -> None:
         kind = item[0]
         if kind == frames.BATCH_ITEM:
-            _, target, batch, count, request_id, _ = item
+            _, target, batch, count, request_id, *_ = item
             answer = _Publish(request_id, True) if request_id >= 0 else None
-            self._publish(target, batch, count, answer, now)
+            self._publish(target, batch, count, answer, now, key=item[6] if len(item) > 6 else None)
         elif kind == frames.JSON_ITEM:
             self._json(item[1], now)
         elif kind == frames.MALFORMED_ITEM:
-            if item[2] >= 0:
-                self._replies.put(codec.publish_ack(item[2], errors.MALFORMED[item[1]], failed=True))
-            else:
-                self._error(BadRequest(errors.MALFORMED[item[1]]), None)
+            self._refuse_batch(errors.MALFORMED[item[1]], frames.BATCH, item[2])
         elif kind == frames.FLAGS_ITEM:
-            self._error(BadRequest(errors.FLAGS), None)
+            self._refuse_batch(errors.FLAGS, item[1], item[2])
         else:
             self._unpack(item[1], item[2], now)
+
+    def _refuse_batch(self, text: str, flags: int, request_id: int) -> None:
+        """A binary frame that cannot be read: an acknowledged batch is answered by its id, any other batch not at all."""
+        if request_id >= 0:
+            self._replies.put(codec.publish_ack(request_id, text, failed=True))
+        elif flags & (frames.BATCH | frames.ACKED) == frames.BATCH and not self._dialect.document:
+            self._drop()
+        else:
+            self._error(BadRequest(text), None)
 
     def _unpack(self, flags: int, payload: bytes, now: int) -> None:
         size = self._options.frame_bytes_max
@@ -325,7 +335,7 @@ class FelixSession(CacheRequests):
             size = len(body)
             self._act(kernel.felix_batch(body, flags, self._origin, now), now)
         except BadRequest as error:
-            self._error(error, None)
+            self._refuse_batch(str(error), flags, -1)
         self._spend(size)  # one that is refused may have cost as much
 
     def _spend(self, size: int) -> None:
@@ -345,7 +355,18 @@ class FelixSession(CacheRequests):
                 raise BadRequest("request_id: a number of 64 bits")
             _HANDLERS[type(ask)](self, ask, now)
         except QuintetError as error:
-            self._error(error, codec.id_of(payload) if request_id is None else request_id)
+            self._refuse_json(error, payload, codec.id_of(payload) if request_id is None else request_id)
+
+    def _refuse_json(self, error: QuintetError, payload: bytes, request_id: Id) -> None:
+        if self._state is PUBLISHED:
+            publishes, waits = codec.publishes(payload)
+            if publishes and not waits:
+                self._drop()
+                return
+            if publishes and codec.is_u64(request_id):
+                self._refuse_publish(_Publish(request_id, False), error, request_id)
+                return
+        self._error(error, request_id)
 
     def _error(self, error: Exception, request_id: Id, slot: Slot | None = None) -> None:
         """Refused: said in the order of requests, and if it is about who may, it is the last that is said."""
@@ -364,23 +385,30 @@ class FelixSession(CacheRequests):
 
     def _publish(
         self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, now: int,
-        request_id: Id = None,
+        request_id: Id = None, key: bytes | None = None,
     ) -> None:  # fmt: skip
-        key = (target, answer is not None)
+        way = (target, answer is not None)
+        if answer is None and way in self._reach.barred:
+            self._drop()
+            return
         try:
-            topic, tenant = self._targets.get(key) or self._reach.target(key)
+            topic, tenant = self._targets.get(way) or self._reach.target(way)
             if batch is None:
                 if answer is not None:
                     self._replies.put(self._published(answer, None))
                 return
+            where = ANY if key is None else fnv1a(key) % len(topic.partitions)
             if answer is None:
-                topic.publish(batch, count, False, None)
+                topic.publish(batch, count, False, None, where)
                 self._unsaid = False
             else:
-                topic.publish(batch, count, True, partial(self._sink.appended, answer))
+                answer.partition = topic.publish(batch, count, True, partial(self._sink.appended, answer), where)
                 self._replies.add(answer)
         except QuintetError as error:
-            self._targets.pop(key, None)
+            self._targets.pop(way, None)
+            if answer is None and not self._dialect.document:
+                self._drop_refused(way, error)
+                return
             self._refuse_publish(answer, error, request_id)
             return
         self._topic = topic
@@ -389,7 +417,7 @@ class FelixSession(CacheRequests):
             self._hold()
 
     def _refuse_publish(self, answer: _Publish | None, error: QuintetError, request_id: Id) -> None:
-        """One that nobody waits for is answered only once until one is taken again: its sender may not even read."""
+        """A document client's that nobody waits for is answered once until one is taken again: it may not even read."""
         if answer is not None:
             self._replies.put(self._published(answer, error))
         if (answer is None and not self._unsaid) or errors.text(error, self._dialect) in errors.CLOSING:
@@ -397,8 +425,21 @@ class FelixSession(CacheRequests):
         self._unsaid = self._unsaid or answer is None
         self._leave_if_barred(error)
 
-    def _published(self, answer: _Publish, error: Exception | None) -> bytes:
-        return errors.published(answer.request_id, answer.binary, error, self._dialect)
+    def _drop_refused(self, way: tuple[bytes, bool], error: QuintetError) -> None:
+        """A publish of a published client that asks for no answer. Clients take whatever comes for the answer to the next one
+        that does: so nothing is said, and the stream goes on, for it may serve topics that its user has a right to. Each
+        topic that is barred is asked for, and audited, once."""
+        self._drop()
+        if errors.text(error, self._dialect) in errors.CLOSING:
+            self._reach.barred.add(way)
+            if len(self._reach.barred) > frames.BARRED_TARGETS_MAX:
+                self._leave(f"published to more than {frames.BARRED_TARGETS_MAX} streams without the right to")
+
+    def _drop(self) -> None:
+        self._broker.publishes_dropped += 1
+
+    def _published(self, answer: _Publish, error: Exception | None, offset: int | None = None) -> bytes:
+        return errors.published(answer.request_id, answer.binary, error, self._dialect, offset)
 
     def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
         """Take nothing while a tenant's rate is overdrawn; look again in a while, unless the stream is gone."""
@@ -426,9 +467,16 @@ class FelixSession(CacheRequests):
             answer = _Publish(ask.request_id, False)
         if any(len(name.encode()) > 0xFFFF for name in (ask.tenant_id, ask.namespace, ask.stream)):
             raise BadRequest("tenant_id, namespace, stream: at most 200 bytes each")
-        batch = kernel.build(values, origin=self._origin) if values else None
+        key, keys = ask.key, None
+        if key is not None:
+            if len(key) > frames.KEY_BYTES_MAX:
+                raise BadRequest(f"key: {len(key)} bytes, at most {frames.KEY_BYTES_MAX}")
+            if len(key) * len(values) + sum(map(len, values)) > frames.KEYED_BYTES_MAX:
+                raise BadRequest(f"key: with it in every message more than {frames.KEYED_BYTES_MAX} bytes; send fewer")
+            keys = [key] * len(values)
+        batch = kernel.build(values, keys, origin=self._origin) if values else None
         target = codec.target(ask.tenant_id, ask.namespace, ask.stream)
-        self._publish(target, batch, len(values), answer, now, ask.request_id)
+        self._publish(target, batch, len(values), answer, now, ask.request_id, key)
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 
