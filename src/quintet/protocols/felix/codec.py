@@ -417,13 +417,14 @@ class BadCursor(BadRequest):
 
 
 def starts(start: str | Start | None, kept: list[tuple[int, int]], extended: bool) -> list[int]:
-    """Where a subscription begins in each partition, given (first kept, end) of each; [] is at all ends. Or BadCursor."""
+    """Where a subscription begins in each partition, given (first kept, end) of each; [] is at all ends. Or BadCursor. One
+    offset says nothing about the other partitions: they begin at the first that is kept, so that nothing is skipped."""
     if start is None or start == "latest":
         return []
     if start == "earliest":
         return [first for first, _ in kept]
     assert isinstance(start, Start)
-    found = [end for _, end in kept]
+    found = [first for first, _ in kept]
     if extended and start.offsets is not None:
         if len(start.offsets) != len(kept):
             raise BadRequest(f"start: offsets of {len(kept)} partitions are needed, {len(start.offsets)} were given")
