@@ -15,18 +15,19 @@ from typing import Any, Final, Protocol
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer, TenantMismatch
-from quintet.broker.cache import Cache, expires_at, name_of
 from quintet.broker.core import Broker
-from quintet.broker.topics import Topic
+from quintet.broker.topics import ANY, Topic
 from quintet.delivery.sink import Sink
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription, VersionConflict
+from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription
+from quintet.model.keys import fnv1a
 from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot, Streams
 from quintet.protocols.felix import codec, errors, frames
-from quintet.protocols.felix.codec import Id, Scope, origin_of
+from quintet.protocols.felix.cache_requests import CacheRequests
+from quintet.protocols.felix.codec import Id, origin_of
 from quintet.protocols.felix.frames import Dialect, FelixOptions
-from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, Reach, Subscribing, WatchStream
+from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, Reach, Subscribing
 
 FRESH: Final = "fresh"
 PUBLISHED: Final = "published"
@@ -49,21 +50,21 @@ class FelixStream(Sink, Protocol):
 class _Publish(Slot):
     """The reply slot of a publish on its way, and how its answer looks."""
 
-    __slots__ = ("binary", "request_id")
+    __slots__ = ("binary", "partition", "request_id")
 
     def __init__(self, request_id: Id, binary: bool) -> None:
         self.data = None
         self.request_id = request_id
         self.binary = binary
+        self.partition = 0
 
 
-class FelixSession:
+class FelixSession(CacheRequests):
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
-        "_bearer", "_behind", "_broker", "_deadline", "_dialect", "_epoch", "_held", "_known", "_late", "_leaving", "_made", "_options",
-        "_origin", "_peer", "_reach", "_replies", "_scopes", "_shared", "_sink", "_state", "_stopped", "_targets", "_tenant", "_topic",
-        "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "principal_name", "take_output",
+        "_deadline", "_epoch", "_held", "_known", "_leaving", "_origin", "_peer", "_state", "_targets", "_tenant",
+        "_topic", "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, stream: FelixStream, now: int, options: FelixOptions, peer: str = "") -> None:
@@ -127,7 +128,8 @@ class FelixSession:
                     break
             end = codec.end_of_run(view, position)
             items, end, fatal = kernel.felix_split(
-                view[:end], position, self._options.frame_bytes_max, self._known, self._state is PUBLISHED, self._origin, now
+                view[:end], position, self._options.frame_bytes_max, self._known, self._state is PUBLISHED, self._origin, now,
+                self._dialect.key_flag,
             )  # fmt: skip
             for item in items:
                 if not self._going:
@@ -148,7 +150,8 @@ class FelixSession:
         assert isinstance(token, _Publish)
         if error is not None:
             self._targets.clear()  # ask again: the topic may not be what was promised
-        self._replies.fill(token, self._published(token, error))
+        place = codec.wire_offset(token.partition, offset) if error is None else None
+        self._replies.fill(token, self._published(token, error, place))
         self._close_if_done()
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
@@ -243,8 +246,8 @@ class FelixSession:
             self._refuse_auth(error)
             return
         flags, ours = codec.agreed(ask)
-        self._dialect = Dialect(False, flags)
-        self._known = frames.BATCH | frames.ACKED | (flags & frames.ZSTD)
+        self._dialect = dialect = Dialect(False, flags, ours is not None)
+        self._known = frames.BATCH | frames.ACKED | dialect.key_flag | (frames.ZSTD if dialect.zstd else 0)
         self._enter(bearer, PUBLISHED)
         said = codec.Ok() if ask.client_flags is None else codec.AuthOk(server_flags=flags, quintet=ours)
         self._replies.put(codec.encode(said))
@@ -304,20 +307,26 @@ class FelixSession:
     def _act(self, item: tuple[Any, ...], now: int) -> None:
         kind = item[0]
         if kind == frames.BATCH_ITEM:
-            _, target, batch, count, request_id, _ = item
+            _, target, batch, count, request_id, *_ = item
             answer = _Publish(request_id, True) if request_id >= 0 else None
-            self._publish(target, batch, count, answer, now)
+            self._publish(target, batch, count, answer, now, key=item[6] if len(item) > 6 else None)
         elif kind == frames.JSON_ITEM:
             self._json(item[1], now)
         elif kind == frames.MALFORMED_ITEM:
-            if item[2] >= 0:
-                self._replies.put(codec.publish_ack(item[2], errors.MALFORMED[item[1]], failed=True))
-            else:
-                self._error(BadRequest(errors.MALFORMED[item[1]]), None)
+            self._refuse_batch(errors.MALFORMED[item[1]], frames.BATCH, item[2])
         elif kind == frames.FLAGS_ITEM:
-            self._error(BadRequest(errors.FLAGS), None)
+            self._refuse_batch(errors.FLAGS, item[1], item[2])
         else:
             self._unpack(item[1], item[2], now)
+
+    def _refuse_batch(self, text: str, flags: int, request_id: int) -> None:
+        """A binary frame that cannot be read: an acknowledged batch is answered by its id, any other batch not at all."""
+        if request_id >= 0:
+            self._replies.put(codec.publish_ack(request_id, text, failed=True))
+        elif flags & (frames.BATCH | frames.ACKED) == frames.BATCH and not self._dialect.document:
+            self._drop()
+        else:
+            self._error(BadRequest(text), None)
 
     def _unpack(self, flags: int, payload: bytes, now: int) -> None:
         size = self._options.frame_bytes_max
@@ -326,7 +335,7 @@ class FelixSession:
             size = len(body)
             self._act(kernel.felix_batch(body, flags, self._origin, now), now)
         except BadRequest as error:
-            self._error(error, None)
+            self._refuse_batch(str(error), flags, -1)
         self._spend(size)  # one that is refused may have cost as much
 
     def _spend(self, size: int) -> None:
@@ -346,7 +355,18 @@ class FelixSession:
                 raise BadRequest("request_id: a number of 64 bits")
             _HANDLERS[type(ask)](self, ask, now)
         except QuintetError as error:
-            self._error(error, codec.id_of(payload) if request_id is None else request_id)
+            self._refuse_json(error, payload, codec.id_of(payload) if request_id is None else request_id)
+
+    def _refuse_json(self, error: QuintetError, payload: bytes, request_id: Id) -> None:
+        if self._state is PUBLISHED:
+            publishes, waits = codec.publishes(payload)
+            if publishes and not waits:
+                self._drop()
+                return
+            if publishes and codec.is_u64(request_id):
+                self._refuse_publish(_Publish(request_id, False), error, request_id)
+                return
+        self._error(error, request_id)
 
     def _error(self, error: Exception, request_id: Id, slot: Slot | None = None) -> None:
         """Refused: said in the order of requests, and if it is about who may, it is the last that is said."""
@@ -365,23 +385,30 @@ class FelixSession:
 
     def _publish(
         self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, now: int,
-        request_id: Id = None,
+        request_id: Id = None, key: bytes | None = None,
     ) -> None:  # fmt: skip
-        key = (target, answer is not None)
+        way = (target, answer is not None)
+        if answer is None and way in self._reach.barred:
+            self._drop()
+            return
         try:
-            topic, tenant = self._targets.get(key) or self._reach.target(key)
+            topic, tenant = self._targets.get(way) or self._reach.target(way)
             if batch is None:
                 if answer is not None:
                     self._replies.put(self._published(answer, None))
                 return
+            where = ANY if key is None else fnv1a(key) % len(topic.partitions)
             if answer is None:
-                topic.publish(batch, count, False, None)
+                topic.publish(batch, count, False, None, where)
                 self._unsaid = False
             else:
-                topic.publish(batch, count, True, partial(self._sink.appended, answer))
+                answer.partition = topic.publish(batch, count, True, partial(self._sink.appended, answer), where)
                 self._replies.add(answer)
         except QuintetError as error:
-            self._targets.pop(key, None)
+            self._targets.pop(way, None)
+            if answer is None and not self._dialect.document:
+                self._drop_refused(way, error)
+                return
             self._refuse_publish(answer, error, request_id)
             return
         self._topic = topic
@@ -390,7 +417,7 @@ class FelixSession:
             self._hold()
 
     def _refuse_publish(self, answer: _Publish | None, error: QuintetError, request_id: Id) -> None:
-        """One that nobody waits for is answered only once until one is taken again: its sender may not even read."""
+        """A document client's that nobody waits for is answered once until one is taken again: it may not even read."""
         if answer is not None:
             self._replies.put(self._published(answer, error))
         if (answer is None and not self._unsaid) or errors.text(error, self._dialect) in errors.CLOSING:
@@ -398,8 +425,21 @@ class FelixSession:
         self._unsaid = self._unsaid or answer is None
         self._leave_if_barred(error)
 
-    def _published(self, answer: _Publish, error: Exception | None) -> bytes:
-        return errors.published(answer.request_id, answer.binary, error, self._dialect)
+    def _drop_refused(self, way: tuple[bytes, bool], error: QuintetError) -> None:
+        """A publish of a published client that asks for no answer. Clients take whatever comes for the answer to the next one
+        that does: so nothing is said, and the stream goes on, for it may serve topics that its user has a right to. Each
+        topic that is barred is asked for, and audited, once."""
+        self._drop()
+        if errors.text(error, self._dialect) in errors.CLOSING:
+            self._reach.barred.add(way)
+            if len(self._reach.barred) > frames.BARRED_TARGETS_MAX:
+                self._leave(f"published to more than {frames.BARRED_TARGETS_MAX} streams without the right to")
+
+    def _drop(self) -> None:
+        self._broker.publishes_dropped += 1
+
+    def _published(self, answer: _Publish, error: Exception | None, offset: int | None = None) -> bytes:
+        return errors.published(answer.request_id, answer.binary, error, self._dialect, offset)
 
     def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
         """Take nothing while a tenant's rate is overdrawn; look again in a while, unless the stream is gone."""
@@ -427,9 +467,16 @@ class FelixSession:
             answer = _Publish(ask.request_id, False)
         if any(len(name.encode()) > 0xFFFF for name in (ask.tenant_id, ask.namespace, ask.stream)):
             raise BadRequest("tenant_id, namespace, stream: at most 200 bytes each")
-        batch = kernel.build(values, origin=self._origin) if values else None
+        key, keys = ask.key, None
+        if key is not None:
+            if len(key) > frames.KEY_BYTES_MAX:
+                raise BadRequest(f"key: {len(key)} bytes, at most {frames.KEY_BYTES_MAX}")
+            if len(key) * len(values) + sum(map(len, values)) > frames.KEYED_BYTES_MAX:
+                raise BadRequest(f"key: with it in every message more than {frames.KEYED_BYTES_MAX} bytes; send fewer")
+            keys = [key] * len(values)
+        batch = kernel.build(values, keys, origin=self._origin) if values else None
         target = codec.target(ask.tenant_id, ask.namespace, ask.stream)
-        self._publish(target, batch, len(values), answer, now, ask.request_id)
+        self._publish(target, batch, len(values), answer, now, ask.request_id, key)
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 
@@ -510,167 +557,8 @@ class FelixSession:
         self._own(ask.subscription_id).end(forget=ask.delete)
         self._replies.put(codec.encode(codec.Ok(request_id=ask.request_id)))
 
-    # -- cache -----------------------------------------------------------------------------------------------------
-
-    def _gets(self, view: memoryview, position: int, now: int) -> int:
-        """Answer the cache gets that come next, in one call."""
-        most = frames.ANSWER_BYTES_MAX - self._made
-        reply, end, hits, misses = kernel.felix_gets(
-            view, position, self._options.frame_bytes_max, self._scopes, now, most, self._dialect.extended
-        )
-        if end != position:
-            self._replies.push(self._weighed(reply, 0))
-            self._broker.caches.hits += hits
-            self._broker.caches.misses += misses
-        return end
-
-    def _writable(self, ask: Any) -> Cache:
-        cache = self._reach.cache(self._scope(ask), True)
-        assert cache is not None, "a cache that is written to is made"
-        return cache
-
-    def _scope(self, ask: Any) -> Scope:
-        return codec.cache_scope(ask, self._dialect.document)
-
-    def _cache_get(self, ask: codec.CacheGet, now: int) -> None:
-        cache = self._reach.cache(self._scope(ask), False)
-        found = None if cache is None else cache.get(ask.key.encode(), now)
-        value, version = (None, None) if found is None else found
-        self._answer(
-            ask.request_id,
-            codec.CacheValue(
-                tenant_id=ask.tenant_id, namespace=ask.namespace, cache=ask.cache, key=ask.key, value=value,
-                request_id=ask.request_id, version=version if self._dialect.extended else None,
-            ),
-        )  # fmt: skip
-
-    def _answer(self, request_id: Id, message: Any) -> None:
-        """An answer that is known now: with an id it does not wait for others."""
-        data = self._weighed(codec.encode(message), request_id)
-        if request_id is None:
-            self._replies.put(data)
-        else:
-            self._replies.push(data)
-
-    def _weighed(self, data: bytes, request_id: Id) -> bytes:
-        """One more answer: above a bound the rest of this read waits until the peer took them, or its turn came."""
-        self._made += len(data)
-        self._behind += len(data) if request_id is None else 0
-        self._stopped = self._made >= frames.ANSWER_BYTES_MAX
-        return data
-
-    def _cache_put(self, ask: codec.CachePut, now: int) -> None:
-        cache = self._writable(ask)
-        wanted = ask.if_version if isinstance(ask, codec.CachePutOurs) else None
-        late = _Late(self, ask.request_id)
-        try:
-            version = cache.put(ask.key.encode(), ask.value, _expires(ask.ttl_ms, now), wanted, late.done)
-        except QuintetError as error:
-            late.refused(ask.key, error)
-            return
-        if self._dialect.document or ask.request_id is None:
-            late.message = codec.Ok(request_id=ask.request_id)
-        else:
-            late.message = codec.CacheOk(request_id=ask.request_id, version=version if self._dialect.extended else None)
-
-    def _cache_delete(self, ask: codec.CacheDelete, _now: int) -> None:
-        cache = self._writable(ask)
-        late = _Late(self, ask.request_id)
-        try:
-            existed, version = cache.delete(ask.key.encode(), ask.if_version, late.done)
-        except QuintetError as error:
-            late.refused(ask.key, error)
-            return
-        late.message = codec.CacheOk(request_id=ask.request_id, version=version, existed=existed)
-
-    def _cache_incr(self, ask: codec.CacheIncr, now: int) -> None:
-        if not -(1 << 63) <= ask.delta < 1 << 63:
-            raise BadRequest("delta: a number of 64 bits")
-        expires = None if ask.ttl_ms is None else _expires(ask.ttl_ms, now)
-        cache = self._writable(ask)
-        late = _Late(self, ask.request_id)
-        try:
-            number, version = cache.increment(ask.key.encode(), ask.delta, expires, now, late.done)
-        except QuintetError as error:
-            late.refused(ask.key, error)
-            return
-        late.message = codec.CacheNumber(request_id=ask.request_id, key=ask.key, number=number, version=version)
-
-    def _cache_get_many(self, ask: codec.CacheGetMany, now: int) -> None:
-        if len(ask.keys) > frames.KEYS_MAX:
-            raise BadRequest(f"keys: at most {frames.KEYS_MAX}")
-        cache = self._reach.cache(self._scope(ask), False)
-        found = [None if cache is None else cache.get(key.encode(), now) for key in ask.keys]
-        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > self._options.frame_bytes_max // 2:
-            raise BadRequest("keys: the values are larger than one frame, ask for fewer")
-        values = [None if entry is None else entry[0] for entry in found]
-        versions = [0 if entry is None else entry[1] for entry in found]
-        self._answer(ask.request_id, codec.CacheValues(request_id=ask.request_id, values=values, versions=versions))
-
-    def _cache_watch(self, ask: codec.CacheWatch, _now: int) -> None:
-        if ask.key is not None and ask.prefix is not None:
-            raise BadRequest("prefix: a key or a prefix, not both")
-        assert self._bearer is not None
-        scope = self._scope(ask)
-        self._check_id(ask.subscription_id)
-        self._reach.cache(scope, False)
-        cache = self._broker.caches.open(scope)
-        id = self._shared.claim(ask.subscription_id, self._dialect.document, scope[0])
-        feed = WatchStream(self._shared, id, self._bearer, scope, name_of(scope), cache)
-        try:
-            feed.watch(*(None if text is None else text.encode() for text in (ask.key, ask.prefix)))
-        except QuintetError:
-            self._shared.unclaim(id, scope[0])
-            raise
-        self._shared.add(feed)
-        self._subscribed(self._replies.reserve(), ask.request_id, feed, None)
-        feed.start()
-
     def _auth_again(self, _ask: codec.Auth, _now: int) -> None:
         raise errors.AlreadyKnown("a stream is authenticated once")
-
-
-class _Late:
-    """The answer to a change of a cache, which comes when it is durable. Without a request_id it keeps its place."""
-
-    __slots__ = ("_request_id", "_session", "_sink", "_slot", "message")
-
-    def __init__(self, session: FelixSession, request_id: Id) -> None:
-        self.message: Any = None
-        self._session = session
-        self._sink = session._sink
-        self._request_id = request_id
-        self._slot = session._replies.reserve() if request_id is None else None
-        session._late += self._slot is None
-
-    def done(self, error: Exception | None) -> None:
-        """Called by the cache, never within the call that made the change."""
-        self._sink.completed(self._settled, None, error)
-
-    def _settled(self, _result: object, error: Exception | None) -> None:
-        if error is None:
-            self._say(codec.encode(self.message))
-        else:
-            self._say(errors.encoded(error, self._session._dialect, self._request_id))
-
-    def refused(self, key: str, error: QuintetError) -> None:
-        session = self._session
-        if isinstance(error, VersionConflict):
-            conflict = codec.CacheConflict(
-                request_id=self._request_id, key=key, version=error.version, value=error.value
-            )
-            self._say(session._weighed(codec.encode(conflict), self._request_id))
-            return
-        self._say(errors.encoded(error, session._dialect, self._request_id))
-        session._leave_if_barred(error)
-
-    def _say(self, data: bytes) -> None:
-        session = self._session
-        if self._slot is not None:
-            session._replies.fill(self._slot, data)
-        else:
-            session._late -= 1
-            session._replies.push(data)
 
 
 _HANDLERS: Final[dict[type, Any]] = {
@@ -689,11 +577,3 @@ _HANDLERS: Final[dict[type, Any]] = {
     codec.CacheGetMany: FelixSession._cache_get_many,
     codec.CacheWatch: FelixSession._cache_watch,
 }
-
-
-def _expires(ttl_ms: int | None, now: int) -> int:
-    if ttl_ms is None:
-        return 0
-    if ttl_ms < 0:
-        raise BadRequest("ttl_ms: 0 or more")
-    return expires_at(now, ttl_ms)
