@@ -12,7 +12,7 @@ Every offset below `position` is in exactly one of these, and moves only along t
                                dead ----dead letter durable--> settled
 
 A record that is given back with a delay stays in flight, with nobody, until that is over. How long the acknowledgement of
-a pushed record may take, and from when on that counts, is the business of its consumer (reach.py).
+a pushed record may take, and from when on that counts, is the business of its consumer (consumer.py).
 
 Settled offsets are not remembered: what is pending is. So `state()` is small and a restart redelivers just what was not
 acknowledged.
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from quintet import kernel
-from quintet.delivery.reach import Flight, Reach
+from quintet.delivery.consumer import Consumer, Flight
 from quintet.delivery.sink import Sink
 from quintet.delivery.trail import Trail
 from quintet.log.base import Partition
@@ -126,9 +126,11 @@ class Lane:
             self.position = self._behind(batch, first - alive)
         return None
 
-    def sent(self, run: Run, qos: int, sink: Sink, deadline: int, reach: Reach | None = None, now: int = 0) -> int:
+    def sent(
+        self, run: Run, qos: int, sink: Sink, deadline: int, consumer: Consumer | None = None, now: int = 0
+    ) -> int:
         """The run was handed to a peer. QoS 1: it is in flight until `deadline`, or longer if the consumer has not reached
-        it by then (`reach`; `now` is when it was sent). Returns the attempt number."""
+        it by then (`consumer`; `now` is when it was sent). Returns the attempt number."""
         batch, first, last = run
         offsets = self._offsets(batch, first, last)
         start = offsets[0]
@@ -140,9 +142,9 @@ class Lane:
         else:
             end = self.position = self._behind(batch, last)
         if qos:
-            flight = Flight(attempt, offsets, sink, reach)
-            if reach is not None:
-                reach.handed(flight, now, deadline - now)
+            flight = Flight(attempt, offsets, sink, consumer)
+            if consumer is not None:
+                consumer.handed(flight, now, deadline - now)
             self.inflight.update(dict.fromkeys(offsets, flight))
             self._time(flight, deadline)
         trail = self.trail
@@ -180,7 +182,7 @@ class Lane:
     def working(self, offset: int, now: int) -> bool:
         """The consumer works on it: its clock starts again. False if nobody has it."""
         flight = self.inflight.get(offset)
-        if flight is None or flight.reach is None:
+        if flight is None or flight.consumer is None:
             return False
         self._working[offset] = now
         return True
@@ -242,15 +244,15 @@ class Lane:
         for offset in flight.offsets:
             if self.inflight.get(offset) is not flight:
                 continue
-            if flight.reach is not None:
-                since = flight.reach.since(flight, offset, due is None)
+            if flight.consumer is not None:
+                since = flight.consumer.since(flight, offset, due is None)
                 if since is None:  # it waits, and so does what is behind it: at the earliest it is reached now
                     return min(now + flight.wait_us, due or now + flight.wait_us)
                 end = max(since, self._working.get(offset, 0)) + flight.wait_us
                 if end > now:
                     due = end if due is None else min(due, end)
                     continue
-                flight.reach.timed_out(now)
+                flight.consumer.timed_out(now)
             self._land(offset)
             target[offset] = flight.attempt
         return due

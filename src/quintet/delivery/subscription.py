@@ -9,8 +9,8 @@ business (broker/subscriptions.py, broker/events.py); this file only says when t
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from quintet.delivery.consumer import Consumer
 from quintet.delivery.lane import Lane, Run
-from quintet.delivery.reach import Reach
 from quintet.delivery.sink import Sink
 from quintet.delivery.trail import Trail, Trails
 
@@ -33,7 +33,7 @@ class Subscription:
 
     __slots__ = (
         "_changed", "_now", "_parked", "_policy", "_pumping", "_trails", "_turn", "delivered", "dirty", "door", "id", "lanes",
-        "last_used", "name", "owner", "qos", "reach", "sink", "topic_name",
+        "last_used", "name", "owner", "qos", "consumer", "sink", "topic_name",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +62,7 @@ class Subscription:
         self._trails = trails
         self.served_by(who or owner)
         self.sink: Sink | None = None
-        self.reach = Reach(policy.push_timeout_us)  # of its consumer, who may have others: then they share one
+        self.consumer = Consumer(policy.push_timeout_us)  # of its consumer, who may have others: then they share one
         self.dirty = False
         self.delivered = 0
         self.last_used = now()
@@ -92,8 +92,8 @@ class Subscription:
 
     def grant(self, credit: int) -> None:
         """The consumer holds at most so many at a time; 0: as many as configured."""
-        self.reach.credit = credit
-        self.reach.feed()
+        self.consumer.credit = credit
+        self.consumer.feed()
         self.pump()
 
     def attach(self, sink: Sink) -> None:
@@ -148,10 +148,10 @@ class Subscription:
                 sink.park(self._unpark)
                 return False
             limit = self._credit(lane)
-            if self.qos and self.reach.room < limit:
-                limit = self.reach.room
+            if self.qos and self.consumer.room < limit:
+                limit = self.consumer.room
                 if limit <= 0:
-                    self.reach.starve(self.pump)
+                    self.consumer.starve(self.pump)
             if limit <= 0:
                 return True
             now = self._now()
@@ -178,7 +178,7 @@ class Subscription:
         batch, first, last = run
         qos = self.effective_qos(run)
         deadline = now + _backoff(timeout_us, lane.attempt_of(run)) if qos else 0
-        lane.sent(run, qos, sink, deadline, self.reach, now)
+        lane.sent(run, qos, sink, deadline, self.consumer, now)
         self._turn += 1
         self.delivered += last - first
         self._touch()
@@ -224,8 +224,8 @@ class Subscription:
         lane = self.lanes[partition]
         last = first + min(count, MESSAGES_PER_RUN_MAX)
         flight = lane.inflight.get(last - 1)
-        number = -1 if flight is None or flight.reach is not self.reach else flight.number_of(last - 1)
-        self.reach.acknowledged(number, self._now())
+        number = -1 if flight is None or flight.consumer is not self.consumer else flight.number_of(last - 1)
+        self.consumer.acknowledged(number, self._now())
         unknown = [offset for offset in range(first, last) if not lane.ack(offset)]
         if lane.trail is not None:
             for missing in (*unknown, last):
@@ -257,13 +257,13 @@ class Subscription:
             wait = _backoff(policy.poll_backoff_us, attempt) if delay_us is None else delay_us
             if not lane.nack(offset, now + wait, policy.attempts_max):
                 unknown.append(offset)
-        self.reach.acknowledged(-1, now)
+        self.consumer.acknowledged(-1, now)
         self._freed()
         return unknown
 
     def _freed(self) -> None:
         """Places in the window, and credit, may have become free."""
-        self.reach.feed()
+        self.consumer.feed()
         if self.sink is not None:
             self.pump()
 

@@ -367,7 +367,7 @@ class BlipSession:
         subscription = self._broker.subscription(self._principal, subscription_id)
         if subscription is None:
             return
-        self._attach(subscription, subscription.reach.credit if self._version == frames.OURS else 0)
+        self._attach(subscription, subscription.consumer.credit if self._version == frames.OURS else 0)
         if self._version == 1:
             self._answer_poll(subscription, ids, self._replies.reserve(), None, None)
 

@@ -87,7 +87,9 @@ RIGHTS: Final[dict[str, Right]] = {
     "binary events": "server",  # 0x0004, 0x0024
 }
 # Only where both sides said EXTENDED; to anybody else these are unknown.
-OURS: Final = frozenset({"ack", "unsubscribe", "cache_delete", "cache_incr", "cache_get_many", "cache_watch"})
+OURS: Final = frozenset(
+    {"ack", "nack", "working", "credit", "unsubscribe", "cache_delete", "cache_incr", "cache_get_many", "cache_watch"}
+)
 REQUESTS: Final = (
     frozenset({"auth", "publish", "publish_batch", "subscribe", "cache_put", "cache_get"}) | OURS
 )  # fmt: skip
@@ -127,6 +129,7 @@ BARRED_TARGETS_MAX: Final = (
     64  # topics that one stream may try to publish to without the right, where nobody waits for an answer
 )
 ZSTD_BYTES_MIN: Final = 256  # of an event frame's payload: below it, packing does not pay
+DELAY_MS_MAX: Final = 30 * 86_400_000  # of a message that is given back
 TTL_MS_MAX: Final = 1 << 53  # 285,000 years: what no number of JavaScript exceeds
 PARTITION_SHIFT: Final = 48
 OFFSET_MASK: Final = (1 << PARTITION_SHIFT) - 1

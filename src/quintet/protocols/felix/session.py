@@ -18,6 +18,7 @@ from quintet.broker.bearer import Bearer, TenantMismatch
 from quintet.broker.core import Broker
 from quintet.broker.topics import ANY, Topic
 from quintet.delivery.sink import Sink
+from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription
@@ -27,7 +28,7 @@ from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.cache_requests import CacheRequests
 from quintet.protocols.felix.codec import Id, origin_of
 from quintet.protocols.felix.frames import Dialect, FelixOptions
-from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, Reach, Subscribing
+from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, GroupStream, Reach, Subscribing
 
 FRESH: Final = "fresh"
 PUBLISHED: Final = "published"
@@ -37,6 +38,7 @@ HELD_US_MAX: Final = 1_000_000  # until one that must wait for its tenant's rate
 UNPACKED_BYTES_MAX: Final = 32 * limits.MIB  # of packed batches in one turn of the loop ...
 ACK_COST_BYTES: Final = 256  # ... of which a record that is acknowledged costs as much as so many
 JWT_DOTS: Final = 2
+Range = tuple[int, int, int]  # partition, first offset, count
 
 
 class FelixStream(Sink, Protocol):
@@ -505,7 +507,10 @@ class FelixSession(CacheRequests):
         said = codec.Subscribed(subscription_id=feed.id)
         if self._dialect.extended:
             feed.told = partial(self._sink.completed, self._tell)
-            said = codec.Subscribed(subscription_id=feed.id, request_id=request_id, offsets=feed.offsets)
+            timeout_ms = self._broker.subscriptions.push_timeout_us // 1000 if _acknowledges(feed) else None
+            said = codec.Subscribed(
+                subscription_id=feed.id, request_id=request_id, offsets=feed.offsets, ack_timeout_ms=timeout_ms
+            )
         self._replies.fill(slot, codec.encode(said))
 
     def _tell(self, data: object, _error: Exception | None) -> None:
@@ -523,15 +528,56 @@ class FelixSession(CacheRequests):
             raise UnknownSubscription(f"unknown subscription: {id}")
         return feed
 
-    def _ack(self, ask: codec.AckRanges, _now: int) -> None:
-        feed = self._own(ask.subscription_id)
+    def _ranges(self, what: str, id: int | str, asked: list[tuple[int, int]]) -> tuple[EventStream, list[Range]]:
+        """Whose, and (partition, first offset, count) of what a message says something about."""
+        feed = self._own(id)
         if not isinstance(feed, EventStream):
-            raise BadRequest("ack: changes of a cache are not acknowledged")
-        ranges = [(*codec.offset_of(offset, feed.partitions), count) for offset, count in ask.ranges]
+            raise BadRequest(f"{what}: changes of a cache are not acknowledged")
+        ranges = [(*codec.offset_of(offset, feed.partitions), count) for offset, count in asked]
         records = sum(count for *_, count in ranges)
         if any(count < 1 for *_, count in ranges) or records > frames.ACK_RECORDS_MAX:
-            raise BadRequest(f"ack: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most")
+            raise BadRequest(
+                f"{what}: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most"
+            )
         self._spend(records * ACK_COST_BYTES)
+        return feed, ranges
+
+    def _nack(self, ask: codec.NackRanges, _now: int) -> None:
+        """Given back; what it does not hold any more is passed over."""
+        feed, ranges = self._ranges("nack", ask.subscription_id, ask.ranges)
+        if ask.delay_ms is not None and not 0 <= ask.delay_ms <= frames.DELAY_MS_MAX:
+            raise BadRequest(f"delay_ms: 0 to {frames.DELAY_MS_MAX}")
+        delay_us = None if ask.delay_ms is None else ask.delay_ms * 1000
+        for partition, offset, count in ranges:
+            subscription, lane = _place(feed, partition)
+            if subscription is not None:
+                subscription.nack(lane, offset, count, delay_us)
+        self._done(ask.request_id)
+
+    def _working(self, ask: codec.WorkingRanges, _now: int) -> None:
+        feed, ranges = self._ranges("working", ask.subscription_id, ask.ranges)
+        for partition, offset, count in ranges:
+            subscription, lane = _place(feed, partition)
+            if subscription is not None:
+                subscription.working(lane, offset, count)
+        self._done(ask.request_id)
+
+    def _credit(self, ask: codec.Credit, _now: int) -> None:
+        codec.check_credit(ask.credit)
+        feed, _ = self._ranges("credit", ask.subscription_id, [])
+        if isinstance(feed, GroupStream):
+            feed.member.consumer.credit = ask.credit
+            feed.member.consumer.feed()
+        elif feed.subscription is not None:
+            feed.subscription.grant(ask.credit)
+        self._done(ask.request_id)
+
+    def _done(self, request_id: Id) -> None:
+        if request_id is not None:
+            self._replies.put(codec.encode(codec.Ok(request_id=request_id)))
+
+    def _ack(self, ask: codec.AckRanges, _now: int) -> None:
+        feed, ranges = self._ranges("ack", ask.subscription_id, ask.ranges)
         slot = None if ask.request_id is None else self._replies.reserve()
         sink, left = self._sink, len(ranges) + 1
         failed: Exception | None = None
@@ -561,6 +607,19 @@ class FelixSession(CacheRequests):
         raise errors.AlreadyKnown("a stream is authenticated once")
 
 
+def _place(feed: EventStream, partition: int) -> tuple[Subscription | None, int]:
+    """Through which subscription a partition comes, and as which of its lanes."""
+    if isinstance(feed, GroupStream):
+        return feed.member.subscription(partition), 0
+    return feed.subscription, partition
+
+
+def _acknowledges(feed: Feed) -> bool:
+    if isinstance(feed, GroupStream):
+        return True
+    return isinstance(feed, EventStream) and feed.subscription is not None and feed.subscription.qos > 0
+
+
 _HANDLERS: Final[dict[type, Any]] = {
     codec.Auth: FelixSession._auth_again,
     codec.Publish: FelixSession._publish_json,
@@ -571,6 +630,9 @@ _HANDLERS: Final[dict[type, Any]] = {
     codec.CachePutOurs: FelixSession._cache_put,
     codec.CacheGet: FelixSession._cache_get,
     codec.AckRanges: FelixSession._ack,
+    codec.NackRanges: FelixSession._nack,
+    codec.WorkingRanges: FelixSession._working,
+    codec.Credit: FelixSession._credit,
     codec.Unsubscribe: FelixSession._unsubscribe,
     codec.CacheDelete: FelixSession._cache_delete,
     codec.CacheIncr: FelixSession._cache_incr,

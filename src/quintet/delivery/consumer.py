@@ -18,16 +18,18 @@ STEPS_KEPT_MAX = 64  # before those that no record needs any more are dropped
 
 
 class Flight:
-    """Records handed to a peer together: one attempt, one deadline. Without a `reach` its deadline is all there is: it was
+    """Records handed to a peer together: one attempt, one deadline. Without a `consumer` its deadline is all there is: it was
     polled, or given back with a delay."""
 
-    __slots__ = ("attempt", "left", "number", "offsets", "reach", "sent_us", "sink", "wait_us")
+    __slots__ = ("attempt", "left", "number", "offsets", "consumer", "sent_us", "sink", "wait_us")
 
-    def __init__(self, attempt: int, offsets: Sequence[int], sink: Sink | None, reach: "Reach | None" = None) -> None:
+    def __init__(
+        self, attempt: int, offsets: Sequence[int], sink: Sink | None, consumer: "Consumer | None" = None
+    ) -> None:
         self.attempt = attempt
         self.offsets = offsets
         self.sink = sink
-        self.reach = reach
+        self.consumer = consumer
         self.left = len(offsets)  # of them, still in flight
         self.number = 0  # of the first of them, among all that the consumer was handed
         self.sent_us = 0
@@ -40,11 +42,11 @@ class Flight:
 
     def one_less(self) -> None:
         self.left -= 1
-        if self.reach is not None:
-            self.reach.held -= 1
+        if self.consumer is not None:
+            self.consumer.held -= 1
 
 
-class Reach:
+class Consumer:
     """What one consumer holds. Several subscriptions share one where they are one consumer's: its partitions of a group."""
 
     __slots__ = ("_flights", "_last_us", "_next", "_passed", "_passed_us", "_starving", "_step_us", "credit", "held")

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from quintet.delivery.consumer import STEPS_KEPT_MAX, STEPS_PER_TIMEOUT, Consumer
 from quintet.delivery.lane import Lane
-from quintet.delivery.reach import STEPS_KEPT_MAX, STEPS_PER_TIMEOUT, Reach
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.model.batch import RecordBatch
 from tests.delivery.test_lane import ListPartition
@@ -15,13 +15,20 @@ TIMEOUT = 1_600
 JOB = 1_500  # what a consumer takes for one record: less than the time-out, more than half of it
 
 
+class Watched(ListPartition):
+    """A partition that nothing is appended to while it is watched."""
+
+    def watch(self, call: object) -> None: ...
+
+    def unwatch(self, call: object) -> None: ...
+
+
 class Worker:
     """A consumer that works on one record after the other, in the order they come, and takes its time for each."""
 
     def __init__(self, **policy: int) -> None:
         self.now = 0
-        self.partition = ListPartition()
-        self.partition.watch = self.partition.unwatch = lambda call: None  # type: ignore[method-assign]
+        self.partition = Watched()
         self.lane = Lane(self.partition, 0)  # type: ignore[arg-type]
         rules = Policy(push_timeout_us=TIMEOUT, attempts_max=3, poll_backoff_us=100, **policy)
         clock = lambda: self.now  # noqa: E731
@@ -67,7 +74,7 @@ def test_what_waits_behind_a_steady_consumer_is_sent_once(credit: int, batch: in
     assert len(worker.queue) == (credit or 60)
     worker.work(60)
     assert worker.given == dict.fromkeys(range(60), 1)
-    assert (worker.lane.dead, worker.lane.pending, worker.subscription.reach.held) == ({}, 0, 0)
+    assert (worker.lane.dead, worker.lane.pending, worker.subscription.consumer.held) == ({}, 0, 0)
 
 
 def test_what_waits_is_never_dead_however_long_one_job_takes() -> None:
@@ -179,11 +186,11 @@ def test_no_consumer_that_is_faster_than_the_time_out_gets_anything_twice(seed: 
 
 def test_consumers_that_share_their_credit_take_turns() -> None:
     workers = [Worker(), Worker()]
-    shared = Reach(TIMEOUT)
+    shared = Consumer(TIMEOUT)
     shared.credit = 1
     for worker in workers:
         worker.partition.add(3)
-        worker.subscription.reach = shared
+        worker.subscription.consumer = shared
         worker.subscription.attach(worker)  # type: ignore[arg-type]
     order = []
     for _ in range(6):
