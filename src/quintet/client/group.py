@@ -38,6 +38,10 @@ _SHIFT: Final = 48  # a tag is the partition above and the offset below this bit
 _MASK: Final = (1 << _SHIFT) - 1
 
 
+class Nacked(Exception):
+    """Stands for the cause of a dead letter whose consumer named none."""
+
+
 class Part:
     """One partition that is read here."""
 
@@ -402,6 +406,11 @@ class GroupSource(Source):
 
     async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
         """Hand them out again after a pause, or give them up."""
+        return await self._hand_out_again(rows, error, retry, dead_letter, None)
+
+    async def _hand_out_again(
+        self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None
+    ) -> str:
         most = RETRIES_DEFAULT if retry is None else retry
         again: Rows = []
         for row in rows:
@@ -412,7 +421,7 @@ class GroupSource(Source):
                 await self._give_up(row[0], error, dead_letter)
         if again:
             pause = min(RETRY_FIRST_S * 2 ** (self._attempts.get(again[0][0], 1) - 1), RETRY_MAX_S)
-            self._later(pause, again)
+            self._later(pause if delay is None else delay, again)
         fates = [f"{len(again)} delivered again"] * bool(again)
         fates += [f"{len(rows) - len(again)} given up"] * (len(again) < len(rows))
         return "will be delivered again" if len(again) == len(rows) else " and ".join(fates)
@@ -432,6 +441,13 @@ class GroupSource(Source):
         kept = [row for row in rows if row[0] >> _SHIFT in self._parts]
         if kept and self._inbox is not None:
             self._inbox.put(self._topic, kept, first=True)
+
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        """Handed out again from here, as when a `process()` block failed."""
+        await self._hand_out_again(rows, Nacked("given back by its consumer"), None, True, delay)
+
+    async def working(self, tags: Sequence[int]) -> None:
+        """A member of a group has its partitions for as long as it is there: no time runs out."""
 
     async def _give_up(self, tag: int, error: BaseException, dead_letter: bool) -> None:
         text = f"{type(error).__name__}: {error}"[:ERROR_TEXT_MAX]

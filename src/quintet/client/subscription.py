@@ -16,12 +16,13 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from quintet.client.base import deadline
-from quintet.client.errors import Closed
+from quintet.client.errors import Closed, Unsupported
 from quintet.client.message import Message, MessageBatch, Place, Row, Rows, log
 from quintet.model.errors import QuintetError
 
 PREFETCH_DEFAULT: Final = 8_192  # messages
 PREFETCH_BYTES_MAX: Final = 16 * 1024 * 1024
+DELAY_S_MAX: Final = 30 * 86_400  # of a message that is given back
 STUCK_S: Final = 30.0  # without any acknowledgement while nothing comes for the lack of them: then it is said
 
 
@@ -121,6 +122,19 @@ class Source(ABC):
     @abstractmethod
     def release(self, rows: Rows) -> None:
         """Whoever worked on them was stopped: let them come again."""
+
+    @abstractmethod
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        """They failed: let them come again after so many seconds, or as configured. Unsupported where that cannot be said."""
+
+    @abstractmethod
+    async def working(self, tags: Sequence[int]) -> None:
+        """They take longer. Does nothing where no time runs out; Unsupported where it does and that cannot be said."""
+
+    def want_more(self) -> bool:
+        """A reader waits, although all that the server sends before an acknowledgement was handed out. Whether the server
+        was asked for more."""
+        return False
 
     @abstractmethod
     def place(self, tag: int) -> Place | None: ...
@@ -356,6 +370,7 @@ class Subscription:
 
     async def _wait_stuck(self) -> None:
         """Wait for a message that comes only if somebody acknowledges one of those that were handed out."""
+        self._source.want_more()
         settled = self._settled
         with suppress(TimeoutError):
             async with asyncio.timeout(STUCK_S):
@@ -412,6 +427,22 @@ class Subscription:
 
     def release(self, rows: Rows) -> None:
         self._source.release(rows)
+
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        if delay is not None and not 0 <= delay <= DELAY_S_MAX:
+            raise ValueError(f"delay is 0 to {DELAY_S_MAX:,} seconds, not {delay!r}")
+        if not all(row[1] for row in rows):
+            raise Unsupported("a message of QoS 0 is not delivered again", hint="subscribe with qos=1")
+        if self._closed:
+            raise Closed("the subscription is closed: what was not acknowledged is delivered again")
+        self._settled += 1
+        await self._source.nack(rows, delay)
+
+    async def working(self, tags: Sequence[int]) -> None:
+        if self._closed:
+            raise Closed("the subscription is closed: what was not acknowledged is delivered again")
+        self._settled += 1
+        await self._source.working(tags)
 
     def place(self, tag: int) -> Place | None:
         return self._source.place(tag)
