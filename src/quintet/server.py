@@ -51,6 +51,7 @@ from quintet.net.certificates import development_certificate, is_authority, read
 from quintet.net.connection import Connection
 from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
+from quintet.net.output import OutputBudget
 from quintet.net.quic import QuicConnection, QuicListener, QuicOptions
 from quintet.net.quic_endpoint import endpoint_class
 from quintet.net.quic_streams import Stream
@@ -147,6 +148,7 @@ class Server:
         self.listeners: dict[str, Listener | QuicListener] = {}
         self.felix_certificate: Path | None = None  # for clients to trust, where the door made its own
         self.contexts: dict[str, ssl.SSLContext] = {}
+        self.output = OutputBudget(settings.limits.output_bytes_max)
         self.admin: AdminServer | None = None
         self.flight: Door | None = None
         self._bridge: Bridge | None = None
@@ -271,7 +273,7 @@ class Server:
     async def _open(self, name: str, door: TcpListener, make: partial[Session]) -> None:
         if door.tls_cert is not None and door.tls_key is not None:
             self.contexts[name] = server_context(door.tls_cert, door.tls_key, door.tls_client_ca)
-        listener = Listener(self._limits_of(name, door), make, _report, self.contexts.get(name))
+        listener = Listener(self._limits_of(name, door), make, _report, self.contexts.get(name), self.output)
         try:
             await listener.start()
         except OSError as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from quintet.model import limits
 from quintet.net.connection import Connection
+from quintet.net.output import OutputBudget
 from quintet.protocols.base import Session
 
 SWEEP_S = 0.25
@@ -73,8 +74,10 @@ class Listener:
         make_session: Callable[[Connection], Session],
         report: Report,
         tls: ssl.SSLContext | None = None,
+        output: OutputBudget | None = None,
     ) -> None:
         self.options = options
+        self.output = output or OutputBudget()
         self.make_session = make_session
         self.loop = asyncio.get_running_loop()
         self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))

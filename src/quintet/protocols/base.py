@@ -56,12 +56,18 @@ class Replies:
     def add(self, slot: Slot) -> None:
         self._waiting.append(slot)
 
+    def behind(self, slot: Slot) -> Slot:
+        """A second slot right behind one that is not filled: for an answer that is made in parts."""
+        rest = Slot()
+        self._waiting.insert(self._waiting.index(slot) + 1, rest)
+        return rest
+
     def fill(self, slot: Slot, data: bytes) -> None:
         assert slot.data is None, "a reply slot is filled once"
         slot.data = data
         waiting = self._waiting
         while waiting and (ready := waiting[0].data) is not None:
-            waiting.popleft()
+            waiting.popleft().data = b""  # whoever still holds the slot does not hold the bytes
             if ready:
                 self._out.append(ready)
 

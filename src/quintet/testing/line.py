@@ -137,6 +137,12 @@ class Peer:
     def park(self, call: Callable[[], None]) -> None:
         self.parked.append(call)
 
+    def claim(self, size: int, token: object) -> bool:
+        return True
+
+    def unclaim(self) -> None:
+        pass
+
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         if not self._lost:
             self.session.on_appended(token, offset, error)

@@ -21,7 +21,8 @@ from quintet.broker.access import Action, Principal
 from quintet.broker.audit import Result
 from quintet.broker.core import Broker
 from quintet.broker.topics import Topic
-from quintet.delivery.sink import Sink
+from quintet.delivery.sink import CLAIM_BYTES_MIN, ClaimingSink
+from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, TooLarge
@@ -98,7 +99,7 @@ class FlySession:
         "principal_name", "take_output",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, sink: Sink, now: int, options: FlyOptions, peer: str = "") -> None:
+    def __init__(self, broker: Broker, sink: ClaimingSink, now: int, options: FlyOptions, peer: str = "") -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self.auth_failures = 0
@@ -478,6 +479,7 @@ class FlySession:
         self._changing = code == frames.PASSWORD_CHANGE
         answered = partial(self._answered, slot, operation, call, ask, self._epoch)
         call.answer = partial(self._sink.completed, answered)
+        call.claim = self._claim
         try:
             made = HANDLERS[code](call, ask)
         except Forbidden:
@@ -486,6 +488,12 @@ class FlySession:
         if made is not None:
             answered(made, None)
         return None
+
+    def _claim(self, partition: Partition, offset: int, read: Callable[[], None]) -> None:
+        """Read from `offset` on: now, or when there is room for such an answer over all connections (ADR 16)."""
+        size = min(partition.bytes_from(offset), frames.FRAME_BYTES_MAX)
+        if size <= CLAIM_BYTES_MIN or self._sink.claim(size, lambda _result, _error: read()):
+            read()
 
     def _answered(
         self,
@@ -499,6 +507,7 @@ class FlySession:
     ) -> None:
         """The reply of a handler: fields by the table, or a whole frame that the kernel made."""
         self._acting = False
+        del call.answer, call.claim  # they lead back to the call: no work for the collector
         if isinstance(error, Forbidden):
             self._not_the_owner(operation, ask)
         if error is None and epoch != self._broker.access.epoch and operation.code in WAITING:
