@@ -42,6 +42,7 @@ from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
 from quintet.model import limits
+from quintet.model.clocks import WallClock
 from quintet.model.errors import AuthError, Forbidden, QuintetError, ShuttingDown
 from quintet.model.scheduler import Scheduler
 
@@ -87,6 +88,8 @@ class Broker:
     def __init__(self, log: Log, scheduler: Scheduler, options: BrokerOptions, report: Report) -> None:
         self.log = log
         self.scheduler = scheduler
+        self.clock = WallClock(scheduler.now(), scheduler.monotonic())
+        self._report = report
         self.access = Access(dead_letter_suffix=options.dead_letter_suffix)
         self.access.on_refused = self._refused
         self.tokens = Tokens()  # refuses every token until set_tokens
@@ -296,22 +299,33 @@ class Broker:
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    def tick(self, now: int) -> None:
-        """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep."""
-        self.queues.tick(now)
-        self.peers.tick(now)
-        self.subscriptions.tick(now)
-        self.keys.tick(now)
-        self.groups.tick(now)
+    def tick(self) -> None:
+        """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep. Durations end by the
+        monotonic clock, dates come by wall time, and what deletes by a date does so by the settled one."""
+        now, monotonic = self.scheduler.now(), self.scheduler.monotonic()
+        jumped = self.clock.look(now, monotonic)
+        if jumped:
+            self._jumped(now, jumped)
+        settled = self.clock.settled(now)
+        self.queues.tick(now, monotonic)
+        self.peers.tick(settled, monotonic)
+        self.subscriptions.tick(monotonic)
+        self.keys.tick(now, settled)
+        self.groups.tick(monotonic)
         self.delays.tick(now)
-        self.transactions.tick(now)
-        self.intents.tick(now)
-        self.stages.tick(now)
-        self.caches.tick(now)
-        self.producers.tick(now)
-        self.audit.tick(now)
-        self.events.tick(now)
-        self.log.maintain(now)
+        self.transactions.tick(monotonic)
+        self.intents.tick(monotonic)
+        self.stages.tick(monotonic)
+        self.caches.tick(settled)
+        self.producers.tick(monotonic)
+        self.audit.tick(monotonic)
+        self.events.tick(monotonic)
+        self.log.maintain(settled)
+
+    def _jumped(self, now: int, jumped: int) -> None:
+        self.peers.clock_jumped(jumped)
+        self._report("clock_jumped", {"seconds": round(jumped / 1e6, 3), "now_us": now,
+                                      "hint": "time-outs go on as before; delays, expiry and tokens follow the new time"})  # fmt: skip
 
     def save(self, done: Callable[[], None] | None = None) -> None:
         """Append the state that is saved from time to time only; done when all of it was appended."""

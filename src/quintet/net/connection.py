@@ -160,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
     def _watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
         assert self._transport is not None
-        self._stalled_since = self._listener.now()
+        self._stalled_since = self._listener.monotonic()
         self._stalled_bytes = self._transport.get_write_buffer_size()
         self._listener.watch_stall(self)
 
@@ -257,19 +257,19 @@ class Connection(asyncio.BufferedProtocol):
             if transport.get_write_buffer_size():
                 self._watch_unsent()  # a peer that reads nothing must not keep a closing connection for ever
 
-    def check(self, now: int) -> None:
+    def check(self, monotonic: int) -> None:
         """Called by the listener's sweep while there is a deadline or a stalled write."""
         deadline = self._session.deadline()
-        if deadline is not None and now >= deadline:
-            self._session.tick(now)
+        if deadline is not None and monotonic >= deadline:
+            self._session.tick(monotonic)
             self._drain()
         stalled = self._stalled_since
         if stalled is None or self._transport is None:
             return
         unsent = self._transport.get_write_buffer_size()
         if unsent < self._stalled_bytes:
-            self._stalled_since, self._stalled_bytes = now, unsent
-        elif now - stalled >= limits.WRITE_STALL_US:
+            self._stalled_since, self._stalled_bytes = monotonic, unsent
+        elif monotonic - stalled >= limits.WRITE_STALL_US:
             self._listener.closing(self, "the peer has read nothing for 10 seconds")
             self._transport.abort()
 

@@ -58,7 +58,7 @@ class BlipSession:
     )  # fmt: skip
 
     def __init__(
-        self, broker: Broker, sink: Sink, now: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX, peer: str = ""
+        self, broker: Broker, sink: Sink, monotonic: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX, peer: str = ""
     ) -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
@@ -68,7 +68,7 @@ class BlipSession:
         self._version = 1
         self._frame_bytes_max = frame_bytes_max
         self._peer = peer
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self.auth_failures = 0
         self._made = 0
         self._identity = ""
@@ -145,8 +145,8 @@ class BlipSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.closing = "no authentication within 5 seconds"
 
