@@ -44,7 +44,7 @@ from quintet.log.base import Log, Partition
 from quintet.model import limits
 from quintet.model.clocks import WallClock
 from quintet.model.errors import AuthError, Forbidden, QuintetError, ShuttingDown
-from quintet.model.scheduler import Scheduler
+from quintet.model.scheduler import Scheduler, call_each
 
 TOPICS_TABLE = (1, "__topics")
 SUBSCRIPTIONS_TABLE = (3, "__subscriptions")
@@ -307,25 +307,30 @@ class Broker:
         if jumped:
             self._jumped(now, jumped)
         settled = self.clock.settled(now)
-        self.queues.tick(now, monotonic)
-        self.peers.tick(settled, monotonic)
-        self.subscriptions.tick(monotonic)
-        self.keys.tick(now, settled)
-        self.groups.tick(monotonic)
-        self.delays.tick(now)
-        self.transactions.tick(monotonic)
-        self.intents.tick(monotonic)
-        self.stages.tick(monotonic)
-        self.caches.tick(settled)
-        self.producers.tick(monotonic)
-        self.audit.tick(monotonic)
-        self.events.tick(monotonic)
+        lasting = (
+            self.subscriptions,
+            self.groups,
+            self.transactions,
+            self.intents,
+            self.stages,
+            self.producers,
+            self.audit,
+            self.events,
+        )
+        dated = [
+            partial(self.queues.tick, now, monotonic),
+            partial(self.peers.tick, settled, monotonic),
+            partial(self.keys.tick, now, settled),
+            partial(self.delays.tick, now),
+            partial(self.caches.tick, settled),
+        ]
+        call_each(self.scheduler, [*dated, *(partial(part.tick, monotonic) for part in lasting)])
         self.log.maintain(settled)
 
     def _jumped(self, now: int, jumped: int) -> None:
         self.peers.clock_jumped(jumped)
-        self._report("clock_jumped", {"seconds": round(jumped / 1e6, 3), "now_us": now,
-                                      "hint": "time-outs go on as before; delays, expiry and tokens follow the new time"})  # fmt: skip
+        hint = "time-outs go on as before; delays, expiry and tokens follow the new time"
+        self._report("clock_jumped", {"seconds": round(jumped / 1e6, 3), "now_us": now, "hint": hint})
 
     def save(self, done: Callable[[], None] | None = None) -> None:
         """Append the state that is saved from time to time only; done when all of it was appended."""

@@ -97,12 +97,15 @@ class Connection(asyncio.BufferedProtocol):
     def _offer(self, available: memoryview) -> None:
         """Give the session what it has not consumed, keep what it leaves, send what it made."""
         self._receiving = True
-        consumed = self._session.receive(available, time_ns() // 1000)
-        self._receiving = False
-        if consumed != len(available) or self._rest or self._large is not None:
-            self._keep(available[consumed:])
-        self._drain()
-        self._count_failures()
+        try:
+            consumed = self._session.receive(available, time_ns() // 1000)
+            self._receiving = False
+            if consumed != len(available) or self._rest or self._large is not None:
+                self._keep(available[consumed:])
+            self._drain()
+            self._count_failures()
+        except Exception as fault:
+            self.fault("receive", fault)
 
     def _count_failures(self) -> None:
         failed = self._session.auth_failures - self._failures
@@ -174,7 +177,10 @@ class Connection(asyncio.BufferedProtocol):
             self._let_go()
         parked, self._parked = self._parked, None
         for call in parked or ():
-            call()
+            try:
+                call()
+            except Exception as fault:
+                self.fault("room", fault)
 
     def eof_received(self) -> bool:
         return False
@@ -182,7 +188,10 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self._parked = None
-        self._session.closed()
+        try:
+            self._session.closed()
+        except Exception as fault:
+            self.fault("closed", fault)
         self._listener.closed(self)
         self._transport = None
 
@@ -201,13 +210,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         if not self._lost:
-            self._session.on_appended(token, offset, error)
-            self._answered()
+            try:
+                self._session.on_appended(token, offset, error)
+                self._answered()
+            except Exception as fault:
+                self.fault("appended", fault)
 
     def completed(self, token: object, result: object, error: Exception | None) -> None:
         if not self._lost:
-            self._session.on_completed(token, result, error)
-            self._answered()
+            try:
+                self._session.on_completed(token, result, error)
+                self._answered()
+            except Exception as fault:
+                self.fault("completed", fault)
 
     def _answered(self) -> None:
         if not self._receiving:  # else the read under way sends it, together with what else it makes
@@ -217,18 +232,37 @@ class Connection(asyncio.BufferedProtocol):
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         if not self._lost:
-            self._session.on_records(subscription, partition, batch, first, last)
-            self._drain()
+            try:
+                self._session.on_records(subscription, partition, batch, first, last)
+                self._drain()
+            except Exception as fault:
+                self.fault("records", fault)
+
+    def fault(self, where: str, error: Exception) -> None:
+        """An exception of ours in its session ends this connection and no other: whoever called goes on with the next."""
+        self._lost = True  # nothing more enters the session but `closed`
+        self._parked = None
+        self._listener.fault(self, where, error)
+        if self._transport is not None:
+            self._transport.abort()
 
     def evict(self, reason: str) -> None:
-        self._session.closing = self._session.closing or reason
-        self._drain()
+        if self._lost:
+            return
+        try:
+            self._session.closing = self._session.closing or reason
+            self._drain()
+        except Exception as fault:
+            self.fault("evict", fault)
 
     def recheck(self) -> None:
         """Credentials changed: let the session look at its own now, not only when the peer speaks next."""
         if not self._lost:
-            self._session.receive(memoryview(b""), self._listener.now())
-            self._drain()
+            try:
+                self._session.receive(memoryview(b""), self._listener.now())
+                self._drain()
+            except Exception as fault:
+                self.fault("recheck", fault)
 
     def watch(self) -> None:
         """The session has a deadline again: the listener's sweep looks at it."""
@@ -259,10 +293,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def check(self, monotonic: int) -> None:
         """Called by the listener's sweep while there is a deadline or a stalled write."""
-        deadline = self._session.deadline()
-        if deadline is not None and monotonic >= deadline:
-            self._session.tick(monotonic)
-            self._drain()
+        if self._lost:
+            return
+        try:
+            deadline = self._session.deadline()
+            if deadline is not None and monotonic >= deadline:
+                self._session.tick(monotonic)
+                self._drain()
+        except Exception as fault:
+            self.fault("tick", fault)
         stalled = self._stalled_since
         if stalled is None or self._transport is None:
             return

@@ -79,7 +79,7 @@ class Listener:
         self.loop = asyncio.get_running_loop()
         self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))
         self.connections: set[Connection] = set()
-        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = 0
+        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
         self._tls = tls
         self._report = report
         self._server: asyncio.Server | None = None
@@ -151,6 +151,12 @@ class Listener:
         self.cut += 1
         self._report("connection_closed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
                                            "reason": reason})  # fmt: skip
+
+    def fault(self, connection: Connection, where: str, error: Exception) -> None:
+        """A session raised: say on which connection, once for each."""
+        self.faults += 1
+        self._report("session_failed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
+                                        "where": where, "error": repr(error), "exc_info": error})  # fmt: skip
 
     def watch_stall(self, connection: Connection) -> None:
         self._watched.add(connection)

@@ -101,6 +101,10 @@ class QuicConnection:
                 self.listener.closing(self, reason)
             self.listener.shut_later(self)
 
+    def fault(self, where: str, error: Exception) -> None:
+        """A session, or a feed of this connection, raised: see QuicListener.fault."""
+        self.listener.fault(self, where, error)
+
     # -- for the server --------------------------------------------------------------------------------------------
 
     @property
@@ -144,7 +148,10 @@ class QuicConnection:
             stream.recheck()
         recheck = getattr(self.shared, "recheck", None)  # subscriptions whose stream is long closed
         if recheck is not None:
-            recheck(self.listener.now())
+            try:
+                recheck(self.listener.now())
+            except Exception as error:
+                self.fault("recheck", error)
 
     def evict(self, reason: str) -> None:
         self.shut(CODE_SHUTTING_DOWN if reason == SHUTTING_DOWN else CODE_REVOKED, reason)
@@ -246,7 +253,7 @@ class QuicConnection:
                 if let_go is not None:
                     let_go()
             except Exception as error:  # the others are let go of all the same
-                self.listener.loop.call_exception_handler({"message": f"at the end of {self.peer}", "exception": error})
+                self.fault("closed", error)
         self.shared = None
 
 
@@ -265,7 +272,7 @@ class QuicListener:
         self.make_session = make_session
         self.loop = asyncio.get_running_loop()
         self.connections: set[QuicConnection] = set()
-        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = 0
+        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
         self.endpoint: Endpoint
         self.quic = quic
         self._report = report
@@ -356,11 +363,13 @@ class QuicListener:
                     self.bytes_in += len(event[3])
                 connection.event(kind, event[2], event)
         except Exception as error:
-            self._failed(connection, error)
+            self.fault(connection, "receive", error)
 
-    def _failed(self, connection: QuicConnection, error: Exception) -> None:
-        """A mistake of ours ends the connection it happened on; what others were sent in the same turn is not lost."""
-        self.loop.call_exception_handler({"message": f"on the connection of {connection.peer}", "exception": error})
+    def fault(self, connection: QuicConnection, where: str, error: Exception) -> None:
+        """A session raised: its connection ends, and no other; what others were sent in the same turn is not lost."""
+        self.faults += 1
+        self._report("session_failed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
+                                        "where": where, "error": repr(error), "exc_info": error})  # fmt: skip
         connection.shut(CODE_INTERNAL, "internal error")
 
     def touch(self, writer: Writer) -> None:
@@ -390,7 +399,7 @@ class QuicListener:
                     try:
                         writer.flush()
                     except Exception as error:
-                        self._failed(writer.connection, error)
+                        self.fault(writer.connection, "flush", error)
                 ending, self._to_shut = self._to_shut, []
                 for connection in ending:
                     if connection in self.connections:
@@ -466,7 +475,7 @@ class QuicListener:
             try:
                 connection.check(monotonic)
             except Exception as error:
-                self._failed(connection, error)
+                self.fault(connection, "tick", error)
             if not connection.watched:
                 self._watched.discard(connection)
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
