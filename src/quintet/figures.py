@@ -214,7 +214,7 @@ class View:
                 Family(name, kind, text, [({"tenant": each}, figure(server.broker, each)) for each in tenants])
             )
         if server.flight is not None:
-            found += _flight_families(server.flight, server.broker.scheduler.now())
+            found += _flight_families(server.flight, server.broker.scheduler.monotonic())
         if server.log.anchor_head:
             number = int(server.log.anchor_head.partition(":")[0])
             found.append(
@@ -237,11 +237,11 @@ def _quic_families(doors: Sequence[tuple[str, Listener | QuicListener]]) -> list
     ]
 
 
-def _flight_families(door: "Door", now: int) -> list[Family]:
+def _flight_families(door: "Door", monotonic: int) -> list[Family]:
     found = [Family("quintet_flight_streams", "gauge", "Flight streams under way.", [({}, door.streams)])]
     for attribute, name, text in _FLIGHT_COUNTERS:
         found.append(Family(name, "counter", text, [({}, getattr(door.figures, attribute))]))
-    pipelines = door.pipelines.seen("", True, now)
+    pipelines = door.pipelines.seen("", True, monotonic)
     found.append(Family("quintet_pipelines", "gauge", "Pipelines that reported within a day.", [({}, len(pipelines))]))
     for name, kind, text, value in _PIPELINE_FIGURES:
         samples = [

@@ -127,7 +127,7 @@ class EchoSession:
     def deadline(self) -> int | None:
         return self.due
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         self.due = None
         self._out.append(b"tick\n")
 
@@ -144,8 +144,8 @@ class ClockedListener(QuicListener):
 
     ahead = 0
 
-    def now(self) -> int:
-        return super().now() + self.ahead
+    def monotonic(self) -> int:
+        return super().monotonic() + self.ahead
 
 
 @asynccontextmanager

@@ -171,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
     def _watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
         assert self._transport is not None
-        self._stalled_since = self._listener.now()
+        self._stalled_since = self._listener.monotonic()
         self._stalled_bytes = self._transport.get_write_buffer_size()
         self._listener.watch_stall(self)
 
@@ -325,14 +325,14 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         return self._transport.get_write_buffer_size() if self._stalled_since is not None else 0
 
-    def check(self, now: int) -> None:
+    def check(self, monotonic: int) -> None:
         """Called by the listener's sweep while there is a deadline or a stalled write."""
         if self._lost:
             return
         try:
             deadline = self._session.deadline()
-            if deadline is not None and now >= deadline:
-                self._session.tick(now)
+            if deadline is not None and monotonic >= deadline:
+                self._session.tick(monotonic)
                 self._drain()
         except Exception as fault:
             self.fault("tick", fault)
@@ -342,10 +342,10 @@ class Connection(asyncio.BufferedProtocol):
         unsent = self._transport.get_write_buffer_size()
         pressed = self._listener.output.pressed and unsent > limits.WRITE_HIGH_BYTES
         if self._stalled_bytes - unsent >= (PRESSED_BYTES_MIN if pressed else 1):
-            self._stalled_since, self._stalled_bytes = now, unsent
+            self._stalled_since, self._stalled_bytes = monotonic, unsent
             if not self._claimed:
                 self._listener.output.hold(self, unsent)
-        elif now - stalled >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):
+        elif monotonic - stalled >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):
             self._listener.closing(self, READS_TOO_SLOWLY if pressed else "the peer has read nothing for 10 seconds")
             self._transport.abort()
 

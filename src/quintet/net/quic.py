@@ -71,7 +71,7 @@ class QuicConnection:
         self.kept = 0  # bytes of unfinished frames over all its streams
         self._code = 0
         self._reason = ""
-        self._opened_at = listener.now()
+        self._opened_at = listener.monotonic()
         self._empty_since: int | None = self._opened_at
         self._streams: dict[int, Stream] = {}
         self._outlets: dict[int, OutletStream] = {}
@@ -195,7 +195,7 @@ class QuicConnection:
         if self._watched is not None:
             self._watched.discard(writer)
         if not self._streams and not self._outlets and not self.closing:
-            self._empty_since = self.listener.now()
+            self._empty_since = self.listener.monotonic()
             self.listener.watch(self)
 
     def crowd(self) -> None:
@@ -217,18 +217,18 @@ class QuicConnection:
         """Whether the endpoint still has to give something of it to QUIC."""
         return any(self.listener.endpoint.queued(self.number, writer.number) > 0 for writer in self._writers())
 
-    def check(self, now: int) -> None:
+    def check(self, monotonic: int) -> None:
         """Called by the sweep while something has a deadline."""
-        if self.who is None and now - self._opened_at >= limits.HANDSHAKE_US and not self.in_reserve:
+        if self.who is None and monotonic - self._opened_at >= limits.HANDSHAKE_US and not self.in_reserve:
             self.shut(CODE_UNAUTHENTICATED, "not authenticated within 5 seconds")
-        elif self._empty_since is not None and now - self._empty_since >= EMPTY_US and not self.in_reserve:
+        elif self._empty_since is not None and monotonic - self._empty_since >= EMPTY_US and not self.in_reserve:
             self.shut(CODE_LIMIT, "no stream was open for 60 seconds")
         if self._crowded:
             for writer in self._writers():
                 writer.watch_unsent()
             self._uncrowd()
         for writer in list(self._watched or ()):
-            writer.check(now)
+            writer.check(monotonic)
             if not writer.watched and self._watched is not None:
                 self._watched.discard(writer)
         if not self._watched:
@@ -322,6 +322,9 @@ class QuicListener:
     def now(self) -> int:
         return time.time_ns() // 1000
 
+    def monotonic(self) -> int:
+        return time.monotonic_ns() // 1000
+
     def set_certificate(self, certificate: bytes, key: bytes, client_ca: bytes) -> None:
         """For connections from now on. ValueError: what is wrong with it, and the old one stays."""
         self.endpoint.set_certificate(certificate, key, client_ca)
@@ -414,7 +417,7 @@ class QuicListener:
         self._by_number[connection.number] = connection
         self._addresses[address] += 1
         self._watched.add(connection)
-        blocked = self._failures.blocked(address, self.now())
+        blocked = self._failures.blocked(address, self.monotonic())
         waiting = self._waiting() if len(self._watched) > self.options.unauthenticated_max else 0
         reason = self.options.refusal(address, len(self.connections), self._addresses[address], blocked, waiting)
         if reason:
@@ -433,9 +436,9 @@ class QuicListener:
     def auth_failed(self, connection: QuicConnection, count: int) -> None:
         """Count them against the address; past the limit, its connections end and new ones are refused for the minute."""
         address = connection.host
-        self._failures.add(address, self.now(), count)
+        self._failures.add(address, self.monotonic(), count)
         self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
-        if self._failures.blocked(address, self.now()):
+        if self._failures.blocked(address, self.monotonic()):
             connection.shut(CODE_LIMIT, "too many failed authentications")
 
     def closed(self, connection: QuicConnection) -> None:
@@ -466,11 +469,11 @@ class QuicListener:
     # -- time and end ----------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        now = self.now()
+        monotonic = self.monotonic()
         self._at_work = None
         for connection in list(self._watched):
             try:
-                connection.check(now)
+                connection.check(monotonic)
             except Exception as error:
                 self.fault(connection, "tick", error)
             if not connection.watched:

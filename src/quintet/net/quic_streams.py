@@ -128,19 +128,19 @@ class Writer:
     def watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
         if self._stalled_since is None and self._measure():
-            self._stalled_since = self.connection.listener.now()
+            self._stalled_since = self.connection.listener.monotonic()
             self._stalled_bytes = self._queued
             self.connection.watch(self)
 
-    def check(self, now: int) -> None:
+    def check(self, monotonic: int) -> None:
         if self._stalled_since is None or self.dead:
             return
         unsent = self._measure()
         if not unsent:
             self._stalled_since = None
         elif unsent < self._stalled_bytes:
-            self._stalled_since, self._stalled_bytes = now, unsent
-        elif now - self._stalled_since >= limits.WRITE_STALL_US:
+            self._stalled_since, self._stalled_bytes = monotonic, unsent
+        elif monotonic - self._stalled_since >= limits.WRITE_STALL_US:
             self.connection.listener.stream_reset(self.connection, READS_NOTHING)
             self.connection.listener.endpoint.reset(self.connection.number, self.number, TOO_SLOW)
             self.gone(TOO_SLOW)
@@ -489,14 +489,14 @@ class Stream(Writer):
         elif (self._held or self._choked) and self._queued <= limits.WRITE_HIGH_BYTES and self.room() > 0:
             self._ease()  # all of it was taken at once: the endpoint owes no WRITABLE
 
-    def check(self, now: int) -> None:
+    def check(self, monotonic: int) -> None:
         """Called by the sweep while there is a deadline or a stalled write."""
         if self._open and not self.ending:
             deadline = self._session.deadline()
-            if deadline is not None and now >= deadline:
-                self._session.tick(now)
+            if deadline is not None and monotonic >= deadline:
+                self._session.tick(monotonic)
                 self._drain()
-        super().check(now)
+        super().check(monotonic)
 
     @property
     def watched(self) -> bool:

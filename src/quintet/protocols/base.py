@@ -112,7 +112,8 @@ class Session(Protocol):
         offers the rest again as soon as the peer has room."""
 
     def receive(self, view: memoryview, now: int) -> int:
-        """All bytes not yet consumed; returns how many are consumed now."""
+        """All bytes not yet consumed; returns how many are consumed now. `now` is a date: it judges tokens, delays and
+        expiry. What lasts (rates, windows, time-outs) is measured by the scheduler's monotonic clock."""
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         """A publish became durable at the level its topic promises, or failed."""
@@ -128,9 +129,9 @@ class Session(Protocol):
         behind) or until it is over (WAIT: the disk is behind, or too many of its requests wait for their answer)."""
 
     def deadline(self) -> int | None:
-        """When `tick` must be called next, or None."""
+        """When `tick` must be called next, by the monotonic clock, or None."""
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """The deadline has passed."""
 
     def take_output(self) -> list[bytes]:

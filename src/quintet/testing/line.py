@@ -56,7 +56,7 @@ class SimBroker:
         """Let time pass, with the broker's tick every step."""
         for _ in range(max(1, delta_us // step_us)):
             self.scheduler.advance(step_us)
-            self.broker.tick(self.scheduler.now())
+            self.broker.tick()
             self.scheduler.settle()
 
 
@@ -72,7 +72,7 @@ class Peer:
         self._rest = b""
         self._receiving = False
         self._lost = False  # closed: like a connection, it hands nothing on any more
-        self.session = make(sim.broker, self, sim.scheduler.now())
+        self.session = make(sim.broker, self, sim.scheduler.monotonic())
 
     def feed(self, data: bytes, chunks: Iterable[int] | None = None) -> None:
         """Bytes arrive, cut at these sizes (then whole); the turn does not end in between."""

@@ -14,6 +14,7 @@ from quintet.log.embedded.merging import Pending, answer_waiters, merge_groups, 
 from quintet.log.embedded.partition import FilePartition
 from quintet.log.embedded.shared import OBJECT_BYTES, Shared
 from quintet.model.batch import RecordBatch
+from quintet.model.clocks import following
 from quintet.model.errors import ShuttingDown
 from quintet.model.scheduler import call_each
 
@@ -79,7 +80,7 @@ class MemoryPartition:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        self._last_time = now = max(self._shared.scheduler.now(), self._last_time)
+        self._last_time = now = following(self._shared.scheduler.now(), self._last_time)
         if len(pending) == 1:
             self._keep(pending[0][0], pending[0][2], now)
         else:

@@ -62,7 +62,7 @@ class BlipSession:
         self,
         broker: Broker,
         sink: ClaimingSink,
-        now: int,
+        monotonic: int,
         frame_bytes_max: int = frames.FRAME_BYTES_MAX,
         peer: str = "",
     ) -> None:
@@ -74,7 +74,7 @@ class BlipSession:
         self._version = 1
         self._frame_bytes_max = frame_bytes_max
         self._peer = peer
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self.auth_failures = 0
         self._made = 0
         self._identity = ""
@@ -151,8 +151,8 @@ class BlipSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.closing = "no authentication within 5 seconds"
 

@@ -447,7 +447,7 @@ def _subscribe(call: Call, ask: Values) -> None:
 
     call.broker.groups.subscribe(
         *call.group_rights(ask["group"]), call.topic(ask), ask["group"], ask["partition"], ask["mode"], call.member,
-        ask.get("member", ""), call.now, call.then(made),
+        ask.get("member", ""), call.then(made),
     )  # fmt: skip
 
 

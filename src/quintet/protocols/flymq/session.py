@@ -99,7 +99,7 @@ class FlySession:
         "principal_name", "take_output",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, sink: ClaimingSink, now: int, options: FlyOptions, peer: str = "") -> None:
+    def __init__(self, broker: Broker, sink: ClaimingSink, monotonic: int, options: FlyOptions, peer: str = "") -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self.auth_failures = 0
@@ -108,12 +108,12 @@ class FlySession:
         self._options = options
         self._peer = peer
         self._state = FRESH
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._identity = ""
         self._principal: Principal | None = None
         self._origin = b""
         self._epoch = 0
-        self._now = now
+        self._now = 0  # the date of the last receive
         self._replies = Replies()
         self.take_output = self._replies.take
         self._targets: dict[bytes, Topic | QuintetError] = {}
@@ -193,8 +193,8 @@ class FlySession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.closing = "no authentication within 5 seconds"
 
