@@ -3,12 +3,14 @@
 import asyncio
 import ssl
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from quintet.model import limits
 from quintet.net.connection import Connection
+from quintet.net.turns import Turns
 from quintet.protocols.base import Session
 
 SWEEP_S = 0.25
@@ -44,6 +46,11 @@ class ListenerOptions:
         return ""
 
 
+def session_failure(facts: dict[str, object], error: Exception) -> dict[str, object]:
+    """What is logged of an exception that a session raised."""
+    return {**facts, "error": repr(error), "traceback": "".join(traceback.format_exception(error))}
+
+
 class Failures:
     """Failed authentications of this minute, per address. `per_minute` 0: no limit."""
 
@@ -73,10 +80,12 @@ class Listener:
         make_session: Callable[[Connection], Session],
         report: Report,
         tls: ssl.SSLContext | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.options = options
         self.make_session = make_session
         self.loop = asyncio.get_running_loop()
+        self.turns = turns or Turns(self.loop)
         self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))
         self.connections: set[Connection] = set()
         self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = 0
@@ -149,15 +158,26 @@ class Listener:
         self._report("connection_closed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
                                            "reason": reason})  # fmt: skip
 
+    def failed(self, connection: Connection, error: Exception) -> None:
+        """A session raised: say where and on whose connection, which ends."""
+        self.cut += 1
+        self._report("session_failed", session_failure(connection.turn_facts(), error))
+
     def watch_stall(self, connection: Connection) -> None:
         self._watched.add(connection)
 
     # -- time and end ----------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
+        self.turns.run(self._check_all)
+
+    def _check_all(self) -> None:
         now = self.now()
         for connection in list(self._watched):
-            connection.check(now)
+            try:
+                connection.check(now)
+            except Exception as error:
+                connection.failed(error)
             if not connection.watched:
                 self._watched.discard(connection)
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)

@@ -17,10 +17,11 @@ from functools import partial
 from typing import Any, Final
 
 from quintet.model import limits
-from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
+from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report, session_failure
 from quintet.net.loop import LoopScheduler
 from quintet.net.quic_endpoint import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE, Endpoint, make_endpoint
 from quintet.net.quic_streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
+from quintet.net.turns import Turns
 from quintet.protocols.base import LOST, Outlet, StreamSession
 
 TAKE_BYTES = limits.MIB  # of one wake-up; then other work of the loop has its turn
@@ -58,11 +59,12 @@ class QuicOptions:
 class QuicConnection:
     """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
 
-    __slots__ = ("_code", "_crowded", "_empty_since", "_opened_at", "_outlets", "_reason", "_streams", "_used", "_watched",
-                 "_who", "closing", "kept", "listener", "number", "peer", "shared", "unsent")  # fmt: skip
+    __slots__ = ("_code", "_crowded", "_empty_since", "_opened_at", "_outlets", "_reason", "_streams", "_used", "_waiting",
+                 "_watched", "_who", "closing", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
 
     def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
         self.listener = listener
+        self.turns = listener.turns
         self.number = number
         self.peer = peer
         self.shared: object | None = None
@@ -76,6 +78,7 @@ class QuicConnection:
         self._streams: dict[int, Stream] = {}
         self._outlets: dict[int, OutletStream] = {}
         self._watched: set[Writer] | None = None
+        self._waiting: dict[Writer, None] = {}  # for a later turn of the loop, in their order
         self._crowded = False
         self._used = False  # the peer has opened a stream, at least once
         self._who: str | None = None
@@ -100,6 +103,30 @@ class QuicConnection:
             if reason:
                 self.listener.closing(self, reason)
             self.listener.shut_later(self)
+
+    def later(self, writer: Writer) -> None:
+        """`writer.go_on` in a later turn: one for all streams of this connection, behind those of other connections."""
+        if not self._waiting:
+            self.turns.later(self._go_on)
+        self._waiting[writer] = None
+
+    def _go_on(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        while waiting and not self.closing:
+            writer = next(iter(waiting))
+            del waiting[writer]
+            try:
+                writer.go_on()
+            except Exception as error:
+                self.listener.failed(self, writer, error)
+            if self.turns.over():
+                break
+        again, self._waiting = self._waiting, {}
+        for writer in (*waiting, *again):  # who went on just now is the last of them
+            self.later(writer)
+
+    def turn_facts(self) -> dict[str, object]:
+        return {"door": self.listener.options.name, "peer": self.peer, "who": self.who}
 
     # -- for the server --------------------------------------------------------------------------------------------
 
@@ -176,6 +203,9 @@ class QuicConnection:
             writer.was_reset(event[3])
         elif kind == SENT:
             writer.die()
+
+    def stream(self, number: int) -> Writer | None:
+        return self._streams.get(number)
 
     def watch(self, writer: Writer) -> None:
         if self._watched is None:
@@ -264,6 +294,7 @@ class QuicListener:
         self.options = options
         self.make_session = make_session
         self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop) if scheduler is None else scheduler.turns
         self.connections: set[QuicConnection] = set()
         self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = 0
         self.endpoint: Endpoint
@@ -325,6 +356,9 @@ class QuicListener:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _ready(self) -> None:
+        self.turns.run(self._take)
+
+    def _take(self) -> None:
         self._soon = True  # what this turn makes is flushed below, not by another callback
         self.endpoint.hold()
         if self._scheduler is not None:
@@ -353,11 +387,12 @@ class QuicListener:
                     self.bytes_in += len(event[3])
                 connection.event(kind, event[2], event)
         except Exception as error:
-            self._failed(connection, error)
+            self.failed(connection, None if kind == CLOSED else connection.stream(event[2]), error)
 
-    def _failed(self, connection: QuicConnection, error: Exception) -> None:
+    def failed(self, connection: QuicConnection, writer: Writer | None, error: Exception) -> None:
         """A mistake of ours ends the connection it happened on; what others were sent in the same turn is not lost."""
-        self.loop.call_exception_handler({"message": f"on the connection of {connection.peer}", "exception": error})
+        facts = writer.turn_facts() if isinstance(writer, Stream) else connection.turn_facts()
+        self._report("session_failed", session_failure(facts, error))
         connection.shut(CODE_INTERNAL, "internal error")
 
     def touch(self, writer: Writer) -> None:
@@ -372,7 +407,7 @@ class QuicListener:
     def _flush_soon(self) -> None:
         if not self._soon:
             self._soon = True
-            self.loop.call_soon(self._flush)
+            self.loop.call_soon(self.turns.run, self._flush)
 
     def _flush(self) -> None:
         """The end of a turn: everything it made goes to the endpoint, which sends it at once if it is little."""
@@ -387,7 +422,7 @@ class QuicListener:
                     try:
                         writer.flush()
                     except Exception as error:
-                        self._failed(writer.connection, error)
+                        self.failed(writer.connection, writer, error)
                 ending, self._to_shut = self._to_shut, []
                 for connection in ending:
                     if connection in self.connections:
@@ -463,10 +498,10 @@ class QuicListener:
             try:
                 connection.check(now)
             except Exception as error:
-                self._failed(connection, error)
+                self.failed(connection, None, error)
             if not connection.watched:
                 self._watched.discard(connection)
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        self._sweeper = self.loop.call_later(SWEEP_S, self.turns.run, self._sweep)
 
     def stop_accepting(self) -> None:
         self.endpoint.set_accepting(False)
@@ -485,7 +520,7 @@ class QuicListener:
             return
         again = step < GOODBYE_STEPS_MIN or any(connection.unfinished() for connection in self.connections)
         if self.connections and again and step < GOODBYE_STEPS_MAX:
-            self.loop.call_later(GOODBYE_STEP_S, self._goodbye, reason, step + 1)
+            self.loop.call_later(GOODBYE_STEP_S, self.turns.run, self._goodbye, reason, step + 1)
             return
         for connection in list(self.connections):
             connection.evict(reason)
