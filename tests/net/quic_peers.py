@@ -72,6 +72,7 @@ class EchoSession:
 
     def receive(self, view: memoryview, now: int) -> int:
         self.rechecks += not view
+        self.stopped = self.stopped and bool(view)  # offered again, with nothing: it has taken all
         data = bytes(view)
         end = data.rfind(b"\n") + 1
         used = 0

@@ -143,20 +143,21 @@ class Connection(asyncio.BufferedProtocol):
     def _offer_again(self) -> None:
         self._queued = False
         if self._held:
-            self._let_go()
+            self._let_go(fresh=True)
 
-    def _let_go(self) -> None:
+    def _let_go(self, fresh: bool = False) -> None:
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
-        for room. Reading goes on when it has taken them. Nothing is offered twice in one turn that is over."""
+        for room. Reading goes on when it has taken them. `fresh`: this turn is its own, something is taken in any case."""
         session = self._session
         while not (self._queued or self._receiving or self._lost or session.holding or self._unsent_room() <= 0):
             if not self._rest and self._large is None and not session.stopped:
                 self._go_on()
                 return
-            if self._turns.over():
+            if self._turns.over() and not fresh:
                 self._queued = True
                 self._turns.later(self._offer_again)
                 return
+            fresh = False
             left = memoryview(self._large)[: self._large_used] if self._large is not None else memoryview(self._rest)
             self._offer(left)
             if not session.stopped and not session.holding:

@@ -333,14 +333,15 @@ class Stream(Writer):
         self._failures += failed
         self.connection.listener.auth_failed(self.connection, failed)
 
-    def _let_go(self) -> None:
+    def _let_go(self, fresh: bool = False) -> None:
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
-        for room. Reading goes on when it has taken them."""
+        for room. Reading goes on when it has taken them. `fresh`: this turn is its own, something is taken in any case."""
         session = self._session
         while self._held and not (self._receiving or session.holding or self._unsent_room() <= 0):
-            if self.connection.turns.over():
+            if self.connection.turns.over() and not fresh:
                 self.connection.later(self)
                 return
+            fresh = False
             if self._rest or session.stopped:
                 self._offer()
             if self.dead or self.ending:
@@ -353,7 +354,7 @@ class Stream(Writer):
         if self.dead:
             return
         if self._held:
-            self._let_go()
+            self._let_go(fresh=True)
         super().go_on()
 
     def turn_over(self) -> bool:
@@ -384,6 +385,11 @@ class Stream(Writer):
     def _go_on(self) -> None:
         """One reason not to read is gone; perhaps it was the last."""
         if self._held or self._choked or self._stalling or self.dead or self.ending:
+            return
+        if self._fresh and self.connection.turns.over():
+            self._held = True
+            self._apply()
+            self.connection.later(self)
             return
         if self._fresh:
             self._offer()
