@@ -31,6 +31,11 @@ _DOOR_COUNTERS = (
     ("cut", "quintet_connections_cut_total", "Connections the broker closed, for a reason it logged."),
     ("bytes_in", "quintet_received_bytes_total", "Bytes read from clients."),
     ("bytes_out", "quintet_sent_bytes_total", "Bytes handed to client sockets."),
+    (
+        "faults",
+        "quintet_session_faults_total",
+        "Connections that ended because of an exception in the broker's own code.",
+    ),
     ("stalls", "quintet_publisher_stalls_total", "Times a publisher was not read from because of back-pressure."),
 )
 

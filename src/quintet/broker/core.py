@@ -43,7 +43,7 @@ from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
 from quintet.model import limits
 from quintet.model.errors import AuthError, Forbidden, QuintetError, ShuttingDown
-from quintet.model.scheduler import Scheduler
+from quintet.model.scheduler import Scheduler, call_each
 
 TOPICS_TABLE = (1, "__topics")
 SUBSCRIPTIONS_TABLE = (3, "__subscriptions")
@@ -298,19 +298,22 @@ class Broker:
 
     def tick(self, now: int) -> None:
         """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep."""
-        self.queues.tick(now)
-        self.peers.tick(now)
-        self.subscriptions.tick(now)
-        self.keys.tick(now)
-        self.groups.tick(now)
-        self.delays.tick(now)
-        self.transactions.tick(now)
-        self.intents.tick(now)
-        self.stages.tick(now)
-        self.caches.tick(now)
-        self.producers.tick(now)
-        self.audit.tick(now)
-        self.events.tick(now)
+        parts = (
+            self.queues,
+            self.peers,
+            self.subscriptions,
+            self.keys,
+            self.groups,
+            self.delays,
+            self.transactions,
+            self.intents,
+            self.stages,
+            self.caches,
+            self.producers,
+            self.audit,
+            self.events,
+        )
+        call_each(self.scheduler, [partial(part.tick, now) for part in parts])
         self.log.maintain(now)
 
     def save(self, done: Callable[[], None] | None = None) -> None:

@@ -109,29 +109,19 @@ class Connection(asyncio.BufferedProtocol):
         self._receiving = True
         try:
             consumed = self._session.receive(available, time_ns() // 1000)
-        except Exception as error:
-            self.failed(error)
-            return
-        finally:
             self._receiving = False
-        if consumed != len(available) or self._rest or self._large is not None:
-            self._keep(available[consumed:])
-        self._drain()
-        self._count_failures()
+            if consumed != len(available) or self._rest or self._large is not None:
+                self._keep(available[consumed:])
+            self._drain()
+            self._count_failures()
+        except Exception as fault:
+            self.fault("receive", fault)
 
     def _count_failures(self) -> None:
         failed = self._session.auth_failures - self._failures
         if failed:
             self._failures += failed
             self._listener.auth_failed(self, failed)
-
-    def failed(self, error: Exception) -> None:
-        """The session raised: a fault of ours, which costs this connection and no other."""
-        if not self._lost:
-            self._listener.failed(self, error)
-            self._lost = True
-            if self._transport is not None:
-                self._transport.abort()
 
     def turn_facts(self) -> dict[str, object]:
         operation = getattr(self._session, "operation", "")
@@ -225,7 +215,11 @@ class Connection(asyncio.BufferedProtocol):
         """Those that wait for room, in the order in which they parked, as long as there is some."""
         parked = self._take_parked()
         for number, call in enumerate(parked, 1):
-            call()
+            try:
+                call()
+            except Exception as fault:
+                self.fault("room", fault)
+                return
             if number < len(parked) and self.room() <= 0:
                 again = self._take_parked()
                 for later in (*parked[number:], *again):  # who was called just now is the last of them
@@ -244,8 +238,8 @@ class Connection(asyncio.BufferedProtocol):
         self._parked = None
         try:
             self._session.closed()
-        except Exception as error:
-            self._listener.failed(self, error)
+        except Exception as fault:
+            self.fault("closed", fault)
         self._listener.closed(self)
         self._transport = None
 
@@ -270,13 +264,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         if not self._lost:
-            self._session.on_appended(token, offset, error)
-            self._answered()
+            try:
+                self._session.on_appended(token, offset, error)
+                self._answered()
+            except Exception as fault:
+                self.fault("appended", fault)
 
     def completed(self, token: object, result: object, error: Exception | None) -> None:
         if not self._lost:
-            self._session.on_completed(token, result, error)
-            self._answered()
+            try:
+                self._session.on_completed(token, result, error)
+                self._answered()
+            except Exception as fault:
+                self.fault("completed", fault)
 
     def _answered(self) -> None:
         if not self._receiving:  # else the read under way sends it, together with what else it makes
@@ -286,21 +286,37 @@ class Connection(asyncio.BufferedProtocol):
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         if not self._lost:
-            self._session.on_records(subscription, partition, batch, first, last)
-            self._drain()
+            try:
+                self._session.on_records(subscription, partition, batch, first, last)
+                self._drain()
+            except Exception as fault:
+                self.fault("records", fault)
+
+    def fault(self, where: str, error: Exception) -> None:
+        """An exception of ours in its session ends this connection and no other: whoever called goes on with the next."""
+        self._lost = True  # nothing more enters the session but `closed`
+        self._parked = None
+        self._listener.fault(self, where, error)
+        if self._transport is not None:
+            self._transport.abort()
 
     def evict(self, reason: str) -> None:
-        self._session.closing = self._session.closing or reason
-        self._drain()
+        if self._lost:
+            return
+        try:
+            self._session.closing = self._session.closing or reason
+            self._drain()
+        except Exception as fault:
+            self.fault("evict", fault)
 
     def recheck(self) -> None:
         """Credentials changed: let the session look at its own now, not only when the peer speaks next."""
         if not self._lost:
             try:
                 self._session.receive(memoryview(b""), self._listener.now())
-            except Exception as error:
-                self.failed(error)
-            self._drain()
+                self._drain()
+            except Exception as fault:
+                self.fault("recheck", fault)
 
     def watch(self) -> None:
         """The session has a deadline again: the listener's sweep looks at it."""
@@ -332,10 +348,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def check(self, now: int) -> None:
         """Called by the listener's sweep while there is a deadline or a stalled write."""
-        deadline = self._session.deadline()
-        if deadline is not None and now >= deadline:
-            self._session.tick(now)
-            self._drain()
+        if self._lost:
+            return
+        try:
+            deadline = self._session.deadline()
+            if deadline is not None and now >= deadline:
+                self._session.tick(now)
+                self._drain()
+        except Exception as fault:
+            self.fault("tick", fault)
         stalled = self._stalled_since
         if stalled is None or self._transport is None:
             return

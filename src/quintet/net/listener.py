@@ -3,7 +3,6 @@
 import asyncio
 import ssl
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,11 +45,6 @@ class ListenerOptions:
         return ""
 
 
-def session_failure(facts: dict[str, object], error: Exception) -> dict[str, object]:
-    """What is logged of an exception that a session raised."""
-    return {**facts, "error": repr(error), "traceback": "".join(traceback.format_exception(error))}
-
-
 class Failures:
     """Failed authentications of this minute, per address. `per_minute` 0: no limit."""
 
@@ -88,7 +82,7 @@ class Listener:
         self.turns = turns or Turns(self.loop)
         self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))
         self.connections: set[Connection] = set()
-        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = 0
+        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
         self._tls = tls
         self._report = report
         self._server: asyncio.Server | None = None
@@ -158,10 +152,11 @@ class Listener:
         self._report("connection_closed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
                                            "reason": reason})  # fmt: skip
 
-    def failed(self, connection: Connection, error: Exception) -> None:
-        """A session raised: say where and on whose connection, which ends."""
-        self.cut += 1
-        self._report("session_failed", session_failure(connection.turn_facts(), error))
+    def fault(self, connection: Connection, where: str, error: Exception) -> None:
+        """A session raised: say on which connection, once for each."""
+        self.faults += 1
+        self._report("session_failed", {**connection.turn_facts(), "where": where, "error": repr(error),
+                                        "exc_info": error})  # fmt: skip
 
     def watch_stall(self, connection: Connection) -> None:
         self._watched.add(connection)
@@ -174,10 +169,7 @@ class Listener:
     def _check_all(self) -> None:
         now = self.now()
         for connection in list(self._watched):
-            try:
-                connection.check(now)
-            except Exception as error:
-                connection.failed(error)
+            connection.check(now)
             if not connection.watched:
                 self._watched.discard(connection)
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from quintet.model import limits
-from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report, session_failure
+from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
 from quintet.net.loop import LoopScheduler
 from quintet.net.quic_endpoint import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE, Endpoint, make_endpoint
 from quintet.net.quic_streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
@@ -118,7 +118,7 @@ class QuicConnection:
             try:
                 writer.go_on()
             except Exception as error:
-                self.listener.failed(self, writer, error)
+                self.fault("turn", error)
             if self.turns.over():
                 break
         again, self._waiting = self._waiting, {}
@@ -127,6 +127,10 @@ class QuicConnection:
 
     def turn_facts(self) -> dict[str, object]:
         return {"door": self.listener.options.name, "peer": self.peer, "who": self.who}
+
+    def fault(self, where: str, error: Exception) -> None:
+        """A session, or a feed of this connection, raised: see QuicListener.fault."""
+        self.listener.fault(self, where, error)
 
     # -- for the server --------------------------------------------------------------------------------------------
 
@@ -171,7 +175,10 @@ class QuicConnection:
             stream.recheck()
         recheck = getattr(self.shared, "recheck", None)  # subscriptions whose stream is long closed
         if recheck is not None:
-            recheck(self.listener.now())
+            try:
+                recheck(self.listener.now())
+            except Exception as error:
+                self.fault("recheck", error)
 
     def evict(self, reason: str) -> None:
         self.shut(CODE_SHUTTING_DOWN if reason == SHUTTING_DOWN else CODE_REVOKED, reason)
@@ -203,9 +210,6 @@ class QuicConnection:
             writer.was_reset(event[3])
         elif kind == SENT:
             writer.die()
-
-    def stream(self, number: int) -> Writer | None:
-        return self._streams.get(number)
 
     def watch(self, writer: Writer) -> None:
         if self._watched is None:
@@ -276,7 +280,7 @@ class QuicConnection:
                 if let_go is not None:
                     let_go()
             except Exception as error:  # the others are let go of all the same
-                self.listener.loop.call_exception_handler({"message": f"at the end of {self.peer}", "exception": error})
+                self.fault("closed", error)
         self.shared = None
 
 
@@ -296,7 +300,7 @@ class QuicListener:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop) if scheduler is None else scheduler.turns
         self.connections: set[QuicConnection] = set()
-        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = 0
+        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
         self.endpoint: Endpoint
         self.quic = quic
         self._report = report
@@ -387,12 +391,13 @@ class QuicListener:
                     self.bytes_in += len(event[3])
                 connection.event(kind, event[2], event)
         except Exception as error:
-            self.failed(connection, None if kind == CLOSED else connection.stream(event[2]), error)
+            self.fault(connection, "receive", error)
 
-    def failed(self, connection: QuicConnection, writer: Writer | None, error: Exception) -> None:
-        """A mistake of ours ends the connection it happened on; what others were sent in the same turn is not lost."""
-        facts = writer.turn_facts() if isinstance(writer, Stream) else connection.turn_facts()
-        self._report("session_failed", session_failure(facts, error))
+    def fault(self, connection: QuicConnection, where: str, error: Exception) -> None:
+        """A session raised: its connection ends, and no other; what others were sent in the same turn is not lost."""
+        self.faults += 1
+        self._report("session_failed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
+                                        "where": where, "error": repr(error), "exc_info": error})  # fmt: skip
         connection.shut(CODE_INTERNAL, "internal error")
 
     def touch(self, writer: Writer) -> None:
@@ -422,7 +427,7 @@ class QuicListener:
                     try:
                         writer.flush()
                     except Exception as error:
-                        self.failed(writer.connection, writer, error)
+                        self.fault(writer.connection, "flush", error)
                 ending, self._to_shut = self._to_shut, []
                 for connection in ending:
                     if connection in self.connections:
@@ -498,7 +503,7 @@ class QuicListener:
             try:
                 connection.check(now)
             except Exception as error:
-                self.failed(connection, None, error)
+                self.fault(connection, "tick", error)
             if not connection.watched:
                 self._watched.discard(connection)
         self._sweeper = self.loop.call_later(SWEEP_S, self.turns.run, self._sweep)

@@ -459,14 +459,20 @@ class Stream(Writer):
     # -- from the broker: the Sink ---------------------------------------------------------------------------------
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
-        if self._open:
-            self._session.on_appended(token, offset, error)
-            self._answered()
+        if self._open and not self.connection.closing:
+            try:
+                self._session.on_appended(token, offset, error)
+                self._answered()
+            except Exception as fault:
+                self.connection.fault("appended", fault)
 
     def completed(self, token: object, result: object, error: Exception | None) -> None:
-        if self._open:
-            self._session.on_completed(token, result, error)
-            self._answered()
+        if self._open and not self.connection.closing:
+            try:
+                self._session.on_completed(token, result, error)
+                self._answered()
+            except Exception as fault:
+                self.connection.fault("completed", fault)
 
     def _answered(self) -> None:
         if not self._receiving:  # else the read under way sends it, together with what else it makes
@@ -475,20 +481,29 @@ class Stream(Writer):
                 self._let_go()
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
-        if self._open:
-            self._session.on_records(subscription, partition, batch, first, last)
-            self._drain()
+        if self._open and not self.connection.closing:
+            try:
+                self._session.on_records(subscription, partition, batch, first, last)
+                self._drain()
+            except Exception as fault:
+                self.connection.fault("records", fault)
 
     def evict(self, reason: str) -> None:
-        if self._open:
-            self._session.closing = self._session.closing or reason
-            self._drain()
+        if self._open and not self.connection.closing:
+            try:
+                self._session.closing = self._session.closing or reason
+                self._drain()
+            except Exception as fault:
+                self.connection.fault("evict", fault)
 
     def recheck(self) -> None:
         """Credentials changed: let the session look at its own now, not only when the peer speaks next."""
-        if self._open and not self.ending:
-            self._session.receive(memoryview(b""), self.connection.listener.now())
-            self._drain()
+        if self._open and not self.ending and not self.connection.closing:
+            try:
+                self._session.receive(memoryview(b""), self.connection.listener.now())
+                self._drain()
+            except Exception as fault:
+                self.connection.fault("recheck", fault)
 
     def watch(self) -> None:
         """The session has a deadline again: the listener's sweep looks at it."""

@@ -206,6 +206,9 @@ class Streams(Protocol):
     def shut(self, code: int, reason: str) -> None:
         """Close the connection with this code. What was sent in the same turn is not waited for."""
 
+    def fault(self, where: str, error: Exception) -> None:
+        """Something of this connection raised in a call from the broker: report it and close the connection."""
+
 
 __all__ = [
     "FLOWING", "LOST", "STALL", "TOO_SLOW", "WAIT", "Link", "Outlet", "Replies", "Session", "Sink", "Slot",

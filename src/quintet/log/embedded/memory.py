@@ -10,11 +10,12 @@ from functools import partial
 
 from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
-from quintet.log.embedded.merging import Pending, merge_groups, place_waiters
+from quintet.log.embedded.merging import Pending, answer_waiters, merge_groups, place_waiters
 from quintet.log.embedded.partition import FilePartition
 from quintet.log.embedded.shared import OBJECT_BYTES, Shared
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import ShuttingDown
+from quintet.model.scheduler import call_each
 
 
 class MemoryPartition:
@@ -87,11 +88,8 @@ class MemoryPartition:
         self._visible = self._end
         self._shared.stats["appends"] += len(pending)
         self._trim()
-        for _, done, base in pending:
-            if done is not None:
-                done(base, None)
-        for call in tuple(self._watchers):
-            call()
+        answer_waiters(self._shared.scheduler, pending)
+        call_each(self._shared.scheduler, tuple(self._watchers))
 
     def _keep_group(self, group: list[Pending], now: int) -> None:
         if len(group) > 1:

@@ -18,7 +18,7 @@ from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
 from quintet.log.embedded import reader
 from quintet.log.embedded.links import open_links
-from quintet.log.embedded.merging import Pending, merge_groups, place_waiters
+from quintet.log.embedded.merging import Pending, answer_waiters, merge_groups, place_waiters
 from quintet.log.embedded.recovery import Mark, Opened
 from quintet.log.embedded.segment import HEADER_BYTES, Header, Index, Segment, begin_again, new_seed
 from quintet.log.embedded.shared import Shared, TailCache
@@ -26,6 +26,7 @@ from quintet.log.embedded.writer import ZERO_FILL_WRITE_BYTES_MAX, Chunk, Outcom
 from quintet.model import limits
 from quintet.model.batch import LINK_BYTES, RecordBatch
 from quintet.model.errors import CorruptData, PartitionFailed, ShuttingDown, StorageError, StorageFull
+from quintet.model.scheduler import call_each
 
 STAGE_EARLY_BYTES: Final = 256 * limits.KIB  # while a write is under way, less than this waits to be merged with more
 SYNC_INTERVAL_US: Final = 100_000  # of "interval" topics
@@ -331,9 +332,7 @@ class FilePartition:
             self._flush()
             self._shared.committer.pump()
         for chunk in good:
-            for _, done, base in chunk.waiters:
-                if done is not None:
-                    done(base, None)
+            answer_waiters(self._shared.scheduler, chunk.waiters)
         if self._inline:
             self._flush()
         if good:
@@ -374,9 +373,7 @@ class FilePartition:
 
     def tell(self, chunk: Chunk) -> None:
         """Tell who waits for it."""
-        for _, done, base in chunk.waiters:
-            if done is not None:
-                done(base, None)
+        answer_waiters(self._shared.scheduler, chunk.waiters)
         self._notify()
         self._idle()
 
@@ -439,8 +436,7 @@ class FilePartition:
 
     def _notify(self) -> None:
         if self._watchers:
-            for call in tuple(self._watchers):
-                call()
+            call_each(self._shared.scheduler, tuple(self._watchers))
 
     def _extend(self) -> None:
         """Zero-fill ahead of the writer before it gets there."""
@@ -492,9 +488,7 @@ class FilePartition:
         self._shared.report(kind, {"directory": self.directory, "error": str(error), "refused": len(refused)})
         if isinstance(error, StorageFull):
             self._shared.upkeep.probe(self)
-        for _, done, _ in refused:
-            if done is not None:
-                done(-1, error)
+        answer_waiters(self._shared.scheduler, refused, error)
 
     # -- what upkeep asks for -----------------------------------------------------------------------------------------
 
@@ -619,8 +613,7 @@ class FilePartition:
     def _idle(self) -> None:
         if self._on_idle and not self._occupied():
             calls, self._on_idle = self._on_idle, []
-            for call in calls:
-                call()
+            call_each(self._shared.scheduler, calls)
 
     def released(self) -> None:
         """Retention or compaction let go of the partition."""

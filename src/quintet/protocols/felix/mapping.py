@@ -304,6 +304,14 @@ class EventStream(Feed):
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         assert isinstance(subscription, Subscription)
+        try:
+            self._send_records(subscription, partition, batch, first, last)
+        except Exception as error:  # its own connection ends; the publisher and the other subscribers go on
+            self._peer.streams.fault("records", error)
+
+    def _send_records(
+        self, subscription: Subscription, partition: int, batch: RecordBatch, first: int, last: int
+    ) -> None:
         outlet = self._outlet
         if outlet is None or self._barred():
             return
@@ -404,6 +412,12 @@ class WatchStream(Feed):
         self._stop = self._cache.watch(key, prefix, self._mark)
 
     def _mark(self, key: bytes) -> None:
+        try:
+            self._note(key)
+        except Exception as error:  # its own connection ends; whoever changed the key goes on
+            self._peer.streams.fault("watch", error)
+
+    def _note(self, key: bytes) -> None:
         if key not in self._changed:
             self._changed[key] = None
             self._changed_bytes += len(key) + WATCHED_KEY_BYTES
