@@ -4,12 +4,9 @@ The connection in net/ implements it: it enters its session, then drains the ses
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
-from quintet.model import limits
 from quintet.model.batch import RecordBatch
-
-CLAIM_BYTES_MIN: Final = 64 * limits.KIB  # an answer of no more than this needs no claim
 
 
 class Sink(Protocol):
@@ -32,13 +29,3 @@ class Sink(Protocol):
 
     def evict(self, reason: str) -> None:
         """Close this connection politely: its credentials are no longer valid, or the broker stops."""
-
-
-class ClaimingSink(Sink, Protocol):
-    """A connection whose session answers with records: it asks before it reads many bytes."""
-
-    def claim(self, size: int, token: object) -> bool:
-        """True: an answer of up to `size` bytes may be made now. False: later, then `completed(token, None, None)`."""
-
-    def unclaim(self) -> None:
-        """The answer turned out to be nothing. One that is sent needs no such call."""
