@@ -210,7 +210,10 @@ class TopicSettings(Section):
         default=1, description="Partitions of a topic whose maker asks for no number."
     )
     retention_seconds: int = Field(
-        default=7 * 24 * 3600, ge=0, description="Age at which messages are removed, in seconds; 0 keeps them."
+        default=7 * 24 * 3600,
+        ge=0,
+        description="Age at which messages are removed, in seconds; 0 keeps them. Whole segments go: a message stays "
+        "at most a quarter longer than this, or 60 s.",
     )
     retention_bytes: Bytes = Field(
         default=0, description="Size of a partition above which old segments go, in bytes; 0: none."

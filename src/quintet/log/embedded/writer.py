@@ -92,13 +92,13 @@ class Writer:
                     assert header is not None
                     if last is not None and last is not segment:
                         self._seal(last, before)
-                    self._create(
-                        segment, header._replace(seed=segment.seed, base=segment.base, chain=segment.chain), sync
-                    )
+                    made = header._replace(seed=segment.seed, base=segment.base, chain=segment.chain)
+                    self._create(segment, made, sync and bool(chunk.buffers))  # for nothing, nothing is prepared
                 if segment.handle < 0:
                     segment.handle = disk.open(segment.path, write=True)
                 last, before = segment, chunk
-                disk.pwritev(segment.handle, chunk.buffers, chunk.position)
+                if chunk.buffers:
+                    disk.pwritev(segment.handle, chunk.buffers, chunk.position)
                 if chunk.end > segment.allocated:
                     self._grow(segment, chunk, prealloc_limit)
                 if sync:
