@@ -313,8 +313,10 @@ class Delivery(Section):
 class Limits(Section):
     """What the broker protects itself with."""
 
-    disk_floor_bytes: Bytes = Field(
-        default=256 * limits.MIB, description="Free disk space below which publishes are refused, in bytes."
+    disk_floor_bytes: Bytes | None = Field(
+        default=None,
+        description="Free disk space below which publishes are refused, in bytes; not set: 256 MiB, or 5 % of the disk "
+        "if that is less.",
     )
     unsynced_bytes_max: Annotated[Bytes, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
         default=limits.UNSYNCED_BYTES_MAX,
