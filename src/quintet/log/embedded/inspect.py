@@ -130,7 +130,7 @@ def _verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
         yield Finding(f"{directory}/{name}", 0, 0, "checkpoint does not check out and is ignored", True)
     for _, _, path in partitions(disk, directory):
         bases = segment_bases(disk, path)
-        for base, following in zip(bases, [*bases[1:], None], strict=True):
+        for base, following in zip(bases, [*bases[1:], None], strict=False):  # of no segments there is no pair
             for part in _segment(disk, path, base, following):
                 if isinstance(part, Finding):
                     yield part
@@ -151,7 +151,7 @@ def dump(disk: Disk, directory: str, topic_id: int | None = None) -> Iterator[tu
             continue
         bases = segment_bases(disk, path)
         reached = 0
-        for base, following in zip(bases, [*bases[1:], None], strict=True):
+        for base, following in zip(bases, [*bases[1:], None], strict=False):  # of no segments there is no pair
             for part in _segment(disk, path, base, following):
                 if isinstance(part, RecordBatch) and part.next_offset > reached:
                     reached = part.next_offset

@@ -129,7 +129,7 @@ def _open_segment(
         except ValueError as error:
             raise DataDirError(f"{segment.path}: {error}: written by a newer broker; use that one") from None
         if header is not None and header.base == base:
-            segment.seed, segment.chain = header.seed, header.chain
+            segment.seed, segment.chain, segment.begun = header.seed, header.chain, header.created
             return segment
         rest = disk.pread(handle, size, HEADER_BYTES)
         segment.seed = salvage_seed(data + rest, base) or 0

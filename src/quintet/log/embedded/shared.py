@@ -41,7 +41,7 @@ class Shared:
     """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
 
     __slots__ = (
-        "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk", "going", "heads_moved", "low",
+        "aging", "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk", "going", "heads_moved", "low",
         "marks_moved", "memo_bytes", "memo_order", "memory_bytes", "memory_bytes_max", "memory_order", "names",
         "quarantine", "read_buffers", "report", "scheduler", "stats", "unsynced", "upkeep",
     )  # fmt: skip
@@ -65,6 +65,7 @@ class Shared:
         self.memo_bytes = 0
         self.memo_order: deque[RecordBatch] = deque()  # the newest of all, whose encoded frames may be kept
         self.upkeep = Upkeep(scheduler.monotonic())
+        self.aging = 0  # jobs under way for idle partitions whose last records may be past their age
         self.marks_moved: set[FilePartition] = set()
         self.chain = ChainPolicy()
         self.heads_moved: set[FilePartition] = set()  # chains that are durable further than they are anchored
