@@ -508,9 +508,7 @@ def _key_of(listener: str) -> str:
 
 def _report(event: str, fields: dict[str, object]) -> None:
     """How parts without a logger speak: the event's name decides how loud."""
-    loud = ("quarantined", "partition_failed", "dead_letter_failed", "storage_full", "checkpoint_ignored",
-            "audit_lost", "anchor_differs", "anchors_failed", "chain_key_missing")  # fmt: skip
-    (_log.error if event in loud else _log.info)(event, **fields)
+    (_log.error if event in logs.ERROR_EVENTS else _log.info)(event, **fields)
 
 
 def _chain_key(settings: Settings) -> bytes:

@@ -8,26 +8,26 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from quintet.log.anchors import ALL_PARTITIONS
-from quintet.log.base import Partition, TopicSpec
+from quintet.log.base import Partition, TopicFiles, TopicSpec
 from quintet.log.chain import KEYED
-from quintet.log.embedded import checkpoint, commit, compact, journal, upkeep
+from quintet.log.embedded import checkpoint, commit, compact, journal, recovery, upkeep
 from quintet.log.embedded.anchoring import Anchoring
 from quintet.log.embedded.disk import Disk, replace_file
 from quintet.log.embedded.links import ChainMode, ChainPolicy
 from quintet.log.embedded.memory import MemoryPartition
 from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.recovery import Mark, Opened, open_partition
-from quintet.log.embedded.segment import HEADER_BYTES, Damage
+from quintet.log.embedded.recovery import Mark, Opened
+from quintet.log.embedded.segment import HEADER_BYTES, Damage, Owner
 from quintet.log.embedded.shared import Report, Shared
 from quintet.log.embedded.stages import FileStages
 from quintet.model import limits
-from quintet.model.errors import DataDirError, StorageError, StorageFull
+from quintet.model.errors import DataDirError, StorageError, StorageFull, TableDamaged
 from quintet.model.scheduler import Scheduler
 
 FORMAT_PREFIX: Final = "quintet-data "
@@ -38,6 +38,7 @@ RETENTION_INTERVAL_US: Final = 1_000_000
 RETAINED_AT_ONCE_MAX: Final = 128  # partitions looked at in one call of maintain: 10,000 take four seconds
 SYNC_ALL_PARTITIONS: Final = 256  # from so many on a start after a crash syncs the whole file system at once
 START_BYTES_MIN: Final = 256 * limits.KIB  # free, to begin a new data directory
+LOSSES_SHOWN_MAX: Final = 3  # ranges named by a start that is refused
 FLOOR_SHARE_MAX: Final = 0.05  # of the disk: a small disk is not refused altogether
 
 
@@ -87,6 +88,10 @@ class EmbeddedLog:
         self._checkpoint = checkpoint.Checkpoint()
         self._entries: dict[tuple[int, int], bytes] = {}
         self._known_damage: set[tuple[str, int]] = set()
+        self._accepted: dict[
+            tuple[str, int], int
+        ] = {}  # file and position -> the offset up to which a loss is accepted
+        self._losses: dict[int, dict[tuple[str, int], Damage]] = {}  # of each topic: what is lost and not accepted
         self._quarantine_lines: list[bytes] = []
         self._closed: Callable[[], None] | None = None
         self._lock = -1
@@ -186,7 +191,10 @@ class EmbeddedLog:
         for line in lines.splitlines():
             try:
                 found = json.loads(line)
-                self._known_damage.add((str(found["file"]), int(found["position"])))
+                key = (str(found["file"]), int(found["position"]))
+                self._known_damage.add(key)
+                if found.get("accepted"):
+                    self._accepted[key] = max(int(found["next_offset"]), self._accepted.get(key, 0))
             except (ValueError, KeyError, TypeError):
                 continue  # a torn last line: that range is reported again
 
@@ -194,6 +202,40 @@ class EmbeddedLog:
     def clean_start(self) -> bool:
         """Did the broker before us stop cleanly?"""
         return self._checkpoint.clean
+
+    def losses(self, topic_id: int) -> list[str]:
+        found = self._losses.get(topic_id, {})
+        return [str(found[key]) for key in sorted(found)]
+
+    def check_sound(self, topic_id: int, name: str) -> None:
+        losses = self.losses(topic_id)
+        if not losses:
+            return
+        text = "; ".join(losses[:LOSSES_SHOWN_MAX])
+        self._report("table_damaged", {"table": name, "ranges": len(losses), "what": text})
+        raise TableDamaged(
+            f"{name} is damaged and the broker does not start: {text}. What was written there is lost, and what it"
+            " replaced or removed would count again",
+            hint=f"restore the folder, or see what is lost and accept it with `quintet log repair {self._directory}`",
+        )
+
+    def accept_losses(self, topic_ids: Iterable[int]) -> int:
+        """From now on, and after a restart, what was lost of these topics is as it is; how many ranges that are. Blocks."""
+        accepted = [damage for topic_id in topic_ids for damage in self._losses.pop(topic_id, {}).values()]
+        lines = []
+        for damage in accepted:
+            file = damage.path.removeprefix(self._directory + "/")
+            self._accepted[file, damage.position] = damage.next_sound
+            lines.append(json.dumps(damage.line() | {"file": file, "accepted": self._scheduler.now()}).encode() + b"\n")
+        if lines:
+            self._disk.append_file(f"{self._directory}/quarantine.jsonl", b"".join(lines))
+        return len(lines)
+
+    def was_deleted(self, topic_id: int) -> bool:
+        return self._anchors is not None and topic_id in self._anchors.deleted
+
+    def files_of(self, topic_id: int) -> TopicFiles | None:
+        return recovery.topic_files(self._disk, f"{self._directory}/topics/{topic_id:08d}")
 
     def topic_ids(self) -> list[int]:
         """Numbers of the topics that have files."""
@@ -238,8 +280,12 @@ class EmbeddedLog:
     def _open_partition(self, spec: TopicSpec, number: int) -> FilePartition:
         directory = self._path(spec.id, number)
         mark = self._checkpoint.marks.get((spec.id, number))
+        floor = self._anchors.known_end(spec.id, number) if self._anchors is not None else 0
+        owner, strict = Owner(spec.id, number, spec.name), spec.is_strict
         try:
-            opened = open_partition(self._disk, directory, mark, self._durable)
+            opened = recovery.open_partition(
+                self._disk, directory, mark, owner, durable=self._durable, strict=strict, floor=floor
+            )
             if opened.segments and not opened.segments[-1].named:
                 if not self._durable:
                     self._shared.names.doubt(directory)
@@ -280,7 +326,8 @@ class EmbeddedLog:
     def delete_topic(self, topic_id: int) -> None:
         partitions = self._topics.pop(topic_id, [])
         self._checkpoint_owed = True
-        for number in range(len(partitions)):
+        numbers = range(len(partitions)) if partitions else range(limits.PARTITIONS_MAX)
+        for number in numbers:
             self._entries.pop((topic_id, number), None)
         waiting = len(partitions)
 
@@ -324,7 +371,8 @@ class EmbeddedLog:
     @property
     def last_topic_id(self) -> int:
         marked = (topic_id for topic_id, _ in self._checkpoint.marks)
-        return max([*self.topic_ids(), *marked, self._last_topic_id])
+        anchored: Iterable[int] = self._anchors.topic_ids if self._anchors is not None else ()
+        return max(*self.topic_ids(), *marked, *anchored, self._last_topic_id, 0)
 
     @property
     def unsynced_bytes(self) -> int:
@@ -342,6 +390,7 @@ class EmbeddedLog:
         found["cache_bytes"] = self._shared.cache_bytes
         found["unsynced_bytes"] = self._shared.unsynced
         found["anchors"] = self._anchors.lines if self._anchors is not None else 0
+        found["damaged_ranges"] = len(self._known_damage)
         found["partitions"] = sum(len(partitions) for partitions in self._topics.values())
         return found
 
@@ -427,6 +476,8 @@ class EmbeddedLog:
         """Name a corrupt range once: in quarantine.jsonl and to whoever listens."""
         for damage in damages:
             key = (damage.path.removeprefix(self._directory + "/"), damage.position)
+            if damage.loses and self._accepted.get(key, -1) < damage.next_sound:
+                self._losses.setdefault(int(key[0].split("/")[1]), {})[key] = damage
             if key in self._known_damage:
                 continue
             self._known_damage.add(key)
