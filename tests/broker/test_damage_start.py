@@ -4,6 +4,7 @@ or is repaired by `quintet log repair`, and never serves in silence what is wron
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -238,6 +239,57 @@ def test_a_folder_copied_over_another_topics_is_refused(life: Life) -> None:
     assert status == 0, said  # nothing of the broker's own is lost: this is for the operator to put right
     with pytest.raises(DataDirError):
         life.start()
+
+
+def test_a_folder_made_again_by_another_is_left_alone_by_a_stop(life: Life) -> None:
+    life.publish("orders", TEN)
+    for partition in life.broker.topics.find(b"orders").partitions:
+        partition.rest(False)  # type: ignore[attr-defined]  # closed: it would be opened again by its name
+    shutil.rmtree(life.folder)
+    other = Life(life.folder)
+    other.publish("others", TEN)
+    before = {file: file.read_bytes() for file in life.folder.rglob("*") if file.is_file()}
+    life.broker.tick(life.scheduler.now())
+    life.scheduler.settle()
+    with pytest.raises(DataDirError, match="removed or replaced"):
+        life.publish("orders", [b"more"])
+    life.publish("another", [])
+    life.stop()
+    assert life.reports.count("directory_replaced") == 1
+    assert {file: file.read_bytes() for file in life.folder.rglob("*") if file.is_file()} == before
+    other.stop()
+    other.start()
+    assert other.read("others") == TEN
+    other.stop()
+
+
+def test_a_folder_that_is_gone_is_not_made_again_by_a_stop(life: Life) -> None:
+    life.publish("orders", TEN)
+    shutil.rmtree(life.folder)
+    life.stop()
+    assert not life.folder.exists()
+    assert "directory_replaced" in life.reports
+
+
+def test_an_older_folder_of_a_topic_is_said_to_its_groups_and_subscriptions(life: Life) -> None:
+    life.publish("orders", TEN[:3])
+    folder = life.topic("orders")
+    life.stop()
+    older = {file: file.read_bytes() for file in folder.rglob("*.seg")}
+    life.start()
+    life.publish("orders", TEN[3:])
+    topic = life.broker.topics.find(b"orders")
+    life.broker.groups.commit("ann", True, topic, "g", 0, 10, None, None, lambda result, error: None)
+    life.broker.subscriptions.create("ann", topic, 1, lambda error: None)
+    life.scheduler.settle()
+    life.stop()
+    for file, data in older.items():
+        file.write_bytes(data)
+    for file in [*life.folder.glob("checkpoint.*"), life.folder / "anchors"]:
+        file.unlink()
+    life.start()
+    assert {"group_beyond_end", "subscription_beyond_end"} <= set(life.reports)
+    life.stop()
 
 
 def test_a_cache_that_lost_a_row_is_refused_until_that_is_accepted(life: Life) -> None:

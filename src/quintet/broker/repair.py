@@ -59,15 +59,17 @@ class Loss:
 
 @dataclass(slots=True)
 class Found:
-    """What `look` found. `rows`: those that can be made again; `nameless`: folders no header of which checks out."""
+    """What `look` found, and journals that were damaged. `rows`: those that can be made again; `nameless`: folders no header of
+    which checks out."""
 
     losses: list[Loss] = field(default_factory=list)
+    journals: list[str] = field(default_factory=list)
     rows: list[TopicRow] = field(default_factory=list)
     nameless: list[int] = field(default_factory=list)
 
     @property
     def sound(self) -> bool:
-        return not (self.losses or self.rows or self.nameless)
+        return not (self.losses or self.journals or self.rows or self.nameless)
 
 
 def look(log: Log) -> Found:

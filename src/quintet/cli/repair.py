@@ -77,6 +77,7 @@ def repair(ctx: click.Context, folder: Path, accept_loss: bool, anchors: Path | 
     log = _open(folder, scheduler, str(anchors or folder / ANCHORS))
     try:
         found = look(log)
+        found.journals = list(log.damaged_journals)
         show(found, accept_loss)
         if accept_loss:
             log.accept_losses([loss.topic_id for loss in found.losses])
@@ -109,6 +110,11 @@ def show(found: "Found", accepted: bool) -> None:
         click.echo(f"lost: {loss.name}: {loss.means}")
         for line in loss.ranges:
             click.echo(f"  {line}")
+    for name in found.journals:
+        click.echo(
+            f"lost: {name}: a journal that did not check out. If the power failed, the last rows of any table and the last"
+            " records of any topic may be lost; after a mere crash of the broker nothing is"
+        )
     for row in found.rows:
         click.echo(
             f"row made again: topic {row.name!a}, number {row.id}, {row.partitions} partitions: its durability is now fsync, it"

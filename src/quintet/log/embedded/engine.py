@@ -93,6 +93,7 @@ class EmbeddedLog:
         ] = {}  # file and position -> the offset up to which a loss is accepted
         self._losses: dict[int, dict[tuple[str, int], Damage]] = {}  # of each topic: what is lost and not accepted
         self._quarantine_lines: list[bytes] = []
+        self.damaged_journals: list[str] = []  # names; what only they had is lost, and nobody knows of which topics
         self._closed: Callable[[], None] | None = None
         self._lock = -1
         self._durable = False  # was everything there made durable at the start?
@@ -147,12 +148,19 @@ class EmbeddedLog:
         file is synced when it is opened; if they are many, one call does it for all, where the system has one that tells
         of errors. It waits for everything else on the disk too, so a few files do without."""
         disk, directory = self._disk, self._directory
-        replayed, files = 0, list[str]()
+        replayed, files, damaged = 0, list[str](), set[str]()
+
+        def told(kind: str, fields: dict[str, object]) -> None:
+            if kind in ("journal_rejected", "journal_damaged"):
+                damaged.add(os.path.basename(str(fields["file"])))
+            self._report(kind, fields)
+
         if journaled:
-            replayed, files = journal.replay(disk, directory, self._checkpoint.marks, self._report)
+            replayed, files = journal.replay(disk, directory, self._checkpoint.marks, told)
         self._durable = not self._checkpoint.clean and self._has_many_partitions() and disk.sync_all(directory)
         if journaled:
-            journal.settle(disk, directory, [] if self._durable else files)
+            journal.settle(disk, directory, [] if self._durable else files, damaged)
+        self.damaged_journals = [name for name in disk.listdir(directory) if name.endswith(journal.DAMAGED)]
         if replayed:
             self._report("journal_replayed", {"entries": replayed})
         if not self._durable:
@@ -209,6 +217,7 @@ class EmbeddedLog:
 
     def check_sound(self, topic_id: int, name: str) -> None:
         losses = self.losses(topic_id)
+        losses += [f"{self._directory}/{file}: rows that only the journal had" for file in self.damaged_journals]
         if not losses:
             return
         text = "; ".join(losses[:LOSSES_SHOWN_MAX])
@@ -219,8 +228,14 @@ class EmbeddedLog:
             hint=f"restore the folder, or see what is lost and accept it with `quintet log repair {self._directory}`",
         )
 
-    def accept_losses(self, topic_ids: Iterable[int]) -> int:
-        """From now on, and after a restart, what was lost of these topics is as it is; how many ranges that are. Blocks."""
+    def accept_losses(self, topic_ids: Iterable[int]) -> None:
+        """From now on, and after a restart, what was lost of these topics and with the journal is as it is. Blocks."""
+        for name in self.damaged_journals:
+            kept = name.removesuffix(journal.DAMAGED) + journal.ACCEPTED
+            self._disk.rename(f"{self._directory}/{name}", f"{self._directory}/{kept}")
+        if self.damaged_journals:
+            self._disk.fsync_dir(self._directory)
+            self.damaged_journals = []
         accepted = [damage for topic_id in topic_ids for damage in self._losses.pop(topic_id, {}).values()]
         lines = []
         for damage in accepted:
@@ -229,7 +244,6 @@ class EmbeddedLog:
             lines.append(json.dumps(damage.line() | {"file": file, "accepted": self._scheduler.now()}).encode() + b"\n")
         if lines:
             self._disk.append_file(f"{self._directory}/quarantine.jsonl", b"".join(lines))
-        return len(lines)
 
     def was_deleted(self, topic_id: int) -> bool:
         return self._anchors is not None and topic_id in self._anchors.deleted
@@ -399,7 +413,8 @@ class EmbeddedLog:
     def maintain(self, now: int) -> None:
         if not 0 <= now - self._last_retention < RETENTION_INTERVAL_US:  # also when the clock was set back
             self._last_retention = now
-            self._look_at_the_disk()
+            if self._is_ours():
+                self._look_at_the_disk()
             if not self._retaining:
                 self._retaining = [partition for found in self._topics.values() for partition in found]
         self._retain(now)
@@ -413,6 +428,18 @@ class EmbeddedLog:
             self._last_checkpoint = now
             self._rolls_seen = self._shared.stats["rolls"]
             self._write_checkpoint(clean=False)
+
+    def _is_ours(self) -> bool:
+        """Is the directory still the one that was locked? If not, what is appended would be lost: it is refused."""
+        if self._lock < 0 or self._disk.holds(self._lock, f"{self._directory}/lock"):
+            return True
+        if not isinstance(self._shared.low, DataDirError):
+            self._shared.low = DataDirError(
+                f"{self._directory}: the data folder was removed or replaced while the broker ran: the append was refused",
+                hint="stop this broker; it writes nothing to the folder that is there now",
+            )
+            self._report("directory_replaced", {"directory": self._directory})
+        return False
 
     def _look_at_the_disk(self) -> None:
         """Refuse appends before the disk is really full, take them again by itself at twice the floor."""
@@ -500,6 +527,7 @@ class EmbeddedLog:
     # -- stopping ------------------------------------------------------------------------------------------------------
 
     def close(self, done: Callable[[], None]) -> None:
+        self._is_ours()  # says so, if it is not; then every write by a name fails
         partitions = [partition for found in self._topics.values() for partition in found]
         waiting = len(partitions) + 1
 

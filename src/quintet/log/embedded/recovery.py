@@ -200,7 +200,7 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, s
         opened.damages.append(Damage(segment.path, size, start - size, -1, expected, expected))
         return expected
     segment.index = Index(start)
-    handle = disk.open(segment.path, write=last)
+    handle = disk.open(segment.path)
     try:
         end, resumed, kept = start, expected, False
         for part in scan(disk, handle, segment.seed, start, size, expected):
@@ -221,7 +221,7 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, s
                     if kept:
                         expected = _keep(segment, part, rest, expected, opened)
                     else:
-                        _cut(disk, handle, segment, part, size, expected, opened)
+                        _cut(disk, segment, part, size, expected, opened)
                         size = part.position
             elif part.reason != 0:
                 length = size - part.position
@@ -271,9 +271,13 @@ def _offsets_claimed(disk: Disk, segment: Segment) -> int:
     return max([segment.base + 1, *(base + span for _, _, base, span, _ in entries)])
 
 
-def _cut(disk: Disk, handle: int, segment: Segment, gap: Gap, size: int, expected: int, opened: Opened) -> None:
-    disk.truncate(handle, gap.position)
-    disk.fdatasync(handle)
+def _cut(disk: Disk, segment: Segment, gap: Gap, size: int, expected: int, opened: Opened) -> None:
+    handle = disk.open(segment.path, write=True)
+    try:
+        disk.truncate(handle, gap.position)
+        disk.fdatasync(handle)
+    finally:
+        disk.close(handle)
     opened.torn.append(
         {"file": segment.path, "position": gap.position, "length": size - gap.position, "offset": expected}
     )
