@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from quintet.flight.server import Door
     from quintet.server import Server
 
-_LOG_GAUGES = ("cache_bytes", "partitions", "unsynced_bytes")  # of the log's figures; the others only rise
+_LOG_GAUGES = (
+    "cache_bytes",
+    "damaged_ranges",
+    "partitions",
+    "unsynced_bytes",
+)  # of the log's figures; the others only rise
 # Counters of a listener: (attribute, metric, help)
 _DOOR_COUNTERS = (
     ("accepted", "quintet_connections_accepted_total", "Connections accepted."),

@@ -515,10 +515,13 @@ def _key_of(listener: str) -> str:
 
 def _report(event: str, fields: dict[str, object]) -> None:
     """How parts without a logger speak: the event's name decides how loud."""
-    loud = ("quarantined", "partition_failed", "dead_letter_failed", "storage_full", "checkpoint_ignored",
-            "audit_lost", "anchor_differs", "anchors_failed", "chain_key_missing", "session_failed",
-            "commit_failed")  # fmt: skip
-    level = _log.error if event in loud else _log.warning if event in ("slow_turn", "clock_jumped") else _log.info
+    level = (
+        _log.error
+        if event in logs.ERROR_EVENTS
+        else _log.warning
+        if event in ("slow_turn", "clock_jumped")
+        else _log.info
+    )
     level(event, **fields)
 
 

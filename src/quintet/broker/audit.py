@@ -134,6 +134,7 @@ class Audit:
         segment_bytes = max(bytes_max // SEGMENTS, limits.SEGMENT_BYTES_MIN)
         spec = TopicSpec(*AUDIT_TOPIC, retention_bytes=bytes_max, segment_bytes=segment_bytes)
         self.recorded = self.left_out = self.lost = 0
+        self._log = log
         self._partition: Partition = log.open_topic(spec)[0]
         self._scheduler = scheduler
         self._report = report
@@ -144,7 +145,7 @@ class Audit:
         self._encode = msgspec.json.Encoder().encode
 
     def load(self) -> None:
-        """Read the latest events back. Blocks: only used at start."""
+        """Read the latest events back. Blocks: only used at start. Raises TableDamaged."""
         partition = self._partition
         decode = msgspec.json.Decoder(Event).decode
         offset = max(partition.start, partition.visible - EVENTS_KEPT_MAX)
@@ -159,6 +160,7 @@ class Audit:
                     except msgspec.DecodeError as error:
                         self._report("audit_unreadable", {"id": id, "error": str(error)})
                 offset = batch.next_offset
+        self._log.check_sound(partition.topic_id, "the audit (__audit)")
 
     @property
     def partition(self) -> Partition:

@@ -104,6 +104,7 @@ class Broker:
         self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
         self.audit.load()
         self.events = Events(log, scheduler, report, mode=options.events, bytes_max=options.events_bytes)
+        self.events.load()
         self.users = Users(log, scheduler, self.access, self.audit, options.entropy, options.password_bytes_min)
         self.users.load()
         self.keys = Keys(
@@ -113,6 +114,7 @@ class Broker:
         self.keys.load()
         self.topics = Topics(log, topics_table, replace(options.topics, cache_durability=options.caches.durability))
         self.topics.load()
+        self.topics.check_folders(report)
         self.keeps_rejected = options.keep_rejected
         self.intents = Intents(
             _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)), self.topics, scheduler, report, log.stages

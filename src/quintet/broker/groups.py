@@ -134,8 +134,9 @@ class Groups:
             end = topic.partitions[row.partition].visible
         if row.offset <= end:
             return
-        self._report(
-            "group_offset_clamped",
+        kept = topic is not None and topic.spec.id == row.topic_id and topic.spec.durability == "fsync"
+        self._report(  # of what is always synced first nothing can be missing: it was lost, or the folder is an older one
+            "group_beyond_end" if kept else "group_offset_clamped",
             {"topic": row.topic, "group": row.group, "partition": row.partition, "from": row.offset, "to": end},
         )
         place = group.places[row.partition]

@@ -46,7 +46,7 @@ class FilePartition:
         "_armed", "_busy", "_chunks", "_closed", "_dirty", "_end", "_extending", "_failure", "_last_sync", "_last_time",
         "_on_idle", "_pending", "_pending_bytes", "_plan", "_plan_end", "_probed", "_shared", "_syncing", "_used", "_visible",
         "_offered", "_watchers", "_writer", "cache", "directory", "mark", "number", "segments", "spec", "topic_id", "working",
-        "_inline", "_active", "links",
+        "_inline", "_active", "_strict", "links",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, spec: TopicSpec, number: int, directory: str, opened: Opened) -> None:
@@ -65,6 +65,7 @@ class FilePartition:
         self._plan_end = self._plan.end if self._plan else HEADER_BYTES
         self._writer = Writer(shared, directory, spec.partitions)
         self._inline = spec.durability != "fsync"
+        self._strict = spec.is_strict
         self.mark: Mark | None = None
         if self.segments and not opened.roll:
             last = self.segments[-1]
@@ -165,7 +166,10 @@ class FilePartition:
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
         views = [reader.View(segment) for segment in self.segments[first:]]
         found: list[RecordBatch] = []
-        result = reader.read(self._shared.disk, self._shared.read_buffers, views, offset, READ_NOW_BYTES)
+        try:
+            result = reader.read(self._shared.disk, self._shared.read_buffers, views, offset, READ_NOW_BYTES)
+        except OSError as error:
+            raise CorruptData(f"{self.directory}: cannot be read: {error.strerror or error}") from error
         self._fetched(lambda batches, _: found.extend(batches), result)
         return found
 
@@ -259,7 +263,7 @@ class FilePartition:
             plan.chain, plan.begun = self.links.start(), now
         self.links.seal(batch, base, now, plan.seed)
         chunks = self._chunks
-        if not chunks or chunks[-1].segment is not plan:
+        if not chunks or chunks[-1].segment is not plan or self._strict:
             chunks.append(Chunk(plan, self._plan_end))
         chunk = chunks[-1]
         chunk.buffers.append(batch)

@@ -16,7 +16,7 @@ from quintet.log.embedded.segment import Damage
 from quintet.log.embedded.upkeep import Upkeep
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import StorageFull
+from quintet.model.errors import StorageError
 from quintet.model.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class Shared:
         self.stats = dict.fromkeys(COUNTERS, 0)
         self.unsynced = 0
         self.cache_bytes = 0
-        self.low: StorageFull | None = None  # free space is below the floor: only the broker's own tables may grow
+        # Free space is below the floor, or the folder is not ours any more: only the broker's own tables may grow.
+        self.low: StorageError | None = None
         self.cache_bytes_max = limits.TAIL_CACHE_BYTES
         self.cache_order: deque[TailCache] = deque()
         self.memory_bytes = 0
