@@ -215,12 +215,12 @@ class Lane:
             heapq.heappop(timers)
         return timers[0][0] if timers else None
 
-    def expire(self, now: int, attempts_max: int) -> None:
+    def expire(self, monotonic: int, attempts_max: int) -> None:
         """Move what was not acknowledged in time to retry, or to dead when its attempts are used up."""
         timers = self._timers
-        while timers and timers[0][0] <= now:
+        while timers and timers[0][0] <= monotonic:
             flight = heapq.heappop(timers)[2]
-            due = self._give_back(flight, now, attempts_max)
+            due = self._give_back(flight, monotonic, attempts_max)
             if due is not None:
                 self._time(flight, due)
 
