@@ -15,7 +15,6 @@ An exception that a session raises while it receives ends its connection, and no
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from time import time_ns
 from typing import TYPE_CHECKING, cast
@@ -134,10 +133,15 @@ class Connection(asyncio.BufferedProtocol):
     def _acknowledge(self) -> None:
         """Let the system acknowledge at once what was read (Linux; elsewhere it stays as it is). It does so by itself up to
         40 ms later, and a peer that writes in small pieces with Nagle's algorithm sends the next one only then."""
-        sock = None if self._transport is None else self._transport.get_extra_info("socket")
-        if sock is not None and QUICK_ACK is not None:
-            with suppress(OSError):  # it was closed meanwhile
-                sock.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
+        if QUICK_ACK is None or self._transport is None:
+            return
+        number = self._transport.get_extra_info("socket").fileno()
+        # Not the transport's own object: uvloop's makes a second descriptor for every call.
+        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=number)
+        try:
+            borrowed.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
+        finally:
+            borrowed.detach()
 
     def _count_failures(self) -> None:
         failed = self._session.auth_failures - self._failures
