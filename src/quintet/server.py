@@ -365,10 +365,11 @@ class Server:
             certificate=_content(door.tls_cert),
             key=_content(door.tls_key),
             client_ca=_content(door.tls_client_ca),
+            output_bytes_max=self.settings.limits.output_bytes_max,
         )
         self._bridge = Bridge(asyncio.get_running_loop(), turns=self.turns)
         try:
-            self.flight = Door(self.broker, self._bridge, options, os.urandom)
+            self.flight = Door(self.broker, self._bridge, options, os.urandom, _report)
         except OSError as error:
             raise _cannot_listen("flight", door.host, door.port, error) from error
 
