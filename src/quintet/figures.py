@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -15,13 +16,19 @@ from quintet.admin.metrics import Family
 from quintet.broker.pipelines import ENDED, Report
 from quintet.net.listener import Listener
 from quintet.net.quic import QuicListener
+from quintet.net.turns import BOUNDS_S, Turns
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
     from quintet.flight.server import Door
     from quintet.server import Server
 
-_LOG_GAUGES = ("cache_bytes", "partitions", "unsynced_bytes")  # of the log's figures; the others only rise
+_LOG_GAUGES = (
+    "cache_bytes",
+    "damaged_ranges",
+    "partitions",
+    "unsynced_bytes",
+)  # of the log's figures; the others only rise
 # Counters of a listener: (attribute, metric, help)
 _DOOR_COUNTERS = (
     ("accepted", "quintet_connections_accepted_total", "Connections accepted."),
@@ -200,6 +207,7 @@ class View:
         ]  # fmt: skip
         for attribute, name, text in _DOOR_COUNTERS:
             found.append(Family(name, "counter", text, _per_door(doors, attrgetter(attribute))))
+        found.append(_turns_family(server.turns))
         found += _quic_families(doors)
         for path, kind, name, text in _BROKER_FIGURES:
             value = attrgetter(path)(server.broker)
@@ -227,6 +235,13 @@ def _per_door(
     doors: Sequence[tuple[str, Listener | QuicListener]], value: Callable[[Listener | QuicListener], int]
 ) -> list[tuple[dict[str, str], int]]:
     return [({"door": name}, value(listener)) for name, listener in doors]
+
+
+def _turns_family(turns: Turns) -> Family:
+    bounds = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")
+    samples = [({"le": bound}, count) for bound, count in zip(bounds, accumulate(turns.counts), strict=True)]
+    text = "Processor time of the loop thread in one of its turns: nobody else is served meanwhile."
+    return Family("quintet_loop_turn_seconds", "histogram", text, samples, turns.seconds)
 
 
 def _quic_families(doors: Sequence[tuple[str, Listener | QuicListener]]) -> list[Family]:

@@ -51,10 +51,12 @@ from quintet.net.certificates import development_certificate, is_authority, read
 from quintet.net.connection import Connection
 from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
+from quintet.net.output import OutputBudget
 from quintet.net.quic import QuicConnection, QuicListener, QuicOptions
 from quintet.net.quic_endpoint import endpoint_class
 from quintet.net.quic_streams import Stream
 from quintet.net.tls import load_into, server_context
+from quintet.net.turns import Turns
 from quintet.net.websocket import Heartbeat, WebSocketSession
 from quintet.protocols.base import Session, StreamSession
 from quintet.protocols.blipmq import frames as blip_frames
@@ -147,12 +149,14 @@ class Server:
         self.listeners: dict[str, Listener | QuicListener] = {}
         self.felix_certificate: Path | None = None  # for clients to trust, where the door made its own
         self.contexts: dict[str, ssl.SSLContext] = {}
+        self.output = OutputBudget(settings.limits.output_bytes_max)
         self.admin: AdminServer | None = None
         self.flight: Door | None = None
         self._bridge: Bridge | None = None
         self.draining = False
         self.log: EmbeddedLog
         self.broker: Broker
+        self.turns: Turns
         self._scheduler: LoopScheduler
         self._stop = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
@@ -164,7 +168,8 @@ class Server:
     async def run(self, print_ready: bool) -> int:
         check_doors()
         loop = asyncio.get_running_loop()
-        scheduler = self._scheduler = LoopScheduler(loop)
+        self.turns = Turns(loop, _report)
+        scheduler = self._scheduler = LoopScheduler(loop, turns=self.turns)
         settings = self.settings
         self.log = EmbeddedLog(
             settings.data,
@@ -273,7 +278,9 @@ class Server:
     async def _open(self, name: str, door: TcpListener, make: partial[Session]) -> None:
         if door.tls_cert is not None and door.tls_key is not None:
             self.contexts[name] = server_context(door.tls_cert, door.tls_key, door.tls_client_ca)
-        listener = Listener(self._limits_of(name, door), make, _report, self.contexts.get(name))
+        listener = Listener(
+            self._limits_of(name, door), make, _report, self.contexts.get(name), self.output, self.turns
+        )
         try:
             await listener.start()
         except OSError as error:
@@ -311,7 +318,7 @@ class Server:
             open=door.open,
         )
         make = partial(self._felix_session, options=_felix_options(door))
-        listener = QuicListener(self._limits_of("felix", door), options, make, _report, self._scheduler)
+        listener = QuicListener(self._limits_of("felix", door), options, make, _report, self._scheduler, self.output)
         try:
             await listener.start()
         except ValueError as error:
@@ -360,7 +367,7 @@ class Server:
             key=_content(door.tls_key),
             client_ca=_content(door.tls_client_ca),
         )
-        self._bridge = Bridge(asyncio.get_running_loop())
+        self._bridge = Bridge(asyncio.get_running_loop(), turns=self.turns)
         try:
             self.flight = Door(self.broker, self._bridge, options, os.urandom)
         except OSError as error:
@@ -396,7 +403,7 @@ class Server:
                 self._jumps_seen = self.broker.clock.jumps
                 self._renew_certificate()
         finally:
-            self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+            self._ticker = asyncio.get_running_loop().call_later(TICK_S, self.turns.run, self._tick)
 
     def _let_sessions_look_again(self) -> None:
         """Rights changed: also who says nothing and only receives must notice."""
@@ -530,10 +537,14 @@ def _key_of(listener: str) -> str:
 
 def _report(event: str, fields: dict[str, object]) -> None:
     """How parts without a logger speak: the event's name decides how loud."""
-    loud = ("quarantined", "partition_failed", "dead_letter_failed", "storage_full", "checkpoint_ignored",
-            "audit_lost", "anchor_differs", "anchors_failed", "chain_key_missing", "session_failed")  # fmt: skip
-    speak = _log.error if event in loud else _log.warning if event == "clock_jumped" else _log.info
-    speak(event, **fields)
+    level = (
+        _log.error
+        if event in logs.ERROR_EVENTS
+        else _log.warning
+        if event in ("slow_turn", "clock_jumped")
+        else _log.info
+    )
+    level(event, **fields)
 
 
 def _chain_key(settings: Settings) -> bytes:

@@ -138,11 +138,18 @@ class Subscriptions:
                 lane = Lane(partition, partition.visible)
                 if number < len(row.lanes) and not topic.in_memory:
                     saved = row.lanes[number]
+                    if saved.position > partition.visible and topic.spec.durability == "fsync":
+                        self._beyond_end(row, number, saved.position, partition.visible)
                     lane.restore(min(saved.position, partition.visible), saved.pending)
                 lanes.append(lane)
             # Its idle time starts again with the broker.
             self._open(row.id, row.owner, topic, row.qos, lanes, row.door, row.name)
             self._last_id = max(self._last_id, row.id)
+
+    def _beyond_end(self, row: SubscriptionRow, partition: int, position: int, end: int) -> None:
+        """Of what is always synced first nothing can be missing: it was lost, or the topic's folder is an older one."""
+        fields = {"subscription": row.id, "topic": row.topic, "partition": partition, "from": position, "to": end}
+        self._report("subscription_beyond_end", fields)
 
     def create(
         self,

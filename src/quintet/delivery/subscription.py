@@ -178,13 +178,16 @@ class Subscription:
 
     # -- poll ------------------------------------------------------------------------------------------------------
 
-    def poll(self, count: int, sink: Sink, wake: Callable[[], None]) -> tuple[list[tuple[int, Run]], bool]:
-        """Up to count records now as (partition, run), and whether more may come once `wake` was called (they are being read from disk)."""
+    def poll(
+        self, count: int, sink: Sink, wake: Callable[[], None], bytes_max: int
+    ) -> tuple[list[tuple[int, Run]], bool]:
+        """Up to count records now as (partition, run), no more of them once they have bytes_max; and whether more may come
+        once `wake` was called (they are being read from disk)."""
         runs: list[tuple[int, Run]] = []
         now, monotonic = self._now(), self._monotonic()
         self.last_used = monotonic
         for lane in self._in_turn():
-            while count > 0 and (lane.position < lane.partition.visible or lane.retry):
+            while count > 0 and bytes_max > 0 and (lane.position < lane.partition.visible or lane.retry):
                 limit = min(count, self._credit(lane))
                 if limit <= 0:
                     break
@@ -199,6 +202,7 @@ class Subscription:
                 lane.sent(run, qos, sink, monotonic + _backoff(self._policy.poll_backoff_us, lane.attempt_of(run)))
                 self._turn += 1
                 count -= run[2] - run[1]
+                bytes_max -= run[0].length * (run[2] - run[1]) // run[0].count
                 self.delivered += run[2] - run[1]
                 self._touch()
                 runs.append((lane.partition.number, run))
@@ -253,6 +257,10 @@ class Subscription:
         """Per lane, the offsets whose attempts are used up (offset -> attempts). They stay pending until the broker
         has buried them."""
         return [(lane, dict(lane.dead)) for lane in self.lanes if lane.dead]
+
+    def bytes_ahead(self) -> int:
+        """About how many bytes are not delivered yet, over all partitions."""
+        return sum(lane.partition.bytes_from(lane.position) for lane in self.lanes)
 
     def backlog(self) -> int:
         """Records not settled yet, over all partitions."""

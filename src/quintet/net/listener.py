@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from quintet.model import limits
 from quintet.net.connection import Connection
+from quintet.net.output import OutputBudget
+from quintet.net.turns import Turns
 from quintet.protocols.base import Session
 
 SWEEP_S = 0.25
@@ -73,10 +75,14 @@ class Listener:
         make_session: Callable[[Connection], Session],
         report: Report,
         tls: ssl.SSLContext | None = None,
+        output: OutputBudget | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.options = options
+        self.output = output or OutputBudget()
         self.make_session = make_session
         self.loop = asyncio.get_running_loop()
+        self.turns = turns or Turns(self.loop)
         self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))
         self.connections: set[Connection] = set()
         self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
@@ -155,8 +161,8 @@ class Listener:
     def fault(self, connection: Connection, where: str, error: Exception) -> None:
         """A session raised: say on which connection, once for each."""
         self.faults += 1
-        self._report("session_failed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
-                                        "where": where, "error": repr(error), "exc_info": error})  # fmt: skip
+        self._report("session_failed", {**connection.turn_facts(), "where": where, "error": repr(error),
+                                        "exc_info": error})  # fmt: skip
 
     def watch_stall(self, connection: Connection) -> None:
         self._watched.add(connection)
@@ -164,6 +170,9 @@ class Listener:
     # -- time and end ----------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
+        self.turns.run(self._check_all)
+
+    def _check_all(self) -> None:
         monotonic = self.monotonic()
         for connection in list(self._watched):
             connection.check(monotonic)

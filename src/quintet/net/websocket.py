@@ -34,6 +34,7 @@ FRAGMENTS_US: Final = 10_000_000  # from the first fragment of a message to its 
 PINGS_MAX: Final = 100  # answered between two beats, then the peer is cut
 PINGS_MISSED_MAX: Final = 2
 PART_US: Final = 2_000_000
+SKIPPED_AT_ONCE: Final = 4_096  # frames behind our close; then others have their turn
 REASON_BYTES_MAX: Final = 123  # a control frame has 125 bytes, two are the code
 CONTROL_BYTES_MAX: Final = 125
 
@@ -66,11 +67,14 @@ class Messages(Protocol):
     principal_name: str | None
 
     @property
+    def operation(self) -> str: ...
+
+    @property
     def holding(self) -> bool: ...
 
     @property
     def enough(self) -> bool:
-        """Its answers are large, or owed: the next messages stay where they are for now."""
+        """Its answers are large, or owed, or the turn is over: the next messages stay where they are for now."""
 
     @property
     def message_bytes_max(self) -> int:
@@ -144,6 +148,10 @@ class WebSocketSession:
     @property
     def principal_name(self) -> str | None:
         return self._inner.principal_name
+
+    @property
+    def operation(self) -> str:
+        return self._inner.operation
 
     @property
     def holding(self) -> bool:
@@ -376,8 +384,11 @@ class WebSocketSession:
 
     def _throw_away(self, view: memoryview, position: int) -> int:
         """Frames are skipped without being kept; the peer's close ends it."""
-        end = len(view)
+        end, skipped = len(view), 0
         while position < end and self.closing is None:
+            if skipped > SKIPPED_AT_ONCE:
+                self.stopped = True
+                break
             if self._skip:
                 step = min(self._skip, end - position)
                 self._skip -= step
@@ -390,6 +401,7 @@ class WebSocketSession:
                 self.closing = self._inner.closing
                 return end
             self._skip = size
+            skipped += 1
         return position
 
     # -- beats -----------------------------------------------------------------------------------------------------
