@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from quintet.flight.server import Door
     from quintet.server import Server
 
-_LOG_GAUGES = ("cache_bytes", "partitions", "unsynced_bytes")  # of the log's figures; the others only rise
+_LOG_GAUGES = (
+    "cache_bytes",
+    "damaged_ranges",
+    "partitions",
+    "unsynced_bytes",
+)  # of the log's figures; the others only rise
 # Counters of a listener: (attribute, metric, help)
 _DOOR_COUNTERS = (
     ("accepted", "quintet_connections_accepted_total", "Connections accepted."),
@@ -217,7 +222,7 @@ class View:
                 Family(name, kind, text, [({"tenant": each}, figure(server.broker, each)) for each in tenants])
             )
         if server.flight is not None:
-            found += _flight_families(server.flight, server.broker.scheduler.now())
+            found += _flight_families(server.flight, server.broker.scheduler.monotonic())
         if server.log.anchor_head:
             number = int(server.log.anchor_head.partition(":")[0])
             found.append(
@@ -247,11 +252,11 @@ def _quic_families(doors: Sequence[tuple[str, Listener | QuicListener]]) -> list
     ]
 
 
-def _flight_families(door: "Door", now: int) -> list[Family]:
+def _flight_families(door: "Door", monotonic: int) -> list[Family]:
     found = [Family("quintet_flight_streams", "gauge", "Flight streams under way.", [({}, door.streams)])]
     for attribute, name, text in _FLIGHT_COUNTERS:
         found.append(Family(name, "counter", text, [({}, getattr(door.figures, attribute))]))
-    pipelines = door.pipelines.seen("", True, now)
+    pipelines = door.pipelines.seen("", True, monotonic)
     found.append(Family("quintet_pipelines", "gauge", "Pipelines that reported within a day.", [({}, len(pipelines))]))
     for name, kind, text, value in _PIPELINE_FIGURES:
         samples = [

@@ -57,6 +57,7 @@ class EchoSession:
         self.principal_name: str | None = None
         self.holding = False
         self.stopped = False
+        self.operation = "line"
         self.stream = stream
         self.seen = seen
         self.outlets: list[Outlet] = []
@@ -128,7 +129,7 @@ class EchoSession:
     def deadline(self) -> int | None:
         return self.due
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         self.due = None
         self._out.append(b"tick\n")
 
@@ -145,8 +146,8 @@ class ClockedListener(QuicListener):
 
     ahead = 0
 
-    def now(self) -> int:
-        return super().now() + self.ahead
+    def monotonic(self) -> int:
+        return super().monotonic() + self.ahead
 
 
 @asynccontextmanager

@@ -51,6 +51,11 @@ class DoorLaws:
         offers: list[Peer] = []
         again = Peer._let_go
         monkeypatch.setattr(Peer, "turn_frames", frames)
-        monkeypatch.setattr(Peer, "_let_go", lambda peer: (again(peer), offers.append(peer))[0])
+
+        def noted(peer: Peer) -> None:
+            again(peer)
+            offers.append(peer)
+
+        monkeypatch.setattr(Peer, "_let_go", noted)
         assert self.run([]) == whole
         assert frames > 2 or max(peer.offers for peer in offers) > 0, "no turn ended before the input did"

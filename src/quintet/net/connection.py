@@ -14,11 +14,13 @@ An exception that a session raises while it receives ends its connection, and no
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from time import time_ns
 from typing import TYPE_CHECKING, cast
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
+from quintet.net.output import OWN_BYTES_MAX, PRESSED_BYTES_MIN, PRESSED_STALL_US
 from quintet.protocols.base import STALL, WAIT, Session
 
 if TYPE_CHECKING:
@@ -29,14 +31,19 @@ STALL_STEP_S = 0.001  # how long a congested publisher is not read from before l
 STALL_STEPS_MAX = 10  # ... and how often, when the reason is a slow subscriber and not the disk
 STALL_STEPS_EVEN = 16  # looks of the same distance, then they come further apart, up to ...
 STALL_STEP_MAX_S = 0.02  # ... this: thousands of connections may wait for one slow disk
-CHOKE_BYTES = 4 * limits.WRITE_HIGH_BYTES  # of answers the peer does not take: above this it may not ask for more
+CHOKE_BYTES = OWN_BYTES_MAX  # of answers the peer does not take: above this it may not ask for more
+
+READS_TOO_SLOWLY = (
+    f"the peer took less than {PRESSED_BYTES_MIN // limits.KIB} KiB of its answers in {PRESSED_STALL_US // 1_000_000} "
+    "seconds while others waited (limits.output_bytes_max)"
+)
 
 
 class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
-        "_choked", "_failures", "_held", "_large", "_large_used", "_listener", "_lost", "_parked", "_queued", "_receiving", "_rest",
+        "_choked", "_claimed", "_failures", "_held", "_large", "_large_used", "_listener", "_lost", "_parked", "_queued", "_receiving", "_rest",
         "_session", "_stalled_bytes", "_stalled_since", "_transport", "_turns", "_waking", "peer",
     )  # fmt: skip
 
@@ -54,6 +61,7 @@ class Connection(asyncio.BufferedProtocol):
         self._failures = 0
         self._lost = False
         self._choked = False
+        self._claimed = False  # bytes of the output budget are held for an answer that is being made
         self._held = False  # the session leaves whole frames here until a late answer
         self._receiving = False
         self._queued = False  # what the session left is offered again in a later turn
@@ -190,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
     def _watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
         assert self._transport is not None
-        self._stalled_since = self._listener.now()
+        self._stalled_since = self._listener.monotonic()
         self._stalled_bytes = self._transport.get_write_buffer_size()
         self._listener.watch_stall(self)
 
@@ -199,6 +207,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _has_room(self) -> None:
         self._stalled_since = None
+        if not self._claimed:
+            self._listener.output.hold(self, 0)
         if self._choked and self._transport is not None:
             self._choked = False
             if not self._held:
@@ -240,6 +250,7 @@ class Connection(asyncio.BufferedProtocol):
             self._session.closed()
         except Exception as fault:
             self.fault("closed", fault)
+        self._listener.output.drop(self)
         self._listener.closed(self)
         self._transport = None
 
@@ -249,18 +260,33 @@ class Connection(asyncio.BufferedProtocol):
         return 0 if self._turns.over() else self._unsent_room()
 
     def _unsent_room(self) -> int:
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing() or self._listener.output.full:
             return 0
         # One more than the mark: at the mark itself the transport has not paused, so nobody would wake who parks.
         return limits.WRITE_HIGH_BYTES + 1 - self._transport.get_write_buffer_size()
 
     def park(self, call: Callable[[], None]) -> None:
+        if self._stalled_since is None:  # its own socket has room: what is full is the budget of all
+            self._listener.output.park(call)
+            return
         if self._parked is None:
             self._parked = []
         self._parked.append(call)
         if not self._waking and self._unsent_room() > 0:  # only the turn is over: the transport will not call
             self._waking = True
             self._turns.later(self._wake_later)
+
+    def claim(self, size: int, token: object) -> bool:
+        """See ClaimingSink. What was claimed is given back when the answer was handed to the socket."""
+        if self._lost:
+            return False
+        self._claimed = True
+        return self._listener.output.claim(self, size, partial(self.completed, token, None, None))
+
+    def unclaim(self) -> None:
+        if not self._lost:
+            self._claimed = False
+            self._listener.output.answered(self, self._unsent())
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         if not self._lost:
@@ -336,6 +362,9 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 transport.writelines(output)
             self._listener.bytes_out += sum(map(len, output))
+            if self._claimed or self._stalled_since is not None:
+                self._claimed = False
+                self._listener.output.answered(self, self._unsent())
             if self._stalled_since is not None and not self._choked and transport.get_write_buffer_size() > CHOKE_BYTES:
                 self._choked = True  # deliveries stop by themselves (room); only replies come this far
                 transport.pause_reading()
@@ -346,14 +375,19 @@ class Connection(asyncio.BufferedProtocol):
             if transport.get_write_buffer_size():
                 self._watch_unsent()  # a peer that reads nothing must not keep a closing connection for ever
 
-    def check(self, now: int) -> None:
+    def _unsent(self) -> int:
+        """What its peer has not taken, if that is more than the socket's own mark."""
+        assert self._transport is not None
+        return self._transport.get_write_buffer_size() if self._stalled_since is not None else 0
+
+    def check(self, monotonic: int) -> None:
         """Called by the listener's sweep while there is a deadline or a stalled write."""
         if self._lost:
             return
         try:
             deadline = self._session.deadline()
-            if deadline is not None and now >= deadline:
-                self._session.tick(now)
+            if deadline is not None and monotonic >= deadline:
+                self._session.tick(monotonic)
                 self._drain()
         except Exception as fault:
             self.fault("tick", fault)
@@ -361,10 +395,13 @@ class Connection(asyncio.BufferedProtocol):
         if stalled is None or self._transport is None:
             return
         unsent = self._transport.get_write_buffer_size()
-        if unsent < self._stalled_bytes:
-            self._stalled_since, self._stalled_bytes = now, unsent
-        elif now - stalled >= limits.WRITE_STALL_US:
-            self._listener.closing(self, "the peer has read nothing for 10 seconds")
+        pressed = self._listener.output.pressed and unsent > limits.WRITE_HIGH_BYTES
+        if self._stalled_bytes - unsent >= (PRESSED_BYTES_MIN if pressed else 1):
+            self._stalled_since, self._stalled_bytes = monotonic, unsent
+            if not self._claimed:
+                self._listener.output.hold(self, unsent)
+        elif monotonic - stalled >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):
+            self._listener.closing(self, READS_TOO_SLOWLY if pressed else "the peer has read nothing for 10 seconds")
             self._transport.abort()
 
     @property

@@ -19,6 +19,7 @@ from typing import Any, Final
 from quintet.model import limits
 from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
 from quintet.net.loop import LoopScheduler
+from quintet.net.output import OutputBudget
 from quintet.net.quic_endpoint import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE, Endpoint, make_endpoint
 from quintet.net.quic_streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
 from quintet.net.turns import Turns
@@ -59,7 +60,7 @@ class QuicOptions:
 class QuicConnection:
     """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
 
-    __slots__ = ("_code", "_crowded", "_empty_since", "_opened_at", "_outlets", "_reason", "_streams", "_used", "_waiting",
+    __slots__ = ("_code", "_crowded", "_empty_since", "_holds", "_opened_at", "_outlets", "_reason", "_streams", "_used", "_waiting",
                  "_watched", "_who", "closing", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
 
     def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
@@ -73,13 +74,14 @@ class QuicConnection:
         self.kept = 0  # bytes of unfinished frames over all its streams
         self._code = 0
         self._reason = ""
-        self._opened_at = listener.now()
+        self._opened_at = listener.monotonic()
         self._empty_since: int | None = self._opened_at
         self._streams: dict[int, Stream] = {}
         self._outlets: dict[int, OutletStream] = {}
         self._watched: set[Writer] | None = None
         self._waiting: dict[Writer, None] = {}  # for a later turn of the loop, in their order
         self._crowded = False
+        self._holds = False  # bytes of the output budget
         self._used = False  # the peer has opened a stream, at least once
         self._who: str | None = None
 
@@ -222,7 +224,7 @@ class QuicConnection:
         if self._watched is not None:
             self._watched.discard(writer)
         if not self._streams and not self._outlets and not self.closing:
-            self._empty_since = self.listener.now()
+            self._empty_since = self.listener.monotonic()
             self.listener.watch(self)
 
     def crowd(self) -> None:
@@ -231,8 +233,14 @@ class QuicConnection:
             self._crowded = True
             self.listener.watch(self)
 
+    def account(self) -> None:
+        """What its peer has not taken counts against the bound of all connections, above the mark of one (ADR 16)."""
+        if self.unsent > limits.WRITE_HIGH_BYTES or self._holds:
+            self._holds = self.unsent > limits.WRITE_HIGH_BYTES
+            self.listener.output.hold(self, self.unsent if self._holds else 0)
+
     def _uncrowd(self) -> None:
-        if self._crowded and self.unsent <= CONNECTION_HIGH_BYTES:
+        if self._crowded and self.unsent <= CONNECTION_HIGH_BYTES and not self.listener.output.full:
             self._crowded = False
             for writer in self._writers():
                 writer.look_again()
@@ -244,18 +252,18 @@ class QuicConnection:
         """Whether the endpoint still has to give something of it to QUIC."""
         return any(self.listener.endpoint.queued(self.number, writer.number) > 0 for writer in self._writers())
 
-    def check(self, now: int) -> None:
+    def check(self, monotonic: int) -> None:
         """Called by the sweep while something has a deadline."""
-        if self.who is None and now - self._opened_at >= limits.HANDSHAKE_US and not self.in_reserve:
+        if self.who is None and monotonic - self._opened_at >= limits.HANDSHAKE_US and not self.in_reserve:
             self.shut(CODE_UNAUTHENTICATED, "not authenticated within 5 seconds")
-        elif self._empty_since is not None and now - self._empty_since >= EMPTY_US and not self.in_reserve:
+        elif self._empty_since is not None and monotonic - self._empty_since >= EMPTY_US and not self.in_reserve:
             self.shut(CODE_LIMIT, "no stream was open for 60 seconds")
         if self._crowded:
             for writer in self._writers():
                 writer.watch_unsent()
             self._uncrowd()
         for writer in list(self._watched or ()):
-            writer.check(now)
+            writer.check(monotonic)
             if not writer.watched and self._watched is not None:
                 self._watched.discard(writer)
         if not self._watched:
@@ -273,6 +281,7 @@ class QuicConnection:
     def lost(self) -> None:
         """It is gone: let go of everything."""
         self.closing = True
+        self.listener.output.drop(self)
         self.listener.closed(self)
         closed = getattr(self.shared, "closed", None)
         for let_go in (*(partial(writer.gone, LOST) for writer in self._writers()), closed):
@@ -294,8 +303,10 @@ class QuicListener:
         make_session: Callable[[Stream], StreamSession],
         report: Report,
         scheduler: LoopScheduler | None = None,
+        output: OutputBudget | None = None,
     ) -> None:
         self.options = options
+        self.output = output or OutputBudget()
         self.make_session = make_session
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop) if scheduler is None else scheduler.turns
@@ -349,6 +360,9 @@ class QuicListener:
 
     def now(self) -> int:
         return time.time_ns() // 1000
+
+    def monotonic(self) -> int:
+        return time.monotonic_ns() // 1000
 
     def set_certificate(self, certificate: bytes, key: bytes, client_ca: bytes) -> None:
         """For connections from now on. ValueError: what is wrong with it, and the old one stays."""
@@ -445,7 +459,7 @@ class QuicListener:
         self._by_number[connection.number] = connection
         self._addresses[address] += 1
         self._watched.add(connection)
-        blocked = self._failures.blocked(address, self.now())
+        blocked = self._failures.blocked(address, self.monotonic())
         waiting = self._waiting() if len(self._watched) > self.options.unauthenticated_max else 0
         reason = self.options.refusal(address, len(self.connections), self._addresses[address], blocked, waiting)
         if reason:
@@ -464,9 +478,9 @@ class QuicListener:
     def auth_failed(self, connection: QuicConnection, count: int) -> None:
         """Count them against the address; past the limit, its connections end and new ones are refused for the minute."""
         address = connection.host
-        self._failures.add(address, self.now(), count)
+        self._failures.add(address, self.monotonic(), count)
         self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
-        if self._failures.blocked(address, self.now()):
+        if self._failures.blocked(address, self.monotonic()):
             connection.shut(CODE_LIMIT, "too many failed authentications")
 
     def closed(self, connection: QuicConnection) -> None:
@@ -497,11 +511,11 @@ class QuicListener:
     # -- time and end ----------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        now = self.now()
+        monotonic = self.monotonic()
         self._at_work = None
         for connection in list(self._watched):
             try:
-                connection.check(now)
+                connection.check(monotonic)
             except Exception as error:
                 self.fault(connection, "tick", error)
             if not connection.watched:

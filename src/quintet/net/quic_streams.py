@@ -18,11 +18,13 @@ from quintet.model.batch import RecordBatch
 from quintet.net.connection import (
     CHOKE_BYTES,
     LARGE_REST_BYTES,
+    READS_TOO_SLOWLY,
     STALL_STEP_MAX_S,
     STALL_STEP_S,
     STALL_STEPS_EVEN,
     STALL_STEPS_MAX,
 )
+from quintet.net.output import PRESSED_BYTES_MIN, PRESSED_STALL_US
 from quintet.protocols.base import LOST, STALL, TOO_SLOW, WAIT, Streams, StreamSession
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class Writer:
             return 0
         if self._queued > limits.WRITE_LOW_BYTES:
             self._measure()
-        if self.connection.unsent > CONNECTION_HIGH_BYTES:
+        if self.connection.unsent > CONNECTION_HIGH_BYTES or self.connection.listener.output.full:
             self.connection.crowd()
             return 0
         # One more than the mark: at the mark itself the endpoint will not say when it is writable again.
@@ -101,6 +103,7 @@ class Writer:
             return  # STOPPED or CLOSED is among the events to come
         listener.bytes_out += size
         self._count(queued)
+        self.connection.account()
         if queued > limits.WRITE_HIGH_BYTES or (finish and queued):
             self.watch_unsent()
         elif self._parked is not None and self._unsent_room() > 0:
@@ -118,6 +121,7 @@ class Writer:
         """The endpoint sent enough."""
         if not self.dead:
             self._measure()
+            self.connection.account()
             self._stalled_since = None
             self._wake()
 
@@ -149,20 +153,23 @@ class Writer:
     def watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
         if self._stalled_since is None and self._measure():
-            self._stalled_since = self.connection.listener.now()
+            self._stalled_since = self.connection.listener.monotonic()
             self._stalled_bytes = self._queued
             self.connection.watch(self)
 
-    def check(self, now: int) -> None:
+    def check(self, monotonic: int) -> None:
         if self._stalled_since is None or self.dead:
             return
         unsent = self._measure()
         if not unsent:
             self._stalled_since = None
-        elif unsent < self._stalled_bytes:
-            self._stalled_since, self._stalled_bytes = now, unsent
-        elif now - self._stalled_since >= limits.WRITE_STALL_US:
-            self.connection.listener.stream_reset(self.connection, READS_NOTHING)
+            return
+        self.connection.account()
+        pressed = self.connection.listener.output.pressed and unsent > limits.WRITE_HIGH_BYTES
+        if self._stalled_bytes - unsent >= (PRESSED_BYTES_MIN if pressed else 1):
+            self._stalled_since, self._stalled_bytes = monotonic, unsent
+        elif monotonic - self._stalled_since >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):
+            self.connection.listener.stream_reset(self.connection, READS_TOO_SLOWLY if pressed else READS_NOTHING)
             self.connection.listener.endpoint.reset(self.connection.number, self.number, TOO_SLOW)
             self.gone(TOO_SLOW)
 
@@ -271,11 +278,12 @@ class Stream(Writer):
     def _crowded_out(self) -> bool:
         """Deliveries stop at the mark itself: so much more are answers that nobody takes, of whatever streams."""
         connection = self.connection
-        if connection.unsent > 2 * CONNECTION_HIGH_BYTES and not connection._crowded:
+        most = limits.WRITE_HIGH_BYTES if connection.listener.output.full else 2 * CONNECTION_HIGH_BYTES
+        if connection.unsent > most and not connection._crowded:
             connection.crowd()
             for writer in connection._writers():
                 writer._measure()
-        return connection.unsent > 2 * CONNECTION_HIGH_BYTES
+        return connection.unsent > most
 
     def _append(self, data: bytes) -> None:
         self.connection.kept += len(data)
@@ -356,6 +364,13 @@ class Stream(Writer):
         if self._held:
             self._let_go(fresh=True)
         super().go_on()
+
+    def claim(self, size: int, token: object) -> bool:
+        """See Link. It is the connection that holds; a stream's own answers keep within its room."""
+        return True
+
+    def unclaim(self) -> None:
+        """Nothing was claimed."""
 
     def turn_over(self) -> bool:
         return self.connection.turns.over()
@@ -544,14 +559,14 @@ class Stream(Writer):
         elif (self._held or self._choked) and self._queued <= limits.WRITE_HIGH_BYTES and self._unsent_room() > 0:
             self._ease()  # all of it was taken at once: the endpoint owes no WRITABLE
 
-    def check(self, now: int) -> None:
+    def check(self, monotonic: int) -> None:
         """Called by the sweep while there is a deadline or a stalled write."""
         if self._open and not self.ending:
             deadline = self._session.deadline()
-            if deadline is not None and now >= deadline:
-                self._session.tick(now)
+            if deadline is not None and monotonic >= deadline:
+                self._session.tick(monotonic)
                 self._drain()
-        super().check(now)
+        super().check(monotonic)
 
     @property
     def watched(self) -> bool:

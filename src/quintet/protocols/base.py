@@ -10,7 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from quintet.delivery.sink import Sink
+from quintet.model import limits
 from quintet.model.batch import RecordBatch
+
+CLAIM_BYTES_MIN: Final = 64 * limits.KIB  # an answer of no more than this needs no claim
 
 FLOWING: Final = 0
 STALL: Final = 1
@@ -56,12 +59,18 @@ class Replies:
     def add(self, slot: Slot) -> None:
         self._waiting.append(slot)
 
+    def behind(self, slot: Slot) -> Slot:
+        """A second slot right behind one that is not filled: for an answer that is made in parts."""
+        rest = Slot()
+        self._waiting.insert(self._waiting.index(slot) + 1, rest)
+        return rest
+
     def fill(self, slot: Slot, data: bytes) -> None:
         assert slot.data is None, "a reply slot is filled once"
         slot.data = data
         waiting = self._waiting
         while waiting and (ready := waiting[0].data) is not None:
-            waiting.popleft()
+            waiting.popleft().data = b""  # whoever still holds the slot does not hold the bytes
             if ready:
                 self._out.append(ready)
 
@@ -122,7 +131,8 @@ class Session(Protocol):
         """The name of the request that was acted on last, for the log."""
 
     def receive(self, view: memoryview, now: int) -> int:
-        """All bytes not yet consumed; returns how many are consumed now."""
+        """All bytes not yet consumed; returns how many are consumed now. `now` is a date: it judges tokens, delays and
+        expiry. What lasts (rates, windows, time-outs) is measured by the scheduler's monotonic clock."""
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         """A publish became durable at the level its topic promises, or failed."""
@@ -138,9 +148,9 @@ class Session(Protocol):
         behind) or until it is over (WAIT: the disk is behind, or too many of its requests wait for their answer)."""
 
     def deadline(self) -> int | None:
-        """When `tick` must be called next, or None."""
+        """When `tick` must be called next, by the monotonic clock, or None."""
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """The deadline has passed."""
 
     def take_output(self) -> list[bytes]:
@@ -156,6 +166,13 @@ class Link(Sink, Protocol):
     def turn_over(self) -> bool:
         """Asked between two frames: True when the rest has to wait for a later turn of the loop (ADR 13). A session has no
         clock; `stopped` says that it left something."""
+
+    def claim(self, size: int, token: object) -> bool:
+        """Asked before records are read for an answer of more than CLAIM_BYTES_MIN. True: up to `size` bytes may be made
+        now. False: later, then `on_completed(token, None, None)` is called (ADR 16)."""
+
+    def unclaim(self) -> None:
+        """The answer turned out to be nothing. One that is sent needs no such call."""
 
 
 class StreamSession(Session, Protocol):

@@ -56,7 +56,7 @@ class SimBroker:
         """Let time pass, with the broker's tick every step."""
         for _ in range(max(1, delta_us // step_us)):
             self.scheduler.advance(step_us)
-            self.broker.tick(self.scheduler.now())
+            self.broker.tick()
             self.scheduler.settle()
 
 
@@ -76,7 +76,7 @@ class Peer:
         self._rest = b""
         self._receiving = False
         self._lost = False  # closed: like a connection, it hands nothing on any more
-        self.session = make(sim.broker, self, sim.scheduler.now())
+        self.session = make(sim.broker, self, sim.scheduler.monotonic())
 
     def feed(self, data: bytes, chunks: Iterable[int] | None = None) -> None:
         """Bytes arrive, cut at these sizes (then whole); the turn does not end in between."""
@@ -148,6 +148,12 @@ class Peer:
 
     def park(self, call: Callable[[], None]) -> None:
         self.parked.append(call)
+
+    def claim(self, size: int, token: object) -> bool:
+        return True
+
+    def unclaim(self) -> None:
+        pass
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         if not self._lost:

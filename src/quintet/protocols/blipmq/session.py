@@ -22,7 +22,7 @@ from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
-from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot
+from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, STALL, WAIT, Link, Replies, Slot
 from quintet.protocols.blipmq import codec, errors, frames
 from quintet.protocols.blipmq.mapping import offset_of, origin_of, tag_of
 
@@ -32,6 +32,7 @@ READY: Final = "ready"
 
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 SUBSCRIPTIONS_MAX: Final = 1_000  # made on one connection
+POLL_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one run of POLLs; then the peer must take some
 REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for the disk; above it, it is not read from
 POLLS_AT_ONCE: Final = 256  # answered together; each may be a batch of its own in the log
 _IDS: Final = struct.Struct("<Q")
@@ -58,7 +59,12 @@ class BlipSession:
     )  # fmt: skip
 
     def __init__(
-        self, broker: Broker, sink: Link, now: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX, peer: str = ""
+        self,
+        broker: Broker,
+        sink: Link,
+        monotonic: int,
+        frame_bytes_max: int = frames.FRAME_BYTES_MAX,
+        peer: str = "",
     ) -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
@@ -68,7 +74,7 @@ class BlipSession:
         self._version = 1
         self._frame_bytes_max = frame_bytes_max
         self._peer = peer
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self.auth_failures = 0
         self._made = 0
         self._identity = ""
@@ -169,8 +175,8 @@ class BlipSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.closing = "no authentication within 5 seconds"
 
@@ -366,9 +372,16 @@ class BlipSession:
             return
         self._attach(subscription)
         if self._version == 1:
-            self._answer_poll(subscription, ids[:POLLS_AT_ONCE], self._replies.reserve(), None, None)
+            self._claim_poll(subscription, ids[:POLLS_AT_ONCE], self._replies.reserve())
             if len(ids) > POLLS_AT_ONCE:
                 self._left = [(frames.POLL, subscription_id, ids[POLLS_AT_ONCE:])]
+
+    def _claim_poll(self, subscription: Subscription, ids: list[int], slot: Slot) -> None:
+        """Answer now, or when there is room for so much output over all connections (ADR 16)."""
+        answer = partial(self._answer_poll, subscription, ids, slot)
+        size = min(subscription.bytes_ahead(), self._frame_bytes_max + POLL_BYTES_MAX)
+        if size <= CLAIM_BYTES_MIN or self._sink.claim(size, answer):
+            answer(None, None)
 
     def _answer_poll(
         self, subscription: Subscription, ids: list[int], slot: Slot, _result: object, _error: Exception | None
@@ -377,7 +390,8 @@ class BlipSession:
         if slot.data is not None:
             return
         again = partial(self._answer_poll, subscription, ids, slot)
-        runs, more = subscription.poll(len(ids), self._sink, partial(self._sink.completed, again, None, None))
+        wake = partial(self._sink.completed, again, None, None)
+        runs, more = subscription.poll(len(ids), self._sink, wake, POLL_BYTES_MAX)
         if more and not runs:
             return
         deliveries = []
@@ -386,7 +400,16 @@ class BlipSession:
             packed = b"".join(map(_IDS.pack, ids[used : used + last - first]))
             deliveries.append(self._encode(subscription, partition, batch, first, last, packed))
             used += last - first
-        self._replies.fill(slot, b"".join(deliveries))
+        made = b"".join(deliveries)
+        rest = ids[used:] if len(made) >= POLL_BYTES_MAX else []
+        if rest:  # there may be more for these, but not all at once
+            following = self._replies.behind(slot)
+            self._replies.fill(slot, made)
+            self._claim_poll(subscription, rest, following)
+        else:
+            self._replies.fill(slot, made)
+            if not made:
+                self._sink.unclaim()
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 

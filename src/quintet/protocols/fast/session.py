@@ -118,7 +118,7 @@ class FastDoor:
             self.origins.pop(token, None)
         self.refusals.clear()
 
-    def buckets(self, subject: str, address: str, now: int) -> list[Bucket]:
+    def buckets(self, subject: str, address: str, monotonic: int) -> list[Bucket]:
         """The rates that this subject from this address has to keep."""
         options = self.options
         found = []
@@ -127,14 +127,14 @@ class FastDoor:
             if rate:
                 bucket = self._buckets.get(key)
                 if bucket is None:
-                    self._make_room(now)
-                    bucket = self._buckets[key] = Bucket(rate, now)
+                    self._make_room(monotonic)
+                    bucket = self._buckets[key] = Bucket(rate, monotonic)
                 found.append(bucket)
         return found
 
-    def _make_room(self, now: int) -> None:
+    def _make_room(self, monotonic: int) -> None:
         if len(self._buckets) >= BUCKETS_MAX:
-            for key in [key for key, bucket in self._buckets.items() if bucket.full(now)]:
+            for key in [key for key, bucket in self._buckets.items() if bucket.full(monotonic)]:
                 del self._buckets[key]
             while len(self._buckets) >= BUCKETS_MAX:
                 del self._buckets[next(iter(self._buckets))]
@@ -161,7 +161,7 @@ class FastSession:
         "_replies", "_same", "_sink", "_slow", "_topic", "auth_failures", "closing", "principal_name", "stopped", "take_output",
     )  # fmt: skip
 
-    def __init__(self, door: FastDoor, sink: Link, now: int, peer: str = "") -> None:
+    def __init__(self, door: FastDoor, sink: Link, monotonic: int, peer: str = "") -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self.auth_failures = 0
@@ -172,7 +172,7 @@ class FastSession:
         self._extended = door.options.extended  # requests are answered
         # What an empty token means; b"": nothing yet; None: nothing, ever.
         self._same: bytes | None = b"" if self._extended else None
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._refused = 0
         self._replies = Replies()
         self.take_output = self._replies.take
@@ -243,16 +243,16 @@ class FastSession:
             return
         bearer = self._door.bearers.get(token) or self._door.learn(token, now)
         if bearer is not None and self._welcome(bearer):
-            self._slow = self._door.buckets(bearer.name, self._address, now)
+            self._slow = self._door.buckets(bearer.name, self._address, self._broker.scheduler.monotonic())
             self._hold()
 
     def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
         """Take nothing while a rate is overdrawn; look again in a while, unless the connection is gone."""
-        now = self._broker.scheduler.now()
-        self._slow = [bucket for bucket in self._slow if bucket.wait(now)]
+        monotonic = self._broker.scheduler.monotonic()
+        self._slow = [bucket for bucket in self._slow if bucket.wait(monotonic)]
         self._held = bool(self._slow)
         if self._held:
-            wait = max(bucket.wait(now) for bucket in self._slow)
+            wait = max(bucket.wait(monotonic) for bucket in self._slow)
             again = partial(self._sink.completed, self._hold, None, None)
             self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
 
@@ -315,8 +315,8 @@ class FastSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.closing = "no valid token within 5 seconds"
 
@@ -349,7 +349,7 @@ class FastSession:
             if self.principal_name is None and not self._welcome(bearer):
                 return
             if kind == frames.PUBLISH:
-                self._publish(bearer, topic, item[3], count, now)
+                self._publish(bearer, topic, item[3], count)
             elif kind == frames.SUBSCRIBE:
                 self._subscribe(bearer, topic)
             elif kind == frames.UNSUBSCRIBE:
@@ -389,7 +389,7 @@ class FastSession:
                 self._same = b""  # tokens shown before were not shown to be gone back to
         return found.end()
 
-    def _publish(self, bearer: Bearer, id: int, batch: bytearray, count: int, now: int) -> None:
+    def _publish(self, bearer: Bearer, id: int, batch: bytearray, count: int) -> None:
         queue = self._broker.queues.authorize(bearer, id, "publish", self._peer)
         self._check_open()
         topic = queue.topic
@@ -401,10 +401,12 @@ class FastSession:
             topic.publish(batch, count, False, None)
         if self._topic is None or not self._topic.waiting:  # one that waits for its row holds the publisher
             self._topic = topic
-        for bucket in self._door.buckets(bearer.name, self._address, now):
-            bucket.take(count, now)
-            if bucket not in self._slow:
-                self._slow.append(bucket)
+        if self._door.limited:
+            monotonic = self._broker.scheduler.monotonic()
+            for bucket in self._door.buckets(bearer.name, self._address, monotonic):
+                bucket.take(count, monotonic)
+                if bucket not in self._slow:
+                    self._slow.append(bucket)
 
     def _create(self, bearer: Bearer, id: int, name: bytes, flags: int) -> None:
         self._check_open()

@@ -58,7 +58,7 @@ class FelixSession:
     )  # fmt: skip
 
     def __init__(
-        self, broker: Broker, stream: mapping.FelixStream, now: int, options: FelixOptions, peer: str = ""
+        self, broker: Broker, stream: mapping.FelixStream, monotonic: int, options: FelixOptions, peer: str = ""
     ) -> None:
         self.closing: str | None = None
         self.close_code: int | None = None
@@ -74,7 +74,7 @@ class FelixSession:
         self._options = options
         self._peer = peer
         self._state = FRESH
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._dialect = Dialect(True, 0)
         self._known = frames.BATCH  # flags that may be on a frame
         self._bearer: Bearer | None = None
@@ -168,16 +168,18 @@ class FelixSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is None or now < self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is None or monotonic < self._deadline:
             return
         self._deadline = None
         if self._bearer is None:
             self._replies.put(codec.encode(codec.Error(message=errors.AUTH_REQUIRED)))
             self.closing = self.closing or "no authentication within 5 seconds"
-        else:
+        elif self._bearer.expired(now := self._broker.scheduler.now()):
             self._look_again(self._bearer, now)
             self._close_if_done()
+        else:
+            self._deadline = self._bearer.check_at()
 
     def ended(self, now: int) -> None:
         self._leave("")
@@ -279,7 +281,7 @@ class FelixSession:
         self._bearer, self._state = bearer, state
         self._reach = Reach(bearer, self._options, self._dialect.document)
         self._targets, self._scopes = self._reach.targets, self._reach.scopes
-        self._deadline = None if bearer.claims is None else bearer.claims.expires
+        self._deadline = bearer.check_at()
         self._epoch = self._broker.access.epoch
         self.principal_name = bearer.principal.name
         self._origin = origin_of(bearer.principal.name)
@@ -289,7 +291,7 @@ class FelixSession:
         self._epoch = self._broker.access.epoch
         self._reach.forget()
         if bearer.valid(now):
-            self._deadline = None if bearer.claims is None else bearer.claims.expires
+            self._deadline = bearer.check_at()
             self._shared.recheck(now)
         else:
             self._deadline = None
@@ -312,7 +314,7 @@ class FelixSession:
         if kind == frames.BATCH_ITEM:
             _, target, batch, count, request_id, _ = item
             answer = _Publish(request_id, True) if request_id >= 0 else None
-            self._publish(target, batch, count, answer, now)
+            self._publish(target, batch, count, answer)
         elif kind == frames.JSON_ITEM:
             self._json(item[1], now)
         elif kind == frames.MALFORMED_ITEM:
@@ -371,9 +373,8 @@ class FelixSession:
     # -- publish ---------------------------------------------------------------------------------------------------
 
     def _publish(
-        self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, now: int,
-        request_id: Id = None,
-    ) -> None:  # fmt: skip
+        self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, request_id: Id = None
+    ) -> None:
         key = (target, answer is not None)
         try:
             topic, tenant = self._targets.get(key) or self._reach.target(key)
@@ -392,7 +393,7 @@ class FelixSession:
             self._refuse_publish(answer, error, request_id)
             return
         self._topic = topic
-        if tenant and self._broker.tenants.published(tenant, len(batch), now):
+        if tenant and self._broker.tenants.published(tenant, len(batch), self._broker.scheduler.monotonic()):
             self._tenant = tenant
             self._hold()
 
@@ -410,23 +411,21 @@ class FelixSession:
 
     def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
         """Take nothing while a tenant's rate is overdrawn; look again in a while, unless the stream is gone."""
-        now = self._broker.scheduler.now()
+        monotonic = self._broker.scheduler.monotonic()
         self._unpacked = 0
-        wait = self._broker.tenants.published(self._tenant, 0, now) if self._tenant else 0
+        wait = self._broker.tenants.published(self._tenant, 0, monotonic) if self._tenant else 0
         self._held = wait > 0
         if self._held:
             again = partial(self._sink.completed, self._hold, None, None)
             self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
 
     def _publish_json(self, ask: codec.Publish, now: int) -> None:
-        self._publish_values(ask, [ask.payload], errors.MISSING_ID, now)
+        self._publish_values(ask, [ask.payload], errors.MISSING_ID)
 
     def _publish_batch_json(self, ask: codec.PublishBatch, now: int) -> None:
-        self._publish_values(ask, ask.payloads, errors.MISSING_ID_BATCH, now)
+        self._publish_values(ask, ask.payloads, errors.MISSING_ID_BATCH)
 
-    def _publish_values(
-        self, ask: codec.Publish | codec.PublishBatch, values: list[bytes], missing: str, now: int
-    ) -> None:
+    def _publish_values(self, ask: codec.Publish | codec.PublishBatch, values: list[bytes], missing: str) -> None:
         answer = None
         if ask.ack not in (None, "none"):
             if ask.request_id is None and not self._dialect.document:
@@ -436,7 +435,7 @@ class FelixSession:
             raise BadRequest("tenant_id, namespace, stream: at most 200 bytes each")
         batch = kernel.build(values, origin=self._origin) if values else None
         target = codec.target(ask.tenant_id, ask.namespace, ask.stream)
-        self._publish(target, batch, len(values), answer, now, ask.request_id)
+        self._publish(target, batch, len(values), answer, ask.request_id)
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 

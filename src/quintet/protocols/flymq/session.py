@@ -21,11 +21,12 @@ from quintet.broker.access import Action, Principal
 from quintet.broker.audit import Result
 from quintet.broker.core import Broker
 from quintet.broker.topics import Topic
+from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, TooLarge
 from quintet.model.rights import Right
-from quintet.protocols.base import FLOWING, WAIT, Link, Replies, Slot
+from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Link, Replies, Slot
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call, origin_of, resource_of
 
@@ -98,7 +99,7 @@ class FlySession:
         "operation", "principal_name", "take_output",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, sink: Link, now: int, options: FlyOptions, peer: str = "") -> None:
+    def __init__(self, broker: Broker, sink: Link, monotonic: int, options: FlyOptions, peer: str = "") -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self.auth_failures = 0
@@ -107,12 +108,12 @@ class FlySession:
         self._options = options
         self._peer = peer
         self._state = FRESH
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._identity = ""
         self._principal: Principal | None = None
         self._origin = b""
         self._epoch = 0
-        self._now = now
+        self._now = 0  # the date of the last receive
         self._replies = Replies()
         self.take_output = self._replies.take
         self._targets: dict[bytes, Topic | QuintetError] = {}
@@ -202,8 +203,8 @@ class FlySession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.closing = "no authentication within 5 seconds"
 
@@ -506,6 +507,7 @@ class FlySession:
         self._changing = code == frames.PASSWORD_CHANGE
         answered = partial(self._answered, slot, operation, call, ask, self._epoch)
         call.answer = partial(self._sink.completed, answered)
+        call.claim = self._claim
         try:
             made = HANDLERS[code](call, ask)
         except Forbidden:
@@ -514,6 +516,12 @@ class FlySession:
         if made is not None:
             answered(made, None)
         return None
+
+    def _claim(self, partition: Partition, offset: int, read: Callable[[], None]) -> None:
+        """Read from `offset` on: now, or when there is room for such an answer over all connections (ADR 16)."""
+        size = min(partition.bytes_from(offset), frames.FRAME_BYTES_MAX)
+        if size <= CLAIM_BYTES_MIN or self._sink.claim(size, lambda _result, _error: read()):
+            read()
 
     def _answered(
         self,
@@ -527,6 +535,7 @@ class FlySession:
     ) -> None:
         """The reply of a handler: fields by the table, or a whole frame that the kernel made."""
         self._acting = False
+        del call.answer, call.claim  # they lead back to the call: no work for the collector
         if isinstance(error, Forbidden):
             self._not_the_owner(operation, ask)
         if error is None and epoch != self._broker.access.epoch and operation.code in WAITING:

@@ -54,7 +54,7 @@ class PeerSession:
         self,
         broker: Broker,
         sink: Link,
-        now: int,
+        monotonic: int,
         *,
         framed: bool = True,
         frame_bytes_max: int = frames.FRAME_BYTES_MAX,
@@ -70,7 +70,7 @@ class PeerSession:
         self._frame_bytes_max = frame_bytes_max
         self._peer = peer
         self._state = FRESH
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._identity = ""
         self._principal: Principal | None = None
         self._epoch = 0
@@ -184,8 +184,8 @@ class PeerSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.close(errors.NO_HANDSHAKE)
 
@@ -320,9 +320,9 @@ class PeerSession:
         if not peers.admit(sender, id, frame.sender or "", frame.ts or "", data, now):
             return
         if recipient is None:
-            peers.broadcast(sender, self._principal, id, data, now)
+            peers.broadcast(sender, self._principal, id, data)
         else:
-            peers.send(sender, recipient, id, data, now)
+            peers.send(sender, recipient, id, data)
 
     def _target(self, to: str) -> Mailbox | None:
         """The mailbox of a recipient that this peer may write to; counted if there is none."""
