@@ -30,6 +30,7 @@ class Result(NamedTuple):
     row: Row
     ms: float
     callback: str
+    refused: str = ""  # what the last refusal said, if the door's answers are read
 
 
 class Walk:
@@ -88,7 +89,7 @@ class Walk:
                     wire.run(data)
             finally:
                 wire.close()
-            best = min(best, Result(row, *self.mark()), key=lambda result: result.ms)
+            best = min(best, Result(row, *self.mark(), getattr(wire, "refused", "")), key=lambda result: result.ms)
             if best.ms <= BOUND_MS:
                 break
         return best
@@ -114,7 +115,7 @@ def walking(planted: bool = False) -> Iterator[Walk]:
 
 def table(results: list[Result]) -> str:
     lines = ["| door | operation | input | longest turn, ms |", "|---|---|---|---|"]
-    for (door, operation, what, *_), ms, _ in results:
+    for (door, operation, what, *_), ms, *_ in results:
         lines.append(
             f"| {door} | {operation} | {what} | {'**' if ms > BOUND_MS else ''}{ms:.1f}{'**' if ms > BOUND_MS else ''} |"
         )
@@ -135,8 +136,8 @@ def main() -> None:
         for row in rows(options.count, options.mib << 20):
             if options.only in f"{row.door} {row.operation}":
                 results.append(walk.measure(row))
-                _, ms, callback = results[-1]
-                sys.stdout.write(f"{ms:8.1f} ms  {row.door} {row.operation}: {row.what}   {callback}\n")
+                _, ms, callback, refused = results[-1]
+                sys.stdout.write(f"{ms:8.1f} ms  {row.door} {row.operation}: {row.what}   {callback} {refused[:100]}\n")
                 sys.stdout.flush()
     above = sum(result.ms > BOUND_MS for result in results)
     sys.stdout.write(f"{len(results)} rows, {above} above {BOUND_MS:.0f} ms\n")

@@ -50,6 +50,7 @@ class Wire(ABC):
 
     barrier: bytes
     answer: bytes
+    refused = ""  # what the last ERROR of a run said, where the door's answers are read
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -134,7 +135,7 @@ class Fly(Wire):
         self.run(self.frame(fly_frames.AUTH, user=DEV_USER, password=DEV_PASSWORD))
 
     def run(self, data: bytes) -> bool:
-        self._owed = self._count(data)
+        self._owed, self.refused = self._count(data), ""
         return super().run(data)
 
     def _count(self, data: bytes) -> int:
@@ -158,7 +159,12 @@ class Fly(Wire):
             at = min(skip, len(kept))
             skip -= at
             while not skip and len(kept) - at >= fly_frames.HEADER_BYTES:
-                size = fly_frames.HEADER_BYTES + fly_frames.HEADER.unpack_from(kept, at)[4]
+                _, _, code, _, length = fly_frames.HEADER.unpack_from(kept, at)
+                size = fly_frames.HEADER_BYTES + length
+                if code == fly_frames.ERROR and len(kept) - at < size:
+                    break
+                if code == fly_frames.ERROR:
+                    self.refused = kept[at + fly_frames.HEADER_BYTES + 3 : at + size].decode()
                 self._owed -= 1
                 step = min(size, len(kept) - at)
                 at += step
