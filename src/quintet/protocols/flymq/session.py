@@ -28,7 +28,7 @@ from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError,
 from quintet.model.rights import Right
 from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Link, Replies, Slot
 from quintet.protocols.flymq import codec, errors, frames
-from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call, origin_of, resource_of
+from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call
 
 FRESH: Final = "fresh"
 CHECKING: Final = "checking"
@@ -96,13 +96,14 @@ class FlySession:
         "_acting", "_broker", "_changing", "_counts", "_deadline", "_epoch", "_identity", "_last", "_made", "_next", "_now",
         "_options",
         "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "_turn_over", "_unpublished", "auth_failures", "closing",
-        "operation", "principal_name", "take_output",
+        "gone", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, sink: Link, monotonic: int, options: FlyOptions, peer: str = "") -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self.auth_failures = 0
+        self.gone = False  # closed: nobody waits for an answer any more
         self._broker = broker
         self._sink = sink
         self._options = options
@@ -209,6 +210,7 @@ class FlySession:
             self.closing = "no authentication within 5 seconds"
 
     def closed(self) -> None:
+        self.gone = True
         self._broker.groups.leave(self)
         self._targets, self._counts, self._last, self._next = {}, {}, None, None
         del self._sink  # connection and session hold each other: no work for the collector
@@ -534,6 +536,14 @@ class FlySession:
         error: Exception | None,
     ) -> None:
         """The reply of a handler: fields by the table, or a whole frame that the kernel made."""
+        if error is None and isinstance(made, dict) and codec.is_made_in_steps(made):
+            told = partial(self._sink.completed, partial(self._answered, slot, operation, call, ask, epoch))
+            steps = codec.answer_steps(operation, self._options.dialect, made, call.accept)
+            try:
+                self._broker.slices.run(steps, told, call.wanted)
+                return
+            except QuintetError as refused:
+                error = refused
         self._acting = False
         del call.answer, call.claim  # they lead back to the call: no work for the collector
         if isinstance(error, Forbidden):
@@ -615,6 +625,16 @@ class FlySession:
 
     def _audit(self, kind: str, resource: str, result: Result, action: str = "") -> None:
         self._broker.audit.record(kind, self.principal_name or "", resource, result, peer=self._peer, action=action)
+
+
+def origin_of(client: str) -> bytes:
+    """The origin of what this client publishes, as stored with its records."""
+    return b"flymq:" + client.encode()[:200]
+
+
+def resource_of(ask: codec.Values) -> str:
+    """What a request is about, for the gate and the audit."""
+    return str(ask.get("topic") or ask.get("name") or ask.get("user") or ask.get("group") or "")
 
 
 def _check_size(size: int) -> None:
