@@ -135,6 +135,7 @@ class Audit:
         segment_bytes = max(bytes_max // SEGMENTS, limits.SEGMENT_BYTES_MIN)
         spec = TopicSpec(*AUDIT_TOPIC, retention_bytes=bytes_max, segment_bytes=segment_bytes)
         self.recorded = self.left_out = self.lost = 0
+        self._log = log
         self._partition: Partition = log.open_topic(spec)[0]
         self._scheduler = scheduler
         self._report = report
@@ -145,7 +146,7 @@ class Audit:
         self._encode = msgspec.json.Encoder().encode
 
     def load(self) -> None:
-        """Read the latest events back. Blocks: only used at start."""
+        """Read the latest events back. Blocks: only used at start. Raises TableDamaged."""
         partition = self._partition
         decode = msgspec.json.Decoder(Event).decode
         offset = max(partition.start, partition.visible - EVENTS_KEPT_MAX)
@@ -160,6 +161,7 @@ class Audit:
                     except msgspec.DecodeError as error:
                         self._report("audit_unreadable", {"id": id, "error": str(error)})
                 offset = batch.next_offset
+        self._log.check_sound(partition.topic_id, "the audit (__audit)")
 
     @property
     def partition(self) -> Partition:
@@ -180,8 +182,7 @@ class Audit:
     ) -> None:
         """Note what happened; returns at once and raises nothing."""
         assert type in TYPES, f"{type} is no type of audit event"
-        now = self._scheduler.now()
-        self.tick(now)
+        self.tick(self._scheduler.monotonic())
         rate = self._refusals if result != "success" else self._logins if type == "auth.success" else None
         if rate is not None:
             if rate.taken >= EVENTS_PER_SECOND_MAX:
@@ -189,20 +190,19 @@ class Audit:
                 self.left_out += 1
                 return
             rate.taken += 1
-        self._append(now, type, user, resource, result, peer, action, details)
+        self._append(type, user, resource, result, peer, action, details)
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """A second is over: say how many events were left out in it."""
-        second = now // SECOND_US
+        second = monotonic // SECOND_US
         for rate in (self._refusals, self._logins):
             if rate.second != second:
                 left_out, rate.second, rate.taken, rate.left_out = rate.left_out, second, 0, 0
                 if left_out:
-                    self._append(now, rate.type, "", "", rate.result, "", "summary", {"left_out": left_out})
+                    self._append(rate.type, "", "", rate.result, "", "summary", {"left_out": left_out})
 
     def _append(
         self,
-        now: int,
         type: str,
         user: str,
         resource: str,
@@ -213,7 +213,15 @@ class Audit:
     ) -> None:
         clipped = {_clip(name): _clip(str(value)) for name, value in islice(details.items(), DETAILS_MAX)}
         event = Event(
-            now // 1000, type, _clip(user), _clip(peer), _clip(resource), _clip(action), result, self._node_id, clipped
+            self._scheduler.now() // 1000,
+            type,
+            _clip(user),
+            _clip(peer),
+            _clip(resource),
+            _clip(action),
+            result,
+            self._node_id,
+            clipped,
         )
         batch = kernel.build([self._encode(event)], origin=b"quintet:broker")
         id = self._partition.end

@@ -104,7 +104,7 @@ def test_a_fetch_takes_a_bounded_number_of_batches(sim: SimBroker, monkeypatch: 
 
 def test_the_audit_is_searched_in_slices(sim: SimBroker) -> None:
     for number in range(3_000):
-        sim.broker.audit._append(sim.scheduler.now(), "auth.failure", f"u{number}", "", "denied", "", "login", {})
+        sim.broker.audit._append("auth.failure", f"u{number}", "", "denied", "", "login", {})
     client = Client(sim, "admin")
     query = {"start_s": 0, "end_s": 0, "types": [], "user": "", "resource": "", "result": "", "search": "nobody"}
     turns, answer = turns_of(client, "AUDIT_QUERY", **query, limit=0, skip=0)

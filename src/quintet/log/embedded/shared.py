@@ -17,7 +17,7 @@ from quintet.log.embedded.segment import Damage
 from quintet.log.embedded.upkeep import Upkeep
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import StorageFull
+from quintet.model.errors import StorageError
 from quintet.model.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Shared:
     """Made once by the engine. `unsynced` is the engine's measure for back-pressure."""
 
     __slots__ = (
-        "_doomed", "_trimming", "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk",
+        "_doomed", "_trimming", "aging", "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk",
         "going", "heads_moved", "low", "marks_moved", "memo_bytes", "memo_order", "memory_bytes",
         "memory_bytes_max", "memory_order", "names", "quarantine", "read_buffers", "report", "scheduler", "stats",
         "unsynced", "upkeep",
@@ -62,7 +62,8 @@ class Shared:
         self.stats = dict.fromkeys(COUNTERS, 0)
         self.unsynced = 0
         self.cache_bytes = 0
-        self.low: StorageFull | None = None  # free space is below the floor: only the broker's own tables may grow
+        # Free space is below the floor, or the folder is not ours any more: only the broker's own tables may grow.
+        self.low: StorageError | None = None
         self.cache_bytes_max = limits.TAIL_CACHE_BYTES
         self.cache_order: EvictionOrder[TailCache] = EvictionOrder()
         self._trimming = False
@@ -72,7 +73,8 @@ class Shared:
         self.memory_order: EvictionOrder[MemoryPartition] = EvictionOrder()
         self.memo_bytes = 0
         self.memo_order: deque[RecordBatch] = deque()  # the newest of all, whose encoded frames may be kept
-        self.upkeep = Upkeep()
+        self.upkeep = Upkeep(scheduler.monotonic())
+        self.aging = 0  # jobs under way for idle partitions whose last records may be past their age
         self.marks_moved: set[FilePartition] = set()
         self.chain = ChainPolicy()
         self.heads_moved: set[FilePartition] = set()  # chains that are durable further than they are anchored
