@@ -249,7 +249,7 @@ def test_a_folder_made_again_by_another_is_left_alone_by_a_stop(life: Life) -> N
     other = Life(life.folder)
     other.publish("others", TEN)
     before = {file: file.read_bytes() for file in life.folder.rglob("*") if file.is_file()}
-    life.broker.tick(life.scheduler.now())
+    life.broker.tick()
     life.scheduler.settle()
     with pytest.raises(DataDirError, match="removed or replaced"):
         life.publish("orders", [b"more"])

@@ -26,7 +26,8 @@ from quintet.broker.peers import TABLE as PEERS_TABLE
 from quintet.broker.peers import PeerOptions, PeerRow, Peers
 from quintet.broker.producers import ProducerRow, Producers
 from quintet.broker.queues import QueueOptions, Queues
-from quintet.broker.schemas import SCHEMAS_TABLE, SchemaRow, Schemas
+from quintet.broker.schemas import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
+from quintet.broker.slices import Slices
 from quintet.broker.stages import TABLE as FENCES_TABLE
 from quintet.broker.stages import FenceRow, Stages
 from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
@@ -42,8 +43,9 @@ from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
 from quintet.model import limits
-from quintet.model.errors import AuthError, Forbidden, QuintetError, ShuttingDown
-from quintet.model.scheduler import Scheduler
+from quintet.model.clocks import WallClock
+from quintet.model.errors import AuthError, Forbidden, QuintetError, SchemaRejected, ShuttingDown
+from quintet.model.scheduler import Scheduler, call_each
 
 TOPICS_TABLE = (1, "__topics")
 SUBSCRIPTIONS_TABLE = (3, "__subscriptions")
@@ -87,12 +89,15 @@ class Broker:
     def __init__(self, log: Log, scheduler: Scheduler, options: BrokerOptions, report: Report) -> None:
         self.log = log
         self.scheduler = scheduler
+        self.clock = WallClock(scheduler.now(), scheduler.monotonic())
+        self._report = report
         self.access = Access(dead_letter_suffix=options.dead_letter_suffix)
         self.access.on_refused = self._refused
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
         self._waits = Waits(scheduler)
+        self.slices = Slices(scheduler)
         self._options = options
         topics_table = Table(log, *TOPICS_TABLE, TopicRow)
         subscriptions_table = Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow)
@@ -165,7 +170,7 @@ class Broker:
         )
         self.groups.load()
         self.intents.on_effect("offset", self.groups.apply_commit)
-        self.schemas = Schemas(_loaded(Table(log, *SCHEMAS_TABLE, SchemaRow, packed=True)))
+        self.schemas = Schemas(_loaded(Table(log, *SCHEMAS_TABLE, SchemaRow, packed=True)), self.slices)
         delayed = _loaded(Table(log, *DELAYED_TABLE, DelayedRow, packed=True))
         self.delays = Delays(delayed, self.topics, self.intents, self.dead, scheduler, report)
         self.producers = Producers(_loaded(Table(log, *PRODUCERS_TABLE, ProducerRow, packed=True)), self.topics)
@@ -221,6 +226,21 @@ class Broker:
         if name.startswith(CACHE_PREFIX.encode()):
             refuse_cache(name.decode())
         return self.topics.ensure(name, durable)
+
+    def reject(
+        self, topic: Topic, schema: Schema, reasons: list[str], key: bytes | None, value: bytes, origin: bytes,
+        done: Callable[[Exception], None],
+    ) -> None:  # fmt: skip
+        """A message does not fit this schema: done(SchemaRejected), after it was put among the dead letters if the
+        configuration wants that."""
+        said = "; ".join(reasons)
+        refused = SchemaRejected(f"schema validation failed: {said}", hint=f"the schema is {schema.id} ({schema.type})")
+        if not self.keeps_rejected:
+            done(refused)
+            return
+        self.dead.bury_rejected(
+            topic.raw, key, value, (), origin, f"{schema.id}: {said}", lambda error: done(error or refused)
+        )
 
     def create_topic(
         self, name: bytes, partitions: int, durability: str = "", retention_us: int = 0, retention_bytes: int = 0
@@ -298,22 +318,38 @@ class Broker:
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    def tick(self, now: int) -> None:
-        """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep."""
-        self.queues.tick(now)
-        self.peers.tick(now)
-        self.subscriptions.tick(now)
-        self.keys.tick(now)
-        self.groups.tick(now)
-        self.delays.tick(now)
-        self.transactions.tick(now)
-        self.intents.tick(now)
-        self.stages.tick(now)
-        self.caches.tick(now)
-        self.producers.tick(now)
-        self.audit.tick(now)
-        self.events.tick(now)
-        self.log.maintain(now)
+    def tick(self) -> None:
+        """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep. Durations end by the
+        monotonic clock, dates come by wall time, and what deletes by a date does so by the settled one."""
+        now, monotonic = self.scheduler.now(), self.scheduler.monotonic()
+        jumped = self.clock.look(now, monotonic)
+        if jumped:
+            self._jumped(now, jumped)
+        settled = self.clock.settled(now)
+        lasting = (
+            self.subscriptions,
+            self.groups,
+            self.transactions,
+            self.intents,
+            self.stages,
+            self.producers,
+            self.audit,
+            self.events,
+        )
+        dated = [
+            partial(self.queues.tick, now, monotonic),
+            partial(self.peers.tick, settled, monotonic),
+            partial(self.keys.tick, now, settled),
+            partial(self.delays.tick, now),
+            partial(self.caches.tick, settled),
+        ]
+        call_each(self.scheduler, [*dated, *(partial(part.tick, monotonic) for part in lasting)])
+        self.log.maintain(settled)
+
+    def _jumped(self, now: int, jumped: int) -> None:
+        self.peers.clock_jumped(jumped)
+        hint = "time-outs go on as before; delays, expiry and tokens follow the new time"
+        self._report("clock_jumped", {"seconds": round(jumped / 1e6, 3), "now_us": now, "hint": hint})
 
     def save(self, done: Callable[[], None] | None = None) -> None:
         """Append the state that is saved from time to time only; done when all of it was appended."""

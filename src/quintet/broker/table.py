@@ -5,7 +5,7 @@ the error after it was taken back. At start `load` folds what the log holds, and
 the last row of a key the one before it would count again (ADR 15). Compaction keeps the topic as small as the dict.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -73,6 +73,20 @@ class Table(Generic[T]):
 
     def delete(self, key: bytes, done: Done | None = None) -> None:
         self._append(key, None, None, done)
+
+    def delete_many(self, keys: Sequence[bytes], done: Done) -> None:
+        """All of them in one batch, in this order."""
+        batch = kernel.build([None] * len(keys), list(keys), origin=b"quintet:broker")
+        before = {key: self._rows[key] for key in keys if key in self._rows}
+
+        def appended(_offset: int, error: Exception | None) -> None:
+            if error is not None:
+                self._rows = before | self._rows  # what was written again meanwhile stays
+            done(error)
+
+        self._partition.append(batch, appended)
+        for key in keys:
+            self._rows.pop(key, None)
 
     def _append(self, key: bytes, value: bytes | None, row: T | None, done: Done | None) -> None:
         batch = kernel.build([value], [key], origin=b"quintet:broker")

@@ -13,7 +13,7 @@ nothing. Passwords and hashes are in no repr, no log and no error.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -33,6 +33,7 @@ from quintet.broker.access import (
 )
 from quintet.broker.audit import Audit, Result
 from quintet.broker.passwords import NOBODY_HASH, Entropy, Hashing
+from quintet.broker.slices import in_order
 from quintet.broker.table import Table
 from quintet.log.base import Log
 from quintet.model import limits
@@ -211,15 +212,24 @@ class Users:
         return None if row is None else row.created_us
 
     def list(self) -> Sequence[UserInfo]:
-        return [self._info(row) for row in sorted(self._table, key=lambda row: row.name) if not row.gone]
+        return [info for info in self.walk() if info is not None]
+
+    def walk(self) -> Iterator[UserInfo | None]:
+        """All users by name; None is a pause."""
+        for row in in_order(tuple(self._table), lambda row: row.name):
+            yield None if row is None or row.gone else self._info(row)
 
     def acl_get(self, pattern: str) -> Acl | None:
         row = self._acls.get(pattern.encode("utf-8", "replace"))
         return None if row is None else Acl(row.pattern, row.public, row.users, row.roles)
 
     def acl_list(self) -> Sequence[Acl]:
-        rows = sorted(self._acls, key=lambda row: row.pattern)
-        return [Acl(row.pattern, row.public, row.users, row.roles) for row in rows]
+        return [acl for acl in self.acl_walk() if acl is not None]
+
+    def acl_walk(self) -> Iterator[Acl | None]:
+        """All access rules by pattern; None is a pause."""
+        for row in in_order(tuple(self._acls), lambda row: row.pattern):
+            yield None if row is None else Acl(row.pattern, row.public, row.users, row.roles)
 
     def roles(self) -> Sequence[Role]:
         return self._access.roles()

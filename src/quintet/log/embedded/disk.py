@@ -16,7 +16,13 @@ from typing_extensions import Buffer
 WRITE_VECTORS_MAX: Final = 1024  # buffers per pwritev: IOV_MAX of Linux
 ZERO_BLOCK_BYTES: Final = 1024 * 1024
 # What a later attempt can cure. Everything else, and any error of a sync, ends the partition until a restart.
-CURABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+REMEDIES: Final = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or raise the quota of the broker's user",
+    errno.EMFILE: "raise the limit of open files of the broker's process (ulimit -n, LimitNOFILE), or close connections",
+    errno.ENFILE: "raise the limit of open files of the machine (fs.file-max), or end what holds so many",
+}
+CURABLE: Final = frozenset(REMEDIES)
 _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # Linux only
 _ZEROS: Final = memoryview(bytes(ZERO_BLOCK_BYTES))
 

@@ -38,8 +38,9 @@ RETENTION_INTERVAL_US: Final = 1_000_000
 RETAINED_AT_ONCE_MAX: Final = 128  # partitions looked at in one call of maintain: 10,000 take four seconds
 SYNC_ALL_PARTITIONS: Final = 256  # from so many on a start after a crash syncs the whole file system at once
 START_BYTES_MIN: Final = 256 * limits.KIB  # free, to begin a new data directory
+FLOOR_BYTES_DEFAULT: Final = 256 * limits.MIB  # free, or nothing more is appended
+FLOOR_SHARE_DEFAULT: Final = 0.05  # of the disk, if that is less: a small disk is not refused altogether
 LOSSES_SHOWN_MAX: Final = 3  # ranges named by a start that is refused
-FLOOR_SHARE_MAX: Final = 0.05  # of the disk: a small disk is not refused altogether
 
 
 class EmbeddedLog:
@@ -54,7 +55,7 @@ class EmbeddedLog:
         *,
         tail_cache_bytes: int = limits.TAIL_CACHE_BYTES,
         memory_topics_bytes: int = limits.MEMORY_TOPICS_BYTES,
-        disk_floor_bytes: int = 0,
+        disk_floor_bytes: int | None = 0,
         journal_threshold: int = commit.THRESHOLD_PARTITIONS,
         journal_bytes: int = journal.JOURNAL_BYTES,
         open_files_max: int = upkeep.OPEN_FILES_MAX,
@@ -64,7 +65,7 @@ class EmbeddedLog:
         anchor_file: str = "",
         anchor_us: int = ANCHOR_INTERVAL_US,
     ) -> None:
-        """chain_key: 32 bytes, or none. anchor_file: where the heads of the chains are anchored; empty: nowhere."""
+        """disk_floor_bytes: None for the default. chain_key: 32 bytes, or none. anchor_file: where the heads of the chains are anchored; empty: nowhere."""
         self._directory = str(directory)
         self._disk = disk
         self._scheduler = scheduler
@@ -101,7 +102,7 @@ class EmbeddedLog:
         self._retaining: list[MemoryPartition | FilePartition] = []  # still to be looked at in this round
         self._rolls_seen = 0
         self._last_topic_id = 0  # of those opened here, also if it was deleted: no number is given twice
-        self._last_checkpoint = self._last_retention = 0
+        self._last_checkpoint, self._last_retention = -CHECKPOINT_INTERVAL_US, -RETENTION_INTERVAL_US
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -411,21 +412,22 @@ class EmbeddedLog:
     # -- housekeeping --------------------------------------------------------------------------------------------------
 
     def maintain(self, now: int) -> None:
-        if not 0 <= now - self._last_retention < RETENTION_INTERVAL_US:  # also when the clock was set back
-            self._last_retention = now
+        monotonic = self._scheduler.monotonic()
+        if monotonic - self._last_retention >= RETENTION_INTERVAL_US:
+            self._last_retention = monotonic
             if self._is_ours():
                 self._look_at_the_disk()
             if not self._retaining:
                 self._retaining = [partition for found in self._topics.values() for partition in found]
         self._retain(now)
-        self._shared.upkeep.maintain(now)
+        self._shared.upkeep.maintain(monotonic)
         self._shared.committer.maintain()
         if self._anchors is not None:
-            self._anchors.maintain(now)
+            self._anchors.maintain(monotonic)
         rolled = self._shared.stats["rolls"] != self._rolls_seen
         moved = self._shared.marks_moved or self._checkpoint_owed
-        if moved and (rolled or not 0 <= now - self._last_checkpoint < CHECKPOINT_INTERVAL_US):
-            self._last_checkpoint = now
+        if moved and (rolled or monotonic - self._last_checkpoint >= CHECKPOINT_INTERVAL_US):
+            self._last_checkpoint = monotonic
             self._rolls_seen = self._shared.stats["rolls"]
             self._write_checkpoint(clean=False)
 
@@ -442,16 +444,19 @@ class EmbeddedLog:
         return False
 
     def _look_at_the_disk(self) -> None:
-        """Refuse appends before the disk is really full, take them again by itself at twice the floor."""
+        """Refuse appends before the disk is really full; take them again when clearly more than the floor is free."""
         free, total = self._disk.free_bytes(self._directory)
-        floor = min(self._floor_bytes, int(total * FLOOR_SHARE_MAX))
+        floor = self._floor_bytes
+        if floor is None:
+            floor = min(FLOOR_BYTES_DEFAULT, int(total * FLOOR_SHARE_DEFAULT))
+        enough = floor + min(floor, FLOOR_BYTES_DEFAULT, max(total - floor, 0) // 2)
         if free < floor and self._shared.low is None:
             self._shared.low = StorageFull(
-                f"{free} bytes are left on the disk, the floor is {floor}: the append was refused",
-                hint="free some space: the log takes appends again by itself within seconds",
+                f"{free} bytes are left on the disk, the floor is {floor} (limits.disk_floor_bytes): the append was refused",
+                hint=f"free some space: the log takes appends again by itself when {enough} bytes are free",
             )
             self._report("storage_full", {"directory": self._directory, "free": free, "floor": floor})
-        elif self._shared.low is not None and free >= 2 * floor:
+        elif self._shared.low is not None and free >= enough:
             self._shared.low = None
             self._report("storage_resumed", {"directory": self._directory, "free": free})
 

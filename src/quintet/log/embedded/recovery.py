@@ -164,7 +164,7 @@ def _open_segment(
             hint = "put every folder back where it was; `quintet log verify DIR` lists what lies in the wrong place"
             raise DataDirError(f"{segment.path}: {wrong}", hint=hint)
         if header is not None and header.base == base:
-            segment.seed, segment.chain = header.seed, header.chain
+            segment.seed, segment.chain, segment.begun = header.seed, header.chain, header.created
             return segment
         rest = disk.pread(handle, size, HEADER_BYTES)
         segment.seed = salvage_seed(data + rest, base) or 0

@@ -273,13 +273,14 @@ class Segment:
     """What the loop thread knows about one file. `end` and `next_offset` cover what is committed."""
 
     __slots__ = (
-        "allocated", "base", "chain", "compacted", "created", "directory", "end", "handle", "index",
+        "allocated", "base", "begun", "chain", "compacted", "created", "directory", "end", "handle", "index",
         "max_timestamp", "named", "next_offset", "seed",
     )  # fmt: skip
 
     def __init__(self, directory: str, base: int, seed: int) -> None:
         self.directory = directory
         self.base = base
+        self.begun = 0  # when the file was made: no record in it is older; 0: unknown
         self.seed = seed
         self.chain = UNCHAINED
         self.end = HEADER_BYTES
@@ -482,6 +483,19 @@ def load_index(disk: Disk, segment: Segment, size: int) -> Index | None:
     if found is None or found[1] != size or found[2] != segment.next_offset:
         return None
     return found[0]
+
+
+def adopt_index(segment: Segment, index: Index, stop: int) -> None:
+    """An index made or loaded by a reader covers the file below `stop`; what we noted since lies behind it."""
+    if segment.index is None:
+        segment.index = index
+        segment.max_timestamp = index.max_timestamp
+    elif segment.index.first > HEADER_BYTES:
+        noted = zip(segment.index.bases, segment.index.positions, segment.index.times, strict=True)
+        for base, position, time in noted:
+            if position >= stop:
+                index.add(position, base, time)
+        segment.index = index
 
 
 def build_index(disk: Disk, handle: int, segment: Segment, stop: int) -> Index:
