@@ -70,6 +70,12 @@ _BROKER_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], 
         "quintet_intents_unfinished",
         "Commits written and not yet carried out everywhere.",
     ),
+    (
+        "publishes_dropped",
+        "counter",
+        "quintet_dropped_publishes_total",
+        "Publishes that were refused without an answer, because none was asked for.",
+    ),
     ("delays.heap_size", "gauge", "quintet_delayed_messages", "Messages that wait for their time."),
     ("delays.delivered", "counter", "quintet_delayed_delivered_total", "Delayed messages that came into their topic."),
     (

@@ -386,8 +386,9 @@ class Server:
         addresses = self.addresses()
         _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses, anchor=self.log.anchor_head,
                   kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
-        if not self.settings.keys and not self.broker.users.list():
-            _log.warning("no_keys", hint="nobody can log in: add a [[keys]] or [[users]] table to the configuration")
+        if not self.broker.users.list() and not _lets_in(self.settings):
+            hint = "nobody can log in: add a [[keys]] or [[users]] table to the configuration, or secrets to [tokens]"
+            _log.warning("no_keys", hint=hint)
         if self.settings.dev:
             print(figures.development_lines(addresses, self.felix_certificate), file=sys.stderr, flush=True)
         if print_ready:
@@ -584,6 +585,13 @@ def _tenant_tokens(settings: Settings) -> TenantTokenOptions:
         audience=door.audience,
         keys=tenant_keys(tokens.jwks_file, settings.tenants),
     )
+
+
+def _lets_in(settings: Settings) -> bool:
+    """Whether there is a way in beside the users that the broker keeps: a key, a token that somebody can sign, an open door."""
+    tokens, felix = _tenant_tokens(settings), settings.listeners.felix
+    anonymous = settings.listeners.flymq.anonymous_role or (felix.open and felix.anonymous_role)
+    return bool(settings.keys or settings.tokens.secrets or tokens.secrets or tokens.keys or anonymous)
 
 
 def _users(settings: Settings) -> tuple[list[Role], list[ConfiguredUser]]:

@@ -96,6 +96,7 @@ class Broker:
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
+        self.publishes_dropped = 0  # refused, of clients that asked for no answer
         self._waits = Waits(scheduler)
         self.slices = Slices(scheduler)
         self._options = options
