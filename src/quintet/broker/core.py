@@ -21,15 +21,16 @@ from quintet.broker.group import GroupRow
 from quintet.broker.groups import SESSION_TIMEOUT_US, Groups
 from quintet.broker.intents import IntentRow, Intents
 from quintet.broker.keys import CREDENTIALS_TABLE, CredentialRow, Keys
+from quintet.broker.mailbox import PeerRow
 from quintet.broker.passwords import Entropy
 from quintet.broker.peers import TABLE as PEERS_TABLE
-from quintet.broker.peers import PeerOptions, PeerRow, Peers
+from quintet.broker.peers import PeerOptions, Peers
 from quintet.broker.producers import ProducerRow, Producers
 from quintet.broker.queues import QueueOptions, Queues
 from quintet.broker.schemas import SCHEMAS_TABLE, SchemaRow, Schemas
 from quintet.broker.stages import TABLE as FENCES_TABLE
 from quintet.broker.stages import FenceRow, Stages
-from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
+from quintet.broker.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
 from quintet.broker.table import T, Table
 from quintet.broker.tenant_tokens import TenantTokenOptions, TenantTokens
 from quintet.broker.tenants import TenantQuota, Tenants
@@ -108,7 +109,8 @@ class Broker:
             self.users, self.access, self.audit, scheduler, options.entropy,
         )  # fmt: skip
         self.keys.load()
-        self.topics = Topics(log, topics_table, replace(options.topics, cache_durability=options.caches.durability))
+        policy = replace(options.topics, cache_durability=options.caches.durability)
+        self.topics = Topics(log, topics_table, policy, options.entropy)
         self.topics.load()
         self.keeps_rejected = options.keep_rejected
         self.intents = Intents(
@@ -140,7 +142,9 @@ class Broker:
         )
         self.queues.load()
         peers = _loaded(Table(log, *PEERS_TABLE, PeerRow))
-        self.peers = Peers(peers, self.topics, self.subscriptions, self.access, scheduler, options.peers)
+        self.peers = Peers(
+            peers, self.topics, self.subscriptions, self.access, scheduler, options.peers, report, self._discard_mailbox
+        )
         self.peers.load()
         self.tenants = Tenants(options.tenants, self.topics.count_of)
         self.caches = Caches(
@@ -241,6 +245,15 @@ class Broker:
         self.producers.forget(topic)
         self.access.look_again()  # who has published to it must find the one that may be made in its place
         return True
+
+    def _discard_mailbox(self, topic: Topic) -> bool:
+        """Delete the topic of a mailbox that nobody wants any more, unless somebody else reads it: whether it was."""
+        if any(found.owner != MAILBOX_OWNER for found in topic.subscriptions) or self.groups.of_topic(topic.name):
+            return False
+        try:
+            return self.delete_topic(topic.raw, lambda _error: None)
+        except QuintetError:  # a full disk: it is tried again later
+            return False
 
     def dead_letters_of(self, principal: Principal, topic: str, peer: str = "") -> bytes:
         """The name of a topic that this principal may use, if it may see its dead letters, too: a rule for the topic they

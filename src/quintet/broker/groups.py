@@ -485,6 +485,10 @@ class Groups:
             if privileged or group.owner == actor or (allowed is not None and allowed(group.name))
         ]
 
+    def of_topic(self, topic: str) -> tuple[str, ...]:
+        """The names of the groups that read this topic."""
+        return tuple(self._groups.get(topic, ()))
+
     def topics_of(self, group: str) -> tuple[str, ...]:
         """The topics that have a group of this name."""
         return tuple(self._named.get(group, ()))

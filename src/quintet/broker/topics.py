@@ -10,6 +10,7 @@ alone. Doors may read it.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from quintet.broker.access import INTERNAL_PREFIX
+from quintet.broker.passwords import Entropy
 from quintet.broker.table import Table
 from quintet.delivery.subscription import Subscription
 from quintet.log.base import Appended, Durability, Log, Partition, TopicSpec
@@ -42,6 +44,7 @@ CACHE_PREFIX = "cache/"
 CACHE_SLASHES = 3  # cache/TENANT/NAMESPACE/NAME
 CACHE_SEGMENT_BYTES = 4 << 20  # compaction begins with the second segment: a cache of few keys stays small on disk
 CACHE_TOMBSTONE_US = 3600 * 1_000_000  # for readers to see what was deleted
+IDENTITY_BYTES = 16  # of chance in a topic's identity, written as twice as many hexadecimal digits
 STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
 
 
@@ -57,6 +60,7 @@ class TopicRow(msgspec.Struct, frozen=True):
     compact: bool
     segment_bytes: int
     extra: dict[str, str] = {}
+    identity: str = ""  # "": a row from before topics had one
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,22 +288,30 @@ class CacheTopic(Topic):
 class Topics:
     """All topics by name."""
 
-    def __init__(self, log: Log, table: Table[TopicRow], policy: TopicPolicy) -> None:
+    def __init__(self, log: Log, table: Table[TopicRow], policy: TopicPolicy, entropy: Entropy) -> None:
         self._log = log
         self._table = table
         self._policy = policy
+        self._entropy = entropy
         self._by_name: dict[bytes, Topic] = {}
         self._of_tenant: Counter[str] = Counter()
         self._last_id = max(limits.TOPIC_ID_FIRST_USER - 1, log.last_topic_id)
 
     def load(self) -> None:
-        """Open every topic that `__topics` knows."""
-        for row in self._table:
+        """Open every topic that `__topics` knows. One from before topics had an identity gets it now."""
+        for row in list(self._table):
+            if not row.identity:
+                row = msgspec.structs.replace(row, identity=self._new_identity())
+                with suppress(StorageError):  # a full disk: it has this one until the next start
+                    self._table.put(row.name.encode(), row)
             spec = TopicSpec(**msgspec.structs.asdict(row), memory_bytes=self._policy.rule_for(row.name).memory_bytes)
             if _is_cache(spec):
                 spec = replace(spec, tombstone_us=CACHE_TOMBSTONE_US)
             self._last_id = max(self._last_id, row.id)
             self._enter(self._open(spec, ready=True))
+
+    def _new_identity(self) -> str:
+        return self._entropy(IDENTITY_BYTES).hex()
 
     def _open(self, spec: TopicSpec, ready: bool) -> Topic:
         kind = CacheTopic if _is_cache(spec) else Topic
@@ -495,6 +507,7 @@ class Topics:
             compact=rule.compact and not name.startswith(CACHE_PREFIX),  # dead letters of a cache are no cache
             segment_bytes=rule.segment_bytes,
             memory_bytes=rule.memory_bytes,
+            identity=self._new_identity(),
         )
         spec = replace(spec, **(changes or {}))
         topic = self._open(spec, ready=spec.durability == "memory")

@@ -58,6 +58,7 @@ from quintet.model.errors import (
     BadName,
     Busy,
     Forbidden,
+    LimitExceeded,
     NameClaimed,
     ProtocolError,
     QuintetError,
@@ -92,6 +93,7 @@ _CLOSES: Final[dict[tuple[int, str], tuple[type[QuintetError], str]]] = {
     wire.MALFORMED: (ProtocolError, ""),
     wire.NOT_TEXT: (ProtocolError, ""),
     wire.TAKEOVERS: (Busy, "somebody else connects with this name and token again and again"),
+    wire.NAMES: (LimitExceeded, "end a connection, read what waits for a name, or raise peers.names_per_owner_max"),
     wire.TOO_BIG: (TooLarge, "split it"),
     wire.SHUTTING_DOWN: (ShuttingDown, "connect again when the broker is back"),
 }
