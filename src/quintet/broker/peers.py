@@ -387,7 +387,7 @@ class Peers:
         if keys is not None:
             kid, _, digits = found.hmac.partition(":")
             secret, found = keys.get(kid, b""), found._replace(hmac=digits)
-        return envelope.genuine(found, secret)
+        return envelope.genuine(found, secret, data)
 
     def send(self, sender: Mailbox, recipient: Mailbox, id: str, data: bytes, now: int) -> None:
         """Put an admitted envelope into a mailbox."""

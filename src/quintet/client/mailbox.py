@@ -149,7 +149,7 @@ class PeerSource(Source):
         except ProtocolError as error:
             self._drop(str(error))
             return None
-        if self._me.verify and not envelope.genuine(letter, self._me.secret):
+        if self._me.verify and not envelope.genuine(letter, self._me.secret, data):
             self._drop("its signature is not right")
             return None
         if self._me.verify and letter.to not in (self._me.name, envelope.EVERYONE):

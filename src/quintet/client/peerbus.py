@@ -12,7 +12,7 @@ read all that was sent before, and (ours) that what it took is on disk. It does 
 nobody knows, a full mailbox, a wrong signature are passed over without a word. So no publish is called durable here.
 
 What becomes of a delivery is decided in mailbox.py; one without a delivery key is dropped here, because it could never be
-acknowledged.
+acknowledged, and so is one that cannot be read: neither ends the connection.
 """
 
 import asyncio
@@ -108,6 +108,7 @@ class _Deliver(msgspec.Struct, gc=False):
     envelope: msgspec.Raw = msgspec.Raw(b"")
 
 
+_DELIVER: Final = b'"deliver"'
 _decode: Final = msgspec.json.Decoder(_Deliver).decode
 
 
@@ -168,6 +169,7 @@ class Wire(StreamLink):
         self.missed = False  # a delivery came that nobody could take: it comes again with the next connection
         self._full = False
         self.no_key = 0  # deliveries without a delivery key
+        self.unreadable = 0  # deliveries that are not JSON as it must be, or nested too deeply
 
     # -- objects ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +191,12 @@ class Wire(StreamLink):
         """One JSON object of the broker."""
         try:
             got = _decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            if _DELIVER in data and self._registered.done():  # it would come again with every connection, and end it
+                self.unreadable += 1
+                if str(self.unreadable).strip("0") == "1":  # 1, 10, 100, ...
+                    log.warning("%s delivered what cannot be read: %s (%d so far)", self._where, error, self.unreadable)
+                return
             raise ProtocolError(
                 f"{self._where} sent what is not an object of peerbus: {error}",
                 hint="is this a peerbus port of a Quintet broker?",

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from hmac import digest
 
 import pytest
 
@@ -144,6 +145,19 @@ class TestSignatures:
         assert bob.take() == b"" and dropped(sim) == {"signature": len(bad)}
         send(amy, good)
         assert delivered(bob) == ["m1"], "what was refused before did not use up its id"
+
+    def test_bodies_signed_as_they_stand_in_the_frame_come_in(self) -> None:
+        """As the document says: verbatim. Not in the form of published clients, which escape < and & and drop blanks."""
+        sim = broker(secret=SECRET, verify=True)
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        head = f'{{"protocol_version":"v1","id":"m1","from":"amy","to":"bob","ts":"{now_of(sim)}","source":"s","kind":"msg",'
+        text = head + '"body":{ "t" : "a<b & c\u2028" }'
+        hmac = digest(SECRET, f"{text}}}".encode(), "sha256").hex()
+        one = f'{text},"hmac":"{hmac}"}}'.encode()
+        send(amy, one.replace(b"a<b", b"a<c"))
+        assert dropped(sim) == {"signature": 1}
+        send(amy, one)
+        assert one in bob.take() and envelope.verify(one, SECRET)
 
     def test_the_right_signature_under_another_name_is_refused(self) -> None:
         sim = broker(secret=SECRET, verify=True, refuse_foreign_sender=False)
