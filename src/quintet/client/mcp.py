@@ -47,7 +47,7 @@ TOOLS: Final[dict[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
         {"to": {"type": "string", "description": "The peer's name."}, "body": _BODY},
         ("to", "body"),
     ),
-    "bus.broadcast": ("Send a message to every other registered peer.", {"body": _BODY}, ("body",)),
+    "bus.broadcast": ("Send a message to every other connected peer.", {"body": _BODY}, ("body",)),
     "bus.peers": ("The own name, and the names of all peers that are connected.", {}, ()),
     "bus.drain": (
         "Take the messages that have arrived since the last call. Each is handed over once.",

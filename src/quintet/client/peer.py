@@ -160,7 +160,7 @@ class Peer:
         return await self._send(to, body, id, timeout)
 
     async def broadcast(self, body: object, *, id: str | None = None, timeout: float | None = None) -> str:
-        """Send to every other peer that is registered now; the message's id."""
+        """Send to every other peer that is connected now; the message's id."""
         return await self._send(envelope.EVERYONE, body, id, timeout)
 
     async def _send(self, to: str, body: object, id: str | None, timeout: float | None) -> str:

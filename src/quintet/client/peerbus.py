@@ -461,7 +461,7 @@ def recipient(topic: str) -> str:
     if name == topic or not name:
         raise BadName(
             f"peerbus reaches mailboxes only, and {topic!r} is none",
-            hint=f"publish to {TOPIC_PREFIX}NAME, or to {TOPIC_PREFIX}* for everyone who is registered",
+            hint=f"publish to {TOPIC_PREFIX}NAME, or to {TOPIC_PREFIX}* for everyone who is connected",
         )
     return name
 
