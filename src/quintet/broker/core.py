@@ -35,7 +35,16 @@ from quintet.broker.table import T, Table
 from quintet.broker.tenant_tokens import TenantTokenOptions, TenantTokens
 from quintet.broker.tenants import TenantQuota, Tenants
 from quintet.broker.tokens import TokenOptions, Tokens
-from quintet.broker.topics import CACHE_PREFIX, Topic, TopicPolicy, TopicRow, TopicRule, Topics, refuse_cache
+from quintet.broker.topics import (
+    CACHE_PREFIX,
+    Topic,
+    TopicPolicy,
+    TopicRow,
+    TopicRule,
+    Topics,
+    refuse_cache,
+    text_of,
+)
 from quintet.broker.transactions import TransactionLimits, Transactions
 from quintet.broker.users import ConfiguredUser, Users
 from quintet.broker.waits import Waits
@@ -219,9 +228,10 @@ class Broker:
         """The topic this principal's publishes to `name` go to; a session may remember it until access.epoch changes."""
         if self.draining:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
-        self.access.require(principal, "publish", name.decode(), peer)
-        if name.startswith(CACHE_PREFIX.encode()):
-            refuse_cache(name.decode())
+        text = text_of(name)
+        self.access.require(principal, "publish", text, peer)
+        if text.startswith(CACHE_PREFIX):
+            refuse_cache(text)
         return self.topics.ensure(name, durable)
 
     def create_topic(
@@ -279,7 +289,7 @@ class Broker:
 
     def subscribe(self, principal: Principal, name: bytes, qos: int, sink: Sink, token: object, peer: str = "") -> None:
         """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart."""
-        self.access.require(principal, "subscribe", name.decode(), peer)
+        self.access.require(principal, "subscribe", text_of(name), peer)
         topic = self.topics.ensure(name, durable=qos > 0)
         topic.after(partial(self._subscribe, principal, topic, qos, sink, token))
 

@@ -529,14 +529,19 @@ class Topics:
         topic.release(error)
 
 
+def text_of(raw: bytes) -> str:
+    """A name as a client sent it, as text; BadName if it is none. Doors hand over the very bytes."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadName(f"a topic name is UTF-8, this one is not at byte {error.start}") from None
+
+
 def check_name(raw: bytes) -> str:
     """A topic name as text, or BadName with the reason. `__` names are the broker's own."""
     if not raw or len(raw) > limits.TOPIC_NAME_BYTES_MAX:
         raise BadName(f"a topic name has 1 to {limits.TOPIC_NAME_BYTES_MAX} bytes, this one has {len(raw)}")
-    try:
-        name = raw.decode()
-    except UnicodeDecodeError as error:
-        raise BadName("a topic name is UTF-8") from error
+    name = text_of(raw)
     if "\0" in name:
         raise BadName("a topic name has no NUL byte")
     if name.startswith(INTERNAL_PREFIX):

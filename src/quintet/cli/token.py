@@ -324,7 +324,11 @@ def _value(value: object) -> str:
 
 
 def _time(value: object, now: int) -> str:
-    if type(value) is not int:
+    from quintet.broker.jose import SECONDS_MAX
+
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= SECONDS_MAX:
         return f"{_value(value)} (no time)"
     away = value - now / 1000
-    return f"{value}: {when(value * 1000)[:19]}, " + (f"in {lasting(away)}" if away >= 0 else f"{lasting(-away)} ago")
+    return f"{value}: {when(int(value * 1000))[:19]}, " + (
+        f"in {lasting(away)}" if away >= 0 else f"{lasting(-away)} ago"
+    )
