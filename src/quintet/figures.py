@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -15,6 +16,7 @@ from quintet.admin.metrics import Family
 from quintet.broker.pipelines import ENDED, Report
 from quintet.net.listener import Listener
 from quintet.net.quic import QuicListener
+from quintet.net.turns import BOUNDS_S, Turns
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
@@ -29,6 +31,11 @@ _DOOR_COUNTERS = (
     ("cut", "quintet_connections_cut_total", "Connections the broker closed, for a reason it logged."),
     ("bytes_in", "quintet_received_bytes_total", "Bytes read from clients."),
     ("bytes_out", "quintet_sent_bytes_total", "Bytes handed to client sockets."),
+    (
+        "faults",
+        "quintet_session_faults_total",
+        "Connections that ended because of an exception in the broker's own code.",
+    ),
     ("stalls", "quintet_publisher_stalls_total", "Times a publisher was not read from because of back-pressure."),
 )
 
@@ -195,6 +202,7 @@ class View:
         ]  # fmt: skip
         for attribute, name, text in _DOOR_COUNTERS:
             found.append(Family(name, "counter", text, _per_door(doors, attrgetter(attribute))))
+        found.append(_turns_family(server.turns))
         found += _quic_families(doors)
         for path, kind, name, text in _BROKER_FIGURES:
             value = attrgetter(path)(server.broker)
@@ -209,7 +217,7 @@ class View:
                 Family(name, kind, text, [({"tenant": each}, figure(server.broker, each)) for each in tenants])
             )
         if server.flight is not None:
-            found += _flight_families(server.flight, server.broker.scheduler.now())
+            found += _flight_families(server.flight, server.broker.scheduler.monotonic())
         if server.log.anchor_head:
             number = int(server.log.anchor_head.partition(":")[0])
             found.append(
@@ -224,6 +232,13 @@ def _per_door(
     return [({"door": name}, value(listener)) for name, listener in doors]
 
 
+def _turns_family(turns: Turns) -> Family:
+    bounds = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")
+    samples = [({"le": bound}, count) for bound, count in zip(bounds, accumulate(turns.counts), strict=True)]
+    text = "Processor time of the loop thread in one of its turns: nobody else is served meanwhile."
+    return Family("quintet_loop_turn_seconds", "histogram", text, samples, turns.seconds)
+
+
 def _quic_families(doors: Sequence[tuple[str, Listener | QuicListener]]) -> list[Family]:
     said = [(name, listener.figures()) for name, listener in doors if isinstance(listener, QuicListener)]
     return [
@@ -232,11 +247,11 @@ def _quic_families(doors: Sequence[tuple[str, Listener | QuicListener]]) -> list
     ]
 
 
-def _flight_families(door: "Door", now: int) -> list[Family]:
+def _flight_families(door: "Door", monotonic: int) -> list[Family]:
     found = [Family("quintet_flight_streams", "gauge", "Flight streams under way.", [({}, door.streams)])]
     for attribute, name, text in _FLIGHT_COUNTERS:
         found.append(Family(name, "counter", text, [({}, getattr(door.figures, attribute))]))
-    pipelines = door.pipelines.seen("", True, now)
+    pipelines = door.pipelines.seen("", True, monotonic)
     found.append(Family("quintet_pipelines", "gauge", "Pipelines that reported within a day.", [({}, len(pipelines))]))
     for name, kind, text, value in _PIPELINE_FIGURES:
         samples = [

@@ -87,10 +87,10 @@ class Parts:
         """Let time pass, with a tick every step."""
         for _ in range(max(1, delta_us // step_us)):
             self.scheduler.advance(step_us)
-            now = self.scheduler.now()
-            self.intents.tick(now)
+            now, monotonic = self.scheduler.now(), self.scheduler.monotonic()
+            self.intents.tick(monotonic)
             self.delays.tick(now)
-            self.subscriptions.tick(now)
+            self.subscriptions.tick(monotonic)
             self.log.maintain(now)
             self.scheduler.settle()
 

@@ -179,8 +179,7 @@ class Audit:
     ) -> None:
         """Note what happened; returns at once and raises nothing."""
         assert type in TYPES, f"{type} is no type of audit event"
-        now = self._scheduler.now()
-        self.tick(now)
+        self.tick(self._scheduler.monotonic())
         rate = self._refusals if result != "success" else self._logins if type == "auth.success" else None
         if rate is not None:
             if rate.taken >= EVENTS_PER_SECOND_MAX:
@@ -188,20 +187,19 @@ class Audit:
                 self.left_out += 1
                 return
             rate.taken += 1
-        self._append(now, type, user, resource, result, peer, action, details)
+        self._append(type, user, resource, result, peer, action, details)
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """A second is over: say how many events were left out in it."""
-        second = now // SECOND_US
+        second = monotonic // SECOND_US
         for rate in (self._refusals, self._logins):
             if rate.second != second:
                 left_out, rate.second, rate.taken, rate.left_out = rate.left_out, second, 0, 0
                 if left_out:
-                    self._append(now, rate.type, "", "", rate.result, "", "summary", {"left_out": left_out})
+                    self._append(rate.type, "", "", rate.result, "", "summary", {"left_out": left_out})
 
     def _append(
         self,
-        now: int,
         type: str,
         user: str,
         resource: str,
@@ -212,7 +210,15 @@ class Audit:
     ) -> None:
         clipped = {_clip(name): _clip(str(value)) for name, value in islice(details.items(), DETAILS_MAX)}
         event = Event(
-            now // 1000, type, _clip(user), _clip(peer), _clip(resource), _clip(action), result, self._node_id, clipped
+            self._scheduler.now() // 1000,
+            type,
+            _clip(user),
+            _clip(peer),
+            _clip(resource),
+            _clip(action),
+            result,
+            self._node_id,
+            clipped,
         )
         batch = kernel.build([self._encode(event)], origin=b"quintet:broker")
         id = self._partition.end

@@ -52,8 +52,9 @@ from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
 from quintet.model import limits
+from quintet.model.clocks import WallClock
 from quintet.model.errors import AuthError, Forbidden, QuintetError, ShuttingDown
-from quintet.model.scheduler import Scheduler
+from quintet.model.scheduler import Scheduler, call_each
 
 TOPICS_TABLE = (1, "__topics")
 SUBSCRIPTIONS_TABLE = (3, "__subscriptions")
@@ -97,6 +98,8 @@ class Broker:
     def __init__(self, log: Log, scheduler: Scheduler, options: BrokerOptions, report: Report) -> None:
         self.log = log
         self.scheduler = scheduler
+        self.clock = WallClock(scheduler.now(), scheduler.monotonic())
+        self._report = report
         self.access = Access(dead_letter_suffix=options.dead_letter_suffix)
         self.access.on_refused = self._refused
         self.tokens = Tokens()  # refuses every token until set_tokens
@@ -319,22 +322,38 @@ class Broker:
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    def tick(self, now: int) -> None:
-        """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep."""
-        self.queues.tick(now)
-        self.peers.tick(now)
-        self.subscriptions.tick(now)
-        self.keys.tick(now)
-        self.groups.tick(now)
-        self.delays.tick(now)
-        self.transactions.tick(now)
-        self.intents.tick(now)
-        self.stages.tick(now)
-        self.caches.tick(now)
-        self.producers.tick(now)
-        self.audit.tick(now)
-        self.events.tick(now)
-        self.log.maintain(now)
+    def tick(self) -> None:
+        """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep. Durations end by the
+        monotonic clock, dates come by wall time, and what deletes by a date does so by the settled one."""
+        now, monotonic = self.scheduler.now(), self.scheduler.monotonic()
+        jumped = self.clock.look(now, monotonic)
+        if jumped:
+            self._jumped(now, jumped)
+        settled = self.clock.settled(now)
+        lasting = (
+            self.subscriptions,
+            self.groups,
+            self.transactions,
+            self.intents,
+            self.stages,
+            self.producers,
+            self.audit,
+            self.events,
+        )
+        dated = [
+            partial(self.queues.tick, now, monotonic),
+            partial(self.peers.tick, settled, monotonic),
+            partial(self.keys.tick, now, settled),
+            partial(self.delays.tick, now),
+            partial(self.caches.tick, settled),
+        ]
+        call_each(self.scheduler, [*dated, *(partial(part.tick, monotonic) for part in lasting)])
+        self.log.maintain(settled)
+
+    def _jumped(self, now: int, jumped: int) -> None:
+        self.peers.clock_jumped(jumped)
+        hint = "time-outs go on as before; delays, expiry and tokens follow the new time"
+        self._report("clock_jumped", {"seconds": round(jumped / 1e6, 3), "now_us": now, "hint": hint})
 
     def save(self, done: Callable[[], None] | None = None) -> None:
         """Append the state that is saved from time to time only; done when all of it was appended."""

@@ -85,7 +85,8 @@ class Events:
         self._flying: deque[tuple[int, list[Call]]] = deque()  # rows of an append on its way, and what waits for it
         self._unsynced = 0  # rows
         self._armed = False
-        self._flushed_at = self._reported_at = 0
+        self._flushed_at = scheduler.monotonic()
+        self._reported_at = self._flushed_at - REPORT_EVERY_US  # the first loss is reported at once
         self._unreported = 0
         self._encode = msgspec.json.Encoder().encode
 
@@ -123,9 +124,9 @@ class Events:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """Called about every 50 ms."""
-        if not 0 <= now - self._flushed_at < EVERY_US:  # also when the clock was set back
+        if monotonic - self._flushed_at >= EVERY_US:
             self.flush()
 
     def after(self, call: Call) -> None:
@@ -144,10 +145,10 @@ class Events:
     def flush(self) -> None:
         """Append what was collected."""
         self._armed = False
-        now = self._flushed_at = self._scheduler.now()
-        rows = self._rows(now)
+        self._flushed_at = self._scheduler.monotonic()
+        rows = self._rows(self._scheduler.now())
         for first in range(0, len(rows), EVENTS_OF_BATCH_MAX):
-            self._append(rows[first : first + EVENTS_OF_BATCH_MAX], now)
+            self._append(rows[first : first + EVENTS_OF_BATCH_MAX])
         calls, self._calls = self._calls, []
         if self._flying:
             self._flying[-1][1].extend(calls)
@@ -162,9 +163,9 @@ class Events:
             rows += [EventRow(event, door, who, topic, partition, first, last, now, group) for first, last in found]
         return rows
 
-    def _append(self, rows: list[EventRow], now: int) -> None:
+    def _append(self, rows: list[EventRow]) -> None:
         if self._unsynced >= EVENTS_UNSYNCED_MAX:
-            self._lose(len(rows), f"{self._unsynced} rows wait for the disk already", now)
+            self._lose(len(rows), f"{self._unsynced} rows wait for the disk already")
             return
         encode = self._encode
         batch = kernel.build(
@@ -173,7 +174,7 @@ class Events:
         try:
             self._partition.append(batch, self._appended)
         except QuintetError as error:
-            self._lose(len(rows), str(error), now)
+            self._lose(len(rows), str(error))
             return
         self._unsynced += len(rows)
         self._flying.append((len(rows), []))
@@ -185,7 +186,7 @@ class Events:
         if error is None:
             self.recorded += rows
         else:
-            self._lose(rows, str(error), self._scheduler.now())
+            self._lose(rows, str(error))
         self._each(iter(calls))
 
     def _each(self, calls: Iterator[Call]) -> None:
@@ -197,10 +198,11 @@ class Events:
             self._scheduler.soon(partial(self._each, calls))
             raise
 
-    def _lose(self, rows: int, why: str, now: int) -> None:
+    def _lose(self, rows: int, why: str) -> None:
         """The disk would not have them: the broker's own log is the place that is left."""
         self.lost += rows
         self._unreported += rows
-        if now - self._reported_at >= REPORT_EVERY_US:
+        monotonic = self._scheduler.monotonic()
+        if monotonic - self._reported_at >= REPORT_EVERY_US:
             self._report("audit_lost", {"event": "deliver and ack", "rows": self._unreported, "error": why})
-            self._reported_at, self._unreported = now, 0
+            self._reported_at, self._unreported = monotonic, 0

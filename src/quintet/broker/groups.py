@@ -158,7 +158,6 @@ class Groups:
         mode: str,
         member: object,
         member_name: str,
-        now: int,
         done: Answer,
     ) -> None:
         """Partition >= 0: a plain subscription, the answer is where to start. Partition -1: join the group, or be heard
@@ -170,7 +169,7 @@ class Groups:
             raise BadName(f"the name of a group's member has at most {MEMBER_NAME_BYTES_MAX} bytes")
         found = self._admit(actor, privileged, topic.name, group) or self._make(actor, topic.name, group)
         if partition == ASSIGN:
-            call = partial(self._join, found, actor, topic, mode, member, member_name, now, done)
+            call = partial(self._join, found, actor, topic, mode, member, member_name, done)
         else:
             call = partial(self._attend, found, topic, partition, mode, member, done)
         if found.waiting is not None:  # its connection may close before the group is made
@@ -199,7 +198,6 @@ class Groups:
         mode: str,
         member: object,
         member_name: str,
-        now: int,
         done: Answer,
     ) -> None:
         slot = group.by_member.get(member)
@@ -210,7 +208,7 @@ class Groups:
                 f"this connection is already in group {group.name} as {slot.name or 'a dynamic member'!r}",
                 hint="use one connection for each member, or always the same member name",
             )
-        self._hear(slot, now)
+        self._hear(slot)
         if group.topic is not topic or group.count != len(topic.partitions):
             group.topic = topic
             group.changed = True
@@ -236,8 +234,8 @@ class Groups:
         if len(group.slots) + len(group.plain) >= self._members_max:
             raise LimitExceeded(f"group {group.name} has {self._members_max} members, which is the limit (MEMBERS_MAX)")
 
-    def _hear(self, slot: Slot, now: int) -> None:
-        slot.heard = now
+    def _hear(self, slot: Slot) -> None:
+        slot.heard = self._scheduler.monotonic()
         self._heard.pop(slot, None)
         self._heard[slot] = None
 
@@ -255,11 +253,11 @@ class Groups:
             elif slot is not None:
                 self._remove(slot)
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """Remove members that were silent for too long."""
         while self._heard:
             slot = next(iter(self._heard))
-            if now - slot.heard < self._timeout_us:
+            if monotonic - slot.heard < self._timeout_us:
                 return
             group = slot.group
             self.expired += 1
@@ -372,7 +370,7 @@ class Groups:
             self.fenced += 1
             raise
         if slot is not None:
-            self._hear(slot, self._scheduler.now())
+            self._hear(slot)
 
     def _version(self, group: Group, partition: int) -> int:
         """Higher than any given out before for this partition, also by a group of this name that was deleted."""

@@ -126,7 +126,8 @@ class Keys:
         self._audit = audit
         self._scheduler = scheduler
         self._entropy = entropy
-        self._due: float = inf  # no key expires before this, in microseconds since 1970
+        self._due: float = inf  # no live key expires before this, in microseconds since 1970
+        self._ended: set[str] = set()  # digests of keys that have expired, and are still in the table
         users.on_deleted = self._forget_user
 
     def load(self) -> None:
@@ -202,14 +203,25 @@ class Keys:
             return
         self._change(row.secret_sha256, None, partial(told, _info(row)))
 
-    def tick(self, now: int) -> None:
-        """Keys whose time is over go. One that the disk will not let go of is not live all the same, and goes at the next
-        start."""
-        if now < self._due:
-            return
-        for row in [row for row in self._table if self._due <= row.expires_us <= now]:
-            self._change(row.secret_sha256, None, partial(self._expired, row))
-        self._due = self._next_due(now)
+    def tick(self, now: int, settled: int) -> None:
+        """Keys whose time is over are refused at once, and deleted when that is sure: a clock that was set ahead may be set
+        back. One that the disk will not let go of goes at the next start."""
+        if now >= self._due:
+            ended = [row.secret_sha256 for row in self._table if self._due <= row.expires_us <= now]
+            self._ended.update(ended)
+            for digest in ended:
+                self._follow(digest)
+            self._due = self._next_due(now)
+        for digest in tuple(self._ended):
+            row = self._table.get(digest.encode())
+            if row is None or row.expires_us <= settled:
+                self._ended.discard(digest)
+                if row is not None:
+                    self._change(digest, None, partial(self._expired, row))
+            elif row.expires_us > now:
+                self._ended.discard(digest)
+                self._follow(digest)
+                self._due = min(self._due, row.expires_us)
 
     def _next_due(self, now: int) -> float:
         return min((row.expires_us for row in self._table if row.expires_us > now), default=inf)

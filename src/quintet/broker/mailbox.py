@@ -20,6 +20,7 @@ from quintet.delivery.subscription import Subscription
 
 TOPIC_PREFIX: Final = "peerbus/"
 ORIGIN_PREFIX: Final = b"peerbus:"
+MEASURE_EVERY_US: Final = 100_000  # how often a full mailbox is looked at again
 FIRST_PARTITION: Final = 0  # where all envelopes of a mailbox go: the order of each sender's is kept
 SEEN_KEY_MAX: Final = 64  # characters remembered of a sender and its id; of longer ones a digest
 
@@ -55,13 +56,13 @@ class Mailbox:
         "subscription", "takeovers", "takeovers_since", "topic", "waiting",
     )  # fmt: skip
 
-    def __init__(self, row: PeerRow, durable: bool) -> None:
+    def __init__(self, row: PeerRow, durable: bool, seen: int) -> None:
         self.name = row.name
         self.raw = (TOPIC_PREFIX + row.name).encode()
         self.origin = ORIGIN_PREFIX + row.name.encode()
         self.owner = row.owner
         self.row = row
-        self.seen = row.seen
+        self.seen = seen  # by the monotonic clock; the row has the date
         self.durable = durable
         self.gone = False
         self.holder: Holder | None = None
@@ -71,7 +72,8 @@ class Mailbox:
         self.waiting: list[Done] | None = None  # registrations that wait for the row
         self.outbox: list[Letter] | None = None
         self.outbox_bytes = 0
-        self.room_messages = self.room_bytes = self.measured_at = 0
+        self.room_messages = self.room_bytes = 0
+        self.measured_at = -MEASURE_EVERY_US  # never
         self.takeovers = self.takeovers_since = 0
         self.broadcast_bytes = self.broadcast_since = 0
         self.left = 0  # when the last connection was gone, by the monotonic clock

@@ -91,10 +91,7 @@ class Membership:
 
     def _ask(self) -> None:
         """Join, or be heard of again: the answer is what is assigned now."""
-        now = self._scheduler.now()
-        self._groups.subscribe(
-            *self._rights(), self._topic, self._group, ASSIGN, self._mode, self, "", now, self._assigned
-        )
+        self._groups.subscribe(*self._rights(), self._topic, self._group, ASSIGN, self._mode, self, "", self._assigned)
 
     def _beat(self, number: int) -> None:
         if number == self._beats and not self._left:

@@ -27,6 +27,7 @@ import msgspec
 from quintet.broker.access import Access, Principal
 from quintet.broker.mailbox import (
     FIRST_PARTITION,
+    MEASURE_EVERY_US,
     ORIGIN_PREFIX,
     TOPIC_PREFIX,
     Done,
@@ -62,7 +63,6 @@ FOREVER_US: Final = 100 * 365 * DAY_US  # what a mailbox without a time to live 
 PEERS_MAX: Final = 100_000  # names
 TAKEOVERS_MAX: Final = 10  # of one name within ...
 TAKEOVERS_WITHIN_US: Final = 10_000_000
-MEASURE_EVERY_US: Final = 100_000  # how often a full mailbox is looked at again
 PRUNE_EVERY_US: Final = 10_000_000  # how often what expired in the mailboxes of absent peers is passed over
 FLUSH_BYTES: Final = 4 * limits.MIB  # of an outbox: above it, it does not wait for the end of the turn
 BROADCAST_BYTES_PER_SECOND: Final = 64 * limits.MIB  # of copies one sender causes ...
@@ -121,17 +121,21 @@ class Seen:
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def add(self, key: str, now: int) -> bool:
+    def add(self, key: str, monotonic: int) -> bool:
         """Remember it; False if it was there already."""
-        if now - self._since >= self._window_us or len(self._young) >= self._half:
+        if monotonic - self._since >= self._window_us or len(self._young) >= self._half:
             # Begun two windows ago: even its last id is a whole window old.
-            self._old = self._young if now - self._since < 2 * self._window_us else set()
+            self._old = self._young if monotonic - self._since < 2 * self._window_us else set()
             self._young = set()
-            self._since = now
+            self._since = monotonic
         if key in self._young or key in self._old:
             return False
         self._young.add(key)
         return True
+
+    def keep_longer(self, more_us: int) -> None:
+        """The clock was set back: dates of messages that were seen are fresh again, for so much longer."""
+        self._since += more_us
 
     def forget(self, key: str) -> None:
         self._young.discard(key)
@@ -174,7 +178,7 @@ class Peers:
         self._waiting: deque[tuple[int, Done]] = deque()  # who waits for writes up to a number
         self._seen = Seen(options.fresh_us, options.replay_ids_max)
         self._looked_at = (-1, -1)  # topics and rights when mailboxes were last compared with them
-        self._pruned_at = 0
+        self._pruned_at = -PRUNE_EVERY_US
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -199,11 +203,12 @@ class Peers:
 
     def load(self) -> None:
         """Take up the names and mailboxes of the last run, and the ids of the recent past."""
-        now = self._scheduler.now()
+        now, monotonic = self._scheduler.now(), self._scheduler.monotonic()
         for row in self._table:
-            mailbox = self._by_name[row.name] = Mailbox(row, durable=True)
-            # The broker was away, perhaps for long: its peers have a day to come back before their names are free.
-            mailbox.seen = max(row.seen, now - self.options.name_idle_us + DAY_US)
+            # The broker was away, perhaps for long, or the clock is wrong: peers have a day to come back before their
+            # names are free.
+            idle_us = min(max(now - row.seen, 0), max(self.options.name_idle_us - DAY_US, 0))
+            mailbox = self._by_name[row.name] = Mailbox(row, durable=True, seen=monotonic - idle_us)
             self._by_owner.setdefault(row.owner, {})[row.name] = mailbox
         for subscription in self._subscriptions.all():
             if subscription.owner == MAILBOX_OWNER:
@@ -222,7 +227,7 @@ class Peers:
 
     def _remember(self, topic: Topic, now: int) -> None:
         """Read back the ids of one mailbox. Blocks: only used at start."""
-        since = now - self.options.fresh_us
+        since, monotonic = now - self.options.fresh_us, self._scheduler.monotonic()
         for partition in topic.partitions:
             offset = max(partition.offset_at(since), partition.visible - self.options.replay_ids_max)
             while offset < partition.visible:
@@ -233,7 +238,7 @@ class Peers:
                     for _, timestamp, key, _, _, _, origin in batch.rows():
                         if key is not None and timestamp >= since and origin.startswith(ORIGIN_PREFIX):
                             sender = origin.removeprefix(ORIGIN_PREFIX).decode(errors="replace")
-                            self._seen.add(seen_key(sender, key.decode(errors="replace")), now)
+                            self._seen.add(seen_key(sender, key.decode(errors="replace")), monotonic)
                     offset = batch.next_offset
 
     # -- names -----------------------------------------------------------------------------------------------------
@@ -243,29 +248,29 @@ class Peers:
         a restart, too. NameClaimed if it is another's, Forbidden without the right, Busy after too many takeovers."""
         self._access.require(principal, "subscribe", TOPIC_PREFIX + name, peer)
         mailbox = self._by_name.get(name)
-        now = self._scheduler.now()
         if mailbox is None:
-            return self._new(name, principal.name, now, done)
+            return self._new(name, principal.name, done)
         if mailbox.owner != principal.name:
             raise NameClaimed(f"the peer name {name!r} is another owner's", hint="choose another name")
-        if mailbox.holder is not None and not self._may_take_over(mailbox, now):
+        if mailbox.holder is not None and not self._may_take_over(mailbox):
             raise Busy(f"the peer name {name!r} was taken over {TAKEOVERS_MAX} times in a few seconds")
         if mailbox.waiting is not None:
             mailbox.waiting.append(done)
         else:
-            self._keep_seen(mailbox, now)
+            self._keep_seen(mailbox)
         return mailbox
 
-    def _new(self, name: str, owner: str, now: int, done: Done) -> Mailbox:
+    def _new(self, name: str, owner: str, done: Done) -> Mailbox:
         if len(self._by_name) >= PEERS_MAX:
             raise LimitExceeded(f"no more peer names: there are {PEERS_MAX}")
         self._check_names_of(owner)
+        now = self._scheduler.now()
         row = PeerRow(name, owner, now, now)
         topic = self._topics.get((TOPIC_PREFIX + name).encode())
         if topic is not None:  # what is in it was put there before there was such a peer: no backfill
             starts = tuple(partition.visible for partition in topic.partitions)
             row = PeerRow(name, owner, now, now, topic.spec.id, starts)
-        mailbox = Mailbox(row, durable=False)
+        mailbox = Mailbox(row, durable=False, seen=self._scheduler.monotonic())
         mailbox.waiting = [done]
         self._table.put(row.name.encode(), row, partial(self._kept, mailbox))
         self._by_name[name] = mailbox
@@ -297,16 +302,18 @@ class Peers:
         for done in waiting:
             done(error)
 
-    def _keep_seen(self, mailbox: Mailbox, now: int) -> None:
-        if now - mailbox.seen > DAY_US:
-            mailbox.seen = now
-            mailbox.row = msgspec.structs.replace(mailbox.row, seen=now)
+    def _keep_seen(self, mailbox: Mailbox) -> None:
+        monotonic = self._scheduler.monotonic()
+        if monotonic - mailbox.seen > DAY_US:
+            mailbox.seen = monotonic
+            mailbox.row = msgspec.structs.replace(mailbox.row, seen=self._scheduler.now())
             with suppress(StorageError):  # a full disk: it is kept the next time
                 self._table.put(mailbox.name.encode(), mailbox.row)
 
-    def _may_take_over(self, mailbox: Mailbox, now: int) -> bool:
-        if not 0 <= now - mailbox.takeovers_since <= TAKEOVERS_WITHIN_US:  # below 0: the clock was set back
-            mailbox.takeovers, mailbox.takeovers_since = 0, now
+    def _may_take_over(self, mailbox: Mailbox) -> bool:
+        monotonic = self._scheduler.monotonic()
+        if monotonic - mailbox.takeovers_since > TAKEOVERS_WITHIN_US:
+            mailbox.takeovers, mailbox.takeovers_since = 0, monotonic
         mailbox.takeovers += 1
         return mailbox.takeovers <= TAKEOVERS_MAX
 
@@ -330,7 +337,7 @@ class Peers:
         mailbox.detach()
         self._disconnected(mailbox.name)
         if not mailbox.gone:
-            self._keep_seen(mailbox, self._scheduler.now())
+            self._keep_seen(mailbox)
 
     def _disconnected(self, name: str) -> None:
         at = bisect_left(self._connected, name)
@@ -351,9 +358,9 @@ class Peers:
         """Count a message that goes nowhere: the wire has no word for it. If it says why, that is in the broker's log, for
         one message a second."""
         self.dropped[reason] += 1
-        now = self._scheduler.monotonic()
-        if why and now - self._reported_at >= REPORT_EVERY_US:
-            self._reported_at = now
+        monotonic = self._scheduler.monotonic()
+        if why and monotonic - self._reported_at >= REPORT_EVERY_US:
+            self._reported_at = monotonic
             name = "" if sender is None else sender.name
             self._report("peer_message_dropped", {"reason": reason, "name": name, "why": why})
 
@@ -373,7 +380,7 @@ class Peers:
             if said is not None and abs(now - said) > options.replay_window_us:
                 self.dropped["stale"] += 1
                 return False
-        if not self._seen.add(seen_key(sender.name, id), now):
+        if not self._seen.add(seen_key(sender.name, id), self._scheduler.monotonic()):
             self.dropped["duplicate"] += 1
             return False
         return True
@@ -389,17 +396,17 @@ class Peers:
             secret, found = keys.get(kid, b""), found._replace(hmac=digits)
         return envelope.genuine(found, secret, data)
 
-    def send(self, sender: Mailbox, recipient: Mailbox, id: str, data: bytes, now: int) -> None:
+    def send(self, sender: Mailbox, recipient: Mailbox, id: str, data: bytes) -> None:
         """Put an admitted envelope into a mailbox."""
-        if self._put(sender, recipient, id.encode(), data, now, copy=False):
+        if self._put(sender, recipient, id.encode(), data, copy=False):
             self.sent += 1
         else:
             self._seen.forget(seen_key(sender.name, id))
 
-    def broadcast(self, sender: Mailbox, principal: Principal, id: str, data: bytes, now: int) -> None:
+    def broadcast(self, sender: Mailbox, principal: Principal, id: str, data: bytes) -> None:
         """Put an admitted envelope into the mailbox of every peer that is connected, but the sender's: what is sent to names
         that came and went would cost a topic for each of them, and nobody would read it."""
-        if not self._may_broadcast(sender, (len(data) + COPY_BYTES) * (len(self._connected) - 1), now):
+        if not self._may_broadcast(sender, (len(data) + COPY_BYTES) * (len(self._connected) - 1)):
             self.dropped["broadcast_budget"] += 1  # before anything is done for each recipient
             self._seen.forget(seen_key(sender.name, id))
             return
@@ -409,21 +416,22 @@ class Peers:
         self.broadcasts += 1
         key = id.encode()
         for mailbox in allowed:
-            self.sent += self._put(sender, mailbox, key, data, now, copy=True)
+            self.sent += self._put(sender, mailbox, key, data, copy=True)
 
-    def _may_broadcast(self, sender: Mailbox, cost: int, now: int) -> bool:
+    def _may_broadcast(self, sender: Mailbox, cost: int) -> bool:
         """Copies cost disk for every recipient: a sender has so many bytes of them a second, and some saved up."""
-        earned = max(0, now - sender.broadcast_since) * BROADCAST_BYTES_PER_SECOND // 1_000_000
+        monotonic = self._scheduler.monotonic()
+        earned = (monotonic - sender.broadcast_since) * BROADCAST_BYTES_PER_SECOND // 1_000_000
         sender.broadcast_bytes = max(0, sender.broadcast_bytes - earned)
-        sender.broadcast_since = now
+        sender.broadcast_since = monotonic
         if sender.broadcast_bytes + cost > BROADCAST_BURST_BYTES:
             return False
         sender.broadcast_bytes += cost
         return True
 
-    def _put(self, sender: Mailbox, mailbox: Mailbox, key: bytes, data: bytes, now: int, *, copy: bool) -> bool:
+    def _put(self, sender: Mailbox, mailbox: Mailbox, key: bytes, data: bytes, *, copy: bool) -> bool:
         size = len(data)
-        if (mailbox.room_messages <= 0 or mailbox.room_bytes < size) and not self._measure(mailbox, size, now):
+        if (mailbox.room_messages <= 0 or mailbox.room_bytes < size) and not self._measure(mailbox, size):
             self.dropped["quota"] += 1
             return False
         mailbox.room_messages -= 1
@@ -443,11 +451,12 @@ class Peers:
             mailbox.outbox = []  # it stays among the dirty ones
         return True
 
-    def _measure(self, mailbox: Mailbox, size: int, now: int) -> bool:
+    def _measure(self, mailbox: Mailbox, size: int) -> bool:
         """How much a mailbox may still take; whether that is one message of this size. Costly, so not at every refusal."""
-        if mailbox.measured_at and 0 <= now - mailbox.measured_at < MEASURE_EVERY_US:
+        monotonic = self._scheduler.monotonic()
+        if monotonic - mailbox.measured_at < MEASURE_EVERY_US:
             return False
-        mailbox.measured_at = now
+        mailbox.measured_at = monotonic
         waiting = mailbox.outbox_bytes if mailbox.outbox else 0
         if mailbox.subscription is not None and mailbox.backlog:
             waiting += sum(bytes_waiting(lane) for lane in mailbox.subscription.lanes)
@@ -541,8 +550,8 @@ class Peers:
     def _reclaim_topics(self) -> bool:
         """Delete topics of names that can do without, the longest absent first; whether there were any. They keep their
         owners."""
-        now = self._scheduler.monotonic()
-        if now - self._reclaimed_at < RECLAIM_EVERY_US:
+        monotonic = self._scheduler.monotonic()
+        if monotonic - self._reclaimed_at < RECLAIM_EVERY_US:
             return False
         found = [mailbox for mailbox in self._by_name.values() if mailbox.topic is not None and mailbox.dispensable]
         found.sort(key=lambda mailbox: mailbox.left)
@@ -557,7 +566,7 @@ class Peers:
         if given_up:
             self._report("peer_topics_reclaimed", {"topics": given_up, "hint": "topics.max_topics is reached"})
         else:
-            self._reclaimed_at = now  # in vain: not again for every message
+            self._reclaimed_at = monotonic  # in vain: not again for every message
         return given_up > 0
 
     def _is_own(self, mailbox: Mailbox, topic: Topic) -> bool:
@@ -590,16 +599,21 @@ class Peers:
         if mailbox.sink is not None:
             subscription.attach(mailbox.sink)
 
-    def tick(self, now: int) -> None:
-        """Topics that came or went by another way; what expired in the mailboxes of absent peers; names nobody uses."""
+    def tick(self, settled: int, monotonic: int) -> None:
+        """Topics that came or went by another way; what expired, by this date, in the mailboxes of absent peers; names
+        nobody uses."""
         state = (len(self._topics), self._access.epoch)
         if state != self._looked_at:
             self._looked_at = state
             self._compare()
-        if not 0 <= now - self._pruned_at < PRUNE_EVERY_US:
-            self._pruned_at = now
+        if monotonic - self._pruned_at >= PRUNE_EVERY_US:
+            self._pruned_at = monotonic
             self._compare()  # those that could not be opened when it was their turn
-            self._prune(now)
+            self._prune(settled, monotonic)
+
+    def clock_jumped(self, by_us: int) -> None:
+        if by_us < 0:
+            self._seen.keep_longer(-by_us)
 
     def _compare(self) -> None:
         for mailbox in list(self._by_name.values()):
@@ -611,15 +625,15 @@ class Peers:
             elif topic.deleted and mailbox.subscription is not None:
                 self._free(mailbox)
 
-    def _prune(self, now: int) -> None:
+    def _prune(self, settled: int, monotonic: int) -> None:
         for mailbox in list(self._by_name.values()):
             if mailbox.holder is not None:
-                self._keep_seen(mailbox, now)
+                self._keep_seen(mailbox)
                 continue
             if mailbox.backlog and mailbox.subscription is not None:
                 for lane in mailbox.subscription.lanes:
-                    lane.take(1, now, _wake)  # passes over what expired, hands out nothing
-            if now - mailbox.seen > self.options.name_idle_us and mailbox.dispensable:
+                    lane.take(1, settled, _wake)  # passes over what expired, hands out nothing
+            if monotonic - mailbox.seen > self.options.name_idle_us and mailbox.dispensable:
                 self._free(mailbox)
 
     def _free(self, mailbox: Mailbox) -> None:

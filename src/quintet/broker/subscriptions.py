@@ -245,6 +245,7 @@ class Subscriptions:
             lanes,
             policy,
             self._scheduler.now,
+            self._scheduler.monotonic,
             self._changed,
             door=door,
             who=who,
@@ -293,13 +294,13 @@ class Subscriptions:
         self._dirty.append(subscription)
         self._timed.add(subscription)
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """Redeliver what is due, bury what is dead, save what changed. Called about every 50 ms."""
         for subscription in list(self._timed):
             deadline = subscription.next_deadline()
-            if deadline is not None and deadline <= now:
+            if deadline is not None and deadline <= monotonic:
                 self.redelivered += 1
-                subscription.expire(now)
+                subscription.expire(monotonic)
             if subscription.failed:
                 subscription.read_again()
             dead = subscription.collect_dead()
@@ -307,10 +308,10 @@ class Subscriptions:
                 self._bury(subscription, lane, offsets)
             if deadline is None and not dead and not subscription.dirty and not subscription.failed:
                 self._timed.discard(subscription)
-        if not 0 <= now - self._saved_at < SAVE_EVERY_US:  # below 0: the clock was set back
-            self._saved_at = now
+        if monotonic - self._saved_at >= SAVE_EVERY_US:
+            self._saved_at = monotonic
             self.save()
-            self._drop_idle(now)
+            self._drop_idle(monotonic)
 
     def save(self) -> None:
         """Append the state of every subscription that changed."""
@@ -339,12 +340,12 @@ class Subscriptions:
                 subscription.dirty = True
                 self._changed(subscription)
 
-    def _drop_idle(self, now: int) -> None:
-        if not self._idle_us or 0 <= now - self._idle_checked_at < IDLE_CHECK_EVERY_US:
+    def _drop_idle(self, monotonic: int) -> None:
+        if not self._idle_us or monotonic - self._idle_checked_at < IDLE_CHECK_EVERY_US:
             return
-        self._idle_checked_at = now
+        self._idle_checked_at = monotonic
         for subscription in list(self._by_id.values()):
-            idle = subscription.sink is None and now - subscription.last_used > self._idle_us
+            idle = subscription.sink is None and monotonic - subscription.last_used > self._idle_us
             if idle and subscription.owner not in (KEPT_OWNER, MAILBOX_OWNER):
                 self._report("subscription_expired", {"subscription": subscription.id, "owner": subscription.owner,
                                                       "backlog": subscription.backlog()})  # fmt: skip

@@ -323,10 +323,11 @@ def _value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _time(value: object, now: int) -> str:
-    from quintet.broker.jose import SECONDS_MAX
+_SECONDS_MAX: Final = 253_402_300_799  # the end of year 9999
 
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= SECONDS_MAX:
+
+def _time(value: object, now: int) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _SECONDS_MAX:
         return f"{_value(value)} (no time)"
     away = value - now / 1000
     return f"{value}: {when(int(value * 1000))[:19]}, " + (

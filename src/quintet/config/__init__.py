@@ -324,6 +324,11 @@ class Limits(Section):
         default=limits.MEMORY_TOPICS_BYTES,
         description="What all memory topics together keep, in bytes; the oldest go first.",
     )
+    output_bytes_max: Annotated[Bytes, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
+        default=limits.OUTPUT_BYTES_MAX,
+        description="Large answers and deliveries that readers have not taken yet, over all connections, in bytes; "
+        "more of them wait.",
+    )
     connections_max: Count = Field(default=10_000, description="Connections open at once over all listeners.")
     connections_per_address_max: Count = Field(default=1_000, description="Connections open at once from one address.")
     password_bytes_min: Annotated[int, Field(ge=1, le=limits.PASSWORD_BYTES_MAX)] = Field(

@@ -182,10 +182,10 @@ class Lane:
             heapq.heappop(timers)
         return timers[0][0] if timers else None
 
-    def expire(self, now: int, attempts_max: int) -> None:
+    def expire(self, monotonic: int, attempts_max: int) -> None:
         """Move what was not acknowledged in time to retry, or to dead when its attempts are used up."""
         timers = self._timers
-        while timers and timers[0][0] <= now:
+        while timers and timers[0][0] <= monotonic:
             self._give_back(heapq.heappop(timers)[2], attempts_max)
 
     def release(self, sink: Sink, attempts_max: int) -> None:

@@ -31,7 +31,7 @@ class Subscription:
     """`qos` is the highest a record is delivered with; a record published with QoS 0 stays at 0."""
 
     __slots__ = (
-        "_changed", "_now", "_parked", "_policy", "_pumping", "_trails", "_turn", "delivered", "dirty", "door", "id", "lanes",
+        "_changed", "_monotonic", "_now", "_parked", "_policy", "_pumping", "_trails", "_turn", "delivered", "dirty", "door", "id", "lanes",
         "last_used", "name", "owner", "qos", "sink", "topic_name",
     )  # fmt: skip
 
@@ -44,6 +44,7 @@ class Subscription:
         lanes: list[Lane],
         policy: Policy,
         now: Callable[[], int],
+        monotonic: Callable[[], int],
         changed: Callable[["Subscription"], None],
         *,
         door: str = "blipmq",
@@ -63,9 +64,10 @@ class Subscription:
         self.sink: Sink | None = None
         self.dirty = False
         self.delivered = 0
-        self.last_used = now()
+        self.last_used = monotonic()
         self._policy = policy
-        self._now = now
+        self._now = now  # judges what expires; deadlines are of the other clock
+        self._monotonic = monotonic
         self._changed = changed
         self._pumping = False
         self._parked = False
@@ -104,7 +106,7 @@ class Subscription:
         """The sink is gone: stop pushing to it, and what it had in flight is due again."""
         for lane in self.lanes:
             lane.release(sink, self._policy.attempts_max)
-        self.last_used = self._now()
+        self.last_used = self._monotonic()
         self._touch()
         if self.sink is sink:
             self.sink = None
@@ -142,13 +144,12 @@ class Subscription:
             limit = self._credit(lane)
             if limit <= 0:
                 return True
-            now = self._now()
-            run = lane.take(limit, now, self.pump)
+            run = lane.take(limit, self._now(), self.pump)
             if run is None:
                 if lane.failed:
                     self._touch()
                 return True
-            self._hand_over(lane, run, sink, self._policy.push_timeout_us, now)
+            self._hand_over(lane, run, sink, self._policy.push_timeout_us)
             if self.sink is not sink:
                 return False
         return True
@@ -162,10 +163,10 @@ class Subscription:
             MESSAGES_PER_RUN_MAX if not self.qos else self._policy.in_flight_max - len(lane.inflight) - len(lane.dead)
         )
 
-    def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int, now: int) -> None:
+    def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int) -> None:
         batch, first, last = run
         qos = self.effective_qos(run)
-        deadline = now + _backoff(timeout_us, lane.attempt_of(run)) if qos else 0
+        deadline = self._monotonic() + _backoff(timeout_us, lane.attempt_of(run)) if qos else 0
         lane.sent(run, qos, sink, deadline)
         self._turn += 1
         self.delivered += last - first
@@ -177,12 +178,16 @@ class Subscription:
 
     # -- poll ------------------------------------------------------------------------------------------------------
 
-    def poll(self, count: int, sink: Sink, wake: Callable[[], None]) -> tuple[list[tuple[int, Run]], bool]:
-        """Up to count records now as (partition, run), and whether more may come once `wake` was called (they are being read from disk)."""
+    def poll(
+        self, count: int, sink: Sink, wake: Callable[[], None], bytes_max: int
+    ) -> tuple[list[tuple[int, Run]], bool]:
+        """Up to count records now as (partition, run), no more of them once they have bytes_max; and whether more may come
+        once `wake` was called (they are being read from disk)."""
         runs: list[tuple[int, Run]] = []
-        now = self.last_used = self._now()
+        now, monotonic = self._now(), self._monotonic()
+        self.last_used = monotonic
         for lane in self._in_turn():
-            while count > 0 and (lane.position < lane.partition.visible or lane.retry):
+            while count > 0 and bytes_max > 0 and (lane.position < lane.partition.visible or lane.retry):
                 limit = min(count, self._credit(lane))
                 if limit <= 0:
                     break
@@ -194,9 +199,10 @@ class Subscription:
                         self._touch()
                     break
                 qos = self.effective_qos(run)
-                lane.sent(run, qos, sink, now + _backoff(self._policy.poll_backoff_us, lane.attempt_of(run)))
+                lane.sent(run, qos, sink, monotonic + _backoff(self._policy.poll_backoff_us, lane.attempt_of(run)))
                 self._turn += 1
                 count -= run[2] - run[1]
+                bytes_max -= run[0].length * (run[2] - run[1]) // run[0].count
                 self.delivered += run[2] - run[1]
                 self._touch()
                 runs.append((lane.partition.number, run))
@@ -229,10 +235,10 @@ class Subscription:
     def next_deadline(self) -> int | None:
         return min((d for lane in self.lanes if (d := lane.next_deadline()) is not None), default=None)
 
-    def expire(self, now: int) -> None:
+    def expire(self, monotonic: int) -> None:
         """Deadlines have passed: give back what was not acknowledged, and push again."""
         for lane in self.lanes:
-            lane.expire(now, self._policy.attempts_max)
+            lane.expire(monotonic, self._policy.attempts_max)
         self._touch()
         self.pump()
 
@@ -251,6 +257,10 @@ class Subscription:
         """Per lane, the offsets whose attempts are used up (offset -> attempts). They stay pending until the broker
         has buried them."""
         return [(lane, dict(lane.dead)) for lane in self.lanes if lane.dead]
+
+    def bytes_ahead(self) -> int:
+        """About how many bytes are not delivered yet, over all partitions."""
+        return sum(lane.partition.bytes_from(lane.position) for lane in self.lanes)
 
     def backlog(self) -> int:
         """Records not settled yet, over all partitions."""

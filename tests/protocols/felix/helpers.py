@@ -143,6 +143,9 @@ class Connection:
     def shut(self, code: int, reason: str) -> None:
         self.shut_with = (code, reason)
 
+    def fault(self, where: str, error: Exception) -> None:
+        raise error
+
     # -- the peer --------------------------------------------------------------------------------------------------
 
     def stream(self) -> "Stream":

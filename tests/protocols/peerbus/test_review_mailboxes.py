@@ -275,7 +275,7 @@ class TestClock:
     """The clock is set back by a day."""
 
     def back(self, sim: SimBroker) -> None:
-        sim.scheduler.advance(-DAY_US)
+        sim.scheduler.jump(-DAY_US)
 
     def test_takeovers_go_on(self) -> None:
         sim = broker()

@@ -38,8 +38,9 @@ class SocketPeer(Peer):
         self.heart = Heartbeat(asyncio.new_event_loop(), 30)
         self.heart._loop.close()
 
-        def make(broker: Any, sink: Any, now: int) -> Session:
-            return WebSocketSession(PeerSession(broker, sink, now, framed=False), self, self.heart, origins)
+        def make(broker: Any, sink: Any, monotonic: int) -> Session:
+            inner = PeerSession(broker, sink, monotonic, framed=False)
+            return WebSocketSession(inner, self, self.heart, sim.scheduler.monotonic, origins)
 
         super().__init__(sim, make)
 
@@ -227,11 +228,11 @@ class TestFrames:
         peer = registered(sim)
         assert peer.session.deadline() is None
         peer.feed(frame(b"x", 1, last=False))
-        assert peer.watched == 1 and peer.session.deadline() == sim.scheduler.now() + FRAGMENTS_US
+        assert peer.watched == 1 and peer.session.deadline() == sim.scheduler.monotonic() + FRAGMENTS_US
         peer.feed(frame(b"y", 0))
         assert peer.session.deadline() is None
         peer.feed(frame(b"x", 1, last=False))
-        peer.session.tick(sim.scheduler.now() + FRAGMENTS_US)
+        peer.session.tick(sim.scheduler.monotonic() + FRAGMENTS_US)
         peer._drain()
         assert closed_with(peer.take())[0] == 1008
 
@@ -270,7 +271,7 @@ class TestTheEnd:
         peer = registered(sim)
         peer.exchange(frame(b"\xff"))
         deadline = peer.session.deadline()
-        assert deadline == sim.scheduler.now() + PART_US
+        assert deadline == sim.scheduler.monotonic() + PART_US
         peer.session.tick(deadline)
         assert peer.session.closing is not None
 

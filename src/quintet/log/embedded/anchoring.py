@@ -47,7 +47,7 @@ class Anchoring:
         self._notes: Gone = []
         self._then: list[Then] = []
         self._accused: set[tuple[int, int]] = set()
-        self._written_at = 0
+        self._written_at = -every_us
         self._writing = self._failed = False
         self.lines = 0
 
@@ -78,10 +78,10 @@ class Anchoring:
         self._then.append(then)
         self._write()
 
-    def maintain(self, now: int) -> None:
+    def maintain(self, monotonic: int) -> None:
         """About every 100 ms."""
         wait = RETRY_US if self._failed else self._every_us
-        due = not 0 <= now - self._written_at < wait  # also when the clock was set back
+        due = monotonic - self._written_at >= wait
         if (due and (self._shared.heads_moved or self._notes)) or (self._then and not self._writing):
             self._write()
 
@@ -135,7 +135,7 @@ class Anchoring:
         if not heads and not notes:
             self._tell()
             return
-        self._notes, self._writing, self._written_at = [], True, now
+        self._notes, self._writing, self._written_at = [], True, self._shared.scheduler.monotonic()
         known_heads, known_starts = self._heads | {head[:2]: head[2:] for head in heads}, self._starts
         rolls = self._position >= self._bytes_max
         line_heads, line_notes = heads, notes

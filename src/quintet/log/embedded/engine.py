@@ -95,7 +95,7 @@ class EmbeddedLog:
         self._retaining: list[MemoryPartition | FilePartition] = []  # still to be looked at in this round
         self._rolls_seen = 0
         self._last_topic_id = 0  # of those opened here, also if it was deleted: no number is given twice
-        self._last_checkpoint = self._last_retention = 0
+        self._last_checkpoint, self._last_retention = -CHECKPOINT_INTERVAL_US, -RETENTION_INTERVAL_US
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -348,20 +348,21 @@ class EmbeddedLog:
     # -- housekeeping --------------------------------------------------------------------------------------------------
 
     def maintain(self, now: int) -> None:
-        if not 0 <= now - self._last_retention < RETENTION_INTERVAL_US:  # also when the clock was set back
-            self._last_retention = now
+        monotonic = self._scheduler.monotonic()
+        if monotonic - self._last_retention >= RETENTION_INTERVAL_US:
+            self._last_retention = monotonic
             self._look_at_the_disk()
             if not self._retaining:
                 self._retaining = [partition for found in self._topics.values() for partition in found]
         self._retain(now)
-        self._shared.upkeep.maintain(now)
+        self._shared.upkeep.maintain(monotonic)
         self._shared.committer.maintain()
         if self._anchors is not None:
-            self._anchors.maintain(now)
+            self._anchors.maintain(monotonic)
         rolled = self._shared.stats["rolls"] != self._rolls_seen
         moved = self._shared.marks_moved or self._checkpoint_owed
-        if moved and (rolled or not 0 <= now - self._last_checkpoint < CHECKPOINT_INTERVAL_US):
-            self._last_checkpoint = now
+        if moved and (rolled or monotonic - self._last_checkpoint >= CHECKPOINT_INTERVAL_US):
+            self._last_checkpoint = monotonic
             self._rolls_seen = self._shared.stats["rolls"]
             self._write_checkpoint(clean=False)
 

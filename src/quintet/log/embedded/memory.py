@@ -10,11 +10,13 @@ from functools import partial
 
 from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
-from quintet.log.embedded.merging import Pending, merge_groups, place_waiters
+from quintet.log.embedded.merging import Pending, answer_waiters, merge_groups, place_waiters
 from quintet.log.embedded.partition import FilePartition
 from quintet.log.embedded.shared import OBJECT_BYTES, Shared
 from quintet.model.batch import RecordBatch
+from quintet.model.clocks import following
 from quintet.model.errors import ShuttingDown
+from quintet.model.scheduler import call_each
 
 
 class MemoryPartition:
@@ -78,7 +80,7 @@ class MemoryPartition:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        self._last_time = now = max(self._shared.scheduler.now(), self._last_time)
+        self._last_time = now = following(self._shared.scheduler.now(), self._last_time)
         if len(pending) == 1:
             self._keep(pending[0][0], pending[0][2], now)
         else:
@@ -87,11 +89,8 @@ class MemoryPartition:
         self._visible = self._end
         self._shared.stats["appends"] += len(pending)
         self._trim()
-        for _, done, base in pending:
-            if done is not None:
-                done(base, None)
-        for call in tuple(self._watchers):
-            call()
+        answer_waiters(self._shared.scheduler, pending)
+        call_each(self._shared.scheduler, tuple(self._watchers))
 
     def _keep_group(self, group: list[Pending], now: int) -> None:
         if len(group) > 1:

@@ -64,7 +64,7 @@ class Shared:
         self.memory_order: deque[MemoryPartition] = deque()  # whose batch is the oldest, over all memory topics
         self.memo_bytes = 0
         self.memo_order: deque[RecordBatch] = deque()  # the newest of all, whose encoded frames may be kept
-        self.upkeep = Upkeep()
+        self.upkeep = Upkeep(scheduler.monotonic())
         self.marks_moved: set[FilePartition] = set()
         self.chain = ChainPolicy()
         self.heads_moved: set[FilePartition] = set()  # chains that are durable further than they are anchored

@@ -18,12 +18,11 @@ from quintet import kernel
 from quintet.broker.access import Principal
 from quintet.broker.core import Broker
 from quintet.broker.topics import Topic
-from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
-from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot
+from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, STALL, WAIT, Link, Replies, Slot
 from quintet.protocols.blipmq import codec, errors, frames
 from quintet.protocols.blipmq.mapping import offset_of, origin_of, tag_of
 
@@ -33,7 +32,9 @@ READY: Final = "ready"
 
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 SUBSCRIPTIONS_MAX: Final = 1_000  # made on one connection
+POLL_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one run of POLLs; then the peer must take some
 REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for the disk; above it, it is not read from
+POLLS_AT_ONCE: Final = 256  # answered together; each may be a batch of its own in the log
 _IDS: Final = struct.Struct("<Q")
 _HEADER: Final = frames.HEADER.pack
 
@@ -52,13 +53,18 @@ class BlipSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_identity", "_made", "_origin", "_peer", "_principal",
-        "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures", "closing",
-        "principal_name", "take_output",
+        "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_left", "_made", "_origin", "_peer", "_principal",
+        "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures",
+        "closing", "principal_name", "stopped", "take_output",
     )  # fmt: skip
 
     def __init__(
-        self, broker: Broker, sink: Sink, now: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX, peer: str = ""
+        self,
+        broker: Broker,
+        sink: Link,
+        monotonic: int,
+        frame_bytes_max: int = frames.FRAME_BYTES_MAX,
+        peer: str = "",
     ) -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
@@ -68,7 +74,7 @@ class BlipSession:
         self._version = 1
         self._frame_bytes_max = frame_bytes_max
         self._peer = peer
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self.auth_failures = 0
         self._made = 0
         self._identity = ""
@@ -80,6 +86,9 @@ class BlipSession:
         self._targets: dict[tuple[bytes, int], Topic] | None = None
         self._topic: Topic | None = None  # the last one published to
         self._touched: set[Subscription] | None = None
+        self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
+        self._doing = 0
+        self.stopped = False
 
     # -- the contract ----------------------------------------------------------------------------------------------
 
@@ -88,36 +97,57 @@ class BlipSession:
         return False  # every frame is taken when it is whole: late answers wait in their slots
 
     @property
-    def stopped(self) -> bool:
-        return False  # deliveries ask for room before they are made, and other answers are small
+    def operation(self) -> str:
+        return frames.NAMES.get(self._doing, "")
 
     def receive(self, view: memoryview, now: int) -> int:
         position = 0
-        while self.closing is None:
+        self.stopped = False
+        while self.closing is None and not self.stopped:
             if self._state is not READY:
                 before = position
                 position = self._handshake(view, position)
                 if position == before:
                     break
+                self.stopped = position < len(view) and self._sink.turn_over()
                 continue
             if self._epoch != self._broker.access.epoch and not self._still_welcome():
                 break
+            if self._left is not None:
+                left, self._left = self._left, None
+                self._act_all(left)
+                continue
             items, end, fatal = kernel.blip_split(
                 view, position, self._version, self._frame_bytes_max, self._origin, now
             )
-            for item in items:
-                if item[0] == frames.PUBLISH:
-                    self._publish(item)
-                elif item[0] == frames.PING:
-                    self._replies.put(_HEADER(frames.FRAME_BYTES_MIN, frames.PONG, item[1]))
-                else:
-                    self._act(item)
-            if fatal:
+            self._act_all(items)
+            if fatal and not self.stopped:  # else it is found again, behind what was left
                 self.closing = errors.FATAL[fatal]
             if end == len(view) or end == position:
                 return end
             position = end
+            if self._sink.turn_over():
+                self.stopped = True
         return position
+
+    def _act_all(self, items: list[tuple[Any, ...]]) -> None:
+        """Those that the turn has time for. PINGs are not counted: all that one read can hold take less."""
+        for number, item in enumerate(items, 1):
+            self._doing = kind = item[0]
+            if kind == frames.PUBLISH:
+                self._publish(item)
+            elif kind == frames.PING:
+                self._replies.put(_HEADER(frames.FRAME_BYTES_MIN, frames.PONG, item[1]))
+                continue
+            else:
+                self._act(item)
+            while self._left is not None and not self._sink.turn_over():  # it did a part of its work
+                (item,), self._left = self._left, None
+                self._act(item)
+            if self._left is not None or (number < len(items) and self._sink.turn_over()):
+                self.stopped = True
+                self._left = (self._left or []) + items[number:]
+                return
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         assert isinstance(token, _Publish)
@@ -145,8 +175,8 @@ class BlipSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.closing = "no authentication within 5 seconds"
 
@@ -322,7 +352,7 @@ class BlipSession:
     def _ack(self, subscription_id: int, ranges: list[tuple[int, int]]) -> None:
         assert self._principal is not None
         subscription = self._broker.subscription(self._principal, subscription_id)
-        for tag, count in ranges:
+        for number, (tag, count) in enumerate(ranges, 1):
             partition, offset = offset_of(tag)
             if subscription is None:
                 unknown = list(range(offset, offset + count))
@@ -330,6 +360,9 @@ class BlipSession:
                 unknown = subscription.ack(partition, offset, count)
             for missing in unknown:
                 self._nack(tag + missing - offset, errors.UNKNOWN)
+            if number < len(ranges) and self._sink.turn_over():
+                self._left = [(frames.ACK, subscription_id, ranges[number:])]
+                return
 
     def _poll(self, subscription_id: int, ids: list[int]) -> None:
         """One message per POLL; nothing at all when there is none, or when the subscription is not this key's."""
@@ -339,7 +372,16 @@ class BlipSession:
             return
         self._attach(subscription)
         if self._version == 1:
-            self._answer_poll(subscription, ids, self._replies.reserve(), None, None)
+            self._claim_poll(subscription, ids[:POLLS_AT_ONCE], self._replies.reserve())
+            if len(ids) > POLLS_AT_ONCE:
+                self._left = [(frames.POLL, subscription_id, ids[POLLS_AT_ONCE:])]
+
+    def _claim_poll(self, subscription: Subscription, ids: list[int], slot: Slot) -> None:
+        """Answer now, or when there is room for so much output over all connections (ADR 16)."""
+        answer = partial(self._answer_poll, subscription, ids, slot)
+        size = min(subscription.bytes_ahead(), self._frame_bytes_max + POLL_BYTES_MAX)
+        if size <= CLAIM_BYTES_MIN or self._sink.claim(size, answer):
+            answer(None, None)
 
     def _answer_poll(
         self, subscription: Subscription, ids: list[int], slot: Slot, _result: object, _error: Exception | None
@@ -348,7 +390,8 @@ class BlipSession:
         if slot.data is not None:
             return
         again = partial(self._answer_poll, subscription, ids, slot)
-        runs, more = subscription.poll(len(ids), self._sink, partial(self._sink.completed, again, None, None))
+        wake = partial(self._sink.completed, again, None, None)
+        runs, more = subscription.poll(len(ids), self._sink, wake, POLL_BYTES_MAX)
         if more and not runs:
             return
         deliveries = []
@@ -357,7 +400,16 @@ class BlipSession:
             packed = b"".join(map(_IDS.pack, ids[used : used + last - first]))
             deliveries.append(self._encode(subscription, partition, batch, first, last, packed))
             used += last - first
-        self._replies.fill(slot, b"".join(deliveries))
+        made = b"".join(deliveries)
+        rest = ids[used:] if len(made) >= POLL_BYTES_MAX else []
+        if rest:  # there may be more for these, but not all at once
+            following = self._replies.behind(slot)
+            self._replies.fill(slot, made)
+            self._claim_poll(subscription, rest, following)
+        else:
+            self._replies.fill(slot, made)
+            if not made:
+                self._sink.unclaim()
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 

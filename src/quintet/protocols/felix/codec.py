@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from quintet import kernel
+from quintet.model import limits
 from quintet.model.errors import BadName, BadRequest
 from quintet.protocols.felix.frames import (
     ACK,
@@ -370,8 +371,10 @@ def is_u64(id: Id) -> bool:
 
 def end_of_run(view: memoryview, start: int) -> int:
     """Where what the kernel is given at a time ends: behind the binary batches from `start` on, or behind the one frame of
-    another kind; where that is not whole, at the end of all. So large answers are made one by one."""
+    another kind; where that is not whole, at the end of all. So large answers are made one by one, and many batches are
+    no more than TURN_BYTES and one at a time."""
     size, end = len(view), start
+    most = start + limits.TURN_BYTES
     while size - end >= HEADER.size:
         magic, _, flags, length = HEADER.unpack_from(view, end)
         behind = end + HEADER.size + length
@@ -380,6 +383,8 @@ def end_of_run(view: memoryview, start: int) -> int:
         if flags & (BATCH | ZSTD) != BATCH:
             return end if end > start else behind
         end = behind
+        if end > most:
+            break
     return end if end > start else size
 
 

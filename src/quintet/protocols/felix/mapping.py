@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer
-from quintet.broker.cache import Cache, name_of
+from quintet.broker.cache import Cache, expires_at, name_of
 from quintet.broker.core import Broker
 from quintet.broker.membership import Membership
 from quintet.broker.seek import seek_all
@@ -33,7 +33,7 @@ from quintet.model.errors import (
     ShuttingDown,
     TopicNotFound,
 )
-from quintet.protocols.base import TOO_SLOW, Outlet, Streams
+from quintet.protocols.base import TOO_SLOW, Link, Outlet, Streams
 from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.codec import Scope, topic_of, wire_offset
 from quintet.protocols.felix.frames import Dialect, FelixOptions
@@ -46,6 +46,23 @@ UNSURE_BYTES: Final = 4 * limits.WRITE_HIGH_BYTES  # sent last, of which the pee
 WATCHED_PER_TURN_MAX: Final = 1_000  # changes written before room is asked for again
 WATCHED_BYTES_MAX: Final = 64 * limits.MIB  # of changed keys that a slow peer was not told of: then it is reset
 WATCHED_KEY_BYTES: Final = 200  # that a key costs beside its own
+
+
+class FelixStream(Link, Protocol):
+    """A stream of net/, as its session sees it."""
+
+    @property
+    def streams(self) -> Streams:
+        """The connection it is of."""
+
+
+def expires(ttl_ms: int | None, now: int) -> int:
+    """When an entry with this TTL expires; 0: never."""
+    if ttl_ms is None:
+        return 0
+    if ttl_ms < 0:
+        raise BadRequest("ttl_ms: 0 or more")
+    return expires_at(now, ttl_ms)
 
 
 def check_new(broker: Broker, options: FelixOptions, scope: Scope) -> None:
@@ -287,6 +304,14 @@ class EventStream(Feed):
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         assert isinstance(subscription, Subscription)
+        try:
+            self._send_records(subscription, partition, batch, first, last)
+        except Exception as error:  # its own connection ends; the publisher and the other subscribers go on
+            self._peer.streams.fault("records", error)
+
+    def _send_records(
+        self, subscription: Subscription, partition: int, batch: RecordBatch, first: int, last: int
+    ) -> None:
         outlet = self._outlet
         if outlet is None or self._barred():
             return
@@ -387,6 +412,12 @@ class WatchStream(Feed):
         self._stop = self._cache.watch(key, prefix, self._mark)
 
     def _mark(self, key: bytes) -> None:
+        try:
+            self._note(key)
+        except Exception as error:  # its own connection ends; whoever changed the key goes on
+            self._peer.streams.fault("watch", error)
+
+    def _note(self, key: bytes) -> None:
         if key not in self._changed:
             self._changed[key] = None
             self._changed_bytes += len(key) + WATCHED_KEY_BYTES

@@ -11,19 +11,18 @@ all that is still owed. A malformed header shuts the whole connection. Subscript
 """
 
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer, TenantMismatch
-from quintet.broker.cache import Cache, expires_at, name_of
+from quintet.broker.cache import Cache, name_of
 from quintet.broker.core import Broker
 from quintet.broker.topics import Topic
-from quintet.delivery.sink import Sink
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription, VersionConflict
-from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot, Streams
-from quintet.protocols.felix import codec, errors, frames
+from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, act_on
+from quintet.protocols.felix import codec, errors, frames, mapping
 from quintet.protocols.felix.codec import Id, Scope, origin_of
 from quintet.protocols.felix.frames import Dialect, FelixOptions
 from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, Reach, Subscribing, WatchStream
@@ -36,14 +35,6 @@ HELD_US_MAX: Final = 1_000_000  # until one that must wait for its tenant's rate
 UNPACKED_BYTES_MAX: Final = 32 * limits.MIB  # of packed batches in one turn of the loop ...
 ACK_COST_BYTES: Final = 256  # ... of which a record that is acknowledged costs as much as so many
 JWT_DOTS: Final = 2
-
-
-class FelixStream(Sink, Protocol):
-    """A stream of net/, as its session sees it."""
-
-    @property
-    def streams(self) -> Streams:
-        """The connection it is of."""
 
 
 class _Publish(Slot):
@@ -61,12 +52,14 @@ class FelixSession:
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
-        "_bearer", "_behind", "_broker", "_deadline", "_dialect", "_epoch", "_held", "_known", "_late", "_leaving", "_made", "_options",
+        "_bearer", "_behind", "_broker", "_deadline", "_dialect", "_epoch", "_held", "_known", "_late", "_leaving", "_left", "_made", "_options",
         "_origin", "_peer", "_reach", "_replies", "_scopes", "_shared", "_sink", "_state", "_stopped", "_targets", "_tenant", "_topic",
-        "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "principal_name", "take_output",
+        "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, stream: FelixStream, now: int, options: FelixOptions, peer: str = "") -> None:
+    def __init__(
+        self, broker: Broker, stream: mapping.FelixStream, monotonic: int, options: FelixOptions, peer: str = ""
+    ) -> None:
         self.closing: str | None = None
         self.close_code: int | None = None
         self.principal_name: str | None = None
@@ -77,11 +70,11 @@ class FelixSession:
         assert isinstance(streams.shared, FelixPeer)
         self._shared = streams.shared
         self._broker = broker
-        self._sink: Sink = stream
+        self._sink: Link = stream
         self._options = options
         self._peer = peer
         self._state = FRESH
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._dialect = Dialect(True, 0)
         self._known = frames.BATCH  # flags that may be on a frame
         self._bearer: Bearer | None = None
@@ -101,6 +94,8 @@ class FelixSession:
         self._unpacked = 0
         self._late = 0  # answers that wait and have no slot
         self._leaving: str | None = None
+        self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
+        self.operation = ""
         self._unsaid = False  # the last unacknowledged publish was refused, and that was said
 
     # -- the contract ----------------------------------------------------------------------------------------------
@@ -120,23 +115,25 @@ class FelixSession:
         if self._bearer is not None and self._epoch != self._broker.access.epoch:
             self._look_again(self._bearer, now)
         size = len(view)
+        if self._left is not None:
+            self._act_all(self._left, now)
         while position < size and not (self._state is FRESH or self._stopped or self._held or self._going):
             if self._scopes and not self._replies.waiting:
                 position = self._gets(view, position, now)
+                self._look_at_turn(position < size)
                 if self.stopped or position == size:
                     break
             end = codec.end_of_run(view, position)
             items, end, fatal = kernel.felix_split(
                 view[:end], position, self._options.frame_bytes_max, self._known, self._state is PUBLISHED, self._origin, now
             )  # fmt: skip
-            for item in items:
-                if not self._going:
-                    self._act(item, now)
-            if fatal:
+            self._act_all(items, now)
+            if fatal and not self._left:  # else it is found again, behind what was left
                 self._shut(fatal)
             if end == position:
                 break
             position = end
+            self._look_at_turn(position < size)
         self._close_if_done()
         return size if self._going else position
 
@@ -171,16 +168,18 @@ class FelixSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is None or now < self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is None or monotonic < self._deadline:
             return
         self._deadline = None
         if self._bearer is None:
             self._replies.put(codec.encode(codec.Error(message=errors.AUTH_REQUIRED)))
             self.closing = self.closing or "no authentication within 5 seconds"
-        else:
+        elif self._bearer.expired(now := self._broker.scheduler.now()):
             self._look_again(self._bearer, now)
             self._close_if_done()
+        else:
+            self._deadline = self._bearer.check_at()
 
     def ended(self, now: int) -> None:
         self._leave("")
@@ -282,7 +281,7 @@ class FelixSession:
         self._bearer, self._state = bearer, state
         self._reach = Reach(bearer, self._options, self._dialect.document)
         self._targets, self._scopes = self._reach.targets, self._reach.scopes
-        self._deadline = None if bearer.claims is None else bearer.claims.expires
+        self._deadline = bearer.check_at()
         self._epoch = self._broker.access.epoch
         self.principal_name = bearer.principal.name
         self._origin = origin_of(bearer.principal.name)
@@ -292,7 +291,7 @@ class FelixSession:
         self._epoch = self._broker.access.epoch
         self._reach.forget()
         if bearer.valid(now):
-            self._deadline = None if bearer.claims is None else bearer.claims.expires
+            self._deadline = bearer.check_at()
             self._shared.recheck(now)
         else:
             self._deadline = None
@@ -301,12 +300,21 @@ class FelixSession:
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
+    def _look_at_turn(self, more: bool) -> None:
+        self._stopped = self._stopped or (more and self._sink.turn_over())
+
+    def _act_all(self, items: list[tuple[Any, ...]], now: int) -> None:
+        self._left = act_on(items, self._act, now, self._sink.turn_over)
+        self._stopped = self._stopped or self._left is not None
+
     def _act(self, item: tuple[Any, ...], now: int) -> None:
-        kind = item[0]
+        if self._going:
+            return
+        kind, self.operation = item[0], "binary batch"
         if kind == frames.BATCH_ITEM:
             _, target, batch, count, request_id, _ = item
             answer = _Publish(request_id, True) if request_id >= 0 else None
-            self._publish(target, batch, count, answer, now)
+            self._publish(target, batch, count, answer)
         elif kind == frames.JSON_ITEM:
             self._json(item[1], now)
         elif kind == frames.MALFORMED_ITEM:
@@ -344,6 +352,7 @@ class FelixSession:
             if self._state is PUBLISHED and request_id is not None and not codec.is_u64(request_id):
                 request_id = None
                 raise BadRequest("request_id: a number of 64 bits")
+            self.operation = ask.__struct_config__.tag
             _HANDLERS[type(ask)](self, ask, now)
         except QuintetError as error:
             self._error(error, codec.id_of(payload) if request_id is None else request_id)
@@ -364,9 +373,8 @@ class FelixSession:
     # -- publish ---------------------------------------------------------------------------------------------------
 
     def _publish(
-        self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, now: int,
-        request_id: Id = None,
-    ) -> None:  # fmt: skip
+        self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, request_id: Id = None
+    ) -> None:
         key = (target, answer is not None)
         try:
             topic, tenant = self._targets.get(key) or self._reach.target(key)
@@ -385,7 +393,7 @@ class FelixSession:
             self._refuse_publish(answer, error, request_id)
             return
         self._topic = topic
-        if tenant and self._broker.tenants.published(tenant, len(batch), now):
+        if tenant and self._broker.tenants.published(tenant, len(batch), self._broker.scheduler.monotonic()):
             self._tenant = tenant
             self._hold()
 
@@ -403,23 +411,21 @@ class FelixSession:
 
     def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
         """Take nothing while a tenant's rate is overdrawn; look again in a while, unless the stream is gone."""
-        now = self._broker.scheduler.now()
+        monotonic = self._broker.scheduler.monotonic()
         self._unpacked = 0
-        wait = self._broker.tenants.published(self._tenant, 0, now) if self._tenant else 0
+        wait = self._broker.tenants.published(self._tenant, 0, monotonic) if self._tenant else 0
         self._held = wait > 0
         if self._held:
             again = partial(self._sink.completed, self._hold, None, None)
             self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
 
     def _publish_json(self, ask: codec.Publish, now: int) -> None:
-        self._publish_values(ask, [ask.payload], errors.MISSING_ID, now)
+        self._publish_values(ask, [ask.payload], errors.MISSING_ID)
 
     def _publish_batch_json(self, ask: codec.PublishBatch, now: int) -> None:
-        self._publish_values(ask, ask.payloads, errors.MISSING_ID_BATCH, now)
+        self._publish_values(ask, ask.payloads, errors.MISSING_ID_BATCH)
 
-    def _publish_values(
-        self, ask: codec.Publish | codec.PublishBatch, values: list[bytes], missing: str, now: int
-    ) -> None:
+    def _publish_values(self, ask: codec.Publish | codec.PublishBatch, values: list[bytes], missing: str) -> None:
         answer = None
         if ask.ack not in (None, "none"):
             if ask.request_id is None and not self._dialect.document:
@@ -429,7 +435,7 @@ class FelixSession:
             raise BadRequest("tenant_id, namespace, stream: at most 200 bytes each")
         batch = kernel.build(values, origin=self._origin) if values else None
         target = codec.target(ask.tenant_id, ask.namespace, ask.stream)
-        self._publish(target, batch, len(values), answer, now, ask.request_id)
+        self._publish(target, batch, len(values), answer, ask.request_id)
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 
@@ -564,7 +570,7 @@ class FelixSession:
         wanted = ask.if_version if isinstance(ask, codec.CachePutOurs) else None
         late = _Late(self, ask.request_id)
         try:
-            version = cache.put(ask.key.encode(), ask.value, _expires(ask.ttl_ms, now), wanted, late.done)
+            version = cache.put(ask.key.encode(), ask.value, mapping.expires(ask.ttl_ms, now), wanted, late.done)
         except QuintetError as error:
             late.refused(ask.key, error)
             return
@@ -586,7 +592,7 @@ class FelixSession:
     def _cache_incr(self, ask: codec.CacheIncr, now: int) -> None:
         if not -(1 << 63) <= ask.delta < 1 << 63:
             raise BadRequest("delta: a number of 64 bits")
-        expires = None if ask.ttl_ms is None else _expires(ask.ttl_ms, now)
+        expires = None if ask.ttl_ms is None else mapping.expires(ask.ttl_ms, now)
         cache = self._writable(ask)
         late = _Late(self, ask.request_id)
         try:
@@ -689,11 +695,3 @@ _HANDLERS: Final[dict[type, Any]] = {
     codec.CacheGetMany: FelixSession._cache_get_many,
     codec.CacheWatch: FelixSession._cache_watch,
 }
-
-
-def _expires(ttl_ms: int | None, now: int) -> int:
-    if ttl_ms is None:
-        return 0
-    if ttl_ms < 0:
-        raise BadRequest("ttl_ms: 0 or more")
-    return expires_at(now, ttl_ms)

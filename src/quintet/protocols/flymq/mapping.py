@@ -48,10 +48,11 @@ class Call:
     """One request on its way: who asks, when, through which listener, and where the late answer goes."""
 
     __slots__ = (
-        "accept", "answer", "broker", "code", "given", "member", "now", "options", "origin", "peer", "principal",
+        "accept", "answer", "broker", "claim", "code", "given", "member", "now", "options", "origin", "peer", "principal",
     )  # fmt: skip
 
     answer: Callable[[Any, Exception | None], None]
+    claim: Callable[[Any, int, Callable[[], None]], None]
 
     def __init__(
         self, broker: Broker, principal: Principal, member: object, now: int, options: "Any", origin: bytes, peer: str,
@@ -139,7 +140,7 @@ def _consume(call: Call, ask: Values) -> None:
     partition = call.topic(ask).partition(ask["partition"])
     call.given = [(ask["offset"], ask["offset"] + 1)]
     made = call.then(lambda found: {"key": found[0] or b"", "value": found[1] or b""})
-    reads.consume(partition, ask["offset"], call.now, made)
+    call.claim(partition, ask["offset"], partial(reads.consume, partition, ask["offset"], call.now, made))
 
 
 def _fetch(call: Call, ask: Values) -> Values | None:
@@ -158,16 +159,15 @@ def _fetch(call: Call, ask: Values) -> Values | None:
         call.given = [(start, last)] if count else []
         return codec.frame(call.code, reply[frames.HEADER_BYTES :], call.accept) if call.accept else reply
 
-    if ask.get("filter"):
-        chosen = filters.compile(ask["filter"].encode())
+    chosen = filters.compile(ask["filter"].encode()) if ask.get("filter") else None
 
-        def read() -> None:
-            reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), partial(_filtered, call))
-    else:
-
-        def read() -> None:
+    def scan() -> None:
+        if chosen is None:
             reads.fetch(partition, offset, most, size, call.then(encode))
+        else:
+            reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), partial(_filtered, call))
 
+    read = partial(call.claim, partition, offset, scan)
     wait_us = min(ask.get("wait_ms", 0), WAIT_MS_MAX) * 1000
     if wait_us and offset >= partition.visible:
         call.broker.wait_for(partition, wait_us, read)
@@ -186,7 +186,10 @@ def _peek(call: Call, ask: Values) -> None:
     partition = call.topic(ask).partition(ask["partition"])
     most = ask["max"] if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
     chosen = filters.compile(ask["filter"].encode())
-    reads.peek(partition, ask["offset"], ask["since_ms"] * 1000, most, chosen, call.now, partial(_peeked, call))
+    since, done = ask["since_ms"] * 1000, partial(_peeked, call)
+    call.claim(
+        partition, ask["offset"], partial(reads.peek, partition, ask["offset"], since, most, chosen, call.now, done)
+    )
 
 
 def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None) -> None:
@@ -444,7 +447,7 @@ def _subscribe(call: Call, ask: Values) -> None:
 
     call.broker.groups.subscribe(
         *call.group_rights(ask["group"]), call.topic(ask), ask["group"], ask["partition"], ask["mode"], call.member,
-        ask.get("member", ""), call.now, call.then(made),
+        ask.get("member", ""), call.then(made),
     )  # fmt: skip
 
 

@@ -22,12 +22,11 @@ from msgspec import UNSET, UnsetType
 from quintet.broker.access import Principal
 from quintet.broker.core import Broker
 from quintet.broker.mailbox import TOPIC_PREFIX, Mailbox
-from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadName, Forbidden, NameClaimed, ProtocolError, QuintetError
-from quintet.protocols.base import FLOWING, WAIT
+from quintet.protocols.base import FLOWING, WAIT, Link
 from quintet.protocols.peerbus import codec, errors, frames
 from quintet.protocols.peerbus.mapping import check_peer_name, delivery, is_everyone, is_reserved
 
@@ -44,6 +43,7 @@ LATE_ACKS_US: Final = (
 )
 ASKED_MAX: Final = 1_000  # `peers` that wait for the disk; above it, the connection is not read from
 REPLIES_BYTES_MAX: Final = limits.MIB  # of answers to `peers` that are made, or owed: above it, the next frames wait
+BLANKS_AT_ONCE: Final = 1_024  # empty lines between two looks at whether the turn is over
 TARGETS_MAX: Final = 10_000  # recipients one session remembers the right to write to
 
 
@@ -53,14 +53,14 @@ class PeerSession:
     __slots__ = (
         "_acked", "_asked", "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_framed", "_identity", "_mailbox", "_out", "_peer",
         "_pending", "_principal", "_said", "_scanned", "_sink", "_state", "_targets", "auth_failures", "close_code", "closing",
-        "principal_name", "stopped",
+        "operation", "principal_name", "stopped",
     )  # fmt: skip
 
     def __init__(
         self,
         broker: Broker,
-        sink: Sink,
-        now: int,
+        sink: Link,
+        monotonic: int,
         *,
         framed: bool = True,
         frame_bytes_max: int = frames.FRAME_BYTES_MAX,
@@ -76,7 +76,7 @@ class PeerSession:
         self._frame_bytes_max = frame_bytes_max
         self._peer = peer
         self._state = FRESH
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._identity = ""
         self._principal: Principal | None = None
         self._epoch = 0
@@ -87,6 +87,7 @@ class PeerSession:
         self._asked = 0  # `peers` that are not answered yet
         self._said = 0  # bytes of answers to `peers` in this read
         self.stopped = False
+        self.operation = ""
         self._acked: list[int] | None = None  # places acknowledged in this read
         self._targets: dict[str, Mailbox] | None = None
 
@@ -98,8 +99,9 @@ class PeerSession:
 
     @property
     def enough(self) -> bool:
-        """No further object in this read: a question is small and its answer is as large as the names of all peers."""
-        return self._said > REPLIES_BYTES_MAX or self.holding
+        """No further object in this read: the turn is over, or the answers are large (a question is small and its answer
+        is as large as the names of all peers)."""
+        return self._said > REPLIES_BYTES_MAX or self.holding or self._sink.turn_over()
 
     @property
     def message_bytes_max(self) -> int:
@@ -114,8 +116,8 @@ class PeerSession:
             self._unfinished(len(view))
             return 0
         data = bytes(view)
-        at = self._scanned = 0
-        while self.closing is None and not self.enough:
+        at = self._scanned = blank = 0
+        while self.closing is None:
             end = data.find(b"\n", at)
             if end < 0:
                 self._unfinished(len(data) - at)
@@ -127,8 +129,14 @@ class PeerSession:
             at = end + 1
             if line:
                 self._object(line, now)
-        else:
-            self.stopped = self._said > REPLIES_BYTES_MAX
+                if self.enough:
+                    self.stopped = not self.holding
+                    break
+            else:
+                blank += 1
+                if blank % BLANKS_AT_ONCE == 0 and self._sink.turn_over():
+                    self.stopped = True
+                    break
         self.settle()
         return at
 
@@ -185,8 +193,8 @@ class PeerSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.close(errors.NO_HANDSHAKE)
 
@@ -219,6 +227,7 @@ class PeerSession:
             else:
                 self._broker.peers.drop("bad_envelope", self._mailbox, str(error))
             return
+        self.operation = "envelope" if frame.type is UNSET or frame.type not in frames.CONTROL else frame.type or ""
         if self._state is FRESH:
             self._register(frame)
         elif frame.type is UNSET or frame.type not in frames.CONTROL:
@@ -331,9 +340,9 @@ class PeerSession:
         if not peers.admit(sender, id, frame.sender or "", frame.ts or "", data, now):
             return
         if recipient is None:
-            peers.broadcast(sender, self._principal, id, data, now)
+            peers.broadcast(sender, self._principal, id, data)
         else:
-            peers.send(sender, recipient, id, data, now)
+            peers.send(sender, recipient, id, data)
 
     def _fault(self, id: str, to: str, frame: codec.Frame, size: int, fits: bool) -> str:
         """What is wrong with an envelope that has all members."""
