@@ -64,6 +64,8 @@ PEERS_MAX: Final = 100_000  # names
 TAKEOVERS_MAX: Final = 10  # of one name within ...
 TAKEOVERS_WITHIN_US: Final = 10_000_000
 PRUNE_EVERY_US: Final = 10_000_000  # how often what expired in the mailboxes of absent peers is passed over
+FLUSH_TURN_US: Final = 5_000  # of writing outboxes in one turn; a topic that must be made first costs about 0.1 ms
+FLUSH_LOOK_EVERY: Final = 16  # outboxes between two looks at the clock
 FLUSH_BYTES: Final = 4 * limits.MIB  # of an outbox: above it, it does not wait for the end of the turn
 BROADCAST_BYTES_PER_SECOND: Final = 64 * limits.MIB  # of copies one sender causes ...
 COPY_BYTES: Final = limits.KIB  # what a copy costs beside its envelope: the work is the same for a small one
@@ -171,10 +173,11 @@ class Peers:
         self._by_name: dict[str, Mailbox] = {}
         self._by_owner: dict[str, dict[str, Mailbox]] = {}
         self._connected: list[str] = []
-        self._dirty: list[Mailbox] = []
+        self._dirty: deque[Mailbox] = deque()
+        self._dirtied = self._flushed = 0  # how many mailboxes were ever put there, and taken from there
         self._writes = 0  # begun
         self._unfinished: dict[int, None] = {}  # numbers of writes on their way, rising
-        self._at_flush: list[Done] = []  # who waits for what is still in an outbox
+        self._at_flush: deque[tuple[int, Done]] = deque()  # who waits for outboxes, up to a number of `_dirtied`
         self._waiting: deque[tuple[int, Done]] = deque()  # who waits for writes up to a number
         self._seen = Seen(options.fresh_us, options.replay_ids_max)
         self._looked_at = (-1, -1)  # topics and rights when mailboxes were last compared with them
@@ -441,8 +444,9 @@ class Peers:
             mailbox.outbox = [letter]
             mailbox.outbox_bytes = size
             if not self._dirty:
-                self._scheduler.soon(self.flush)
+                self._scheduler.soon(self._flush_some)
             self._dirty.append(mailbox)
+            self._dirtied += 1
             return True
         mailbox.outbox.append(letter)
         mailbox.outbox_bytes += size
@@ -468,7 +472,7 @@ class Peers:
         """Whether everything sent so far is durable (or was dropped, and counted); if not, `call` is made when it is. Calls
         are made in the order they were given."""
         if self._dirty:
-            self._at_flush.append(call)
+            self._at_flush.append((self._dirtied, call))
         elif self._unfinished:
             self._waiting.append((self._writes, call))
         else:
@@ -476,15 +480,25 @@ class Peers:
         return False
 
     def flush(self) -> None:
-        """The end of a turn: one batch for each mailbox that was written to."""
-        dirty, self._dirty = self._dirty, []
-        for mailbox in dirty:
+        """Write all outboxes now."""
+        while self._dirty:
+            self._flush_some()
+
+    def _flush_some(self) -> None:
+        """The end of a turn: one batch for each mailbox that was written to. Of a broadcast to many, the rest is written in
+        the turns that follow: each may need a topic first."""
+        until = self._scheduler.monotonic() + FLUSH_TURN_US
+        while self._dirty and (self._flushed % FLUSH_LOOK_EVERY or self._scheduler.monotonic() <= until):
+            mailbox = self._dirty.popleft()
+            self._flushed += 1
             if mailbox.outbox:
                 self._write(mailbox)
             mailbox.outbox, mailbox.outbox_bytes = None, 0
-        calls, self._at_flush = self._at_flush, []
-        self._waiting.extend((self._writes, call) for call in calls)
+        while self._at_flush and self._at_flush[0][0] <= self._flushed:
+            self._waiting.append((self._writes, self._at_flush.popleft()[1]))
         self._tell_waiting()
+        if self._dirty:
+            self._scheduler.soon(self._flush_some)
 
     def _tell_waiting(self) -> None:
         oldest = next(iter(self._unfinished), self._writes + 1)

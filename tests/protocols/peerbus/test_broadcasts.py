@@ -1,11 +1,13 @@
 """Broadcasts and names: dead names cost nothing, live peers get theirs, and an owner has a bounded number of names."""
 
+import itertools
+
 import pytest
 
 from quintet import kernel
 from quintet.broker.access import Credential, hash_secret
 from quintet.broker.core import BrokerOptions
-from quintet.broker.peers import DAY_US, PeerOptions
+from quintet.broker.peers import DAY_US, FLUSH_LOOK_EVERY, FLUSH_TURN_US, PeerOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.protocols.peerbus import codec
 from quintet.testing.line import SimBroker
@@ -19,6 +21,7 @@ from tests.protocols.peerbus.helpers import (
     how_closed,
     keys_of,
     letter,
+    objects,
     peer_of,
     register,
     send,
@@ -157,3 +160,21 @@ def test_a_broadcast_goes_where_its_sender_may_write() -> None:
     amy, bob, cat = peer_of(sim, "amy"), peer_of(sim, "bob"), peer_of(sim, "cat")
     send(amy, letter("amy", "*", "b1"))
     assert delivered(bob) == ["b1|bob"] and delivered(cat) == [] and dropped(sim) == {"forbidden": 1}
+
+
+def test_a_broadcast_to_many_is_written_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics of 200 mailboxes are not made in one turn, and the barrier behind the broadcast waits for all of them."""
+    sim = broker()
+    amy, others = peer_of(sim, "amy"), [peer_of(sim, f"p{number}") for number in range(200)]
+    clock = itertools.count(0, FLUSH_TURN_US)
+    monkeypatch.setattr(sim.scheduler, "monotonic", lambda: next(clock))
+    amy.feed(letter("amy", "*", "b1") + b"\n" + codec.ask_peers() + b"\n")
+    sizes = [len(sim.broker.topics)]
+    while sizes[-1] < len(others):
+        sim.scheduler.turn()
+        sizes.append(len(sim.broker.topics))
+    assert max(after - before for before, after in itertools.pairwise(sizes)) <= 2 * FLUSH_LOOK_EVERY
+    assert amy.take() == b"", "not all of them are durable"
+    sim.scheduler.settle()
+    assert [found["type"] for found in objects(amy.take())] == ["peers"]
+    assert all(delivered(peer) == [f"b1|p{number}"] for number, peer in enumerate(others))
