@@ -648,7 +648,9 @@ def _peer_options(peers: Peers) -> PeerOptions:
         mailbox_messages_max=peers.mailbox_messages_max,
         mailbox_bytes_max=peers.mailbox_bytes_max,
         mailbox_ttl_us=peers.mailbox_ttl_seconds * 1_000_000,
+        broadcast_ttl_us=peers.broadcast_ttl_seconds * 1_000_000,
         name_idle_us=peers.name_idle_days * DAY_US,
+        names_per_owner_max=peers.names_per_owner_max,
     )
 
 
