@@ -146,6 +146,7 @@ _FLIGHT_COUNTERS: Final = (
     ("reads", "quintet_flight_reads_total", "Flight streams of records begun."),
     ("rows_out", "quintet_flight_read_rows_total", "Records handed to Flight clients."),
     ("bytes_out", "quintet_flight_read_bytes_total", "Bytes of columns handed to Flight clients."),
+    ("cut", "quintet_flight_cut_total", "Flight connections shut because a reader took nothing of its stream."),
     ("puts", "quintet_flight_puts_total", "Flight streams of rows taken."),
     ("rows_in", "quintet_flight_put_rows_total", "Rows taken from Flight clients, published or not."),
     ("bytes_in", "quintet_flight_put_bytes_total", "Bytes of columns taken from Flight clients."),
@@ -196,6 +197,9 @@ class View:
         found = [
             Family("quintet_build_info", "gauge", "Always 1; the labels say what runs.", [(build, 1)]),
             Family("quintet_connections", "gauge", "Open connections.", _per_door(doors, lambda d: len(d.connections))),
+            Family("quintet_output_bytes", "gauge", "Output that readers have not taken, over all connections (limits.output_bytes_max).",
+                   [({}, server.output.used)]),
+            Family("quintet_output_waits_total", "counter", "Requests that waited for room in that bound.", [({}, server.output.waited)]),
             Family("quintet_topics", "gauge", "Topics.", [({}, len(topics))]),
             Family("quintet_published_messages_total", "counter", "Messages accepted.", [({}, sum(t.published for t in topics))]),
             Family("quintet_subscriptions", "gauge", "Subscriptions, attached or not.", [({}, len(subscriptions))]),

@@ -123,6 +123,11 @@ class Bus:
         return self._setup.name
 
     @property
+    def door(self) -> Door:
+        """The door of its URL."""
+        return self._setup.door
+
+    @property
     def connected(self) -> bool:
         """Whether there is a connection for publishing right now."""
         return self._channel is not None and self._channel.current is not None

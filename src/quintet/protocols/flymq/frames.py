@@ -272,7 +272,7 @@ _TABLE: Final = (
         "topic:str16! group:str16! partition:i32 timestamp_ms:i64", "offset:u64",
         ours="the document names the operation and gives no layout"),
     # -- who
-    _op(AUTH, "AUTH", "name and password", "open", "user:str16! password:str16",
+    _op(AUTH, "AUTH", "name and password", "open", "user:str16 password:str16",
         "success:bool error:str16 username:str16 roles:str16*",
         sdk="success:bool username:str16 roles:str8* error:str16", answer_code=AUTH_RESPONSE),
     _op(WHOAMI, "WHOAMI", "who this connection is", "known", "",
