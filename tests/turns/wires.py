@@ -35,7 +35,7 @@ from quintet.protocols.flymq import codec as fly
 from quintet.protocols.flymq import frames as fly_frames
 from quintet.protocols.peerbus import codec as peer
 
-WAIT_S: Final = 120.0
+WAIT_S: Final = 30.0
 RECEIVE_BYTES: Final = 1 << 18
 BARRIER: Final = 0xBA881E8
 TOKEN: Final = mint(
@@ -133,6 +133,16 @@ class Fly(Wire):
 
     def login(self) -> None:
         self.run(self.frame(fly_frames.AUTH, user=DEV_USER, password=DEV_PASSWORD))
+
+    def ask(self, code: int, **values: Any) -> dict[str, Any]:
+        """One request and its answer, which is small."""
+        self._send(self.frame(code, **values))
+        data = b""
+        while len(data) < fly_frames.HEADER_BYTES + (fly_frames.HEADER.unpack_from(data)[4] if len(data) > 7 else 1):
+            data += self.socket.recv(RECEIVE_BYTES)
+        return fly.answer_layout(fly_frames.OPERATIONS[code], "document").decode(
+            memoryview(data)[fly_frames.HEADER_BYTES :]
+        )
 
     def run(self, data: bytes) -> bool:
         self._owed, self.refused = self._count(data), ""
