@@ -267,7 +267,9 @@ class Connection(asyncio.BufferedProtocol):
         return limits.WRITE_HIGH_BYTES + 1 - self._transport.get_write_buffer_size()
 
     def park(self, call: Callable[[], None]) -> None:
-        if self._stalled_since is None and self._listener.output.full:  # its own socket has room, the budget of all has none
+        if (
+            self._stalled_since is None and self._listener.output.full
+        ):  # its own socket has room, the budget of all has none
             self._listener.output.park(call)
             return
         if self._parked is None:
