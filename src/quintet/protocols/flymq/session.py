@@ -34,6 +34,7 @@ FRESH: Final = "fresh"
 CHECKING: Final = "checking"
 READY: Final = "ready"
 
+NEVER: Final = 1 << 62  # a deadline that does not come
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 REPLIES_WAITING_MAX: Final = 1_000  # runs of PRODUCE that wait for the disk; above it, the connection is not read from
 OUTPUT_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one read; then the peer must take some
@@ -93,8 +94,8 @@ class FlySession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_acting", "_broker", "_changing", "_counts", "_deadline", "_epoch", "_identity", "_last", "_made", "_next", "_now",
-        "_options",
+        "_acting", "_broker", "_changing", "_checking_since", "_counts", "_deadline", "_epoch", "_give_up", "_identity",
+        "_last", "_made", "_next", "_now", "_options",
         "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "_turn_over", "_unpublished", "auth_failures", "closing",
         "gone", "operation", "principal_name", "take_output",
     )  # fmt: skip
@@ -126,6 +127,8 @@ class FlySession:
         self._unpublished: tuple[_Run, list[Produced], int, list[Topic | QuintetError], int] | None = None
         self.operation = ""
         self._acting = False  # a request other than PRODUCE is under way
+        self._checking_since = 0  # on the monotonic clock
+        self._give_up: Callable[[], None] | None = None  # no password need be checked for us any more
         self._changing = False  # it is a change of a password, perhaps of the own one: its answer goes out first
         if options.anonymous_role:
             self._welcome(*broker.access.anonymous(options.anonymous_role))
@@ -202,15 +205,19 @@ class FlySession:
         return FLOWING
 
     def deadline(self) -> int | None:
-        return self._deadline
+        """The clock of the handshake stands while the broker itself checks a password."""
+        return self._deadline if self._deadline is None or self._state is not CHECKING else NEVER
 
     def tick(self, monotonic: int) -> None:
-        if self._deadline is not None and monotonic >= self._deadline:
+        if self._deadline is not None and monotonic >= self._deadline and self._state is not CHECKING:
             self._deadline = None
             self.closing = "no authentication within 5 seconds"
 
     def closed(self) -> None:
         self.gone = True
+        if self._give_up is not None:
+            self._give_up()
+            self._give_up = None
         self._broker.groups.leave(self)
         self._targets, self._counts, self._last, self._next = {}, {}, None, None
         del self._sink  # connection and session hold each other: no work for the collector
@@ -243,8 +250,9 @@ class FlySession:
             raise BadRequest(f"this connection is {self.principal_name}", hint="open another one for another user")
         before, self._state = self._state, CHECKING
         self._acting = True
+        self._checking_since = self._broker.scheduler.monotonic()
         token = partial(self._authenticated, slot, operation, before, ask["user"])
-        self._broker.users.authenticate_password(
+        self._give_up = self._broker.users.authenticate_password(
             ask["user"], ask["password"].encode(), partial(self._sink.completed, token), peer=self._peer
         )
 
@@ -252,7 +260,10 @@ class FlySession:
         self, slot: Slot, operation: frames.Operation, before: str, user: str, result: Any, error: Exception | None
     ) -> None:
         self._acting = False
+        self._give_up = None
         self._state = before
+        if self._deadline is not None:
+            self._deadline += self._broker.scheduler.monotonic() - self._checking_since
         values: codec.Values = {"success": error is None, "error": "", "username": user, "roles": []}
         if error is None:
             self._welcome(*result)
@@ -299,9 +310,8 @@ class FlySession:
         try:
             topic = self._broker.publish_target(self._principal, name, durable=True, peer=self._peer)
             self._targets[name], self._counts[name] = topic, len(topic.partitions)
-        except (QuintetError, UnicodeDecodeError) as error:
-            known = error if isinstance(error, QuintetError) else BadRequest("a topic name is UTF-8")
-            self._targets[name], self._counts[name] = known, 0
+        except QuintetError as error:
+            self._targets[name], self._counts[name] = error, 0
 
     def _forget_targets(self) -> None:
         self._targets, self._counts = {}, {}
