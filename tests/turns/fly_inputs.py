@@ -16,7 +16,7 @@ FEW: Final = {f.AUTH: 10, f.USER_CREATE: 10, f.USER_UPDATE: 10, f.PASSWORD_CHANG
               f.DELETE_TOPIC: 300, f.REGISTER_SCHEMA: 300, f.CLUSTER_METADATA: 300, f.LIST_GROUPS: 100,
               f.AUDIT_QUERY: 300, f.AUDIT_EXPORT: 300, f.AUDIT_QUERY_SDK: 300, f.AUDIT_EXPORT_SDK: 300,
               f.LIST_TOPICS: 300, f.PEEK: 500, f.KEY_LIST: 300, f.USER_LIST: 300, f.ACL_LIST: 300,
-              f.LIST_SCHEMAS: 300, f.FETCH_DLQ: 300}  # fmt: skip
+              f.LIST_SCHEMAS: 300, f.FETCH_DLQ: 300, f.CONSUME: 500, f.CONSUME_ZERO_COPY: 500}  # fmt: skip
 
 _GROUP: Final = {"topic": "t", "group": "g0", "partition": 0}
 _USER: Final = {"old_password": "", "roles": [], "enabled": True}

@@ -212,6 +212,11 @@ def felix_rows(count: int, size: int) -> Iterator[Row]:
     yield row(
         "ack", "60,000 ranges", each(lambda i: c.AckRanges(subscription_id=unknown, ranges=ranges, request_id=i), 1)
     )
+    for kind, ranges_of in (("nack", c.NackRanges), ("working", c.WorkingRanges)):
+        asks = [ranges_of(subscription_id=unknown, ranges=[(0, 1)], request_id=i) for i in range(count)]
+        yield row(kind, "of no subscription", b"".join(map(felix.encode, asks)))
+        yield row(kind, "60,000 ranges", felix.encode(ranges_of(subscription_id=unknown, ranges=ranges, request_id=1)))
+    yield row("credit", "of no subscription", each(lambda i: c.Credit(subscription_id=unknown, credit=1, request_id=i)))
     yield row("unsubscribe", "of none", each(lambda i: c.Unsubscribe(subscription_id=unknown, request_id=i)))
 
 

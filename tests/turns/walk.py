@@ -41,11 +41,11 @@ class Walk:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("QUINTET_")}
         if planted:
             environment["QUINTET_TEST_PLANT"] = "1"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.turns.measured", str(folder)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(folder.parent / "stderr").open("wb"), text=True,
-            cwd=ROOT, env=environment,
-        )  # fmt: skip
+        with (folder.parent / "stderr").open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.turns.measured", str(folder)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment,
+            )  # fmt: skip
         self.listeners: dict[str, str] = json.loads(self._said())["listeners"]
 
     def _said(self) -> str:

@@ -35,7 +35,7 @@ from quintet.protocols.flymq import codec as fly
 from quintet.protocols.flymq import frames as fly_frames
 from quintet.protocols.peerbus import codec as peer
 
-WAIT_S: Final = 30.0
+WAIT_S: Final = 120.0
 RECEIVE_BYTES: Final = 1 << 18
 BARRIER: Final = 0xBA881E8
 TOKEN: Final = mint(
