@@ -12,6 +12,7 @@ from functools import partial
 from quintet.broker.access import Access, Action, Credential, Principal, Role
 from quintet.broker.audit import Audit
 from quintet.broker.cache import CacheOptions, Caches
+from quintet.broker.claims import Claims
 from quintet.broker.dead import TABLE as DEAD_TABLE
 from quintet.broker.dead import DeadLetters, DeadRow
 from quintet.broker.delays import TABLE as DELAYED_TABLE
@@ -136,6 +137,7 @@ class Broker:
             events=self.events,
         )
         self.subscriptions.load()
+        self.claims = Claims(self.subscriptions, scheduler)
         self.queues = Queues(
             self.topics, self.subscriptions, self.access, self.tokens, self.audit, scheduler, report, options.queues
         )
@@ -303,6 +305,7 @@ class Broker:
             self.queues,
             self.peers,
             self.subscriptions,
+            self.claims,
             self.keys,
             self.groups,
             self.delays,

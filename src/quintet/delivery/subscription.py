@@ -177,8 +177,11 @@ class Subscription:
 
     # -- poll ------------------------------------------------------------------------------------------------------
 
-    def poll(self, count: int, sink: Sink, wake: Callable[[], None]) -> tuple[list[tuple[int, Run]], bool]:
-        """Up to count records now as (partition, run), and whether more may come once `wake` was called (they are being read from disk)."""
+    def poll(
+        self, count: int, sink: Sink, wake: Callable[[], None], timeout_us: int = 0
+    ) -> tuple[list[tuple[int, Run]], bool]:
+        """Up to count records now as (partition, run), and whether more may come once `wake` was called (they are being read from disk).
+        The first acknowledgement may take timeout_us; 0: as configured for polls."""
         runs: list[tuple[int, Run]] = []
         now = self.last_used = self._now()
         for lane in self._in_turn():
@@ -194,7 +197,9 @@ class Subscription:
                         self._touch()
                     break
                 qos = self.effective_qos(run)
-                lane.sent(run, qos, sink, now + _backoff(self._policy.poll_backoff_us, lane.attempt_of(run)))
+                lane.sent(
+                    run, qos, sink, now + _backoff(timeout_us or self._policy.poll_backoff_us, lane.attempt_of(run))
+                )
                 self._turn += 1
                 count -= run[2] - run[1]
                 self.delivered += run[2] - run[1]
@@ -268,6 +273,10 @@ class Subscription:
     @property
     def attempts_max(self) -> int:
         return self._policy.attempts_max
+
+    @property
+    def push_timeout_us(self) -> int:
+        return self._policy.push_timeout_us
 
 
 def _backoff(first_us: int, attempt: int) -> int:
