@@ -468,7 +468,7 @@ async def test_a_session_gets_its_tick(tmp_path: Path) -> None:
     async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
         stream = await peer.login()
         await asyncio.sleep(0.3)
-        seen.sessions[0].due = listener.now()
+        seen.sessions[0].due = listener.monotonic()
         seen.sessions[0].stream.watch()
         await peer.answer(stream, b"tick\n")
 

@@ -465,11 +465,12 @@ class Caches:
         return len(self._by_scope)
 
     def load(self) -> None:
-        """Fold the topics of all caches. Blocks: for starts only."""
+        """Fold the topics of all caches. Blocks: for starts only. Raises TableDamaged."""
         now = self.now()
         for topic in self._topics.all():
             if isinstance(topic, CacheTopic):
                 self._enter(_scope_of(topic.name), topic).fold(now)
+                self._topics.check_sound(topic)
 
     def get(self, scope: Scope) -> Cache | None:
         return self._by_scope.get(scope)

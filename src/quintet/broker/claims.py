@@ -22,6 +22,9 @@ from quintet.model.errors import BadRequest, QuintetError, TopicNotFound
 from quintet.model.scheduler import Scheduler
 
 PREFIX: Final = "group/"  # of the names of such subscriptions: no name that a client chooses has a slash
+TURN_BYTES_MAX: Final = (
+    1 << 20
+)  # of records in base64, after which an answer takes no more: it is made in one turn of the loop
 RECORD_BYTES: Final = 128  # that an answer needs for a record beside its value
 
 # partition, batch, number in the batch, attempt
@@ -84,9 +87,9 @@ class Poll:
         """What can be claimed now, and whether more is being read from disk."""
         found: list[Claimed] = []
         size = 0
-        while len(found) < self._count:
+        while len(found) < self._count and size < TURN_BYTES_MAX:
             claim = cast(Sink, _Claim())
-            runs, reading = subscription.poll(1, claim, self.look, subscription.push_timeout_us)
+            runs, reading = subscription.poll(1, claim, self.look, self._bytes_max, subscription.push_timeout_us)
             if not runs:
                 return found, reading
             ((partition, (batch, row, last)),) = runs

@@ -37,6 +37,7 @@ from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
 from quintet.log.base import Partition, Stages
 from quintet.model.batch import RecordBatch
+from quintet.model.clocks import since
 from quintet.model.errors import CorruptData, LimitExceeded, QuintetError, StorageError, TooLarge
 from quintet.model.scheduler import Scheduler
 
@@ -148,12 +149,13 @@ class Intents:
         self._staged: Counter[str] = Counter()  # how many unfinished intents need a stage
         self._topics = topics
         self._scheduler = scheduler
-        self._report = report
+        self.report = report
         self._effects: dict[str, Apply] = {}
         self._emptied: Callable[[Sequence[str]], None] = _nobody
         self._running: dict[int, _Running] = {}
         self._asked: dict[str, _Running] = {}  # by token, until it is written
         self._by_token: dict[str, IntentRow] = {}
+        self._since: dict[str, int] = {}  # by token, when it was written, by the monotonic clock
         self._again: list[tuple[int, Callable[[], None]]] = []
         self._last = 0
         self._bytes = 0
@@ -250,7 +252,8 @@ class Intents:
         if running.error is None:
             try:
                 self._write(running)
-            except QuintetError as refused:
+            except Exception as refused:  # also what nobody expected: who waits for it, and its group, must not hang
+                self.report("commit_failed", {"intent": running.number, "error": repr(refused)})
                 running.error = refused
         if running.error is not None:
             self._refused(running, running.error)
@@ -280,6 +283,7 @@ class Intents:
         if row.token:
             self._asked.pop(row.token, None)
             self._by_token[row.token] = row
+            self._since[row.token] = self._scheduler.monotonic()
         self._carry_out(running, row, range(len(row.appends)))
 
     def _refused(self, running: _Running, error: Exception) -> None:
@@ -319,7 +323,7 @@ class Intents:
         """The disk lost a part of a stage after it was committed: said loudly, also to who waits, and the rest is still
         published."""
         running.error = CorruptData(f"committed, and the disk lost a part of it: {why}", hint="see the broker's log")
-        self._report("stage_lost", {"intent": running.number, "place": place, "error": str(why)})
+        self.report("stage_lost", {"intent": running.number, "place": place, "error": str(why)})
         self._one_less(running)
 
     def _append(self, running: _Running, place: int, append: Append, batch: bytearray) -> None:
@@ -330,7 +334,7 @@ class Intents:
         try:
             done = partial(self._appended, running, place, append)
             topic.publish(batch, RecordBatch(batch).count, False, done, append.partition)
-        except QuintetError as error:
+        except Exception as error:  # committed is committed: also after what nobody expected
             self._appended(running, place, append, -1, error)
 
     def _landed(self, running: _Running, append: Append) -> None:
@@ -363,7 +367,7 @@ class Intents:
             if apply is None:
                 raise CorruptData(f"intent {running.number}: nothing here knows effect {kind!r}: use a newer Quintet")
             apply(payload, partial(self._effected, running, effect))
-        except QuintetError as error:
+        except Exception as error:
             self._effected(running, effect, error)
 
     def _effected(self, running: _Running, effect: Effect, error: Exception | None) -> None:
@@ -376,7 +380,7 @@ class Intents:
         """Committed is committed: what was refused is tried until it is taken, and whoever waits is told."""
         if not running.complained:
             running.complained = True
-            self._report("intent_waits", {"intent": running.number, "error": str(error)})
+            self.report("intent_waits", {"intent": running.number, "error": str(error)})
         self._retry(again)
         self._note(running)
         waiters, running.waiters = running.waiters, []
@@ -403,7 +407,7 @@ class Intents:
             self._table.put(_key(row.number), running.row)
 
     def _retry(self, call: Callable[[], None]) -> None:
-        self._again.append((self._scheduler.now() + RETRY_EVERY_US, call))
+        self._again.append((self._scheduler.monotonic() + RETRY_EVERY_US, call))
 
     def _one_less(self, running: _Running) -> None:
         running.missing -= 1
@@ -454,10 +458,12 @@ class Intents:
     def recover(self) -> None:
         """Carry out what the last run committed and did not finish. Blocks on reads: only used at start, after all that
         has effects was loaded."""
+        now, monotonic = self._scheduler.now(), self._scheduler.monotonic()
         for row in sorted(self._table, key=lambda row: row.number):
             self._last = max(self._last, row.number)
             if row.token:
                 self._by_token[row.token] = row
+                self._since[row.token] = since(row.at, now, monotonic, MARK_KEEP_US)
             if row.done:
                 self._emptied(row.stages)
                 continue
@@ -465,7 +471,7 @@ class Intents:
             running.stages = row.stages
             self._begin(running)
             missing = self._missing(row)
-            self._report("intent_resumed", {"intent": row.number, "appends": len(missing), "of": len(row.appends)})
+            self.report("intent_resumed", {"intent": row.number, "appends": len(missing), "of": len(row.appends)})
             lowered = tuple(self._lower(append) for append in row.appends)
             running.row = msgspec.structs.replace(row, appends=lowered)
             if lowered == row.appends:
@@ -534,17 +540,17 @@ class Intents:
             offset = batches[-1].next_offset
         return found
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """Try again what was refused, forget outcomes nobody will ask for. Called about every 50 ms."""
         if self._again:
             again, self._again = self._again, []
             for at, call in again:
-                if now < at <= now + RETRY_EVERY_US:  # further off: the clock was put back
+                if monotonic < at:
                     self._again.append((at, call))
                 else:
                     call()
         for row in list(islice(self._by_token.values(), MARKS_PER_TICK_MAX)):
-            if row.done and now - row.at < MARK_KEEP_US and len(self._by_token) <= MARKS_MAX:
+            if row.done and monotonic - self._since[row.token] < MARK_KEEP_US and len(self._by_token) <= MARKS_MAX:
                 break
             del self._by_token[row.token]
             if not row.done:  # to the end of the line: it must not hold up the others
@@ -552,6 +558,7 @@ class Intents:
                 continue
             try:
                 self._table.delete(_key(row.number))
+                del self._since[row.token]
             except QuintetError:
                 self._by_token[row.token] = row
                 break

@@ -44,12 +44,12 @@ class Waits:
 
     def add(self, partition: Partition, longest_us: int, call: Callable[[], None]) -> None:
         """Call once: when something new is visible in this partition, or after that time."""
-        now = self._scheduler.now()
-        step = (now + longest_us) // STEP_US + 1
+        monotonic = self._scheduler.monotonic()
+        step = (monotonic + longest_us) // STEP_US + 1
         others = self._ends.get(step)
         if others is None:
             others = self._ends[step] = {}
-            self._scheduler.later(step * STEP_US - now, partial(self._end, step))
+            self._scheduler.later(step * STEP_US - monotonic, partial(self._end, step))
         wait = _Wait(partition, call, others)
         others[wait] = None
         partition.watch(wait)

@@ -169,6 +169,7 @@ class FelixLink(PushLink, RequestLink):
         self._owed: dict[int, list[_Part]] = {}  # request -> whose messages are in its frame
         self._calls: list[Call] = []  # published in this turn, not sent yet
         self._acks: list[int] = []
+        self.timeout = 0.0  # of acknowledgements; 0: the server did not say
         self._gone = asyncio.Event()
         self._out: list[bytes] = []  # written in this turn, not sent yet
         self._heard: Callable[[Fields], None] | None = None
@@ -343,7 +344,9 @@ class FelixLink(PushLink, RequestLink):
         self._qos = int(fields.get("ack") == "explicit")
         self._durable = str(fields.get("durable", ""))
         self._trunk.listeners[id] = self
-        return await self.request(name, {**fields, "subscription_id": id})
+        answer = await self.request(name, {**fields, "subscription_id": id})
+        self.timeout = float(answer.get("ack_timeout_ms") or 0) / 1000
+        return answer
 
     def greeted(self, stream: int) -> bool:
         """The event stream of this subscription is here; it has one."""
@@ -375,11 +378,35 @@ class FelixLink(PushLink, RequestLink):
         if len(tags) > 1 or len(self._acks) >= ACKS_PER_WRITE:
             self._flush_acks()
 
+    @property
+    def words(self) -> bool:
+        return self.timeout > 0
+
+    async def credit(self, subscription: int, count: int) -> float:
+        await self.request(
+            "credit", {"subscription_id": self._subscription, "credit": min(count, frames.ACK_RECORDS_MAX)}
+        )
+        return self.timeout
+
+    def working(self, subscription: int, tags: Sequence[int]) -> None:
+        self._say("working", tags)
+
+    def nack(self, subscription: int, tags: Sequence[int], delay: float | None) -> None:
+        self._say("nack", tags, {} if delay is None else {"delay_ms": round(delay * 1000)})
+
     def _flush_acks(self) -> None:
-        """One write; runs of offsets as [first, count]."""
         if not self._acks or self._lost is not None:
             return
-        tags, self._acks = sorted(set(self._acks)), []
+        tags, self._acks = self._acks, []
+        self._say("ack", tags)
+
+    def _say(self, kind: str, said: Sequence[int], more: Fields | None = None) -> None:
+        """Something about these messages: runs of offsets as [first, count]."""
+        if kind != "ack":
+            self._flush_acks()
+        if self._lost is not None:
+            return
+        tags = sorted(set(said))
         while tags:
             some, tags = tags[:ACKS_PER_WRITE], tags[ACKS_PER_WRITE:]
             ranges: list[list[int]] = []
@@ -388,7 +415,8 @@ class FelixLink(PushLink, RequestLink):
                     ranges[-1][1] += 1
                 else:
                     ranges.append([tag, 1])
-            self._write([json_frame({"type": "ack", "subscription_id": self._subscription, "ranges": ranges})])
+            said_of = {"type": kind, "subscription_id": self._subscription, "ranges": ranges}
+            self._write([json_frame({**said_of, **(more or {})})])
 
     # -- receiving -------------------------------------------------------------------------------------------------
 

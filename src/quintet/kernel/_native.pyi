@@ -409,8 +409,17 @@ def felix_received(data: Buffer, start: int, frame_bytes_max: int) -> tuple[list
 def json_fault(data: Buffer, depth_max: int) -> int:
     """What is wrong with a text, by the first fault in it: 0 nothing, 1 not one JSON object (RFC 8259) of UTF-8 with white
     space around it at most, 2 a duplicate key in an object (escapes are resolved), 3 deeper than depth_max (1 to 10,000;
-    objects and arrays count, the outermost is 1), 4 more than 1,024 keys in an object. Half of a surrogate pair is not UTF-8.
-    Time is linear."""
+    objects and arrays count, the outermost is 1), 4 more than 1,024 keys in an object, 5 more than 50,000 values, or more
+    than 500,000 escapes in strings. Half of a surrogate pair is not UTF-8. Time is linear; other threads run while much is
+    scanned, and must not write to it."""
+
+def json_head(data: Buffer, depth_max: int) -> tuple[int, bytes]:
+    """What json_fault finds, and the text that is the value of the object's own key "type": empty if there is a fault, no
+    such key, another kind of value, or more than 64 bytes."""
+
+def json_shape(data: Buffer) -> tuple[int, int]:
+    """(values, depth) of a JSON text, sound or not: at most that many values are in it (one, and one for each comma and
+    opening bracket outside of strings), nested that deep. Time is linear, and other threads run as in json_fault."""
 
 # -- WebSocket --------------------------------------------------------------------------------------------------------
 

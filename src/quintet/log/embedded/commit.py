@@ -222,11 +222,11 @@ class Committer:
     def prepare(self) -> None:
         """Make the first journal file that is not there, if there is room for it."""
         absent = next((file for file in self._files if file.state == "absent"), None)
-        now = self._scheduler.now()
-        if absent is None or self._stopped or now - self._asked < RETRY_US or self._busy():
+        monotonic = self._scheduler.monotonic()
+        if absent is None or self._stopped or monotonic - self._asked < RETRY_US or self._busy():
             return
         if self._disk.free_bytes(self.directory)[0] < FREE_SHARE * self.bytes:
-            self._asked = now
+            self._asked = monotonic
             return
         absent.state = "making"
         self._generation += 1
@@ -244,7 +244,7 @@ class Committer:
 
     def _made(self, file: _File, otherwise: State, result: tuple[int, journal.Life] | BaseException) -> None:
         if isinstance(result, BaseException):
-            self._asked = self._scheduler.now()
+            self._asked = self._scheduler.monotonic()
             file.state = otherwise
             if otherwise == "broken":
                 self._fail(file, result)

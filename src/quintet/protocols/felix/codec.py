@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from quintet import kernel
+from quintet.model import limits
 from quintet.model.errors import BadName, BadRequest
 from quintet.protocols.felix.frames import (
     ACK,
@@ -137,6 +138,25 @@ class AckRanges(_Message, kw_only=True, tag="ack"):
     request_id: Id = None
 
 
+class NackRanges(_Message, kw_only=True, tag="nack"):
+    subscription_id: int | str
+    ranges: list[tuple[int, int]]
+    delay_ms: int | None = None
+    request_id: Id = None
+
+
+class WorkingRanges(_Message, kw_only=True, tag="working"):
+    subscription_id: int | str
+    ranges: list[tuple[int, int]]
+    request_id: Id = None
+
+
+class Credit(_Message, kw_only=True, tag="credit"):
+    subscription_id: int | str
+    credit: int
+    request_id: Id = None
+
+
 class Unsubscribe(_Message, kw_only=True, tag="unsubscribe"):
     subscription_id: int | str
     delete: bool = False
@@ -178,11 +198,13 @@ class AuthOk(_Message, kw_only=True, tag="auth_ok"):
 
 
 class Subscribed(_Message, kw_only=True, tag="subscribed"):
-    """`request_id`, `offsets` (where it begins, by partition) and, below, `code` are for those who said EXTENDED."""
+    """`request_id`, `offsets` (where it begins, by partition), `ack_timeout_ms` and, below, `code` are for those who said
+    EXTENDED."""
 
     subscription_id: int | str
     request_id: Id = None
     offsets: list[int] | None = None
+    ack_timeout_ms: int | None = None
 
 
 class Hello(_Message, kw_only=True, tag="event_stream_hello"):
@@ -277,8 +299,8 @@ class Lagged(_Message, kw_only=True, tag="lagged"):
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 _REQUESTS: Final[tuple[type[_Message], ...]] = (
-    Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet, AckRanges, Unsubscribe, CacheDelete, CacheIncr,
-    CacheGetMany, CacheWatch,
+    Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet, AckRanges, NackRanges, WorkingRanges, Credit,
+    Unsubscribe, CacheDelete, CacheIncr, CacheGetMany, CacheWatch,
 )  # fmt: skip
 _REPLIES: Final[tuple[type[_Message], ...]] = (
     AuthOk, Subscribed, Hello, Event, EventBatch, CacheValue, CacheOk, PublishOk, PublishError, Ok, Error, CursorError,
@@ -407,8 +429,10 @@ def is_u64(id: Id) -> bool:
 
 def end_of_run(view: memoryview, start: int) -> int:
     """Where what the kernel is given at a time ends: behind the binary batches from `start` on, or behind the one frame of
-    another kind; where that is not whole, at the end of all. So large answers are made one by one."""
+    another kind; where that is not whole, at the end of all. So large answers are made one by one, and many batches are
+    no more than TURN_BYTES and one at a time."""
     size, end = len(view), start
+    most = start + limits.TURN_BYTES
     while size - end >= HEADER.size:
         magic, _, flags, length = HEADER.unpack_from(view, end)
         behind = end + HEADER.size + length
@@ -417,6 +441,8 @@ def end_of_run(view: memoryview, start: int) -> int:
         if flags & (BATCH | ZSTD) != BATCH:
             return end if end > start else behind
         end = behind
+        if end > most:
+            break
     return end if end > start else size
 
 
@@ -506,14 +532,19 @@ def cache_scope(ask: Any, document: bool) -> Scope:
     return tenant, namespace, cache
 
 
+def check_credit(credit: int) -> None:
+    if not 0 < credit <= ACK_RECORDS_MAX:
+        raise BadRequest(f"credit: 1 to {ACK_RECORDS_MAX}")
+
+
 def check_ours(ask: SubscribeOurs, offsets: bool, explicit: bool) -> None:
     """BadRequest for what cannot be asked for together. `offsets`: the client gets to know what it could acknowledge."""
     if explicit and not offsets:
         raise BadRequest("ack: a client acknowledges offsets, and this one did not ask for them (flag 0x0020 of auth)")
     if ask.group and ask.durable:
         raise BadRequest("durable: a member of a group has the group's position")
-    if ask.credit is not None and not 0 < ask.credit <= ACK_RECORDS_MAX:
-        raise BadRequest(f"credit: 1 to {ACK_RECORDS_MAX}")
+    if ask.credit is not None:
+        check_credit(ask.credit)
     if ask.durable is not None:
         check_part(ask.durable, "durable")
     if ask.group is not None and not isinstance(ask.start, str | None):

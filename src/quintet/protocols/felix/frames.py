@@ -81,6 +81,9 @@ RIGHTS: Final[dict[str, Right]] = {
     "cache_put": "write",
     "cache_get": "read",
     "ack": "owner",
+    "nack": "owner",
+    "working": "owner",
+    "credit": "owner",
     "unsubscribe": "owner",
     "cache_delete": "write",
     "cache_incr": "write",
@@ -123,7 +126,9 @@ RIGHTS: Final[dict[str, Right]] = {
     "binary events": "server",  # 0x0004, 0x0024
 }
 # Only where both sides said EXTENDED; to anybody else these are unknown.
-OURS: Final = frozenset({"ack", "unsubscribe", "cache_delete", "cache_incr", "cache_get_many", "cache_watch"})
+OURS: Final = frozenset(
+    {"ack", "nack", "working", "credit", "unsubscribe", "cache_delete", "cache_incr", "cache_get_many", "cache_watch"}
+)
 # Only where `auth` has client_features, and then cache_delete and cache_watch too, in a form of their own.
 FEATURED: Final = frozenset({
     "stream_shards", "cache_shards", "counter_add", "counter_get", "cache_put_if", "cache_delete_if", "group_poll", "group_ack",
@@ -156,7 +161,7 @@ JSON_DEPTH_MAX: Final = 32
 NAME_BYTES_MAX: Final = 200  # of a tenant, a namespace, a stream, a cache
 SUBSCRIPTION_ID_BYTES_MAX: Final = 256  # of a text as an id
 TEXT_BYTES_MAX: Final = 1_024  # of what an error says
-GROUP_RECORDS_MAX: Final = 1_000  # claimed by one group_poll
+GROUP_RECORDS_MAX: Final = 256  # claimed by one group_poll
 GROUP_WAIT_MS_MAX: Final = 30_000  # that a group_poll may wait for the first
 SCANNED_PER_TURN_MAX: Final = 10_000  # keys of a cache, of which a new watcher wants the state
 KEYS_MAX: Final = 10_000  # of one cache_get_many
@@ -172,6 +177,7 @@ BARRED_TARGETS_MAX: Final = (
     64  # topics that one stream may try to publish to without the right, where nobody waits for an answer
 )
 ZSTD_BYTES_MIN: Final = 256  # of an event frame's payload: below it, packing does not pay
+DELAY_MS_MAX: Final = 30 * 86_400_000  # of a message that is given back
 TTL_MS_MAX: Final = 1 << 53  # 285,000 years: what no number of JavaScript exceeds
 PARTITION_SHIFT: Final = 48
 OFFSET_MASK: Final = (1 << PARTITION_SHIFT) - 1

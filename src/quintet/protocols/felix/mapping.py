@@ -592,7 +592,7 @@ class Subscribing:
             stream = GroupStream(
                 self._peer, self._id, self._bearer, self._scope, topic, self._dialect, self._group, mode
             )
-            stream.member.credit = self._credit
+            stream.member.consumer.credit = self._credit
             stream.member.join(partial(self._joined, stream))
             return
         feed = EventStream(self._peer, self._id, self._bearer, self._scope, topic, self._dialect)
@@ -614,7 +614,7 @@ class Subscribing:
         if error is not None:
             self._fail(error)
             return
-        subscription.limit(in_flight_max=self._credit or self._broker.subscriptions.in_flight_max)
+        subscription.grant(self._credit)
         feed.subscription = subscription
         self._joined(feed, None)
 

@@ -18,17 +18,17 @@ from quintet.broker.bearer import Bearer, TenantMismatch
 from quintet.broker.claims import Poll
 from quintet.broker.core import Broker
 from quintet.broker.topics import ANY, Topic
-from quintet.delivery.sink import Sink
+from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription
 from quintet.model.keys import fnv1a
-from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot, Streams
+from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, Streams, act_on
 from quintet.protocols.felix import codec, errors, features, frames
 from quintet.protocols.felix.codec import Id, origin_of
 from quintet.protocols.felix.feature_requests import HANDLERS, FeatureRequests
 from quintet.protocols.felix.frames import Dialect, FelixOptions
-from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, Reach, Subscribing
+from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, GroupStream, Reach, Subscribing
 
 FRESH: Final = "fresh"
 PUBLISHED: Final = "published"
@@ -38,9 +38,10 @@ HELD_US_MAX: Final = 1_000_000  # until one that must wait for its tenant's rate
 UNPACKED_BYTES_MAX: Final = 32 * limits.MIB  # of packed batches in one turn of the loop ...
 ACK_COST_BYTES: Final = 256  # ... of which a record that is acknowledged costs as much as so many
 JWT_DOTS: Final = 2
+Range = tuple[int, int, int]  # partition, first offset, count
 
 
-class FelixStream(Sink, Protocol):
+class FelixStream(Link, Protocol):
     """A stream of net/, as its session sees it."""
 
     @property
@@ -64,11 +65,13 @@ class FelixSession(FeatureRequests):
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
-        "_deadline", "_epoch", "_held", "_known", "_leaving", "_origin", "_peer", "_state", "_targets", "_tenant",
-        "_topic", "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "principal_name", "take_output",
+        "_deadline", "_epoch", "_held", "_known", "_leaving", "_left", "_origin", "_peer", "_state", "_targets", "_tenant",
+        "_topic", "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, stream: FelixStream, now: int, options: FelixOptions, peer: str = "") -> None:
+    def __init__(
+        self, broker: Broker, stream: FelixStream, monotonic: int, options: FelixOptions, peer: str = ""
+    ) -> None:
         self.closing: str | None = None
         self.close_code: int | None = None
         self.principal_name: str | None = None
@@ -79,11 +82,11 @@ class FelixSession(FeatureRequests):
         assert isinstance(streams.shared, FelixPeer)
         self._shared = streams.shared
         self._broker = broker
-        self._sink: Sink = stream
+        self._sink: Link = stream
         self._options = options
         self._peer = peer
         self._state = FRESH
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._dialect = Dialect(True, 0)
         self._known = frames.BATCH  # flags that may be on a frame
         self._bearer: Bearer | None = None
@@ -104,6 +107,8 @@ class FelixSession(FeatureRequests):
         self._late = 0  # answers that wait and have no slot
         self._polls: set[Poll] | None = set()
         self._leaving: str | None = None
+        self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
+        self.operation = ""
         self._unsaid = False  # the last unacknowledged publish was refused, and that was said
 
     # -- the contract ----------------------------------------------------------------------------------------------
@@ -123,9 +128,12 @@ class FelixSession(FeatureRequests):
         if self._bearer is not None and self._epoch != self._broker.access.epoch:
             self._look_again(self._bearer, now)
         size = len(view)
+        if self._left is not None:
+            self._act_all(self._left, now)
         while position < size and not (self._state is FRESH or self._stopped or self._held or self._going):
             if self._scopes and not self._replies.waiting:
                 position = self._gets(view, position, now)
+                self._look_at_turn(position < size)
                 if self.stopped or position == size:
                     break
             end = codec.end_of_run(view, position)
@@ -133,14 +141,13 @@ class FelixSession(FeatureRequests):
                 view[:end], position, self._options.frame_bytes_max, self._known, self._state is PUBLISHED, self._origin, now,
                 self._dialect.key_flag,
             )  # fmt: skip
-            for item in items:
-                if not self._going:
-                    self._act(item, now)
-            if fatal:
+            self._act_all(items, now)
+            if fatal and not self._left:  # else it is found again, behind what was left
                 self._shut(fatal)
             if end == position:
                 break
             position = end
+            self._look_at_turn(position < size)
         self._close_if_done()
         return size if self._going else position
 
@@ -176,16 +183,18 @@ class FelixSession(FeatureRequests):
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is None or now < self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is None or monotonic < self._deadline:
             return
         self._deadline = None
         if self._bearer is None:
             self._replies.put(codec.encode(codec.Error(message=errors.AUTH_REQUIRED)))
             self.closing = self.closing or "no authentication within 5 seconds"
-        else:
+        elif self._bearer.expired(now := self._broker.scheduler.now()):
             self._look_again(self._bearer, now)
             self._close_if_done()
+        else:
+            self._deadline = self._bearer.check_at()
 
     def ended(self, now: int) -> None:
         self._leave("")
@@ -291,7 +300,7 @@ class FelixSession(FeatureRequests):
         self._bearer, self._state = bearer, state
         self._reach = Reach(bearer, self._options, self._dialect.document)
         self._targets, self._scopes = self._reach.targets, self._reach.scopes
-        self._deadline = None if bearer.claims is None else bearer.claims.expires
+        self._deadline = bearer.check_at()
         self._epoch = self._broker.access.epoch
         self.principal_name = bearer.principal.name
         self._origin = origin_of(bearer.principal.name)
@@ -301,7 +310,7 @@ class FelixSession(FeatureRequests):
         self._epoch = self._broker.access.epoch
         self._reach.forget()
         if bearer.valid(now):
-            self._deadline = None if bearer.claims is None else bearer.claims.expires
+            self._deadline = bearer.check_at()
             self._shared.recheck(now)
         else:
             self._deadline = None
@@ -310,12 +319,21 @@ class FelixSession(FeatureRequests):
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
+    def _look_at_turn(self, more: bool) -> None:
+        self._stopped = self._stopped or (more and self._sink.turn_over())
+
+    def _act_all(self, items: list[tuple[Any, ...]], now: int) -> None:
+        self._left = act_on(items, self._act, now, self._sink.turn_over)
+        self._stopped = self._stopped or self._left is not None
+
     def _act(self, item: tuple[Any, ...], now: int) -> None:
-        kind = item[0]
+        if self._going:
+            return
+        kind, self.operation = item[0], "binary batch"
         if kind == frames.BATCH_ITEM:
             _, target, batch, count, request_id, *_ = item
             answer = _Publish(request_id, True) if request_id >= 0 else None
-            self._publish(target, batch, count, answer, now, key=item[6] if len(item) > 6 else None)
+            self._publish(target, batch, count, answer, key=item[6] if len(item) > 6 else None)
         elif kind == frames.JSON_ITEM:
             self._json(item[1], now)
         elif kind == frames.MALFORMED_ITEM:
@@ -359,6 +377,7 @@ class FelixSession(FeatureRequests):
             if self._state is PUBLISHED and request_id is not None and not codec.is_u64(request_id):
                 request_id = None
                 raise BadRequest("request_id: a number of 64 bits")
+            self.operation = ask.__struct_config__.tag
             _HANDLERS[type(ask)](self, ask, now)
         except QuintetError as error:
             self._refuse_json(error, payload, codec.id_of(payload) if request_id is None else request_id)
@@ -393,8 +412,8 @@ class FelixSession(FeatureRequests):
     # -- publish ---------------------------------------------------------------------------------------------------
 
     def _publish(
-        self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, now: int,
-        request_id: Id = None, key: bytes | None = None,
+        self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, request_id: Id = None,
+        key: bytes | None = None,
     ) -> None:  # fmt: skip
         way = (target, answer is not None)
         if answer is None and way in self._reach.barred:
@@ -421,7 +440,7 @@ class FelixSession(FeatureRequests):
             self._refuse_publish(answer, error, request_id)
             return
         self._topic = topic
-        if tenant and self._broker.tenants.published(tenant, len(batch), now):
+        if tenant and self._broker.tenants.published(tenant, len(batch), self._broker.scheduler.monotonic()):
             self._tenant = tenant
             self._hold()
 
@@ -452,23 +471,21 @@ class FelixSession(FeatureRequests):
 
     def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
         """Take nothing while a tenant's rate is overdrawn; look again in a while, unless the stream is gone."""
-        now = self._broker.scheduler.now()
+        monotonic = self._broker.scheduler.monotonic()
         self._unpacked = 0
-        wait = self._broker.tenants.published(self._tenant, 0, now) if self._tenant else 0
+        wait = self._broker.tenants.published(self._tenant, 0, monotonic) if self._tenant else 0
         self._held = wait > 0
         if self._held:
             again = partial(self._sink.completed, self._hold, None, None)
             self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
 
     def _publish_json(self, ask: codec.Publish, now: int) -> None:
-        self._publish_values(ask, [ask.payload], errors.MISSING_ID, now)
+        self._publish_values(ask, [ask.payload], errors.MISSING_ID)
 
     def _publish_batch_json(self, ask: codec.PublishBatch, now: int) -> None:
-        self._publish_values(ask, ask.payloads, errors.MISSING_ID_BATCH, now)
+        self._publish_values(ask, ask.payloads, errors.MISSING_ID_BATCH)
 
-    def _publish_values(
-        self, ask: codec.Publish | codec.PublishBatch, values: list[bytes], missing: str, now: int
-    ) -> None:
+    def _publish_values(self, ask: codec.Publish | codec.PublishBatch, values: list[bytes], missing: str) -> None:
         answer = None
         if ask.ack not in (None, "none"):
             if ask.request_id is None and not self._dialect.document:
@@ -485,7 +502,7 @@ class FelixSession(FeatureRequests):
             keys = [key] * len(values)
         batch = kernel.build(values, keys, origin=self._origin) if values else None
         target = codec.target(ask.tenant_id, ask.namespace, ask.stream)
-        self._publish(target, batch, len(values), answer, now, ask.request_id, key)
+        self._publish(target, batch, len(values), answer, ask.request_id, key)
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 
@@ -514,7 +531,10 @@ class FelixSession(FeatureRequests):
         said = codec.Subscribed(subscription_id=feed.id)
         if self._dialect.extended:
             feed.told = partial(self._sink.completed, self._tell)
-            said = codec.Subscribed(subscription_id=feed.id, request_id=request_id, offsets=feed.offsets)
+            timeout_ms = self._broker.subscriptions.push_timeout_us // 1000 if _acknowledges(feed) else None
+            said = codec.Subscribed(
+                subscription_id=feed.id, request_id=request_id, offsets=feed.offsets, ack_timeout_ms=timeout_ms
+            )
         self._replies.fill(slot, codec.encode(said))
 
     def _tell(self, data: object, _error: Exception | None) -> None:
@@ -532,15 +552,56 @@ class FelixSession(FeatureRequests):
             raise UnknownSubscription(f"unknown subscription: {id}")
         return feed
 
-    def _ack(self, ask: codec.AckRanges, _now: int) -> None:
-        feed = self._own(ask.subscription_id)
+    def _ranges(self, what: str, id: int | str, asked: list[tuple[int, int]]) -> tuple[EventStream, list[Range]]:
+        """Whose, and (partition, first offset, count) of what a message says something about."""
+        feed = self._own(id)
         if not isinstance(feed, EventStream):
-            raise BadRequest("ack: changes of a cache are not acknowledged")
-        ranges = [(*codec.offset_of(offset, feed.partitions), count) for offset, count in ask.ranges]
+            raise BadRequest(f"{what}: changes of a cache are not acknowledged")
+        ranges = [(*codec.offset_of(offset, feed.partitions), count) for offset, count in asked]
         records = sum(count for *_, count in ranges)
         if any(count < 1 for *_, count in ranges) or records > frames.ACK_RECORDS_MAX:
-            raise BadRequest(f"ack: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most")
+            raise BadRequest(
+                f"{what}: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most"
+            )
         self._spend(records * ACK_COST_BYTES)
+        return feed, ranges
+
+    def _nack(self, ask: codec.NackRanges, _now: int) -> None:
+        """Given back; what it does not hold any more is passed over."""
+        feed, ranges = self._ranges("nack", ask.subscription_id, ask.ranges)
+        if ask.delay_ms is not None and not 0 <= ask.delay_ms <= frames.DELAY_MS_MAX:
+            raise BadRequest(f"delay_ms: 0 to {frames.DELAY_MS_MAX}")
+        delay_us = None if ask.delay_ms is None else ask.delay_ms * 1000
+        for partition, offset, count in ranges:
+            subscription, lane = _place(feed, partition)
+            if subscription is not None:
+                subscription.nack(lane, offset, count, delay_us)
+        self._done(ask.request_id)
+
+    def _working(self, ask: codec.WorkingRanges, _now: int) -> None:
+        feed, ranges = self._ranges("working", ask.subscription_id, ask.ranges)
+        for partition, offset, count in ranges:
+            subscription, lane = _place(feed, partition)
+            if subscription is not None:
+                subscription.working(lane, offset, count)
+        self._done(ask.request_id)
+
+    def _credit(self, ask: codec.Credit, _now: int) -> None:
+        codec.check_credit(ask.credit)
+        feed, _ = self._ranges("credit", ask.subscription_id, [])
+        if isinstance(feed, GroupStream):
+            feed.member.consumer.credit = ask.credit
+            feed.member.consumer.feed()
+        elif feed.subscription is not None:
+            feed.subscription.grant(ask.credit)
+        self._done(ask.request_id)
+
+    def _done(self, request_id: Id) -> None:
+        if request_id is not None:
+            self._replies.put(codec.encode(codec.Ok(request_id=request_id)))
+
+    def _ack(self, ask: codec.AckRanges, _now: int) -> None:
+        feed, ranges = self._ranges("ack", ask.subscription_id, ask.ranges)
         slot = None if ask.request_id is None else self._replies.reserve()
         sink, left = self._sink, len(ranges) + 1
         failed: Exception | None = None
@@ -570,6 +631,19 @@ class FelixSession(FeatureRequests):
         raise errors.AlreadyKnown("a stream is authenticated once")
 
 
+def _place(feed: EventStream, partition: int) -> tuple[Subscription | None, int]:
+    """Through which subscription a partition comes, and as which of its lanes."""
+    if isinstance(feed, GroupStream):
+        return feed.member.subscription(partition), 0
+    return feed.subscription, partition
+
+
+def _acknowledges(feed: Feed) -> bool:
+    if isinstance(feed, GroupStream):
+        return True
+    return isinstance(feed, EventStream) and feed.subscription is not None and feed.subscription.qos > 0
+
+
 _HANDLERS: Final[dict[type, Any]] = {
     codec.Auth: FelixSession._auth_again,
     codec.Publish: FelixSession._publish_json,
@@ -580,6 +654,9 @@ _HANDLERS: Final[dict[type, Any]] = {
     codec.CachePutOurs: FelixSession._cache_put,
     codec.CacheGet: FelixSession._cache_get,
     codec.AckRanges: FelixSession._ack,
+    codec.NackRanges: FelixSession._nack,
+    codec.WorkingRanges: FelixSession._working,
+    codec.Credit: FelixSession._credit,
     codec.Unsubscribe: FelixSession._unsubscribe,
     codec.CacheDelete: FelixSession._cache_delete,
     codec.CacheIncr: FelixSession._cache_incr,
