@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from quintet.flight.server import Door
     from quintet.server import Server
 
-_LOG_GAUGES = ("cache_bytes", "partitions", "unsynced_bytes")  # of the log's figures; the others only rise
+_LOG_GAUGES = (
+    "cache_bytes",
+    "damaged_ranges",
+    "partitions",
+    "unsynced_bytes",
+)  # of the log's figures; the others only rise
 # Counters of a listener: (attribute, metric, help)
 _DOOR_COUNTERS = (
     ("accepted", "quintet_connections_accepted_total", "Connections accepted."),
@@ -64,6 +69,12 @@ _BROKER_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], 
         "gauge",
         "quintet_intents_unfinished",
         "Commits written and not yet carried out everywhere.",
+    ),
+    (
+        "publishes_dropped",
+        "counter",
+        "quintet_dropped_publishes_total",
+        "Publishes that were refused without an answer, because none was asked for.",
     ),
     ("delays.heap_size", "gauge", "quintet_delayed_messages", "Messages that wait for their time."),
     ("delays.delivered", "counter", "quintet_delayed_delivered_total", "Delayed messages that came into their topic."),
@@ -135,6 +146,7 @@ _FLIGHT_COUNTERS: Final = (
     ("reads", "quintet_flight_reads_total", "Flight streams of records begun."),
     ("rows_out", "quintet_flight_read_rows_total", "Records handed to Flight clients."),
     ("bytes_out", "quintet_flight_read_bytes_total", "Bytes of columns handed to Flight clients."),
+    ("cut", "quintet_flight_cut_total", "Flight connections shut because a reader took nothing of its stream."),
     ("puts", "quintet_flight_puts_total", "Flight streams of rows taken."),
     ("rows_in", "quintet_flight_put_rows_total", "Rows taken from Flight clients, published or not."),
     ("bytes_in", "quintet_flight_put_bytes_total", "Bytes of columns taken from Flight clients."),
@@ -185,6 +197,9 @@ class View:
         found = [
             Family("quintet_build_info", "gauge", "Always 1; the labels say what runs.", [(build, 1)]),
             Family("quintet_connections", "gauge", "Open connections.", _per_door(doors, lambda d: len(d.connections))),
+            Family("quintet_output_bytes", "gauge", "Output that readers have not taken, over all connections (limits.output_bytes_max).",
+                   [({}, server.output.used)]),
+            Family("quintet_output_waits_total", "counter", "Requests that waited for room in that bound.", [({}, server.output.waited)]),
             Family("quintet_topics", "gauge", "Topics.", [({}, len(topics))]),
             Family("quintet_published_messages_total", "counter", "Messages accepted.", [({}, sum(t.published for t in topics))]),
             Family("quintet_subscriptions", "gauge", "Subscriptions, attached or not.", [({}, len(subscriptions))]),

@@ -143,3 +143,46 @@ def test_a_checkpoint_that_cannot_be_written_is_said_and_tried_again() -> None:
     harness.tick()
     assert harness.log.stats()["checkpoints"] == 1
     assert isinstance(partition, FilePartition)
+
+
+@pytest.mark.parametrize(("floor", "refused_below"), [(700_000, 700_000), (3_000, 3_000), (0, 0), (None, 50_000)])
+def test_the_floor_is_what_was_set(monkeypatch: pytest.MonkeyPatch, floor: int | None, refused_below: int) -> None:
+    """Not set, it is 5 % of this disk of 1 MB."""
+    harness = Harness(SimDisk(capacity=1_000_000), disk_floor_bytes=floor)
+    partition = harness.open(TopicSpec(TOPIC, "t"))
+
+    def free(size: int) -> None:
+        monkeypatch.setattr(harness.sim, "free_bytes", lambda _path: (size, 1_000_000))
+        harness.tick()
+
+    free(refused_below)
+    assert harness.log.low_on_space is None
+    if not refused_below:
+        return
+    free(refused_below - 1)
+    with pytest.raises(StorageFull, match=f"the floor is {refused_below} .limits.disk_floor_bytes.") as refused:
+        harness.append(partition, [b"x"])
+    enough = int(refused.value.hint.split()[-4])
+    assert refused_below < enough < 1_000_000, "there is a way back"
+    free(enough)
+    assert harness.log.low_on_space is None
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(errno.ENOSPC, "space"), (errno.EDQUOT, "quota"), (errno.EMFILE, "LimitNOFILE"), (errno.ENFILE, "file-max")],
+)
+def test_a_refusal_says_what_helps(code: int, remedy: str) -> None:
+    harness = Harness()
+    partition = harness.open()
+    harness.sim.fail("open", 1, code)
+    harness.append(partition, [b"x"])
+    harness.scheduler.settle()
+    [(_, error)] = harness.acks
+    assert isinstance(error, StorageFull)
+    assert remedy in error.hint
+    assert ("space" in error.hint) is (code in (errno.ENOSPC, errno.EDQUOT))
+    for _ in range(3):
+        harness.tick()
+    harness.write(partition, 1)
+    assert partition.visible == 1

@@ -8,7 +8,7 @@ cause at will (refusals, logins) has a rate; what is above it is counted and tol
 import csv
 import io
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,6 +17,7 @@ from typing import Final, Literal
 import msgspec
 
 from quintet import kernel
+from quintet.broker.slices import Steps, finish
 from quintet.log.base import Log, Partition, TopicSpec
 from quintet.model import limits
 from quintet.model.errors import BadRequest, QuintetError, TooLarge
@@ -30,7 +31,7 @@ FIELD_BYTES_MAX: Final = 255
 DETAILS_MAX: Final = 8
 QUERY_EVENTS_DEFAULT: Final = 100
 QUERY_EVENTS_MAX: Final = 1_000
-EXPORT_BYTES_MAX: Final = 16 * limits.MIB
+EXPORT_BYTES_MAX: Final = 8 * limits.MIB  # some milliseconds to copy into an answer
 SECOND_US: Final = 1_000_000
 
 TYPES: Final = frozenset(
@@ -134,6 +135,7 @@ class Audit:
         segment_bytes = max(bytes_max // SEGMENTS, limits.SEGMENT_BYTES_MIN)
         spec = TopicSpec(*AUDIT_TOPIC, retention_bytes=bytes_max, segment_bytes=segment_bytes)
         self.recorded = self.left_out = self.lost = 0
+        self._log = log
         self._partition: Partition = log.open_topic(spec)[0]
         self._scheduler = scheduler
         self._report = report
@@ -144,7 +146,7 @@ class Audit:
         self._encode = msgspec.json.Encoder().encode
 
     def load(self) -> None:
-        """Read the latest events back. Blocks: only used at start."""
+        """Read the latest events back. Blocks: only used at start. Raises TableDamaged."""
         partition = self._partition
         decode = msgspec.json.Decoder(Event).decode
         offset = max(partition.start, partition.visible - EVENTS_KEPT_MAX)
@@ -159,6 +161,7 @@ class Audit:
                     except msgspec.DecodeError as error:
                         self._report("audit_unreadable", {"id": id, "error": str(error)})
                 offset = batch.next_offset
+        self._log.check_sound(partition.topic_id, "the audit (__audit)")
 
     @property
     def partition(self) -> Partition:
@@ -249,28 +252,44 @@ class Audit:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def query(self, query: Query) -> tuple[list[Event], int, bool]:
+        """As query_steps, at once."""
+        return finish(self.query_steps(query))
+
+    def query_steps(self, query: Query) -> Steps[tuple[list[Event], int, bool]]:
         """(events, how many match in all, whether there are more after these)."""
-        found = self._find(query)
+        found = yield from self._find(query)
         first = max(query.offset, 0)
         limit = min(query.limit if query.limit > 0 else QUERY_EVENTS_DEFAULT, QUERY_EVENTS_MAX)
         return found[first : first + limit], len(found), first + limit < len(found)
 
-    def export(self, query: Query, format: str) -> bytes:
+    def export(self, query: Query, format: str) -> bytearray:
+        """As export_steps, at once."""
+        return finish(self.export_steps(query, format))
+
+    def export_steps(self, query: Query, format: str) -> Steps[bytearray]:
         """All that match (at most query.limit if it is not 0), as one JSON array or as CSV with a head line."""
-        first = max(query.offset, 0)
-        events = self._find(query)[first : first + query.limit if query.limit > 0 else None]
-        if format == "json":
-            data = msgspec.json.encode(events)
-        elif format == "csv":
-            data = _csv(events)
-        else:
+        if format not in ("json", "csv"):
             raise BadRequest(f"audit events are exported as json or csv, not as {_clip(format)!r}")
-        if len(data) > EXPORT_BYTES_MAX:
-            raise TooLarge(f"the export has {len(data)} bytes, the limit is {EXPORT_BYTES_MAX}", hint="ask for less")
+        first = max(query.offset, 0)
+        events = (yield from self._find(query))[first : first + query.limit if query.limit > 0 else None]
+        encode, between = (msgspec.json.encode, b",") if format == "json" else (_csv_row, b"")
+        data = bytearray(b"[" if format == "json" else _csv_line(COLUMNS))
+        for number, event in enumerate(events):
+            data += between if number else b""
+            data += encode(event)
+            if len(data) > EXPORT_BYTES_MAX:
+                raise TooLarge(f"the export has more than {EXPORT_BYTES_MAX} bytes", hint="ask for less")
+            yield
+        data += b"]" if format == "json" else b""
         return data
 
-    def _find(self, query: Query) -> list[Event]:
-        return [event for event in reversed(self._events.values()) if query.matches(event)]
+    def _find(self, query: Query) -> Steps[list[Event]]:
+        found = []
+        for event in list(reversed(self._events.values())):
+            if query.matches(event):
+                found.append(event)
+            yield
+        return found
 
 
 def _clip(text: str) -> str:
@@ -278,14 +297,15 @@ def _clip(text: str) -> str:
     return text.encode("utf-8", "replace")[:FIELD_BYTES_MAX].decode("utf-8", "ignore")
 
 
-def _csv(events: list[Event]) -> bytes:
+def _csv_row(event: Event) -> bytes:
+    details = msgspec.json.encode(event.details).decode()
+    row = [event.id, event.ts_ms, *(getattr(event, name) for name in COLUMNS[2:-1]), details]
+    return _csv_line([_harmless(cell) if isinstance(cell, str) else cell for cell in row])
+
+
+def _csv_line(cells: Iterable[object]) -> bytes:
     out = io.StringIO(newline="")
-    writer = csv.writer(out)
-    writer.writerow(COLUMNS)
-    for event in events:
-        details = msgspec.json.encode(event.details).decode()
-        row = [event.id, event.ts_ms, *(getattr(event, name) for name in COLUMNS[2:-1]), details]
-        writer.writerow([_harmless(cell) if isinstance(cell, str) else cell for cell in row])
+    csv.writer(out).writerow(cells)
     return out.getvalue().encode()
 
 

@@ -27,7 +27,8 @@ from quintet.broker.peers import TABLE as PEERS_TABLE
 from quintet.broker.peers import PeerOptions, Peers
 from quintet.broker.producers import ProducerRow, Producers
 from quintet.broker.queues import QueueOptions, Queues
-from quintet.broker.schemas import SCHEMAS_TABLE, SchemaRow, Schemas
+from quintet.broker.schemas import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
+from quintet.broker.slices import Slices
 from quintet.broker.stages import TABLE as FENCES_TABLE
 from quintet.broker.stages import FenceRow, Stages
 from quintet.broker.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
@@ -53,7 +54,7 @@ from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
 from quintet.model import limits
 from quintet.model.clocks import WallClock
-from quintet.model.errors import AuthError, Forbidden, QuintetError, ShuttingDown
+from quintet.model.errors import AuthError, Forbidden, QuintetError, SchemaRejected, ShuttingDown
 from quintet.model.scheduler import Scheduler, call_each
 
 TOPICS_TABLE = (1, "__topics")
@@ -105,7 +106,9 @@ class Broker:
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
+        self.publishes_dropped = 0  # refused, of clients that asked for no answer
         self._waits = Waits(scheduler)
+        self.slices = Slices(scheduler)
         self._options = options
         topics_table = Table(log, *TOPICS_TABLE, TopicRow)
         subscriptions_table = Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow)
@@ -114,6 +117,7 @@ class Broker:
         self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
         self.audit.load()
         self.events = Events(log, scheduler, report, mode=options.events, bytes_max=options.events_bytes)
+        self.events.load()
         self.users = Users(log, scheduler, self.access, self.audit, options.entropy, options.password_bytes_min)
         self.users.load()
         self.keys = Keys(
@@ -124,6 +128,7 @@ class Broker:
         policy = replace(options.topics, cache_durability=options.caches.durability)
         self.topics = Topics(log, topics_table, policy, options.entropy)
         self.topics.load()
+        self.topics.check_folders(report)
         self.keeps_rejected = options.keep_rejected
         self.intents = Intents(
             _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)), self.topics, scheduler, report, log.stages
@@ -179,7 +184,7 @@ class Broker:
         )
         self.groups.load()
         self.intents.on_effect("offset", self.groups.apply_commit)
-        self.schemas = Schemas(_loaded(Table(log, *SCHEMAS_TABLE, SchemaRow, packed=True)))
+        self.schemas = Schemas(_loaded(Table(log, *SCHEMAS_TABLE, SchemaRow, packed=True)), self.slices)
         delayed = _loaded(Table(log, *DELAYED_TABLE, DelayedRow, packed=True))
         self.delays = Delays(delayed, self.topics, self.intents, self.dead, scheduler, report)
         self.producers = Producers(_loaded(Table(log, *PRODUCERS_TABLE, ProducerRow, packed=True)), self.topics)
@@ -236,6 +241,21 @@ class Broker:
         if text.startswith(CACHE_PREFIX):
             refuse_cache(text)
         return self.topics.ensure(name, durable)
+
+    def reject(
+        self, topic: Topic, schema: Schema, reasons: list[str], key: bytes | None, value: bytes, origin: bytes,
+        done: Callable[[Exception], None],
+    ) -> None:  # fmt: skip
+        """A message does not fit this schema: done(SchemaRejected), after it was put among the dead letters if the
+        configuration wants that."""
+        said = "; ".join(reasons)
+        refused = SchemaRejected(f"schema validation failed: {said}", hint=f"the schema is {schema.id} ({schema.type})")
+        if not self.keeps_rejected:
+            done(refused)
+            return
+        self.dead.bury_rejected(
+            topic.raw, key, value, (), origin, f"{schema.id}: {said}", lambda error: done(error or refused)
+        )
 
     def create_topic(
         self, name: bytes, partitions: int, durability: str = "", retention_us: int = 0, retention_bytes: int = 0

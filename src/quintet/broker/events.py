@@ -32,6 +32,7 @@ from quintet.model.errors import QuintetError
 from quintet.model.scheduler import Scheduler
 
 EVENTS_TOPIC: Final = (15, "__events")
+EVENTS_CHECKED_MAX: Final = 10_000  # rows looked at by a start
 SEGMENTS: Final = 8  # the topic's bytes are removed in pieces of this share
 EVERY_US: Final = 200_000
 EVENTS_WAITING_MAX: Final = 10_000  # ranges in memory; at so many they are appended at once
@@ -76,6 +77,7 @@ class Events:
         self.recorded = self.lost = 0
         self.trails = None if mode == "off" else Trails(mode == "all", EVENTS_WAITING_MAX, self.flush)
         self._every = mode == "all"
+        self._log = log
         self._partition: Partition = log.open_topic(spec)[0]
         self._scheduler = scheduler
         self._report = report
@@ -94,6 +96,17 @@ class Events:
     def partition(self) -> Partition:
         """The topic, to be read."""
         return self._partition
+
+    def load(self) -> None:
+        """Look at the newest rows: they explain positions that are saved elsewhere. Blocks: only used at start. Raises
+        TableDamaged."""
+        offset = max(self._partition.start, self._partition.visible - EVENTS_CHECKED_MAX)
+        while offset < self._partition.visible:
+            batches = self._partition.read_now(offset)
+            if not batches:
+                break
+            offset = batches[-1].next_offset
+        self._log.check_sound(self._partition.topic_id, "the audit of deliveries (__events)")
 
     # -- collecting ------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ class Intents:
         self._staged: Counter[str] = Counter()  # how many unfinished intents need a stage
         self._topics = topics
         self._scheduler = scheduler
-        self._report = report
+        self.report = report
         self._effects: dict[str, Apply] = {}
         self._emptied: Callable[[Sequence[str]], None] = _nobody
         self._running: dict[int, _Running] = {}
@@ -252,7 +252,8 @@ class Intents:
         if running.error is None:
             try:
                 self._write(running)
-            except QuintetError as refused:
+            except Exception as refused:  # also what nobody expected: who waits for it, and its group, must not hang
+                self.report("commit_failed", {"intent": running.number, "error": repr(refused)})
                 running.error = refused
         if running.error is not None:
             self._refused(running, running.error)
@@ -322,7 +323,7 @@ class Intents:
         """The disk lost a part of a stage after it was committed: said loudly, also to who waits, and the rest is still
         published."""
         running.error = CorruptData(f"committed, and the disk lost a part of it: {why}", hint="see the broker's log")
-        self._report("stage_lost", {"intent": running.number, "place": place, "error": str(why)})
+        self.report("stage_lost", {"intent": running.number, "place": place, "error": str(why)})
         self._one_less(running)
 
     def _append(self, running: _Running, place: int, append: Append, batch: bytearray) -> None:
@@ -333,7 +334,7 @@ class Intents:
         try:
             done = partial(self._appended, running, place, append)
             topic.publish(batch, RecordBatch(batch).count, False, done, append.partition)
-        except QuintetError as error:
+        except Exception as error:  # committed is committed: also after what nobody expected
             self._appended(running, place, append, -1, error)
 
     def _landed(self, running: _Running, append: Append) -> None:
@@ -366,7 +367,7 @@ class Intents:
             if apply is None:
                 raise CorruptData(f"intent {running.number}: nothing here knows effect {kind!r}: use a newer Quintet")
             apply(payload, partial(self._effected, running, effect))
-        except QuintetError as error:
+        except Exception as error:
             self._effected(running, effect, error)
 
     def _effected(self, running: _Running, effect: Effect, error: Exception | None) -> None:
@@ -379,7 +380,7 @@ class Intents:
         """Committed is committed: what was refused is tried until it is taken, and whoever waits is told."""
         if not running.complained:
             running.complained = True
-            self._report("intent_waits", {"intent": running.number, "error": str(error)})
+            self.report("intent_waits", {"intent": running.number, "error": str(error)})
         self._retry(again)
         self._note(running)
         waiters, running.waiters = running.waiters, []
@@ -470,7 +471,7 @@ class Intents:
             running.stages = row.stages
             self._begin(running)
             missing = self._missing(row)
-            self._report("intent_resumed", {"intent": row.number, "appends": len(missing), "of": len(row.appends)})
+            self.report("intent_resumed", {"intent": row.number, "appends": len(missing), "of": len(row.appends)})
             lowered = tuple(self._lower(append) for append in row.appends)
             running.row = msgspec.structs.replace(row, appends=lowered)
             if lowered == row.appends:

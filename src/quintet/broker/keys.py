@@ -30,6 +30,7 @@ from quintet.broker.access import (
 )
 from quintet.broker.audit import Audit
 from quintet.broker.passwords import Entropy
+from quintet.broker.slices import in_order
 from quintet.broker.table import Table
 from quintet.broker.users import CONFIGURATION, Users
 from quintet.model.errors import (
@@ -176,7 +177,11 @@ class Keys:
         self._due = min(self._due, row.expires_us or inf)
 
     def list(self, actor: Principal, user: str, everyone: bool, peer: str = "") -> Iterator[KeyInfo]:
-        """The keys of this user ("": the actor's own), or of everyone; the oldest first."""
+        """As walk, without pauses."""
+        return (info for info in self.walk(actor, user, everyone, peer) if info is not None)
+
+    def walk(self, actor: Principal, user: str, everyone: bool, peer: str = "") -> Iterator[KeyInfo | None]:
+        """The keys of this user ("": the actor's own), or of everyone; the oldest first. None is a pause."""
         if everyone and not self._access.may_administer(actor):
             self._deny("key.list", actor, "", peer)
             raise Forbidden(f"{actor.name} may not see the keys of everyone", hint="the role admin may")
@@ -185,8 +190,8 @@ class Keys:
         except Forbidden:
             self._deny("key.list", actor, user, peer)
             raise
-        rows = sorted(self._table, key=lambda row: (row.user, row.created_us, row.name))
-        return (_info(row) for row in rows if everyone or row.user == owner)
+        rows = in_order(tuple(self._table), lambda row: (row.user, row.created_us, row.name))
+        return (_info(row) if row is not None and (everyone or row.user == owner) else None for row in rows)
 
     def remove(self, actor: Principal, user: str, id: str, done: Told, *, peer: str = "") -> None:
         """The key of this id stops working, at once: done(KeyInfo, None). The user is whose it is ("": the actor's)."""

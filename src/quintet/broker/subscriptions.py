@@ -120,6 +120,10 @@ class Subscriptions:
         return self._delivered_by_removed + sum(s.delivered for s in self._by_id.values())
 
     @property
+    def push_timeout_us(self) -> int:
+        return self._policy.push_timeout_us
+
+    @property
     def in_flight_max(self) -> int:
         """Of one partition of a subscription, unless its reader wants another."""
         return self._policy.in_flight_max
@@ -138,11 +142,18 @@ class Subscriptions:
                 lane = Lane(partition, partition.visible)
                 if number < len(row.lanes) and not topic.in_memory:
                     saved = row.lanes[number]
+                    if saved.position > partition.visible and topic.spec.durability == "fsync":
+                        self._beyond_end(row, number, saved.position, partition.visible)
                     lane.restore(min(saved.position, partition.visible), saved.pending)
                 lanes.append(lane)
             # Its idle time starts again with the broker.
             self._open(row.id, row.owner, topic, row.qos, lanes, row.door, row.name)
             self._last_id = max(self._last_id, row.id)
+
+    def _beyond_end(self, row: SubscriptionRow, partition: int, position: int, end: int) -> None:
+        """Of what is always synced first nothing can be missing: it was lost, or the topic's folder is an older one."""
+        fields = {"subscription": row.id, "topic": row.topic, "partition": partition, "from": position, "to": end}
+        self._report("subscription_beyond_end", fields)
 
     def create(
         self,

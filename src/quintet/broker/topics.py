@@ -9,7 +9,7 @@ alone. Doors may read it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,11 +21,12 @@ from quintet.broker.access import INTERNAL_PREFIX
 from quintet.broker.passwords import Entropy
 from quintet.broker.table import Table
 from quintet.delivery.subscription import Subscription
-from quintet.log.base import Appended, Durability, Log, Partition, TopicSpec
+from quintet.log.base import Appended, Durability, Log, Partition, TopicFiles, TopicSpec
 from quintet.model import limits
 from quintet.model.errors import (
     BadName,
     BadRequest,
+    DataDirError,
     Forbidden,
     LimitExceeded,
     PartitionNotFound,
@@ -45,6 +46,7 @@ CACHE_SLASHES = 3  # cache/TENANT/NAMESPACE/NAME
 CACHE_SEGMENT_BYTES = 4 << 20  # compaction begins with the second segment: a cache of few keys stays small on disk
 CACHE_TOMBSTONE_US = 3600 * 1_000_000  # for readers to see what was deleted
 IDENTITY_BYTES = 16  # of chance in a topic's identity, written as twice as many hexadecimal digits
+LOST_SHOWN_MAX = 5  # topics named by a start that is refused
 STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
 
 
@@ -313,6 +315,27 @@ class Topics:
     def _new_identity(self) -> str:
         return self._entropy(IDENTITY_BYTES).hex()
 
+    def check_sound(self, topic: Topic) -> None:
+        """Raise TableDamaged if something of a topic that is folded by its keys is lost."""
+        self._log.check_sound(topic.spec.id, f"topic {topic.name!r}")
+
+    def check_folders(self, report: Callable[[str, dict[str, object]], None]) -> None:
+        """After `load`: what deletions left is removed. A folder whose row is lost is DataDirError: the next use of its name
+        would make another topic."""
+        ids = {topic.raw: topic.spec.id for topic in self._by_name.values()}
+        lost, left = folders_without_row(self._log, ids, self._table.deleted())
+        if lost:
+            names = [f"{found.name!a} (number {id})" for id, found in lost.items()]
+            shown = ", ".join(names[:LOST_SHOWN_MAX]) + (", ..." if len(names) > LOST_SHOWN_MAX else "")
+            report("topics_without_row", {"topics": len(names), "shown": shown})
+            raise DataDirError(
+                f"{len(names)} topics have files and no row in __topics, which was lost or is older than they are: {shown}",
+                hint="restore __topics, or see what can be made again with `quintet log repair DIR`",
+            )
+        for id in left:
+            report("deletion_finished", {"topic_id": id})
+            self._log.delete_topic(id)
+
     def _open(self, spec: TopicSpec, ready: bool) -> Topic:
         kind = CacheTopic if _is_cache(spec) else Topic
         return kind(spec, self._log.open_topic(spec), self._policy, ready=ready, low=self._low)
@@ -537,6 +560,26 @@ def text_of(raw: bytes) -> str:
         raise BadName(f"a topic name is UTF-8, this one is not at byte {error.start}") from None
 
 
+def folders_without_row(
+    log: Log, ids: Mapping[bytes, int], deleted: Collection[bytes]
+) -> tuple[dict[int, TopicFiles], list[int]]:
+    """Topics that have files and no row: those whose row must be lost; and what deletions left behind when the power went,
+    which is told by a tombstone, a later topic of that name, an anchor, or that there is nothing in them."""
+    lost: dict[int, TopicFiles] = {}
+    left: list[int] = []
+    known = set(ids.values())
+    for id in log.topic_ids():
+        if id < limits.TOPIC_ID_FIRST_USER or id in known:
+            continue
+        found = log.files_of(id)
+        raw = found.name.encode() if found is not None else b""
+        if found is None or log.was_deleted(id) or (raw and (raw in deleted or ids.get(raw, 0) > id)):
+            left.append(id)
+        else:
+            lost[id] = found
+    return lost, left
+
+
 def check_name(raw: bytes) -> str:
     """A topic name as text, or BadName with the reason. `__` names are the broker's own."""
     if not raw or len(raw) > limits.TOPIC_NAME_BYTES_MAX:
@@ -563,7 +606,12 @@ def refuse_cache(name: str) -> NoReturn:
 
 def _is_cache(spec: TopicSpec) -> bool:
     """Not one of three or five parts that is older than caches are."""
-    return spec.compact and spec.name.startswith(CACHE_PREFIX) and spec.name.count("/") == CACHE_SLASHES
+    return spec.compact and is_cache_name(spec.name)
+
+
+def is_cache_name(name: str) -> bool:
+    """Is it cache/TENANT/NAMESPACE/NAME?"""
+    return name.startswith(CACHE_PREFIX) and name.count("/") == CACHE_SLASHES
 
 
 def _tenant_of(name: str) -> str:

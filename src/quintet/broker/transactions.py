@@ -189,19 +189,23 @@ class Transactions:
             transaction.waiters.append(done)
             return
         transaction = self._find(owner, id)
-        topics = list({topic for topic, _ in transaction.parts})
-        for topic in topics:
+        for topic in {topic: None for topic, _ in transaction.parts}:
             may(topic.name)
         self._check(transaction)
         transaction.state = COMMITTING
         transaction.waiters.append(done)
-        self._when_ready(transaction, topics, None)
+        try:
+            self._write(transaction)
+        except Exception as error:  # whatever it is: the commit is answered and its groups are free again
+            if not isinstance(error, QuintetError):
+                self._intents.report("commit_failed", {"transaction": id, "error": repr(error)})
+            self._committed(transaction, error)
 
     def _check(self, transaction: Transaction) -> None:
         try:
             for check in transaction.checks:
                 transaction.holds.append(check())
-        except QuintetError:
+        except Exception:
             self._let_go(transaction)
             raise
 
@@ -211,28 +215,15 @@ class Transactions:
         for release in holds:
             release()
 
-    def _when_ready(self, transaction: Transaction, topics: list[Topic], error: Exception | None) -> None:
-        """A topic made by this transaction must be known after a crash before anything of it is promised."""
-        if error is None and topics:
-            topics[0].after(partial(self._when_ready, transaction, topics[1:]))
-            return
-        if error is None:
-            appends = [
-                (topic, partition, kernel.build(values, keys, origin=origin, flags=TRANSACTIONAL))
-                for (topic, partition), (values, keys, origin) in transaction.parts.items()
-            ]
-            try:
-                self._intents.commit(
-                    appends,
-                    transaction.effects,
-                    partial(self._committed, transaction),
-                    token=transaction.id,
-                    owner=transaction.owner,
-                )
-                return
-            except QuintetError as refused:
-                error = refused
-        self._committed(transaction, error)
+    def _write(self, transaction: Transaction) -> None:
+        """One intent for all of it. Intents wait for topics that this transaction made: they must be known after a crash
+        before anything of it is promised."""
+        appends = [
+            (topic, partition, kernel.build(values, keys, origin=origin, flags=TRANSACTIONAL))
+            for (topic, partition), (values, keys, origin) in transaction.parts.items()
+        ]
+        committed = partial(self._committed, transaction)
+        self._intents.commit(appends, transaction.effects, committed, transaction.id, transaction.owner)
 
     def _committed(self, transaction: Transaction, error: Exception | None) -> None:
         waiters, transaction.waiters = transaction.waiters, []

@@ -238,6 +238,13 @@ class PeerSource(Source):
         for row in rows:
             self._forget(row[0])
 
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        hint = "leave it unacknowledged: the next connection of this name gets it again"
+        raise Unsupported("peerbus sends nothing twice over one connection", hint=hint)
+
+    async def working(self, tags: Sequence[int]) -> None:
+        """No time runs out here: what is not acknowledged waits for the next connection."""
+
     def place(self, tag: int) -> Place | None:
         return None
 

@@ -210,7 +210,10 @@ class TopicSettings(Section):
         default=1, description="Partitions of a topic whose maker asks for no number."
     )
     retention_seconds: int = Field(
-        default=7 * 24 * 3600, ge=0, description="Age at which messages are removed, in seconds; 0 keeps them."
+        default=7 * 24 * 3600,
+        ge=0,
+        description="Age at which messages are removed, in seconds; 0 keeps them. Whole segments go: a message stays "
+        "at most a quarter longer than this, or 60 s.",
     )
     retention_bytes: Bytes = Field(
         default=0, description="Size of a partition above which old segments go, in bytes; 0: none."
@@ -277,13 +280,14 @@ class Delivery(Section):
     )
     push_timeout_ms: Count = Field(
         default=30_000,
-        description="Wait for the acknowledgement of a pushed message before it is sent again, in milliseconds.",
+        description="Wait for the acknowledgement of a pushed message, from when its consumer reached it, before it is sent "
+        "again, in milliseconds.",
     )
     max_attempts: Count = Field(
         default=5, description="Deliveries of a message before it goes to the dead-letter topic."
     )
     in_flight_max: Count = Field(
-        default=1_000, description="Messages delivered and not yet acknowledged, per subscription."
+        default=1_000, description="Messages delivered and not yet acknowledged, per partition of a subscription."
     )
     queue_messages_max: int = Field(
         default=0,
@@ -310,8 +314,10 @@ class Delivery(Section):
 class Limits(Section):
     """What the broker protects itself with."""
 
-    disk_floor_bytes: Bytes = Field(
-        default=256 * limits.MIB, description="Free disk space below which publishes are refused, in bytes."
+    disk_floor_bytes: Bytes | None = Field(
+        default=None,
+        description="Free disk space below which publishes are refused, in bytes; not set: 256 MiB, or 5 % of the disk "
+        "if that is less.",
     )
     unsynced_bytes_max: Annotated[Bytes, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
         default=limits.UNSYNCED_BYTES_MAX,

@@ -20,6 +20,7 @@ from quintet.log.embedded.segment import (
     Index,
     Run,
     Segment,
+    adopt_index,
     build_index,
     index_name,
     load_index,
@@ -33,6 +34,9 @@ from quintet.log.embedded.shared import Shared
 from quintet.model.batch import RecordBatch, Row
 
 SPAN_AT: Final = 28  # in a batch header
+AGING_JOBS_MAX: Final = 2  # of four disk threads: appends do not wait behind thousands of idle partitions
+ROLLS_PER_RETENTION: Final = 4  # a segment takes records for this share of their age: none stays much longer than that
+ROLL_US_MIN: Final = 60_000_000
 COMPACT_BYTES_MAX: Final = 8 << 30  # of sealed segments per pass: compaction is for tables and caches, not for archives
 
 
@@ -41,10 +45,8 @@ def maintain(shared: Shared, partition: FilePartition, now: int) -> None:
     spec = partition.spec
     if partition.working or not partition.segments:
         return
-    if spec.retention_us:
-        last = partition.segments[-1]
-        if last.index is not None and last.index.times and last.index.max_timestamp < now - spec.retention_us:
-            partition.seal_active()
+    if spec.retention_us and _age(shared, partition, now, spec.retention_us):
+        return
     sealed = partition.segments[:-1]
     if not sealed:
         return
@@ -63,6 +65,49 @@ def maintain(shared: Shared, partition: FilePartition, now: int) -> None:
 
 
 # -- retention --------------------------------------------------------------------------------------------------------
+
+
+def _age(shared: Shared, partition: FilePartition, now: int, retention_us: int) -> bool:
+    """Retention takes sealed segments only. One that is no longer young takes no further appends; if all in the last one is past
+    its age, an empty one is begun behind it. Whether the partition is occupied with that."""
+    last, horizon = partition.segments[-1], now - retention_us
+    if last.begun and last.begun < now - max(retention_us // ROLLS_PER_RETENTION, ROLL_US_MIN):
+        partition.seal_active()
+    if last.end <= HEADER_BYTES or last.seed == 0 or last.begun >= horizon or shared.aging >= AGING_JOBS_MAX:
+        return False
+    if last.index is None or not last.index.times:  # nothing was written to it since the start
+        partition.working = True
+        work = partial(_time_of_last, shared.disk, last, last.end)
+        shared.scheduler.offload(work, partial(_last_timed, shared, partition, last, last.end))
+    elif last.index.max_timestamp >= horizon or not partition.begin_empty():
+        return False
+    shared.aging += 1
+    partition.when_idle(partial(_aged, shared))
+    return True
+
+
+def _aged(shared: Shared) -> None:
+    shared.aging -= 1
+
+
+def _time_of_last(disk: Disk, segment: Segment, stop: int) -> Index:
+    handle = disk.open(segment.path)
+    try:
+        return build_index(disk, handle, segment, stop)
+    finally:
+        disk.close(handle)
+
+
+def _last_timed(
+    shared: Shared, partition: FilePartition, segment: Segment, stop: int, result: Index | BaseException
+) -> None:
+    if isinstance(result, BaseException):
+        shared.report("retention_failed", {"directory": partition.directory, "error": str(result)})
+    else:
+        if not result.times:  # nothing in it is sound: it is looked at, and taken, when something follows it
+            result.add(HEADER_BYTES, segment.base, shared.scheduler.now())
+        adopt_index(segment, result, stop)
+    partition.released()
 
 
 def _times(disk: Disk, segments: list[Segment]) -> list[tuple[Segment, Index]]:
@@ -102,10 +147,11 @@ def _retain(
     if not doomed:
         partition.released()
         return
+    del partition.segments[: len(doomed)]  # from here on nobody is told of them, whatever is still on disk
     work = partial(_unlink, shared.disk, doomed)
-    remove = partial(shared.scheduler.offload, work, partial(_unlinked, shared, partition))
+    remove = partial(shared.scheduler.offload, work, partial(_unlinked, shared, partition, doomed))
     if partition.links.room:
-        shared.going(partition.topic_id, partition.number, partition.segments[len(doomed)].base, remove)
+        shared.going(partition.topic_id, partition.number, partition.segments[0].base, remove)
     else:
         remove()
 
@@ -124,9 +170,14 @@ def _unlink(disk: Disk, segments: list[Segment]) -> tuple[int, OSError | None]:
     return len(segments), None
 
 
-def _unlinked(shared: Shared, partition: FilePartition, result: tuple[int, OSError | None] | BaseException) -> None:
+def _unlinked(
+    shared: Shared,
+    partition: FilePartition,
+    doomed: list[Segment],
+    result: tuple[int, OSError | None] | BaseException,
+) -> None:
     removed, error = (0, result) if isinstance(result, BaseException) else result
-    del partition.segments[:removed]
+    partition.segments[:0] = doomed[removed:]  # the disk refused: they are still there, and the next start finds them
     shared.stats["segments_deleted"] += removed
     if error is not None:
         shared.report("retention_failed", {"directory": partition.directory, "error": str(error)})

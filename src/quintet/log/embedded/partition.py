@@ -20,7 +20,7 @@ from quintet.log.embedded import reader
 from quintet.log.embedded.links import open_links
 from quintet.log.embedded.merging import Pending, answer_waiters, merge_groups, place_waiters
 from quintet.log.embedded.recovery import Mark, Opened
-from quintet.log.embedded.segment import HEADER_BYTES, Header, Index, Segment, begin_again, new_seed
+from quintet.log.embedded.segment import HEADER_BYTES, Header, Segment, adopt_index, begin_again, new_seed
 from quintet.log.embedded.shared import Shared, TailCache
 from quintet.log.embedded.writer import ZERO_FILL_WRITE_BYTES_MAX, Chunk, Outcome, Writer
 from quintet.model import limits
@@ -46,7 +46,7 @@ class FilePartition:
         "_armed", "_busy", "_chunks", "_closed", "_dirty", "_end", "_extending", "_failure", "_last_sync", "_last_time",
         "_on_idle", "_pending", "_pending_bytes", "_plan", "_plan_end", "_probed", "_shared", "_syncing", "_used", "_visible",
         "_offered", "_watchers", "_writer", "cache", "directory", "mark", "number", "segments", "spec", "topic_id", "working",
-        "_inline", "_active", "links",
+        "_inline", "_active", "_strict", "links",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, spec: TopicSpec, number: int, directory: str, opened: Opened) -> None:
@@ -65,6 +65,7 @@ class FilePartition:
         self._plan_end = self._plan.end if self._plan else HEADER_BYTES
         self._writer = Writer(shared, directory, spec.partitions)
         self._inline = spec.durability != "fsync"
+        self._strict = spec.is_strict
         self.mark: Mark | None = None
         if self.segments and not opened.roll:
             last = self.segments[-1]
@@ -165,7 +166,10 @@ class FilePartition:
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
         views = [reader.View(segment) for segment in self.segments[first:]]
         found: list[RecordBatch] = []
-        result = reader.read(self._shared.disk, self._shared.read_buffers, views, offset, READ_NOW_BYTES)
+        try:
+            result = reader.read(self._shared.disk, self._shared.read_buffers, views, offset, READ_NOW_BYTES)
+        except OSError as error:
+            raise CorruptData(f"{self.directory}: cannot be read: {error.strerror or error}") from error
         self._fetched(lambda batches, _: found.extend(batches), result)
         return found
 
@@ -256,10 +260,10 @@ class FilePartition:
         if plan is None or (self._plan_end + size > self.spec.segment_bytes and self._plan_end > HEADER_BYTES):
             plan = self._plan = Segment(self.directory, base, new_seed(self._shared.disk))
             self._plan_end = HEADER_BYTES
-            plan.chain = self.links.start()
+            plan.chain, plan.begun = self.links.start(), now
         self.links.seal(batch, base, now, plan.seed)
         chunks = self._chunks
-        if not chunks or chunks[-1].segment is not plan:
+        if not chunks or chunks[-1].segment is not plan or self._strict:
             chunks.append(Chunk(plan, self._plan_end))
         chunk = chunks[-1]
         chunk.buffers.append(batch)
@@ -338,7 +342,7 @@ class FilePartition:
             answer_waiters(self._shared.scheduler, chunk.waiters)
         if self._inline:
             self._flush()
-        if good:
+        if good and good[-1].buffers:
             self._notify()
             if not self._inline and not self._closed and good[-1].size < ZERO_FILL_WRITE_BYTES_MAX:
                 self._extend()
@@ -410,7 +414,8 @@ class FilePartition:
         self._visible = segment.next_offset = visible
         segment.end = chunk.end
         self._end = max(self._end, visible)
-        self.links.commit(chunk.buffers[-1], visible, not self._inline)
+        if chunk.buffers:
+            self.links.commit(chunk.buffers[-1], visible, not self._inline)
         stats = shared.stats
         stats["appends"] += len(chunk.waiters)
         stats["batches"] += len(chunk.buffers)
@@ -586,24 +591,10 @@ class FilePartition:
             done([], CorruptData(f"{self.directory}: cannot be read: {result}"))
             return
         for segment, index, stop in result.indexes:
-            self._adopt_index(segment, index, stop)
+            adopt_index(segment, index, stop)
         if result.damages:
             self._shared.quarantine(result.damages)
         done(result.batches, None)
-
-    @staticmethod
-    def _adopt_index(segment: Segment, index: Index, stop: int) -> None:
-        """An index made or loaded by a reader covers the file below `stop`; what we noted since lies behind it."""
-        if segment.index is None:
-            segment.index = index
-            segment.max_timestamp = index.max_timestamp
-        elif segment.index.first > HEADER_BYTES:
-            for base, position, time in zip(
-                segment.index.bases, segment.index.positions, segment.index.times, strict=True
-            ):
-                if position >= stop:
-                    index.add(position, base, time)
-            segment.index = index
 
     # -- coming to rest ------------------------------------------------------------------------------------------------
 
@@ -660,13 +651,31 @@ class FilePartition:
         if self._plan is not None and self._plan_end > HEADER_BYTES and not self._chunks and not self._pending:
             self._plan = None
 
+    def begin_empty(self) -> bool:
+        """Begin a segment behind the last one, which is past its age, although nothing is to be appended: then retention
+        can take the last one, and the new one keeps the next offset. False: not now."""
+        if self._failure is not None or self._occupied():
+            return False
+        now = self._shared.scheduler.now()
+        plan = self._plan = Segment(self.directory, self._visible, new_seed(self._shared.disk))
+        plan.chain, plan.begun, self._plan_end = self.links.start(), now, HEADER_BYTES
+        self._busy = self._active = True
+        self._shared.upkeep.activate(self)
+        chunks = [Chunk(plan, HEADER_BYTES)]
+        header = Header(0, self.topic_id, self.number, 0, now, self.spec.name)
+        work = partial(self._writer.write, chunks, self.segments[-1], header, True, 0)
+        self._shared.committer.flights += 1
+        self._shared.scheduler.offload(work, partial(self._direct_done, chunks))
+        return True
+
     def adopt(self, batches: list[RecordBatch], following: int) -> None:
         """Write out what a memory partition held, at its offsets, and go on from there. Raises StorageError: then this
         partition is of no use and the memory one goes on."""
         self._end = self._visible = following
-        if not batches:
+        if not following:
             return
-        plan = Segment(self.directory, batches[0].base_offset, new_seed(self._shared.disk))
+        base = batches[0].base_offset if batches else following
+        plan = Segment(self.directory, base, new_seed(self._shared.disk))
         plan.chain = self.links.start()
         chunk = Chunk(plan, HEADER_BYTES)
         for batch in batches:

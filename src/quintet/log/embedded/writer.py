@@ -11,7 +11,7 @@ import os
 from typing import Final, NamedTuple
 
 from quintet.log.base import Appended
-from quintet.log.embedded.disk import CURABLE, Disk, NotOpened
+from quintet.log.embedded.disk import CURABLE, REMEDIES, Disk, NotOpened
 from quintet.log.embedded.segment import (
     HEADER_BYTES,
     Header,
@@ -92,13 +92,13 @@ class Writer:
                     assert header is not None
                     if last is not None and last is not segment:
                         self._seal(last, before)
-                    self._create(
-                        segment, header._replace(seed=segment.seed, base=segment.base, chain=segment.chain), sync
-                    )
+                    made = header._replace(seed=segment.seed, base=segment.base, chain=segment.chain)
+                    self._create(segment, made, sync and bool(chunk.buffers))  # for nothing, nothing is prepared
                 if segment.handle < 0:
                     segment.handle = disk.open(segment.path, write=True)
                 last, before = segment, chunk
-                disk.pwritev(segment.handle, chunk.buffers, chunk.position)
+                if chunk.buffers:
+                    disk.pwritev(segment.handle, chunk.buffers, chunk.position)
                 if chunk.end > segment.allocated:
                     self._grow(segment, chunk, prealloc_limit)
                 if sync:
@@ -211,7 +211,7 @@ class Writer:
             else:
                 return StorageFull(
                     f"{error.strerror}: the append was refused and nothing of it was kept",
-                    hint="free some space: the log takes appends again by itself within seconds",
+                    hint=REMEDIES[error.errno or 0] + ": the log takes appends again by itself within seconds",
                 )
         return PartitionFailed(
             f"a write or sync failed ({error}): the partition is read-only",
@@ -278,7 +278,7 @@ class Writer:
                 disk.close(handle)
                 disk.unlink(path)
         except OSError as error:
-            return StorageFull(f"{path}: {error.strerror}")
+            return StorageFull(f"{path}: {error.strerror}", hint=REMEDIES.get(error.errno or 0, ""))
         return None
 
     def sync(self, segment: Segment) -> StorageError | None:

@@ -28,12 +28,13 @@ from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError,
 from quintet.model.rights import Right
 from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Link, Replies, Slot
 from quintet.protocols.flymq import codec, errors, frames
-from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call, origin_of, resource_of
+from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call
 
 FRESH: Final = "fresh"
 CHECKING: Final = "checking"
 READY: Final = "ready"
 
+NEVER: Final = 1 << 62  # a deadline that does not come
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 REPLIES_WAITING_MAX: Final = 1_000  # runs of PRODUCE that wait for the disk; above it, the connection is not read from
 OUTPUT_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one read; then the peer must take some
@@ -93,16 +94,17 @@ class FlySession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_acting", "_broker", "_changing", "_counts", "_deadline", "_epoch", "_identity", "_last", "_made", "_next", "_now",
-        "_options",
+        "_acting", "_broker", "_changing", "_checking_since", "_counts", "_deadline", "_epoch", "_give_up", "_identity",
+        "_last", "_made", "_next", "_now", "_options",
         "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "_turn_over", "_unpublished", "auth_failures", "closing",
-        "operation", "principal_name", "take_output",
+        "gone", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, sink: Link, monotonic: int, options: FlyOptions, peer: str = "") -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self.auth_failures = 0
+        self.gone = False  # closed: nobody waits for an answer any more
         self._broker = broker
         self._sink = sink
         self._options = options
@@ -125,6 +127,8 @@ class FlySession:
         self._unpublished: tuple[_Run, list[Produced], int, list[Topic | QuintetError], int] | None = None
         self.operation = ""
         self._acting = False  # a request other than PRODUCE is under way
+        self._checking_since = 0  # on the monotonic clock
+        self._give_up: Callable[[], None] | None = None  # no password need be checked for us any more
         self._changing = False  # it is a change of a password, perhaps of the own one: its answer goes out first
         if options.anonymous_role:
             self._welcome(*broker.access.anonymous(options.anonymous_role))
@@ -201,14 +205,19 @@ class FlySession:
         return FLOWING
 
     def deadline(self) -> int | None:
-        return self._deadline
+        """The clock of the handshake stands while the broker itself checks a password."""
+        return self._deadline if self._deadline is None or self._state is not CHECKING else NEVER
 
     def tick(self, monotonic: int) -> None:
-        if self._deadline is not None and monotonic >= self._deadline:
+        if self._deadline is not None and monotonic >= self._deadline and self._state is not CHECKING:
             self._deadline = None
             self.closing = "no authentication within 5 seconds"
 
     def closed(self) -> None:
+        self.gone = True
+        if self._give_up is not None:
+            self._give_up()
+            self._give_up = None
         self._broker.groups.leave(self)
         self._targets, self._counts, self._last, self._next = {}, {}, None, None
         del self._sink  # connection and session hold each other: no work for the collector
@@ -241,8 +250,9 @@ class FlySession:
             raise BadRequest(f"this connection is {self.principal_name}", hint="open another one for another user")
         before, self._state = self._state, CHECKING
         self._acting = True
+        self._checking_since = self._broker.scheduler.monotonic()
         token = partial(self._authenticated, slot, operation, before, ask["user"])
-        self._broker.users.authenticate_password(
+        self._give_up = self._broker.users.authenticate_password(
             ask["user"], ask["password"].encode(), partial(self._sink.completed, token), peer=self._peer
         )
 
@@ -250,7 +260,10 @@ class FlySession:
         self, slot: Slot, operation: frames.Operation, before: str, user: str, result: Any, error: Exception | None
     ) -> None:
         self._acting = False
+        self._give_up = None
         self._state = before
+        if self._deadline is not None:
+            self._deadline += self._broker.scheduler.monotonic() - self._checking_since
         values: codec.Values = {"success": error is None, "error": "", "username": user, "roles": []}
         if error is None:
             self._welcome(*result)
@@ -533,6 +546,14 @@ class FlySession:
         error: Exception | None,
     ) -> None:
         """The reply of a handler: fields by the table, or a whole frame that the kernel made."""
+        if error is None and isinstance(made, dict) and codec.is_made_in_steps(made):
+            told = partial(self._sink.completed, partial(self._answered, slot, operation, call, ask, epoch))
+            steps = codec.answer_steps(operation, self._options.dialect, made, call.accept)
+            try:
+                self._broker.slices.run(steps, told, call.wanted)
+                return
+            except QuintetError as refused:
+                error = refused
         self._acting = False
         del call.answer, call.claim  # they lead back to the call: no work for the collector
         if isinstance(error, Forbidden):
@@ -614,6 +635,16 @@ class FlySession:
 
     def _audit(self, kind: str, resource: str, result: Result, action: str = "") -> None:
         self._broker.audit.record(kind, self.principal_name or "", resource, result, peer=self._peer, action=action)
+
+
+def origin_of(client: str) -> bytes:
+    """The origin of what this client publishes, as stored with its records."""
+    return b"flymq:" + client.encode()[:200]
+
+
+def resource_of(ask: codec.Values) -> str:
+    """What a request is about, for the gate and the audit."""
+    return str(ask.get("topic") or ask.get("name") or ask.get("user") or ask.get("group") or "")
 
 
 def _check_size(size: int) -> None:
