@@ -1,6 +1,6 @@
 """Durations use the monotonic clock: the rule, the places that are allowed to read or reckon with wall time, and controls.
 
-In `src/` a name `now` (or `settled`) is a date, microseconds since 1970, and `monotonic` is time that passes (ADR 17). Three
+In `src/` a name `now` (or `trusted`) is a date, microseconds since 1970, and `monotonic` is time that passes (ADR 17). Three
 findings: a function reads wall time and is not in READS; a function adds to a date or subtracts from it, which makes a
 duration or a time-out of it, and is not in SUMS; one clock is handed on under the name of the other.
 """
@@ -16,8 +16,8 @@ import pytest
 from tests.test_tidy import ROOT, files
 
 CLOCKS = {"now", "now_us", "now_ms"}  # attributes and names
-WALL_NAMES = CLOCKS | {"settled"}
-TIMELY = re.compile(r"\bnow|monotonic|settled|time_ns|\btime\.time|utcnow|today")
+WALL_NAMES = CLOCKS | {"trusted"}
+TIMELY = re.compile(r"\bnow|monotonic|trusted|time_ns|\btime\.time|utcnow|today")
 WALL_CALLS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
 
 # What of it is a date -> the functions. One that is not needed is a finding itself.
@@ -75,7 +75,8 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/kernel/pure_blip.py::Splitter.publish",
         "src/quintet/kernel/pure_fast.py::Splitter.flush",
         "src/quintet/log/mapped.py::_Segment.read",
-        "src/quintet/protocols/felix/mapping.py::WatchStream._flush",
+        "src/quintet/protocols/felix/watching.py::WatchStream._flush",
+        "src/quintet/protocols/felix/watching.py::PublishedWatch._scan",
         "src/quintet/protocols/flymq/mapping.py::_consume",
         "src/quintet/protocols/flymq/mapping.py::_fetch",
         "src/quintet/protocols/flymq/mapping.py::_peek",
@@ -151,7 +152,7 @@ SUMS: dict[str, tuple[str, ...]] = {
         "src/quintet/protocols/flymq/mapping.py::_produce_delayed",
     ),
     "how far a date is away, looked at again every few seconds": ("src/quintet/broker/bearer.py::Bearer.check_at",),
-    "retention by age, by the settled date": (
+    "retention by age, by the trusted date": (
         "src/quintet/log/embedded/compact.py::maintain",
         "src/quintet/log/embedded/compact.py::_age",
         "src/quintet/log/embedded/compact.py::_retain",
@@ -167,7 +168,7 @@ SUMS: dict[str, tuple[str, ...]] = {
         "src/quintet/model/clocks.py::following",
         "src/quintet/model/clocks.py::WallClock.__init__",
         "src/quintet/model/clocks.py::WallClock.look",
-        "src/quintet/model/clocks.py::WallClock.settled",
+        "src/quintet/model/clocks.py::WallClock.trusted",
         "src/quintet/flight/verbs.py::pipelines_seen",
     ),
     "the life of a certificate": (

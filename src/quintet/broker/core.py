@@ -112,10 +112,8 @@ class Broker:
         self._waits = Waits(scheduler)
         self.slices = Slices(scheduler)
         self._options = options
-        topics_table = Table(log, *TOPICS_TABLE, TopicRow)
-        subscriptions_table = Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow)
-        for table in (topics_table, subscriptions_table):
-            table.load()
+        topics_table = _loaded(Table(log, *TOPICS_TABLE, TopicRow))
+        subscriptions_table = _loaded(Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow))
         self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
         self.audit.load()
         self.events = Events(log, scheduler, report, mode=options.events, bytes_max=options.events_bytes)
@@ -136,12 +134,9 @@ class Broker:
             _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)), self.topics, scheduler, report, log.stages
         )
         self.dead = DeadLetters(
-            _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True)),
-            self.topics,
-            self.intents,
-            scheduler,
+            _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True)), self.topics, self.intents, scheduler,
             suffix=options.dead_letter_suffix,
-        )
+        )  # fmt: skip
         self.subscriptions = Subscriptions(
             subscriptions_table,
             self.topics,
@@ -347,12 +342,12 @@ class Broker:
 
     def tick(self) -> None:
         """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep. Durations end by the
-        monotonic clock, dates come by wall time, and what deletes by a date does so by the settled one."""
+        monotonic clock, dates come by wall time, and what deletes by a date does so by the trusted one."""
         now, monotonic = self.scheduler.now(), self.scheduler.monotonic()
         jumped = self.clock.look(now, monotonic)
         if jumped:
             self._jumped(now, jumped)
-        settled = self.clock.settled(now)
+        trusted = self.clock.trusted(now)
         lasting = (
             self.subscriptions,
             self.claims,
@@ -366,13 +361,13 @@ class Broker:
         )
         dated = [
             partial(self.queues.tick, now, monotonic),
-            partial(self.peers.tick, settled, monotonic),
-            partial(self.keys.tick, now, settled),
+            partial(self.peers.tick, trusted, monotonic),
+            partial(self.keys.tick, now, trusted),
             partial(self.delays.tick, now),
-            partial(self.caches.tick, settled),
+            partial(self.caches.tick, trusted),
         ]
         call_each(self.scheduler, [*dated, *(partial(part.tick, monotonic) for part in lasting)])
-        self.log.maintain(settled)
+        self.log.maintain(trusted)
 
     def _jumped(self, now: int, jumped: int) -> None:
         self.peers.clock_jumped(jumped)

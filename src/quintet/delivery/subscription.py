@@ -247,9 +247,9 @@ class Subscription:
     def working(self, partition: int, first: int, count: int) -> None:
         """The consumer works on these: their clocks start again. What it does not hold is passed over: it was too late."""
         if 0 <= partition < len(self.lanes):
-            lane, now = self.lanes[partition], self._monotonic()
+            lane, monotonic = self.lanes[partition], self._monotonic()
             for offset in range(first, first + min(count, MESSAGES_PER_RUN_MAX)):
-                lane.working(offset, now)
+                lane.working(offset, monotonic)
 
     def nack(self, partition: int, first: int, count: int, delay_us: int | None) -> list[int]:
         """The consumer failed with these: each is due again after the delay (None: as polled ones are, doubling with each
@@ -258,15 +258,15 @@ class Subscription:
         offsets = range(first, first + min(count, MESSAGES_PER_RUN_MAX))
         if not 0 <= partition < len(self.lanes):
             return list(offsets)
-        lane, now, policy = self.lanes[partition], self._monotonic(), self._policy
+        lane, monotonic, policy = self.lanes[partition], self._monotonic(), self._policy
         unknown = []
         for offset in offsets:
             flight = lane.inflight.get(offset)
             attempt = 1 if flight is None else flight.attempt
             wait = _backoff(policy.poll_backoff_us, attempt) if delay_us is None else delay_us
-            if not lane.nack(offset, now + wait, policy.attempts_max):
+            if not lane.nack(offset, monotonic + wait, policy.attempts_max):
                 unknown.append(offset)
-        self.consumer.acknowledged(-1, now)
+        self.consumer.acknowledged(-1, monotonic)
         self._freed()
         return unknown
 
