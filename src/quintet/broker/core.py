@@ -158,11 +158,7 @@ class Broker:
             self.topics, self.subscriptions, self.access, self.tokens, self.audit, scheduler, report, options.queues
         )
         self.queues.load()
-        peers = _loaded(Table(log, *PEERS_TABLE, PeerRow))
-        self.peers = Peers(
-            peers, self.topics, self.subscriptions, self.access, scheduler, options.peers, report, self._discard_mailbox
-        )
-        self.peers.load()
+        self._open_peers(log, scheduler, report)
         self.tenants = Tenants(options.tenants, self.topics.count_of)
         self.caches = Caches(
             self.topics, scheduler, options.caches, self.tenants, report, self.dead.is_dead, self.access.look_again
@@ -170,6 +166,13 @@ class Broker:
         self.caches.load()
         self._open_groups_and_transactions(log, scheduler, report)
         self.intents.recover()
+
+    def _open_peers(self, log: Log, scheduler: Scheduler, report: Report) -> None:
+        peers, options = _loaded(Table(log, *PEERS_TABLE, PeerRow)), self._options.peers
+        self.peers = Peers(
+            peers, self.topics, self.subscriptions, self.access, scheduler, options, report, self._discard_mailbox
+        )
+        self.peers.load()
 
     def _open_groups_and_transactions(self, log: Log, scheduler: Scheduler, report: Report) -> None:
         """What only reads and writes topics in other ways: it needs all of the above."""
