@@ -45,8 +45,8 @@ CACHE_PREFIX = "cache/"
 CACHE_SLASHES = 3  # cache/TENANT/NAMESPACE/NAME
 CACHE_SEGMENT_BYTES = 4 << 20  # compaction begins with the second segment: a cache of few keys stays small on disk
 CACHE_TOMBSTONE_US = 3600 * 1_000_000  # for readers to see what was deleted
-IDENTITY_BYTES = 16  # of chance in a topic's identity, written as twice as many hexadecimal digits
 LOST_SHOWN_MAX = 5  # topics named by a start that is refused
+IDENTITY_BYTES = 16  # of chance in a topic's identity, written as twice as many hexadecimal digits
 STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
 
 
@@ -312,9 +312,6 @@ class Topics:
             self._last_id = max(self._last_id, row.id)
             self._enter(self._open(spec, ready=True))
 
-    def _new_identity(self) -> str:
-        return self._entropy(IDENTITY_BYTES).hex()
-
     def check_sound(self, topic: Topic) -> None:
         """Raise TableDamaged if something of a topic that is folded by its keys is lost."""
         self._log.check_sound(topic.spec.id, f"topic {topic.name!r}")
@@ -335,6 +332,9 @@ class Topics:
         for id in left:
             report("deletion_finished", {"topic_id": id})
             self._log.delete_topic(id)
+
+    def _new_identity(self) -> str:
+        return self._entropy(IDENTITY_BYTES).hex()
 
     def _open(self, spec: TopicSpec, ready: bool) -> Topic:
         kind = CacheTopic if _is_cache(spec) else Topic
@@ -552,14 +552,6 @@ class Topics:
         topic.release(error)
 
 
-def text_of(raw: bytes) -> str:
-    """A name as a client sent it, as text; BadName if it is none. Doors hand over the very bytes."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise BadName(f"a topic name is UTF-8, this one is not at byte {error.start}") from None
-
-
 def folders_without_row(
     log: Log, ids: Mapping[bytes, int], deleted: Collection[bytes]
 ) -> tuple[dict[int, TopicFiles], list[int]]:
@@ -578,6 +570,14 @@ def folders_without_row(
         else:
             lost[id] = found
     return lost, left
+
+
+def text_of(raw: bytes) -> str:
+    """A name as a client sent it, as text; BadName if it is none. Doors hand over the very bytes."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadName(f"a topic name is UTF-8, this one is not at byte {error.start}") from None
 
 
 def check_name(raw: bytes) -> str:
