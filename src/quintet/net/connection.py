@@ -287,7 +287,7 @@ class Connection(asyncio.BufferedProtocol):
     def park(self, call: Callable[[], None]) -> None:
         if (
             self._stalled_since is None and self._listener.output.full
-        ):  # its own socket has room, the budget of all has none
+        ):  # its own socket has room, all together have none
             self._listener.output.park(call)
             return
         if self._parked is None:
@@ -298,11 +298,16 @@ class Connection(asyncio.BufferedProtocol):
             self._turns.later(self._wake_later)
 
     def claim(self, size: int, token: object) -> bool:
-        """See ClaimingSink. What was claimed is given back when the answer was handed to the socket."""
+        """See Link. What was claimed is given back when the answer was handed to the socket."""
         if self._lost:
             return False
+        granted = self._listener.output.claim(self, size, partial(self._granted, token))
+        self._claimed = self._claimed or granted
+        return granted
+
+    def _granted(self, token: object) -> None:
         self._claimed = True
-        return self._listener.output.claim(self, size, partial(self.completed, token, None, None))
+        self.completed(token, None, None)
 
     def unclaim(self) -> None:
         if not self._lost:
