@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quintet.net.listener import Listener
 
 LARGE_REST_BYTES = 64 * limits.KIB  # of an unfinished frame: above this it is collected in a buffer of its own
+LARGE_STEP_BYTES = limits.MIB  # such a buffer grows by so much: 16 MiB more at once took 24 ms of one turn
 STALL_STEP_S = 0.001  # how long a congested publisher is not read from before looking again ...
 STALL_STEPS_MAX = 10  # ... and how often, when the reason is a slow subscriber and not the disk
 STALL_STEPS_EVEN = 16  # looks of the same distance, then they come further apart, up to ...
@@ -84,7 +85,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._large is not None:
             if self._large_used == len(self._large):
-                self._large.extend(bytes(len(self._large)))  # doubled, only after it was really filled
+                self._large.extend(bytes(LARGE_STEP_BYTES))  # only after it was really filled
             return memoryview(self._large)[self._large_used : self._large_used + limits.TURN_BYTES]
         view = self._listener.read_view
         if self._rest:
@@ -191,7 +192,7 @@ class Connection(asyncio.BufferedProtocol):
             self._rest, self._large = bytes(rest), None
         elif self._large is None or len(rest) != self._large_used:
             self._large_used = len(rest)
-            self._large = bytearray(2 * len(rest))
+            self._large = bytearray(len(rest) + LARGE_STEP_BYTES)
             self._large[: len(rest)] = rest
             self._rest = b""
 
@@ -284,7 +285,9 @@ class Connection(asyncio.BufferedProtocol):
         return limits.WRITE_HIGH_BYTES + 1 - self._transport.get_write_buffer_size()
 
     def park(self, call: Callable[[], None]) -> None:
-        if self._stalled_since is None:  # its own socket has room: what is full is the budget of all
+        if (
+            self._stalled_since is None and self._listener.output.full
+        ):  # its own socket has room, the budget of all has none
             self._listener.output.park(call)
             return
         if self._parked is None:
