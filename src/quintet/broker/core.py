@@ -27,7 +27,7 @@ from quintet.broker.peers import PeerOptions, PeerRow, Peers
 from quintet.broker.producers import ProducerRow, Producers
 from quintet.broker.queues import QueueOptions, Queues
 from quintet.broker.schemas import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
-from quintet.broker.slices import Slices
+from quintet.broker.slices import Elsewhere, Slices
 from quintet.broker.stages import TABLE as FENCES_TABLE
 from quintet.broker.stages import FenceRow, Stages
 from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
@@ -97,7 +97,7 @@ class Broker:
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
         self._waits = Waits(scheduler)
-        self.slices = Slices(scheduler)
+        self.slices, self.elsewhere = Slices(scheduler), Elsewhere(scheduler)
         self._options = options
         topics_table = Table(log, *TOPICS_TABLE, TopicRow)
         subscriptions_table = Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow)

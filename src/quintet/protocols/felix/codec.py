@@ -5,7 +5,9 @@ comes by the thousand (batches, cache gets, events) is split and written by the 
 `felix_gets`, `felix_deliver`, `felix_events`, `felix_publish`, `felix_received`).
 """
 
+import binascii
 import struct
+from collections.abc import Generator
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -38,10 +40,13 @@ Id = (
     int | str | None
 )  # a published client's ids are numbers, the document's are texts; both are given back as they came
 Scope = tuple[str, str, str]  # tenant, namespace, stream or cache
+Steps = Generator[None, None, Any]
 Ack = Literal["none", "per_message", "per_batch"]
 Version = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # of a key in a cache
 U64_MAX: Final = (1 << 64) - 1
 UNPACK_STEP_BYTES: Final = 1 << 20
+JSON_HERE_BYTES_MAX: Final = 256 << 10  # of a message that is read at once: up to 10 ns a byte
+BASE64_STEP_BYTES: Final = 1 << 20  # about a millisecond; whole groups of four characters
 CACHE_PREFIX: Final = "cache/"  # of the topics of caches, as broker/topics.py has it
 ORIGIN_BYTES_MAX: Final = 200
 WINDOW_LOG_MAX: Final = 25  # of a zstd frame: what unpacking may hold beside its output
@@ -300,6 +305,7 @@ _FAULTS: Final = {
     2: "the JSON has a key twice",
     3: f"the JSON is nested deeper than {JSON_DEPTH_MAX}",
     4: "the JSON has more than 1,024 keys in one object",
+    5: "the JSON has more than 50,000 values or 500,000 escapes",
 }
 
 
@@ -321,6 +327,83 @@ def _decode(payload: bytes, decoders: dict[str, msgspec.json.Decoder[Any]]) -> A
 def decode(payload: bytes, extended: bool = False) -> Any:
     """A client's message, or BadRequest naming the field that is wrong. `extended`: ours are known, too."""
     return _decode(payload, _extended if extended else _plain)
+
+
+class _LongPublish(Publish, kw_only=True, tag="publish"):
+    payload: msgspec.Raw
+
+
+class _LongPublishBatch(PublishBatch, kw_only=True, tag="publish_batch"):
+    payloads: list[msgspec.Raw]  # type: ignore[assignment]
+
+
+class _LongCachePut(CachePut, kw_only=True, tag="cache_put"):
+    value: msgspec.Raw
+
+
+class _LongCachePutOurs(CachePutOurs, kw_only=True, tag="cache_put"):
+    value: msgspec.Raw
+
+
+# What a long message is first read as, and the field of it that is base64.
+_LONG: Final[dict[type[_Message], tuple[msgspec.json.Decoder[Any], str]]] = {
+    Publish: (msgspec.json.Decoder(_LongPublish), "payload"),
+    PublishBatch: (msgspec.json.Decoder(_LongPublishBatch), "payloads"),
+    CachePut: (msgspec.json.Decoder(_LongCachePut), "value"),
+    CachePutOurs: (msgspec.json.Decoder(_LongCachePutOurs), "value"),
+}
+
+
+def decode_steps(payload: bytes, extended: bool, head: tuple[int, bytes]) -> Steps:
+    """As decode, of a message longer than JSON_HERE_BYTES_MAX, in steps. `head` is what kernel.json_head found in it."""
+    fault, type = head
+    if fault:
+        raise BadRequest(_FAULTS[fault])
+    kind = type.decode()
+    decoder = (_extended if extended else _plain).get(kind)
+    if decoder is None:
+        raise BadRequest("unexpected message type")
+    try:
+        long = _LONG.get(decoder.type)
+        if long is None:
+            return decoder.decode(payload)
+        message = long[0].decode(payload)
+        yield
+        fields = {name: getattr(message, name) for name in decoder.type.__struct_fields__}
+        raw = fields[long[1]]
+        if isinstance(raw, list):
+            values: list[bytes] = []
+            for one in raw:
+                values.append((yield from _base64_steps(one)))
+                yield
+            return decoder.type(**fields | {long[1]: values})
+        return decoder.type(**fields | {long[1]: (yield from _base64_steps(raw))})
+    except (msgspec.DecodeError, RecursionError, binascii.Error) as error:
+        raise BadRequest(f"{kind}: {error}") from error
+
+
+def _base64_steps(raw: msgspec.Raw) -> Steps:
+    """The bytes of a JSON string."""
+    view = memoryview(raw)
+    if len(view) <= BASE64_STEP_BYTES:
+        return msgspec.json.decode(raw, type=bytes)
+    if view[0] != ord('"'):
+        raise msgspec.DecodeError("Expected `bytes`")
+    out, rest = bytearray(), b""
+    for start in range(1, len(view) - 1, BASE64_STEP_BYTES):
+        text = rest + bytes(view[start : min(start + BASE64_STEP_BYTES, len(view) - 1)])
+        last = start + BASE64_STEP_BYTES >= len(view) - 1
+        if b"\\" in text:  # some write \/ for /; whoever writes others needs no speed
+            text = text.replace(b"\\/", b"/")
+            if b"\\" in text[:-1]:
+                return msgspec.json.decode(raw, type=bytes)
+        whole = len(text) if last else (len(text) - text.endswith(b"\\")) // 4 * 4
+        text, rest = text[:whole], text[whole:]
+        if b"=" in text and not last:
+            raise binascii.Error("Invalid base64 encoded string")
+        out += binascii.a2b_base64(text, strict_mode=True)
+        yield
+    return bytes(out)
 
 
 def type_of(payload: bytes) -> str:

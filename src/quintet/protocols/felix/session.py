@@ -345,14 +345,33 @@ class FelixSession:
             self._broker.scheduler.soon(partial(self._sink.completed, self._hold, None, None))
 
     def _json(self, payload: bytes, now: int) -> None:
-        request_id: Id = None
+        extended, broker = self._dialect.extended, self._broker
+        if len(payload) > codec.JSON_HERE_BYTES_MAX:
+            self._held = True
+            self._late += 1
+            told, steps = partial(self._sink.completed, self._decoded), partial(codec.decode_steps, payload, extended)
+            scan = partial(kernel.json_head, payload, frames.JSON_DEPTH_MAX)
+            broker.elsewhere.scan(scan, broker.slices, steps, told, lambda: hasattr(self, "_sink"))
+            return
         try:
-            ask = codec.decode(payload, self._dialect.extended)
-            request_id = getattr(ask, "request_id", None)
+            self._asked(codec.decode(payload, extended), payload, now)
+        except QuintetError as error:
+            self._error(error, codec.id_of(payload))
+
+    def _decoded(self, ask: Any, error: Exception | None) -> None:
+        """A long message; if it is not understood, its id is not looked for."""
+        self._late -= 1
+        self._hold()
+        if error is not None:
+            return self._error(error, None)
+        return self._asked(ask, b"", self._broker.scheduler.now())
+
+    def _asked(self, ask: Any, payload: bytes, now: int) -> None:
+        request_id: Id = getattr(ask, "request_id", None)
+        try:
             if self._state is PUBLISHED and request_id is not None and not codec.is_u64(request_id):
                 request_id = None
                 raise BadRequest("request_id: a number of 64 bits")
-            self.operation = ask.__struct_config__.tag
             _HANDLERS[type(ask)](self, ask, now)
         except QuintetError as error:
             self._error(error, codec.id_of(payload) if request_id is None else request_id)
@@ -360,10 +379,8 @@ class FelixSession:
     def _error(self, error: Exception, request_id: Id, slot: Slot | None = None) -> None:
         """Refused: said in the order of requests, and if it is about who may, it is the last that is said."""
         data = self._weighed(errors.encoded(error, self._dialect, request_id), None)
-        if slot is None:
-            self._replies.put(data)
-        else:
-            self._replies.fill(slot, data)
+        say = self._replies.put if slot is None else partial(self._replies.fill, slot)
+        say(data)
         self._leave_if_barred(error)
 
     def _leave_if_barred(self, error: Exception) -> None:
@@ -542,21 +559,16 @@ class FelixSession:
         cache = self._reach.cache(self._scope(ask), False)
         found = None if cache is None else cache.get(ask.key.encode(), now)
         value, version = (None, None) if found is None else found
-        self._answer(
-            ask.request_id,
-            codec.CacheValue(
-                tenant_id=ask.tenant_id, namespace=ask.namespace, cache=ask.cache, key=ask.key, value=value,
-                request_id=ask.request_id, version=version if self._dialect.extended else None,
-            ),
+        message = codec.CacheValue(
+            tenant_id=ask.tenant_id, namespace=ask.namespace, cache=ask.cache, key=ask.key, value=value,
+            request_id=ask.request_id, version=version if self._dialect.extended else None,
         )  # fmt: skip
+        self._answer(ask.request_id, message)
 
     def _answer(self, request_id: Id, message: Any) -> None:
         """An answer that is known now: with an id it does not wait for others."""
-        data = self._weighed(codec.encode(message), request_id)
-        if request_id is None:
-            self._replies.put(data)
-        else:
-            self._replies.push(data)
+        say = self._replies.put if request_id is None else self._replies.push
+        say(self._weighed(codec.encode(message), request_id))
 
     def _weighed(self, data: bytes, request_id: Id) -> bytes:
         """One more answer: above a bound the rest of this read waits until the peer took them, or its turn came."""
@@ -574,10 +586,9 @@ class FelixSession:
         except QuintetError as error:
             late.refused(ask.key, error)
             return
-        if self._dialect.document or ask.request_id is None:
-            late.message = codec.Ok(request_id=ask.request_id)
-        else:
-            late.message = codec.CacheOk(request_id=ask.request_id, version=version if self._dialect.extended else None)
+        said = codec.CacheOk(request_id=ask.request_id, version=version if self._dialect.extended else None)
+        plain = self._dialect.document or ask.request_id is None
+        late.message = codec.Ok(request_id=ask.request_id) if plain else said
 
     def _cache_delete(self, ask: codec.CacheDelete, _now: int) -> None:
         cache = self._writable(ask)
@@ -607,10 +618,9 @@ class FelixSession:
             raise BadRequest(f"keys: at most {frames.KEYS_MAX}")
         cache = self._reach.cache(self._scope(ask), False)
         found = [None if cache is None else cache.get(key.encode(), now) for key in ask.keys]
-        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > self._options.frame_bytes_max // 2:
-            raise BadRequest("keys: the values are larger than one frame, ask for fewer")
-        values = [None if entry is None else entry[0] for entry in found]
-        versions = [0 if entry is None else entry[1] for entry in found]
+        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > frames.most_values(self._options):
+            raise BadRequest(f"keys: over {frames.most_values(self._options)} bytes of values as JSON, ask for fewer")
+        values, versions = [entry and entry[0] for entry in found], [entry[1] if entry else 0 for entry in found]
         self._answer(ask.request_id, codec.CacheValues(request_id=ask.request_id, values=values, versions=versions))
 
     def _cache_watch(self, ask: codec.CacheWatch, _now: int) -> None:
@@ -680,18 +690,11 @@ class _Late:
 
 
 _HANDLERS: Final[dict[type, Any]] = {
-    codec.Auth: FelixSession._auth_again,
-    codec.Publish: FelixSession._publish_json,
-    codec.PublishBatch: FelixSession._publish_batch_json,
-    codec.Subscribe: FelixSession._subscribe,
-    codec.SubscribeOurs: FelixSession._subscribe,
-    codec.CachePut: FelixSession._cache_put,
-    codec.CachePutOurs: FelixSession._cache_put,
-    codec.CacheGet: FelixSession._cache_get,
-    codec.AckRanges: FelixSession._ack,
-    codec.Unsubscribe: FelixSession._unsubscribe,
-    codec.CacheDelete: FelixSession._cache_delete,
-    codec.CacheIncr: FelixSession._cache_incr,
-    codec.CacheGetMany: FelixSession._cache_get_many,
-    codec.CacheWatch: FelixSession._cache_watch,
-}
+    codec.Auth: FelixSession._auth_again, codec.Publish: FelixSession._publish_json,
+    codec.PublishBatch: FelixSession._publish_batch_json, codec.Subscribe: FelixSession._subscribe,
+    codec.SubscribeOurs: FelixSession._subscribe, codec.CachePut: FelixSession._cache_put,
+    codec.CachePutOurs: FelixSession._cache_put, codec.CacheGet: FelixSession._cache_get,
+    codec.AckRanges: FelixSession._ack, codec.Unsubscribe: FelixSession._unsubscribe,
+    codec.CacheDelete: FelixSession._cache_delete, codec.CacheIncr: FelixSession._cache_incr,
+    codec.CacheGetMany: FelixSession._cache_get_many, codec.CacheWatch: FelixSession._cache_watch,
+}  # fmt: skip
