@@ -6,16 +6,18 @@ duration or a time-out of it, and is not in SUMS; one clock is handed on under t
 """
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.test_tidy import ROOT, python
+from tests.test_tidy import ROOT, files
 
 CLOCKS = {"now", "now_us", "now_ms"}  # attributes and names
 WALL_NAMES = CLOCKS | {"settled"}
+TIMELY = re.compile(r"\bnow|monotonic|settled|time_ns|\btime\.time|utcnow|today")
 WALL_CALLS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
 
 # What of it is a date -> the functions. One that is not needed is a finding itself.
@@ -185,7 +187,12 @@ SUMS: dict[str, tuple[str, ...]] = {
 
 @cache
 def modules(root: Path) -> list[tuple[str, ast.Module]]:
-    return list(python(root, "src/quintet/"))
+    """Those that have to do with time."""
+    return [
+        (name, ast.parse(content))
+        for name, path in files(root)
+        if name.startswith("src/quintet/") and name.endswith(".py") and TIMELY.search(content := path.read_text())
+    ]
 
 
 def functions(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:

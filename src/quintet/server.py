@@ -33,7 +33,7 @@ from quintet.broker.tenants import TenantQuota
 from quintet.broker.tokens import TokenOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.broker.users import ConfiguredUser
-from quintet.config import Settings
+from quintet.config import Settings, reloading
 from quintet.config.doors import FastListener, FelixListener, FlightListener, FlymqListener, TcpListener
 from quintet.config.fields import read_secret
 from quintet.config.jwks import tenant_keys
@@ -161,6 +161,7 @@ class Server:
         self._stop = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
         self._traffic_seen = 0
+        self._jumps_seen = 0
         self._collected_at = 0
         self._access_seen = 0
 
@@ -365,10 +366,11 @@ class Server:
             certificate=_content(door.tls_cert),
             key=_content(door.tls_key),
             client_ca=_content(door.tls_client_ca),
+            output_bytes_max=self.settings.limits.output_bytes_max,
         )
         self._bridge = Bridge(asyncio.get_running_loop(), turns=self.turns)
         try:
-            self.flight = Door(self.broker, self._bridge, options, os.urandom)
+            self.flight = Door(self.broker, self._bridge, options, os.urandom, _report)
         except OSError as error:
             raise _cannot_listen("flight", door.host, door.port, error) from error
 
@@ -384,8 +386,9 @@ class Server:
         addresses = self.addresses()
         _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses, anchor=self.log.anchor_head,
                   kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
-        if not self.settings.keys and not self.broker.users.list():
-            _log.warning("no_keys", hint="nobody can log in: add a [[keys]] or [[users]] table to the configuration")
+        if not self.broker.users.list() and not _lets_in(self.settings):
+            hint = "nobody can log in: add a [[keys]] or [[users]] table to the configuration, or secrets to [tokens]"
+            _log.warning("no_keys", hint=hint)
         if self.settings.dev:
             print(figures.development_lines(addresses, self.felix_certificate), file=sys.stderr, flush=True)
         if print_ready:
@@ -398,6 +401,9 @@ class Server:
             self.broker.tick()
             self._collect_when_idle(self.broker.scheduler.monotonic())
             self._let_sessions_look_again()
+            if self._jumps_seen != self.broker.clock.jumps:
+                self._jumps_seen = self.broker.clock.jumps
+                self._renew_certificate()
         finally:
             self._ticker = asyncio.get_running_loop().call_later(TICK_S, self.turns.run, self._tick)
 
@@ -419,14 +425,29 @@ class Server:
             self._collected_at = monotonic
             gc.collect()
 
+    def _renew_certificate(self) -> None:
+        """The clock was set: the certificate that the Felix door made itself may not be valid by the new time."""
+        felix = self.listeners.get("felix")
+        if isinstance(felix, QuicListener) and self.felix_certificate is not None:
+            try:
+                felix.set_certificate(*self._felix_identity(self.settings))
+            except (QuintetError, OSError, ValueError) as error:
+                _log.error("certificate_not_renewed", error=str(error), kept="the old certificate")
+
     def _reload(self) -> None:
         """SIGHUP: all or nothing, and whatever is wrong with the new files, the old policy stays."""
         try:
-            fresh = self._read_again()
+            read = self._read_again()
+            taken, waits = reloading.split(self.settings, read)
+            fresh = reloading.merged(self.settings, read)
             tokens, tenant_tokens = _tokens(fresh), _tenant_tokens(fresh)
             felix = self.listeners.get("felix")
             identity = None if felix is None else self._felix_identity(fresh)
-            doors = [(context, getattr(fresh.listeners, _key_of(name))) for name, context in self.contexts.items()]
+            doors = [
+                (context, door)
+                for name, context in self.contexts.items()
+                if (door := getattr(read.listeners, _key_of(name))).tls_cert is not None  # else it keeps what it has
+            ]
             for _, door in doors:  # all of them are tried before one of them counts
                 server_context(door.tls_cert, door.tls_key)
             if isinstance(felix, QuicListener) and identity is not None:
@@ -446,8 +467,11 @@ class Server:
         self.broker.configure_users(*_users(fresh), _users_reloaded)
         self.settings = fresh
         self._let_sessions_look_again()
-        self.broker.audit.record("config.change", "", "", "success", action="reload")
-        _log.info("reloaded", keys=len(fresh.keys), users=len(fresh.users), roles=len(fresh.roles))
+        self.broker.audit.record("config.change", "", "", "success", action="reload", taken=" ".join(taken))
+        _log.info("reloaded", taken=taken, keys=len(fresh.keys), users=len(fresh.users), roles=len(fresh.roles))
+        if waits:
+            hint = "these options keep the values they were started with: start the broker again to change them"
+            _log.warning("restart_needed", options=waits, hint=hint)
 
     async def _drain(self) -> None:
         _log.info("draining")
@@ -563,6 +587,13 @@ def _tenant_tokens(settings: Settings) -> TenantTokenOptions:
     )
 
 
+def _lets_in(settings: Settings) -> bool:
+    """Whether there is a way in beside the users that the broker keeps: a key, a token that somebody can sign, an open door."""
+    tokens, felix = _tenant_tokens(settings), settings.listeners.felix
+    anonymous = settings.listeners.flymq.anonymous_role or (felix.open and felix.anonymous_role)
+    return bool(settings.keys or settings.tokens.secrets or tokens.secrets or tokens.keys or anonymous)
+
+
 def _users(settings: Settings) -> tuple[list[Role], list[ConfiguredUser]]:
     roles = [Role(role.name, role.read, role.write, role.admin, role.description) for role in settings.roles]
     return roles, [ConfiguredUser(user.name, user.roles, user.secret, user.hashed) for user in settings.users]
@@ -617,7 +648,9 @@ def _peer_options(peers: Peers) -> PeerOptions:
         mailbox_messages_max=peers.mailbox_messages_max,
         mailbox_bytes_max=peers.mailbox_bytes_max,
         mailbox_ttl_us=peers.mailbox_ttl_seconds * 1_000_000,
+        broadcast_ttl_us=peers.broadcast_ttl_seconds * 1_000_000,
         name_idle_us=peers.name_idle_days * DAY_US,
+        names_per_owner_max=peers.names_per_owner_max,
     )
 
 

@@ -46,7 +46,7 @@ class GroupBroker:
         self.log.recover()
         topics_table = Table(self.log, 1, "__topics", TopicRow)
         topics_table.load()
-        self.topics = Topics(self.log, topics_table, self.policy)
+        self.topics = Topics(self.log, topics_table, self.policy, Random(0).randbytes)
         self.topics.load()
         table = Table(self.log, 6, "__groups", GroupRow)
         table.load()

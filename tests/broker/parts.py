@@ -54,7 +54,7 @@ class Parts:
         self.dead_rows = Table(self.log, *dead.TABLE, DeadRow, packed=True)
         for table in (topics, subscriptions, self.intent_rows, self.delayed_rows, self.dead_rows):
             table.load()
-        self.topics = Topics(self.log, topics, policy)
+        self.topics = Topics(self.log, topics, policy, Random(0).randbytes)
         self.topics.load()
         self.intents = Intents(self.intent_rows, self.topics, self.scheduler, self.report, self.log.stages)
         if register is not None:

@@ -61,6 +61,23 @@ async def test_single_bytes_and_a_frame_larger_than_the_window(tmp_path: Path) -
         assert seen.sessions[0].stream._rest == b"", "an idle stream keeps no buffer"
 
 
+async def test_a_quiet_peer_is_kept_and_one_that_vanished_is_not(tmp_path: Path) -> None:
+    """Neither sends keep-alives: a subscriber that only waits for messages does not, either."""
+    async with (
+        serving(tmp_path, idle_ms=1_000) as (listener, _),
+        peer_of(listener, tmp_path) as quiet,
+        peer_of(listener, tmp_path) as vanished,
+    ):
+        stream = await quiet.login()
+        await vanished.login()
+        asyncio.get_running_loop().remove_reader(vanished.endpoint._socket)  # it hears nothing, and says no farewell
+        await until(lambda: len(listener.connections) == 1)
+        await asyncio.sleep(1.5)
+        assert quiet.closed is None
+        quiet.send(stream, b"still here\n")
+        await quiet.answer(stream, b"still here\n")
+
+
 async def test_many_streams_of_one_connection(tmp_path: Path) -> None:
     async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
         first = await peer.login()

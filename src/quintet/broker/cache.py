@@ -61,7 +61,7 @@ class CacheOptions:
     memory_bytes: int = 256 * limits.MIB
     eviction: Literal["sieve", "refuse"] = "sieve"
     key_bytes_max: int = 4 * limits.KIB
-    value_bytes_max: int = limits.MIB
+    value_bytes_max: int = 2 * limits.MIB
     caches_max: int = 1_000
 
 

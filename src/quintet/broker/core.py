@@ -21,21 +21,31 @@ from quintet.broker.group import GroupRow
 from quintet.broker.groups import SESSION_TIMEOUT_US, Groups
 from quintet.broker.intents import IntentRow, Intents
 from quintet.broker.keys import CREDENTIALS_TABLE, CredentialRow, Keys
+from quintet.broker.mailbox import PeerRow
 from quintet.broker.passwords import Entropy
 from quintet.broker.peers import TABLE as PEERS_TABLE
-from quintet.broker.peers import PeerOptions, PeerRow, Peers
+from quintet.broker.peers import PeerOptions, Peers
 from quintet.broker.producers import ProducerRow, Producers
 from quintet.broker.queues import QueueOptions, Queues
 from quintet.broker.schemas import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
 from quintet.broker.slices import Elsewhere, Slices
 from quintet.broker.stages import TABLE as FENCES_TABLE
 from quintet.broker.stages import FenceRow, Stages
-from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
+from quintet.broker.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
 from quintet.broker.table import T, Table
 from quintet.broker.tenant_tokens import TenantTokenOptions, TenantTokens
 from quintet.broker.tenants import TenantQuota, Tenants
 from quintet.broker.tokens import TokenOptions, Tokens
-from quintet.broker.topics import CACHE_PREFIX, Topic, TopicPolicy, TopicRow, TopicRule, Topics, refuse_cache
+from quintet.broker.topics import (
+    CACHE_PREFIX,
+    Topic,
+    TopicPolicy,
+    TopicRow,
+    TopicRule,
+    Topics,
+    refuse_cache,
+    text_of,
+)
 from quintet.broker.transactions import TransactionLimits, Transactions
 from quintet.broker.users import ConfiguredUser, Users
 from quintet.broker.waits import Waits
@@ -96,6 +106,7 @@ class Broker:
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
+        self.publishes_dropped = 0  # refused, of clients that asked for no answer
         self._waits = Waits(scheduler)
         self.slices, self.elsewhere = Slices(scheduler), Elsewhere(scheduler)
         self._options = options
@@ -114,7 +125,8 @@ class Broker:
             self.users, self.access, self.audit, scheduler, options.entropy,
         )  # fmt: skip
         self.keys.load()
-        self.topics = Topics(log, topics_table, replace(options.topics, cache_durability=options.caches.durability))
+        policy = replace(options.topics, cache_durability=options.caches.durability)
+        self.topics = Topics(log, topics_table, policy, options.entropy)
         self.topics.load()
         self.topics.check_folders(report)
         self.keeps_rejected = options.keep_rejected
@@ -147,7 +159,9 @@ class Broker:
         )
         self.queues.load()
         peers = _loaded(Table(log, *PEERS_TABLE, PeerRow))
-        self.peers = Peers(peers, self.topics, self.subscriptions, self.access, scheduler, options.peers)
+        self.peers = Peers(
+            peers, self.topics, self.subscriptions, self.access, scheduler, options.peers, report, self._discard_mailbox
+        )
         self.peers.load()
         self.tenants = Tenants(options.tenants, self.topics.count_of)
         self.caches = Caches(
@@ -222,9 +236,10 @@ class Broker:
         """The topic this principal's publishes to `name` go to; a session may remember it until access.epoch changes."""
         if self.draining:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
-        self.access.require(principal, "publish", name.decode(), peer)
-        if name.startswith(CACHE_PREFIX.encode()):
-            refuse_cache(name.decode())
+        text = text_of(name)
+        self.access.require(principal, "publish", text, peer)
+        if text.startswith(CACHE_PREFIX):
+            refuse_cache(text)
         return self.topics.ensure(name, durable)
 
     def reject(
@@ -264,6 +279,15 @@ class Broker:
         self.access.look_again()  # who has published to it must find the one that may be made in its place
         return True
 
+    def _discard_mailbox(self, topic: Topic) -> bool:
+        """Delete the topic of a mailbox that nobody wants any more, unless somebody else reads it: whether it was."""
+        if any(found.owner != MAILBOX_OWNER for found in topic.subscriptions) or self.groups.of_topic(topic.name):
+            return False
+        try:
+            return self.delete_topic(topic.raw, lambda _error: None)
+        except QuintetError:  # a full disk: it is tried again later
+            return False
+
     def dead_letters_of(self, principal: Principal, topic: str, peer: str = "") -> bytes:
         """The name of a topic that this principal may use, if it may see its dead letters, too: a rule for the topic they
         are in is not passed over by asking for them in another way."""
@@ -288,7 +312,7 @@ class Broker:
 
     def subscribe(self, principal: Principal, name: bytes, qos: int, sink: Sink, token: object, peer: str = "") -> None:
         """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart."""
-        self.access.require(principal, "subscribe", name.decode(), peer)
+        self.access.require(principal, "subscribe", text_of(name), peer)
         topic = self.topics.ensure(name, durable=qos > 0)
         topic.after(partial(self._subscribe, principal, topic, qos, sink, token))
 

@@ -494,6 +494,10 @@ class Groups:
                 )
                 yield group.info() if shown and group is not None else None
 
+    def of_topic(self, topic: str) -> tuple[str, ...]:
+        """The names of the groups that read this topic."""
+        return tuple(self._groups.get(topic, ()))
+
     def topics_of(self, group: str) -> tuple[str, ...]:
         """The topics that have a group of this name."""
         return tuple(self._named.get(group, ()))

@@ -230,8 +230,11 @@ class Queues:
     def bearer(self, token: bytes, now: int) -> Bearer:
         """Whoever a token speaks of, as far as access.epoch does not change; AuthError with the reason."""
         claims = self._tokens.verify(token, now)
-        identity, principal = self._access.subject(claims.subject)
+        identity, principal = self._subject(claims)
         return Bearer(token, claims, identity, principal, sha256(claims.key).digest())
+
+    def _subject(self, claims: Claims) -> tuple[str, Principal]:
+        return self._access.subject(claims.subject) if claims.subject else self._access.no_subject()
 
     def authorize(self, bearer: Bearer, id: int, permission: str, peer: str = "") -> Queue:
         """The queue of that number, if this bearer may do this there."""
@@ -261,7 +264,7 @@ class Queues:
     # -- making ----------------------------------------------------------------------------------------------------
 
     def create(self, bearer: Bearer, raw: bytes, flags: int, done: Done, peer: str = "") -> Queue:
-        """Bind the bearer's key to a topic, made if need be; done when that would survive a restart (perhaps within the
+        """Bind the bearer's key to a topic, made if need be; done when that is as durable as the topic (perhaps within the
         call). The same key again changes nothing; another key, and a number that another name has, are refused."""
         name = raw.decode("utf-8", "replace")
         self._require(bearer, "create" if self.options.require_create else "", name, peer)
@@ -593,7 +596,7 @@ class Queues:
         if verify and (self.options.expire_subscriptions or not expires or now < expires):
             bearer = self.bearer(bearer.token, now)
         else:  # also of a token that has expired, where subscriptions may outlive theirs: then only the user counts
-            identity, principal = self._access.subject(bearer.claims.subject)
+            identity, principal = self._subject(bearer.claims)
             bearer = replace(bearer, identity=identity, principal=principal)
         self._require(bearer, "subscribe", member.queue.topic.name, "")
         member.bearer = bearer

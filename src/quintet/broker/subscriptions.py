@@ -120,6 +120,10 @@ class Subscriptions:
         return self._delivered_by_removed + sum(s.delivered for s in self._by_id.values())
 
     @property
+    def push_timeout_us(self) -> int:
+        return self._policy.push_timeout_us
+
+    @property
     def in_flight_max(self) -> int:
         """Of one partition of a subscription, unless its reader wants another."""
         return self._policy.in_flight_max

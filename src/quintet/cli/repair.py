@@ -118,7 +118,8 @@ def show(found: "Found", accepted: bool) -> None:
     for row in found.rows:
         click.echo(
             f"row made again: topic {row.name!a}, number {row.id}, {row.partitions} partitions: its durability is now fsync, it"
-            " keeps everything (no retention), and if it was a queue of Fast it has no key and is made anew with CREATE"
+            " keeps everything (no retention), and if it was a queue of Fast it has no key and is made anew with CREATE. If it was"
+            f" deleted, remove topics/{row.id:08d} instead"
         )
     for topic_id in found.nameless:
         click.echo(f"unknown: topics/{topic_id:08d}: no header in it checks out: move it away, then the broker starts")

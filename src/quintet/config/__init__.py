@@ -280,13 +280,14 @@ class Delivery(Section):
     )
     push_timeout_ms: Count = Field(
         default=30_000,
-        description="Wait for the acknowledgement of a pushed message before it is sent again, in milliseconds.",
+        description="Wait for the acknowledgement of a pushed message, from when its consumer reached it, before it is sent "
+        "again, in milliseconds.",
     )
     max_attempts: Count = Field(
         default=5, description="Deliveries of a message before it goes to the dead-letter topic."
     )
     in_flight_max: Count = Field(
-        default=1_000, description="Messages delivered and not yet acknowledged, per subscription."
+        default=1_000, description="Messages delivered and not yet acknowledged, per partition of a subscription."
     )
     queue_messages_max: int = Field(
         default=0,

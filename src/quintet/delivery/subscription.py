@@ -9,6 +9,7 @@ business (broker/subscriptions.py, broker/events.py); this file only says when t
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from quintet.delivery.consumer import Consumer
 from quintet.delivery.lane import Lane, Run
 from quintet.delivery.sink import Sink
 from quintet.delivery.trail import Trail, Trails
@@ -31,8 +32,8 @@ class Subscription:
     """`qos` is the highest a record is delivered with; a record published with QoS 0 stays at 0."""
 
     __slots__ = (
-        "_changed", "_monotonic", "_now", "_parked", "_policy", "_pumping", "_trails", "_turn", "delivered", "dirty", "door", "id", "lanes",
-        "last_used", "name", "owner", "qos", "sink", "topic_name",
+        "_changed", "_monotonic", "_now", "_parked", "_policy", "_pumping", "_trails", "_turn", "consumer", "delivered", "dirty", "door",
+        "id", "lanes", "last_used", "name", "owner", "qos", "sink", "topic_name",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +63,7 @@ class Subscription:
         self._trails = trails
         self.served_by(who or owner)
         self.sink: Sink | None = None
+        self.consumer = Consumer(policy.push_timeout_us)  # of its consumer, who may have others: then they share one
         self.dirty = False
         self.delivered = 0
         self.last_used = monotonic()
@@ -89,6 +91,12 @@ class Subscription:
         )
 
     # -- push ------------------------------------------------------------------------------------------------------
+
+    def grant(self, credit: int) -> None:
+        """The consumer holds at most so many at a time; 0: as many as configured."""
+        self.consumer.credit = credit
+        self.consumer.feed()
+        self.pump()
 
     def attach(self, sink: Sink) -> None:
         """Push to this sink from now on; whoever had it before loses it."""
@@ -142,6 +150,10 @@ class Subscription:
                 sink.park(self._unpark)
                 return False
             limit = self._credit(lane)
+            if self.qos and self.consumer.room < limit:
+                limit = self.consumer.room
+                if limit <= 0:
+                    self.consumer.starve(self.pump)
             if limit <= 0:
                 return True
             run = lane.take(limit, self._now(), self.pump)
@@ -166,8 +178,9 @@ class Subscription:
     def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int) -> None:
         batch, first, last = run
         qos = self.effective_qos(run)
-        deadline = self._monotonic() + _backoff(timeout_us, lane.attempt_of(run)) if qos else 0
-        lane.sent(run, qos, sink, deadline)
+        monotonic = self._monotonic()
+        deadline = monotonic + _backoff(timeout_us, lane.attempt_of(run)) if qos else 0
+        lane.sent(run, qos, sink, deadline, self.consumer, monotonic)
         self._turn += 1
         self.delivered += last - first
         self._touch()
@@ -217,15 +230,49 @@ class Subscription:
             return list(range(first, first + min(count, MESSAGES_PER_RUN_MAX)))
         lane = self.lanes[partition]
         last = first + min(count, MESSAGES_PER_RUN_MAX)
+        flight = lane.inflight.get(last - 1)
+        number = -1 if flight is None or flight.consumer is not self.consumer else flight.number_of(last - 1)
+        self.consumer.acknowledged(number, self._monotonic())
         unknown = [offset for offset in range(first, last) if not lane.ack(offset)]
         if lane.trail is not None:
             for missing in (*unknown, last):
                 if first < missing:
                     lane.trail.acked(first, missing)
                 first = missing + 1
+        self._freed()
+        return unknown
+
+    def working(self, partition: int, first: int, count: int) -> None:
+        """The consumer works on these: their clocks start again. What it does not hold is passed over: it was too late."""
+        if 0 <= partition < len(self.lanes):
+            lane, now = self.lanes[partition], self._monotonic()
+            for offset in range(first, first + min(count, MESSAGES_PER_RUN_MAX)):
+                lane.working(offset, now)
+
+    def nack(self, partition: int, first: int, count: int, delay_us: int | None) -> list[int]:
+        """The consumer failed with these: each is due again after the delay (None: as polled ones are, doubling with each
+        attempt), or dead when its attempts are used up. Returns those that it does not hold."""
+        self._touch()
+        offsets = range(first, first + min(count, MESSAGES_PER_RUN_MAX))
+        if not 0 <= partition < len(self.lanes):
+            return list(offsets)
+        lane, now, policy = self.lanes[partition], self._monotonic(), self._policy
+        unknown = []
+        for offset in offsets:
+            flight = lane.inflight.get(offset)
+            attempt = 1 if flight is None else flight.attempt
+            wait = _backoff(policy.poll_backoff_us, attempt) if delay_us is None else delay_us
+            if not lane.nack(offset, now + wait, policy.attempts_max):
+                unknown.append(offset)
+        self.consumer.acknowledged(-1, now)
+        self._freed()
+        return unknown
+
+    def _freed(self) -> None:
+        """Places in the window, and credit, may have become free."""
+        self.consumer.feed()
         if self.sink is not None:
             self.pump()
-        return unknown
 
     def _touch(self) -> None:
         if not self.dirty:
@@ -240,7 +287,7 @@ class Subscription:
         for lane in self.lanes:
             lane.expire(monotonic, self._policy.attempts_max)
         self._touch()
-        self.pump()
+        self._freed()
 
     @property
     def failed(self) -> bool:
@@ -274,6 +321,10 @@ class Subscription:
     @property
     def in_flight_max(self) -> int:
         return self._policy.in_flight_max
+
+    @property
+    def push_timeout_us(self) -> int:
+        return self._policy.push_timeout_us
 
     @property
     def attempts_max(self) -> int:

@@ -36,6 +36,7 @@ class TopicSpec:
     segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT
     memory_bytes: int = limits.MEMORY_TOPIC_BYTES_DEFAULT
     extra: dict[str, str] = field(default_factory=dict)
+    identity: str = ""  # random, made with the topic: another topic of this name, or number, has another
 
     @property
     def is_strict(self) -> bool:

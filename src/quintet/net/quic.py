@@ -32,6 +32,8 @@ STRANGER_KEPT_BYTES_MAX = 64 * limits.KIB  # ... while it is not known who is th
 GOODBYE_STEP_S = 0.02  # between looks at whether what was sent before the end is out ...
 GOODBYE_STEPS_MAX = 20  # ... and how many at most
 GOODBYE_STEPS_MIN = 4  # QUIC itself has some to send when the endpoint has none
+KEEP_ALIVES_PER_IDLE = 3  # a quiet peer is asked so often within the idle time: two may be lost ...
+KEEP_ALIVE_MS_MAX = 10_000  # ... and at least this often, for peers whose own idle time is shorter than ours
 STREAM_WINDOW_BYTES = limits.MIB  # a peer may send ahead of what was read, on one stream ...
 CONNECTION_WINDOW_BYTES = 16 * limits.MIB  # ... and on all streams of a connection
 SEND_WINDOW_BYTES = 4 * limits.MIB  # unacknowledged bytes of a connection
@@ -339,7 +341,7 @@ class QuicListener:
             streams_max=quic.streams_max,
             uni_max=0,
             idle_ms=quic.idle_ms,
-            keep_alive_ms=0,
+            keep_alive_ms=min(quic.idle_ms // KEEP_ALIVES_PER_IDLE, KEEP_ALIVE_MS_MAX),
             connections_max=options.connections_max,
             half_open_max=quic.half_open_max,
             retry_above=quic.retry_above,

@@ -10,7 +10,7 @@ import pytest
 from quintet import kernel
 from quintet.broker.slices import finish
 from quintet.model.errors import BadRequest
-from quintet.protocols.felix import codec, frames
+from quintet.protocols.felix import codec, frames, long_json
 from tests.protocols.felix.helpers import FelixSim
 
 VALUE = Random(5).randbytes(3 << 20)
@@ -19,7 +19,7 @@ PUBLISH = {"type": "publish", "tenant_id": "t1", "namespace": "default", "stream
 
 def text(message: dict[str, Any]) -> bytes:
     made = json.dumps(message).encode()
-    assert len(made) > codec.JSON_HERE_BYTES_MAX
+    assert len(made) > long_json.JSON_HERE_BYTES_MAX
     return made
 
 
@@ -34,14 +34,14 @@ def both(payload: bytes, extended: bool = True) -> tuple[Any, Any]:
 
     head = kernel.json_head(payload, frames.JSON_DEPTH_MAX)
     return tried(lambda: codec.decode(payload, extended)), tried(
-        lambda: finish(codec.decode_steps(payload, extended, head))
+        lambda: finish(long_json.decode_steps(payload, extended, head))
     )
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, (3 << 18) - 1, 3 << 18, (3 << 18) + 1, 3 << 20])
 def test_base64_in_pieces_is_base64_at_once(size: int) -> None:
     value = VALUE[:size]
-    padding = "x" * codec.JSON_HERE_BYTES_MAX
+    padding = "x" * long_json.JSON_HERE_BYTES_MAX
     once, steps = both(text({**PUBLISH, "payload": base64.b64encode(value).decode(), "ack": "none", "x": padding}))
     assert once == steps
     assert type(steps) is codec.Publish

@@ -16,7 +16,7 @@ from quintet.net.websocket import FRAGMENTS_MAX, FRAGMENTS_US, PART_US, PINGS_MA
 from quintet.protocols.base import Session
 from quintet.protocols.peerbus import codec
 from quintet.protocols.peerbus.frames import DELIVER_BYTES_MAX
-from quintet.protocols.peerbus.session import PeerSession
+from quintet.protocols.peerbus.session import LATE_ACKS_US, PeerSession
 from quintet.testing.line import Peer, SimBroker
 from tests.kernel.test_ws import frame
 from tests.protocols.peerbus.helpers import broker, letter, peer_of
@@ -293,6 +293,7 @@ class TestTheEnd:
         sim = broker()
         peer = registered(sim)
         second = registered(sim)
+        sim.advance(LATE_ACKS_US)
         assert peer.take() == b"" and peer.session.closing == "another connection took the name over"
         peer.close()
         assert second.session.closing is None

@@ -26,13 +26,14 @@ _U32: Final = struct.Struct("<I")
 def is_torn(rest: bytes, position: int, seed: int) -> bool:
     """Is this what an unfinished write left? `rest` is all that the file has from `position` on."""
     written = rest.rstrip(b"\0")
-    if len(written) - written.count(0) < TRACE_BYTES_MIN:
+    if len(written) - written.count(0) < TRACE_BYTES_MIN or len(rest) < limits.BATCH_HEADER_BYTES:
         return True
-    length = _claimed(rest)
+    length: int = _U32.unpack_from(rest, _LENGTH_AT)[0]
     if _length_flipped(rest, len(written), length, seed):
         return False
     if not limits.BATCH_HEADER_BYTES <= length <= limits.BATCH_BYTES_MAX or length % 8:
-        return _has_hole(rest, position, limits.BATCH_HEADER_BYTES)
+        lacks = len(written) <= limits.BATCH_HEADER_BYTES - END_BYTES_MIN
+        return lacks or _has_hole(rest, position, limits.BATCH_HEADER_BYTES)
     if len(written) > length:
         return _has_hole(rest, position, length)
     lacks = length > len(rest) or length - len(written) >= END_BYTES_MIN or _has_hole(rest, position, length)
@@ -41,12 +42,8 @@ def is_torn(rest: bytes, position: int, seed: int) -> bool:
 
 def claimed_span(rest: bytes) -> int:
     """How many offsets a batch that does not check out had, if what it says can be true; 1 otherwise."""
-    span: int = _U32.unpack_from(rest, _SPAN_AT)[0] if len(rest) >= limits.BATCH_HEADER_BYTES else 1
+    span: int = _U32.unpack_from(rest, _SPAN_AT)[0]
     return span if 1 <= span <= SPAN_MAX else 1
-
-
-def _claimed(rest: bytes) -> int:
-    return int(_U32.unpack_from(rest, _LENGTH_AT)[0]) if len(rest) >= limits.BATCH_HEADER_BYTES else 0
 
 
 def _has_hole(rest: bytes, position: int, length: int) -> bool:

@@ -8,6 +8,9 @@
 Before READY frames are decoded one at a time and must be small; after it the kernel splits whole reads. A successful
 PUBLISH has no reply on this wire; PING after it is the durability barrier: its PONG takes a slot behind them, so it
 leaves when every publish before it on this connection is durable (or was answered by a NACK).
+
+Version OURS is version 2 with three words of the consumer, sent as NACK: credit, working, giving back (ADR 14). A subscription
+is pushed there from its first credit on, not from its SUBSCRIBE on.
 """
 
 import struct
@@ -53,8 +56,8 @@ class BlipSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_left", "_made", "_origin", "_peer", "_principal",
-        "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures",
+        "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_origin", "_peer",
+        "_principal", "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures",
         "closing", "principal_name", "stopped", "take_output",
     )  # fmt: skip
 
@@ -71,7 +74,7 @@ class BlipSession:
         self._broker = broker
         self._sink = sink
         self._state = FRESH
-        self._version = 1
+        self._version = self._layout = 1  # of the session; of its frames: OURS has those of 2
         self._frame_bytes_max = frame_bytes_max
         self._peer = peer
         self._deadline: int | None = monotonic + limits.HANDSHAKE_US
@@ -118,7 +121,7 @@ class BlipSession:
                 self._act_all(left)
                 continue
             items, end, fatal = kernel.blip_split(
-                view, position, self._version, self._frame_bytes_max, self._origin, now
+                view, position, self._layout, self._frame_bytes_max, self._origin, now
             )
             self._act_all(items)
             if fatal and not self.stopped:  # else it is found again, behind what was left
@@ -217,7 +220,7 @@ class BlipSession:
         elif version not in frames.VERSIONS:
             self._nack(frame.correlation_id, errors.VERSION)
         else:
-            self._state, self._version = GREETED, version
+            self._state, self._version, self._layout = GREETED, version, min(version, 2)
             self._replies.put(codec.ack(frame.correlation_id, 0))
 
     def _auth(self, frame: codec.Frame) -> None:
@@ -272,12 +275,14 @@ class BlipSession:
             self._nack(item[1], errors.MALFORMED[item[2]])
         elif kind == frames.SUBSCRIBE:
             self._subscribe(item[1], item[2])
+        elif kind == frames.NACK and self._version == frames.OURS:
+            self._word(item[1], item[2])
         elif kind == frames.HELLO:
             self._nack(item[1], errors.HELLO_ALREADY)
         elif kind == frames.AUTH:
             self._nack(item[1], errors.AUTH_ALREADY)
         else:
-            # PONG and NACK from a client mean nothing here and are passed over; so is DELIVER in version 2.
+            # PONG and NACK from a client mean nothing here and are passed over; so is DELIVER from version 2 on.
             assert kind in frames.NAMES, f"the kernel made an item of unknown type {kind}"
 
     def _publish(self, item: tuple[Any, ...]) -> None:
@@ -338,16 +343,41 @@ class BlipSession:
             self._replies.fill(slot, codec.nack(correlation_id, *errors.to_nack(error)))
             return
         self._replies.fill(slot, codec.ack(correlation_id, subscription.id))
+        if self._version == frames.OURS:  # it begins with its credit
+            return
         if self._principal is not None and self._broker.subscription(self._principal, subscription.id) is not None:
             self._attach(subscription)  # else the right to it was taken away while it was made
 
-    def _attach(self, subscription: Subscription) -> None:
-        """Remember who must be told when this connection goes; in version 2, start to push."""
+    def _attach(self, subscription: Subscription, credit: int = 0) -> None:
+        """Remember who must be told when this connection goes; from version 2 on, start to push."""
         if self._touched is None:
             self._touched = set()
         self._touched.add(subscription)
         if self._version >= 2:
+            subscription.grant(credit)
             subscription.attach(self._sink)
+
+    def _word(self, correlation_id: int, payload: bytes) -> None:
+        """What a consumer says of a delivery that it does not acknowledge, or of how many it takes."""
+        parsed = codec.parse_word(payload)
+        if parsed is None or parsed[0] not in (frames.GIVE_BACK, frames.WORKING, frames.CREDIT):
+            return self._nack(correlation_id, errors.WORD_INVALID)
+        word, subscription_id, argument = parsed
+        assert self._principal is not None
+        subscription = self._broker.subscription(self._principal, subscription_id)
+        if subscription is None:
+            return self._nack(correlation_id, errors.UNKNOWN)
+        if word == frames.CREDIT:
+            self._replies.put(codec.ack(correlation_id, subscription.push_timeout_us // 1000))
+            return self._attach(subscription, argument)
+        partition, offset = offset_of(correlation_id)
+        if word == frames.WORKING:
+            subscription.working(partition, offset, argument)
+            return None
+        delay_us = None if argument == frames.DELAY_CONFIGURED else argument * 1000
+        if subscription.nack(partition, offset, 1, delay_us):
+            self._nack(correlation_id, errors.UNKNOWN)
+        return None
 
     def _ack(self, subscription_id: int, ranges: list[tuple[int, int]]) -> None:
         assert self._principal is not None
@@ -370,7 +400,7 @@ class BlipSession:
         subscription = self._broker.subscription(self._principal, subscription_id)
         if subscription is None:
             return
-        self._attach(subscription)
+        self._attach(subscription, subscription.consumer.credit if self._version == frames.OURS else 0)
         if self._version == 1:
             self._claim_poll(subscription, ids[:POLLS_AT_ONCE], self._replies.reserve())
             if len(ids) > POLLS_AT_ONCE:
@@ -418,12 +448,12 @@ class BlipSession:
     ) -> bytes:
         """Delivery frames. A whole batch in version 2 looks the same to every subscriber: it is encoded once."""
         qos = 0 if batch.at_most_once else subscription.qos
-        whole = self._version == 2 and first == 0 and last == batch.count
+        whole = self._layout == 2 and first == 0 and last == batch.count
         if whole and batch.memo is not None and (found := batch.memo.get(("blipmq", qos))) is not None:
             return found
         tag = tag_of(partition, batch.offset(first)) if qos else 0
         topic = subscription.topic_name
-        data, _ = kernel.blip_deliver(self._version, topic, qos, batch.buffer, first, last, tag, ids, 0)
+        data, _ = kernel.blip_deliver(self._layout, topic, qos, batch.buffer, first, last, tag, ids, 0)
         if whole and batch.memo is not None:
             batch.memo["blipmq", qos] = data
         return data

@@ -5,9 +5,7 @@ comes by the thousand (batches, cache gets, events) is split and written by the 
 `felix_gets`, `felix_deliver`, `felix_events`, `felix_publish`, `felix_received`).
 """
 
-import binascii
 import struct
-from collections.abc import Generator
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -17,6 +15,7 @@ from quintet.model import limits
 from quintet.model.errors import BadName, BadRequest
 from quintet.protocols.felix.frames import (
     ACK,
+    ACK_OFFSET,
     ACK_RECORDS_MAX,
     BATCH,
     DEFAULT_SCOPE,
@@ -40,13 +39,11 @@ Id = (
     int | str | None
 )  # a published client's ids are numbers, the document's are texts; both are given back as they came
 Scope = tuple[str, str, str]  # tenant, namespace, stream or cache
-Steps = Generator[None, None, Any]
 Ack = Literal["none", "per_message", "per_batch"]
 Version = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # of a key in a cache
+PUBLISHES: Final = ("publish", "publish_batch")
 U64_MAX: Final = (1 << 64) - 1
 UNPACK_STEP_BYTES: Final = 1 << 20
-JSON_HERE_BYTES_MAX: Final = 256 << 10  # of a message that is read at once: up to 10 ns a byte
-BASE64_STEP_BYTES: Final = 1 << 20  # about a millisecond; whole groups of four characters
 CACHE_PREFIX: Final = "cache/"  # of the topics of caches, as broker/topics.py has it
 ORIGIN_BYTES_MAX: Final = 200
 WINDOW_LOG_MAX: Final = 25  # of a zstd frame: what unpacking may hold beside its output
@@ -75,12 +72,14 @@ class _OfStream(_Message, kw_only=True):
 
 class Publish(_OfStream, kw_only=True, tag="publish"):
     payload: bytes
+    key: bytes | None = None
     request_id: Id = None
     ack: Ack | None = None
 
 
 class PublishBatch(_OfStream, kw_only=True, tag="publish_batch"):
     payloads: list[bytes]
+    key: bytes | None = None
     request_id: Id = None
     ack: Ack | None = None
 
@@ -136,6 +135,25 @@ class AckRanges(_Message, kw_only=True, tag="ack"):
     request_id: Id = None
 
 
+class NackRanges(_Message, kw_only=True, tag="nack"):
+    subscription_id: int | str
+    ranges: list[tuple[int, int]]
+    delay_ms: int | None = None
+    request_id: Id = None
+
+
+class WorkingRanges(_Message, kw_only=True, tag="working"):
+    subscription_id: int | str
+    ranges: list[tuple[int, int]]
+    request_id: Id = None
+
+
+class Credit(_Message, kw_only=True, tag="credit"):
+    subscription_id: int | str
+    credit: int
+    request_id: Id = None
+
+
 class Unsubscribe(_Message, kw_only=True, tag="unsubscribe"):
     subscription_id: int | str
     delete: bool = False
@@ -176,11 +194,13 @@ class AuthOk(_Message, kw_only=True, tag="auth_ok"):
 
 
 class Subscribed(_Message, kw_only=True, tag="subscribed"):
-    """`request_id`, `offsets` (where it begins, by partition) and, below, `code` are for those who said EXTENDED."""
+    """`request_id`, `offsets` (where it begins, by partition), `ack_timeout_ms` and, below, `code` are for those who said
+    EXTENDED."""
 
     subscription_id: int | str
     request_id: Id = None
     offsets: list[int] | None = None
+    ack_timeout_ms: int | None = None
 
 
 class Hello(_Message, kw_only=True, tag="event_stream_hello"):
@@ -212,6 +232,7 @@ class CacheOk(_Message, kw_only=True, tag="cache_ok"):
 
 class PublishOk(_Message, kw_only=True, tag="publish_ok"):
     request_id: Id = None
+    offset: int | None = None
 
 
 class PublishError(_Message, kw_only=True, tag="publish_error"):
@@ -272,8 +293,8 @@ class Lagged(_Message, kw_only=True, tag="lagged"):
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 _REQUESTS: Final[tuple[type[_Message], ...]] = (
-    Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet, AckRanges, Unsubscribe, CacheDelete, CacheIncr,
-    CacheGetMany, CacheWatch,
+    Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet, AckRanges, NackRanges, WorkingRanges, Credit,
+    Unsubscribe, CacheDelete, CacheIncr, CacheGetMany, CacheWatch,
 )  # fmt: skip
 _REPLIES: Final[tuple[type[_Message], ...]] = (
     AuthOk, Subscribed, Hello, Event, EventBatch, CacheValue, CacheOk, PublishOk, PublishError, Ok, Error, CursorError,
@@ -289,18 +310,24 @@ class _HeadId(msgspec.Struct):
     request_id: Id = None
 
 
+class _HeadAck(msgspec.Struct):
+    type: str
+    ack: str | None = None
+
+
 def _decoders(kinds: tuple[type[_Message], ...]) -> dict[str, msgspec.json.Decoder[Any]]:
     return {str(kind.__struct_config__.tag): msgspec.json.Decoder(kind) for kind in kinds}
 
 
 _head: Final = msgspec.json.Decoder(_Head)
 _head_id: Final = msgspec.json.Decoder(_HeadId)
-_plain: Final = {name: found for name, found in _decoders(_REQUESTS).items() if name not in OURS}
-_extended: Final = _decoders((*_REQUESTS, SubscribeOurs, CachePutOurs))
+_head_ack: Final = msgspec.json.Decoder(_HeadAck)
+PLAIN: Final = {name: found for name, found in _decoders(_REQUESTS).items() if name not in OURS}
+EXTENDED_TOO: Final = _decoders((*_REQUESTS, SubscribeOurs, CachePutOurs))
 _replies: Final = _decoders(_REPLIES)
 _encode: Final = msgspec.json.Encoder().encode
 
-_FAULTS: Final = {
+FAULTS: Final = {
     1: "the payload is not one JSON object",
     2: "the JSON has a key twice",
     3: f"the JSON is nested deeper than {JSON_DEPTH_MAX}",
@@ -312,7 +339,7 @@ _FAULTS: Final = {
 def _decode(payload: bytes, decoders: dict[str, msgspec.json.Decoder[Any]]) -> Any:
     fault = kernel.json_fault(payload, JSON_DEPTH_MAX)
     if fault:
-        raise BadRequest(_FAULTS[fault])
+        raise BadRequest(FAULTS[fault])
     kind = ""
     try:
         kind = _head.decode(payload).type
@@ -326,84 +353,7 @@ def _decode(payload: bytes, decoders: dict[str, msgspec.json.Decoder[Any]]) -> A
 
 def decode(payload: bytes, extended: bool = False) -> Any:
     """A client's message, or BadRequest naming the field that is wrong. `extended`: ours are known, too."""
-    return _decode(payload, _extended if extended else _plain)
-
-
-class _LongPublish(Publish, kw_only=True, tag="publish"):
-    payload: msgspec.Raw
-
-
-class _LongPublishBatch(PublishBatch, kw_only=True, tag="publish_batch"):
-    payloads: list[msgspec.Raw]  # type: ignore[assignment]
-
-
-class _LongCachePut(CachePut, kw_only=True, tag="cache_put"):
-    value: msgspec.Raw
-
-
-class _LongCachePutOurs(CachePutOurs, kw_only=True, tag="cache_put"):
-    value: msgspec.Raw
-
-
-# What a long message is first read as, and the field of it that is base64.
-_LONG: Final[dict[type[_Message], tuple[msgspec.json.Decoder[Any], str]]] = {
-    Publish: (msgspec.json.Decoder(_LongPublish), "payload"),
-    PublishBatch: (msgspec.json.Decoder(_LongPublishBatch), "payloads"),
-    CachePut: (msgspec.json.Decoder(_LongCachePut), "value"),
-    CachePutOurs: (msgspec.json.Decoder(_LongCachePutOurs), "value"),
-}
-
-
-def decode_steps(payload: bytes, extended: bool, head: tuple[int, bytes]) -> Steps:
-    """As decode, of a message longer than JSON_HERE_BYTES_MAX, in steps. `head` is what kernel.json_head found in it."""
-    fault, type = head
-    if fault:
-        raise BadRequest(_FAULTS[fault])
-    kind = type.decode()
-    decoder = (_extended if extended else _plain).get(kind)
-    if decoder is None:
-        raise BadRequest("unexpected message type")
-    try:
-        long = _LONG.get(decoder.type)
-        if long is None:
-            return decoder.decode(payload)
-        message = long[0].decode(payload)
-        yield
-        fields = {name: getattr(message, name) for name in decoder.type.__struct_fields__}
-        raw = fields[long[1]]
-        if isinstance(raw, list):
-            values: list[bytes] = []
-            for one in raw:
-                values.append((yield from _base64_steps(one)))
-                yield
-            return decoder.type(**fields | {long[1]: values})
-        return decoder.type(**fields | {long[1]: (yield from _base64_steps(raw))})
-    except (msgspec.DecodeError, RecursionError, binascii.Error) as error:
-        raise BadRequest(f"{kind}: {error}") from error
-
-
-def _base64_steps(raw: msgspec.Raw) -> Steps:
-    """The bytes of a JSON string."""
-    view = memoryview(raw)
-    if len(view) <= BASE64_STEP_BYTES:
-        return msgspec.json.decode(raw, type=bytes)
-    if view[0] != ord('"'):
-        raise msgspec.DecodeError("Expected `bytes`")
-    out, rest = bytearray(), b""
-    for start in range(1, len(view) - 1, BASE64_STEP_BYTES):
-        text = rest + bytes(view[start : min(start + BASE64_STEP_BYTES, len(view) - 1)])
-        last = start + BASE64_STEP_BYTES >= len(view) - 1
-        if b"\\" in text:  # some write \/ for /; whoever writes others needs no speed
-            text = text.replace(b"\\/", b"/")
-            if b"\\" in text[:-1]:
-                return msgspec.json.decode(raw, type=bytes)
-        whole = len(text) if last else (len(text) - text.endswith(b"\\")) // 4 * 4
-        text, rest = text[:whole], text[whole:]
-        if b"=" in text and not last:
-            raise binascii.Error("Invalid base64 encoded string")
-        out += binascii.a2b_base64(text, strict_mode=True)
-        yield
-    return bytes(out)
+    return _decode(payload, EXTENDED_TOO if extended else PLAIN)
 
 
 def type_of(payload: bytes) -> str:
@@ -436,6 +386,22 @@ def id_of(payload: bytes) -> Id:
         return _head_id.decode(payload).request_id
     except msgspec.DecodeError:
         return None
+
+
+def publish_of(ask: Any) -> tuple[bool, bool]:
+    """As publishes, of a message that was decoded."""
+    return isinstance(ask, Publish | PublishBatch), getattr(ask, "ack", None) not in (None, "none")
+
+
+def publishes(payload: bytes) -> tuple[bool, bool]:
+    """Whether a message is a publish, and whether it asks for an answer; as far as that can be told of a broken one."""
+    if kernel.json_fault(payload, JSON_DEPTH_MAX):
+        return False, True
+    try:
+        head = _head_ack.decode(payload)
+    except msgspec.DecodeError:
+        return type_of(payload) in PUBLISHES, True
+    return head.type in PUBLISHES, head.ack not in (None, "none")
 
 
 def frame(payload: bytes, flags: int = 0) -> bytes:
@@ -483,13 +449,14 @@ class BadCursor(BadRequest):
 
 
 def starts(start: str | Start | None, kept: list[tuple[int, int]], extended: bool) -> list[int]:
-    """Where a subscription begins in each partition, given (first kept, end) of each; [] is at all ends. Or BadCursor."""
+    """Where a subscription begins in each partition, given (first kept, end) of each; [] is at all ends. Or BadCursor. One
+    offset says nothing about the other partitions: they begin at the first that is kept, so that nothing is skipped."""
     if start is None or start == "latest":
         return []
     if start == "earliest":
         return [first for first, _ in kept]
     assert isinstance(start, Start)
-    found = [end for _, end in kept]
+    found = [first for first, _ in kept]
     if extended and start.offsets is not None:
         if len(start.offsets) != len(kept):
             raise BadRequest(f"start: offsets of {len(kept)} partitions are needed, {len(start.offsets)} were given")
@@ -556,14 +523,19 @@ def cache_scope(ask: Any, document: bool) -> Scope:
     return tenant, namespace, cache
 
 
+def check_credit(credit: int) -> None:
+    if not 0 < credit <= ACK_RECORDS_MAX:
+        raise BadRequest(f"credit: 1 to {ACK_RECORDS_MAX}")
+
+
 def check_ours(ask: SubscribeOurs, offsets: bool, explicit: bool) -> None:
     """BadRequest for what cannot be asked for together. `offsets`: the client gets to know what it could acknowledge."""
     if explicit and not offsets:
         raise BadRequest("ack: a client acknowledges offsets, and this one did not ask for them (flag 0x0020 of auth)")
     if ask.group and ask.durable:
         raise BadRequest("durable: a member of a group has the group's position")
-    if ask.credit is not None and not 0 < ask.credit <= ACK_RECORDS_MAX:
-        raise BadRequest(f"credit: 1 to {ACK_RECORDS_MAX}")
+    if ask.credit is not None:
+        check_credit(ask.credit)
     if ask.durable is not None:
         check_part(ask.durable, "durable")
     if ask.group is not None and not isinstance(ask.start, str | None):
@@ -593,10 +565,13 @@ def target_json(tenant: str, namespace: str, stream: str) -> bytes:
 # -- binary -----------------------------------------------------------------------------------------------------------
 
 
-def publish_ack(request_id: int, text: str = "", failed: bool = False) -> bytes:
-    """0x0010."""
+def publish_ack(request_id: int, text: str = "", failed: bool = False, offset: int | None = None) -> bytes:
+    """0x0010; with an offset 0x1010."""
     said = cut(text).encode()
-    return frame(_ACK_HEAD.pack(failed, request_id, len(said)) + said, ACK)
+    head = _ACK_HEAD.pack(failed, request_id, len(said))
+    if offset is None:
+        return frame(head + said, ACK)
+    return frame(head + said + offset.to_bytes(8, "big"), ACK | ACK_OFFSET)
 
 
 def target(tenant: str, namespace: str, stream: str) -> bytes:

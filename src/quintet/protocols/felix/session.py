@@ -11,21 +11,23 @@ all that is still owed. A malformed header shuts the whole connection. Subscript
 """
 
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer, TenantMismatch
-from quintet.broker.cache import Cache, name_of
 from quintet.broker.core import Broker
-from quintet.broker.topics import Topic
+from quintet.broker.topics import ANY, Topic
+from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription, VersionConflict
-from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, act_on
-from quintet.protocols.felix import codec, errors, frames, mapping
-from quintet.protocols.felix.codec import Id, Scope, origin_of
+from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription
+from quintet.model.keys import fnv1a
+from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, Streams, act_on
+from quintet.protocols.felix import codec, errors, frames, long_json
+from quintet.protocols.felix.cache_requests import CacheRequests
+from quintet.protocols.felix.codec import Id, origin_of
 from quintet.protocols.felix.frames import Dialect, FelixOptions
-from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, Reach, Subscribing, WatchStream
+from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, GroupStream, Reach, Subscribing
 
 FRESH: Final = "fresh"
 PUBLISHED: Final = "published"
@@ -35,30 +37,39 @@ HELD_US_MAX: Final = 1_000_000  # until one that must wait for its tenant's rate
 UNPACKED_BYTES_MAX: Final = 32 * limits.MIB  # of packed batches in one turn of the loop ...
 ACK_COST_BYTES: Final = 256  # ... of which a record that is acknowledged costs as much as so many
 JWT_DOTS: Final = 2
+Range = tuple[int, int, int]  # partition, first offset, count
+
+
+class FelixStream(Link, Protocol):
+    """A stream of net/, as its session sees it."""
+
+    @property
+    def streams(self) -> Streams:
+        """The connection it is of."""
 
 
 class _Publish(Slot):
     """The reply slot of a publish on its way, and how its answer looks."""
 
-    __slots__ = ("binary", "request_id")
+    __slots__ = ("binary", "partition", "request_id")
 
     def __init__(self, request_id: Id, binary: bool) -> None:
         self.data = None
         self.request_id = request_id
         self.binary = binary
+        self.partition = 0
 
 
-class FelixSession:
+class FelixSession(CacheRequests):
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
-        "_bearer", "_behind", "_broker", "_deadline", "_dialect", "_epoch", "_held", "_known", "_late", "_leaving", "_left", "_made", "_options",
-        "_origin", "_peer", "_reach", "_replies", "_scopes", "_shared", "_sink", "_state", "_stopped", "_targets", "_tenant", "_topic",
-        "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "operation", "principal_name", "take_output",
+        "_deadline", "_epoch", "_held", "_known", "_leaving", "_left", "_origin", "_peer", "_state", "_targets", "_tenant",
+        "_topic", "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(
-        self, broker: Broker, stream: mapping.FelixStream, monotonic: int, options: FelixOptions, peer: str = ""
+        self, broker: Broker, stream: FelixStream, monotonic: int, options: FelixOptions, peer: str = ""
     ) -> None:
         self.closing: str | None = None
         self.close_code: int | None = None
@@ -125,7 +136,8 @@ class FelixSession:
                     break
             end = codec.end_of_run(view, position)
             items, end, fatal = kernel.felix_split(
-                view[:end], position, self._options.frame_bytes_max, self._known, self._state is PUBLISHED, self._origin, now
+                view[:end], position, self._options.frame_bytes_max, self._known, self._state is PUBLISHED, self._origin, now,
+                self._dialect.key_flag,
             )  # fmt: skip
             self._act_all(items, now)
             if fatal and not self._left:  # else it is found again, behind what was left
@@ -145,7 +157,8 @@ class FelixSession:
         assert isinstance(token, _Publish)
         if error is not None:
             self._targets.clear()  # ask again: the topic may not be what was promised
-        self._replies.fill(token, self._published(token, error))
+        place = codec.wire_offset(token.partition, offset) if error is None else None
+        self._replies.fill(token, self._published(token, error, place))
         self._close_if_done()
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
@@ -242,8 +255,8 @@ class FelixSession:
             self._refuse_auth(error)
             return
         flags, ours = codec.agreed(ask)
-        self._dialect = Dialect(False, flags)
-        self._known = frames.BATCH | frames.ACKED | (flags & frames.ZSTD)
+        self._dialect = dialect = Dialect(False, flags, ours is not None)
+        self._known = frames.BATCH | frames.ACKED | dialect.key_flag | (frames.ZSTD if dialect.zstd else 0)
         self._enter(bearer, PUBLISHED)
         said = codec.Ok() if ask.client_flags is None else codec.AuthOk(server_flags=flags, quintet=ours)
         self._replies.put(codec.encode(said))
@@ -312,20 +325,26 @@ class FelixSession:
             return
         kind, self.operation = item[0], "binary batch"
         if kind == frames.BATCH_ITEM:
-            _, target, batch, count, request_id, _ = item
+            _, target, batch, count, request_id, *_ = item
             answer = _Publish(request_id, True) if request_id >= 0 else None
-            self._publish(target, batch, count, answer)
+            self._publish(target, batch, count, answer, key=item[6] if len(item) > 6 else None)
         elif kind == frames.JSON_ITEM:
             self._json(item[1], now)
         elif kind == frames.MALFORMED_ITEM:
-            if item[2] >= 0:
-                self._replies.put(codec.publish_ack(item[2], errors.MALFORMED[item[1]], failed=True))
-            else:
-                self._error(BadRequest(errors.MALFORMED[item[1]]), None)
+            self._refuse_batch(errors.MALFORMED[item[1]], frames.BATCH, item[2])
         elif kind == frames.FLAGS_ITEM:
-            self._error(BadRequest(errors.FLAGS), None)
+            self._refuse_batch(errors.FLAGS, item[1], item[2])
         else:
             self._unpack(item[1], item[2], now)
+
+    def _refuse_batch(self, text: str, flags: int, request_id: int) -> None:
+        """A binary frame that cannot be read: an acknowledged batch is answered by its id, any other batch not at all."""
+        if request_id >= 0:
+            self._replies.put(codec.publish_ack(request_id, text, failed=True))
+        elif flags & (frames.BATCH | frames.ACKED) == frames.BATCH and not self._dialect.document:
+            self._drop()
+        else:
+            self._error(BadRequest(text), None)
 
     def _unpack(self, flags: int, payload: bytes, now: int) -> None:
         size = self._options.frame_bytes_max
@@ -334,7 +353,7 @@ class FelixSession:
             size = len(body)
             self._act(kernel.felix_batch(body, flags, self._origin, now), now)
         except BadRequest as error:
-            self._error(error, None)
+            self._refuse_batch(str(error), flags, -1)
         self._spend(size)  # one that is refused may have cost as much
 
     def _spend(self, size: int) -> None:
@@ -345,36 +364,52 @@ class FelixSession:
             self._broker.scheduler.soon(partial(self._sink.completed, self._hold, None, None))
 
     def _json(self, payload: bytes, now: int) -> None:
-        extended, broker = self._dialect.extended, self._broker
-        if len(payload) > codec.JSON_HERE_BYTES_MAX:
+        if len(payload) > long_json.JSON_HERE_BYTES_MAX:
             self._held = True
             self._late += 1
-            told, steps = partial(self._sink.completed, self._decoded), partial(codec.decode_steps, payload, extended)
-            scan = partial(kernel.json_head, payload, frames.JSON_DEPTH_MAX)
-            broker.elsewhere.scan(scan, broker.slices, steps, told, lambda: hasattr(self, "_sink"))
+            told = partial(self._sink.completed, partial(self._decoded, payload))
+            long_json.decode(payload, self._dialect.extended, self._broker, lambda: hasattr(self, "_sink"), told)
             return
         try:
-            self._asked(codec.decode(payload, extended), payload, now)
+            ask = codec.decode(payload, self._dialect.extended)
         except QuintetError as error:
-            self._error(error, codec.id_of(payload))
+            self._refuse_json(error, codec.publishes(payload), codec.id_of(payload))
+        else:
+            self._asked(payload, ask, now)
 
-    def _decoded(self, ask: Any, error: Exception | None) -> None:
-        """A long message; if it is not understood, its id is not looked for."""
+    def _decoded(self, payload: bytes, ask: Any, error: Exception | None) -> None:
+        """A long message; of one that is not understood the id is not looked for."""
         self._late -= 1
         self._hold()
-        if error is not None:
-            return self._error(error, None)
-        return self._asked(ask, b"", self._broker.scheduler.now())
+        if error is None:
+            self._asked(b"", ask, self._broker.scheduler.now())
+        else:
+            unreadable = isinstance(error, long_json.Unreadable)
+            self._refuse_json(error, (False, True) if unreadable else codec.publishes(payload), None)
 
-    def _asked(self, ask: Any, payload: bytes, now: int) -> None:
+    def _asked(self, payload: bytes, ask: Any, now: int) -> None:
         request_id: Id = getattr(ask, "request_id", None)
         try:
             if self._state is PUBLISHED and request_id is not None and not codec.is_u64(request_id):
                 request_id = None
                 raise BadRequest("request_id: a number of 64 bits")
+            self.operation = ask.__struct_config__.tag
             _HANDLERS[type(ask)](self, ask, now)
         except QuintetError as error:
-            self._error(error, codec.id_of(payload) if request_id is None else request_id)
+            id = codec.id_of(payload) if request_id is None else request_id
+            self._refuse_json(error, codec.publish_of(ask), id)
+
+    def _refuse_json(self, error: Exception, publish: tuple[bool, bool], request_id: Id) -> None:
+        """`publish`: whether it is one, and whether it asks for an answer."""
+        if self._state is PUBLISHED:
+            publishes, waits = publish
+            if publishes and not waits:
+                self._drop()
+                return
+            if publishes and codec.is_u64(request_id) and isinstance(error, QuintetError):
+                self._refuse_publish(_Publish(request_id, False), error, request_id)
+                return
+        self._error(error, request_id)
 
     def _error(self, error: Exception, request_id: Id, slot: Slot | None = None) -> None:
         """Refused: said in the order of requests, and if it is about who may, it is the last that is said."""
@@ -390,23 +425,31 @@ class FelixSession:
     # -- publish ---------------------------------------------------------------------------------------------------
 
     def _publish(
-        self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, request_id: Id = None
-    ) -> None:
-        key = (target, answer is not None)
+        self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, request_id: Id = None,
+        key: bytes | None = None,
+    ) -> None:  # fmt: skip
+        way = (target, answer is not None)
+        if answer is None and way in self._reach.barred:
+            self._drop()
+            return
         try:
-            topic, tenant = self._targets.get(key) or self._reach.target(key)
+            topic, tenant = self._targets.get(way) or self._reach.target(way)
             if batch is None:
                 if answer is not None:
                     self._replies.put(self._published(answer, None))
                 return
+            where = ANY if key is None else fnv1a(key) % len(topic.partitions)
             if answer is None:
-                topic.publish(batch, count, False, None)
+                topic.publish(batch, count, False, None, where)
                 self._unsaid = False
             else:
-                topic.publish(batch, count, True, partial(self._sink.appended, answer))
+                answer.partition = topic.publish(batch, count, True, partial(self._sink.appended, answer), where)
                 self._replies.add(answer)
         except QuintetError as error:
-            self._targets.pop(key, None)
+            self._targets.pop(way, None)
+            if answer is None and not self._dialect.document:
+                self._drop_refused(way, error)
+                return
             self._refuse_publish(answer, error, request_id)
             return
         self._topic = topic
@@ -415,7 +458,7 @@ class FelixSession:
             self._hold()
 
     def _refuse_publish(self, answer: _Publish | None, error: QuintetError, request_id: Id) -> None:
-        """One that nobody waits for is answered only once until one is taken again: its sender may not even read."""
+        """A document client's that nobody waits for is answered once until one is taken again: it may not even read."""
         if answer is not None:
             self._replies.put(self._published(answer, error))
         if (answer is None and not self._unsaid) or errors.text(error, self._dialect) in errors.CLOSING:
@@ -423,8 +466,21 @@ class FelixSession:
         self._unsaid = self._unsaid or answer is None
         self._leave_if_barred(error)
 
-    def _published(self, answer: _Publish, error: Exception | None) -> bytes:
-        return errors.published(answer.request_id, answer.binary, error, self._dialect)
+    def _drop_refused(self, way: tuple[bytes, bool], error: QuintetError) -> None:
+        """A publish of a published client that asks for no answer. Clients take whatever comes for the answer to the next one
+        that does: so nothing is said, and the stream goes on, for it may serve topics that its user has a right to. Each
+        topic that is barred is asked for, and audited, once."""
+        self._drop()
+        if errors.text(error, self._dialect) in errors.CLOSING:
+            self._reach.barred.add(way)
+            if len(self._reach.barred) > frames.BARRED_TARGETS_MAX:
+                self._leave(f"published to more than {frames.BARRED_TARGETS_MAX} streams without the right to")
+
+    def _drop(self) -> None:
+        self._broker.publishes_dropped += 1
+
+    def _published(self, answer: _Publish, error: Exception | None, offset: int | None = None) -> bytes:
+        return errors.published(answer.request_id, answer.binary, error, self._dialect, offset)
 
     def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
         """Take nothing while a tenant's rate is overdrawn; look again in a while, unless the stream is gone."""
@@ -450,9 +506,16 @@ class FelixSession:
             answer = _Publish(ask.request_id, False)
         if any(len(name.encode()) > 0xFFFF for name in (ask.tenant_id, ask.namespace, ask.stream)):
             raise BadRequest("tenant_id, namespace, stream: at most 200 bytes each")
-        batch = kernel.build(values, origin=self._origin) if values else None
+        key, keys = ask.key, None
+        if key is not None:
+            if len(key) > frames.KEY_BYTES_MAX:
+                raise BadRequest(f"key: {len(key)} bytes, at most {frames.KEY_BYTES_MAX}")
+            if len(key) * len(values) + sum(map(len, values)) > frames.KEYED_BYTES_MAX:
+                raise BadRequest(f"key: with it in every message more than {frames.KEYED_BYTES_MAX} bytes; send fewer")
+            keys = [key] * len(values)
+        batch = kernel.build(values, keys, origin=self._origin) if values else None
         target = codec.target(ask.tenant_id, ask.namespace, ask.stream)
-        self._publish(target, batch, len(values), answer, ask.request_id)
+        self._publish(target, batch, len(values), answer, ask.request_id, key)
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 
@@ -481,7 +544,10 @@ class FelixSession:
         said = codec.Subscribed(subscription_id=feed.id)
         if self._dialect.extended:
             feed.told = partial(self._sink.completed, self._tell)
-            said = codec.Subscribed(subscription_id=feed.id, request_id=request_id, offsets=feed.offsets)
+            timeout_ms = self._broker.subscriptions.push_timeout_us // 1000 if _acknowledges(feed) else None
+            said = codec.Subscribed(
+                subscription_id=feed.id, request_id=request_id, offsets=feed.offsets, ack_timeout_ms=timeout_ms
+            )
         self._replies.fill(slot, codec.encode(said))
 
     def _tell(self, data: object, _error: Exception | None) -> None:
@@ -499,15 +565,56 @@ class FelixSession:
             raise UnknownSubscription(f"unknown subscription: {id}")
         return feed
 
-    def _ack(self, ask: codec.AckRanges, _now: int) -> None:
-        feed = self._own(ask.subscription_id)
+    def _ranges(self, what: str, id: int | str, asked: list[tuple[int, int]]) -> tuple[EventStream, list[Range]]:
+        """Whose, and (partition, first offset, count) of what a message says something about."""
+        feed = self._own(id)
         if not isinstance(feed, EventStream):
-            raise BadRequest("ack: changes of a cache are not acknowledged")
-        ranges = [(*codec.offset_of(offset, feed.partitions), count) for offset, count in ask.ranges]
+            raise BadRequest(f"{what}: changes of a cache are not acknowledged")
+        ranges = [(*codec.offset_of(offset, feed.partitions), count) for offset, count in asked]
         records = sum(count for *_, count in ranges)
         if any(count < 1 for *_, count in ranges) or records > frames.ACK_RECORDS_MAX:
-            raise BadRequest(f"ack: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most")
+            raise BadRequest(
+                f"{what}: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most"
+            )
         self._spend(records * ACK_COST_BYTES)
+        return feed, ranges
+
+    def _nack(self, ask: codec.NackRanges, _now: int) -> None:
+        """Given back; what it does not hold any more is passed over."""
+        feed, ranges = self._ranges("nack", ask.subscription_id, ask.ranges)
+        if ask.delay_ms is not None and not 0 <= ask.delay_ms <= frames.DELAY_MS_MAX:
+            raise BadRequest(f"delay_ms: 0 to {frames.DELAY_MS_MAX}")
+        delay_us = None if ask.delay_ms is None else ask.delay_ms * 1000
+        for partition, offset, count in ranges:
+            subscription, lane = _place(feed, partition)
+            if subscription is not None:
+                subscription.nack(lane, offset, count, delay_us)
+        self._done(ask.request_id)
+
+    def _working(self, ask: codec.WorkingRanges, _now: int) -> None:
+        feed, ranges = self._ranges("working", ask.subscription_id, ask.ranges)
+        for partition, offset, count in ranges:
+            subscription, lane = _place(feed, partition)
+            if subscription is not None:
+                subscription.working(lane, offset, count)
+        self._done(ask.request_id)
+
+    def _credit(self, ask: codec.Credit, _now: int) -> None:
+        codec.check_credit(ask.credit)
+        feed, _ = self._ranges("credit", ask.subscription_id, [])
+        if isinstance(feed, GroupStream):
+            feed.member.consumer.credit = ask.credit
+            feed.member.consumer.feed()
+        elif feed.subscription is not None:
+            feed.subscription.grant(ask.credit)
+        self._done(ask.request_id)
+
+    def _done(self, request_id: Id) -> None:
+        if request_id is not None:
+            self._replies.put(codec.encode(codec.Ok(request_id=request_id)))
+
+    def _ack(self, ask: codec.AckRanges, _now: int) -> None:
+        feed, ranges = self._ranges("ack", ask.subscription_id, ask.ranges)
         slot = None if ask.request_id is None else self._replies.reserve()
         sink, left = self._sink, len(ranges) + 1
         failed: Exception | None = None
@@ -533,168 +640,39 @@ class FelixSession:
         self._own(ask.subscription_id).end(forget=ask.delete)
         self._replies.put(codec.encode(codec.Ok(request_id=ask.request_id)))
 
-    # -- cache -----------------------------------------------------------------------------------------------------
-
-    def _gets(self, view: memoryview, position: int, now: int) -> int:
-        """Answer the cache gets that come next, in one call."""
-        most = frames.ANSWER_BYTES_MAX - self._made
-        reply, end, hits, misses = kernel.felix_gets(
-            view, position, self._options.frame_bytes_max, self._scopes, now, most, self._dialect.extended
-        )
-        if end != position:
-            self._replies.push(self._weighed(reply, 0))
-            self._broker.caches.hits += hits
-            self._broker.caches.misses += misses
-        return end
-
-    def _writable(self, ask: Any) -> Cache:
-        cache = self._reach.cache(self._scope(ask), True)
-        assert cache is not None, "a cache that is written to is made"
-        return cache
-
-    def _scope(self, ask: Any) -> Scope:
-        return codec.cache_scope(ask, self._dialect.document)
-
-    def _cache_get(self, ask: codec.CacheGet, now: int) -> None:
-        cache = self._reach.cache(self._scope(ask), False)
-        found = None if cache is None else cache.get(ask.key.encode(), now)
-        value, version = (None, None) if found is None else found
-        message = codec.CacheValue(
-            tenant_id=ask.tenant_id, namespace=ask.namespace, cache=ask.cache, key=ask.key, value=value,
-            request_id=ask.request_id, version=version if self._dialect.extended else None,
-        )  # fmt: skip
-        self._answer(ask.request_id, message)
-
-    def _answer(self, request_id: Id, message: Any) -> None:
-        """An answer that is known now: with an id it does not wait for others."""
-        say = self._replies.put if request_id is None else self._replies.push
-        say(self._weighed(codec.encode(message), request_id))
-
-    def _weighed(self, data: bytes, request_id: Id) -> bytes:
-        """One more answer: above a bound the rest of this read waits until the peer took them, or its turn came."""
-        self._made += len(data)
-        self._behind += len(data) if request_id is None else 0
-        self._stopped = self._made >= frames.ANSWER_BYTES_MAX
-        return data
-
-    def _cache_put(self, ask: codec.CachePut, now: int) -> None:
-        cache = self._writable(ask)
-        wanted = ask.if_version if isinstance(ask, codec.CachePutOurs) else None
-        late = _Late(self, ask.request_id)
-        try:
-            version = cache.put(ask.key.encode(), ask.value, mapping.expires(ask.ttl_ms, now), wanted, late.done)
-        except QuintetError as error:
-            late.refused(ask.key, error)
-            return
-        said = codec.CacheOk(request_id=ask.request_id, version=version if self._dialect.extended else None)
-        plain = self._dialect.document or ask.request_id is None
-        late.message = codec.Ok(request_id=ask.request_id) if plain else said
-
-    def _cache_delete(self, ask: codec.CacheDelete, _now: int) -> None:
-        cache = self._writable(ask)
-        late = _Late(self, ask.request_id)
-        try:
-            existed, version = cache.delete(ask.key.encode(), ask.if_version, late.done)
-        except QuintetError as error:
-            late.refused(ask.key, error)
-            return
-        late.message = codec.CacheOk(request_id=ask.request_id, version=version, existed=existed)
-
-    def _cache_incr(self, ask: codec.CacheIncr, now: int) -> None:
-        if not -(1 << 63) <= ask.delta < 1 << 63:
-            raise BadRequest("delta: a number of 64 bits")
-        expires = None if ask.ttl_ms is None else mapping.expires(ask.ttl_ms, now)
-        cache = self._writable(ask)
-        late = _Late(self, ask.request_id)
-        try:
-            number, version = cache.increment(ask.key.encode(), ask.delta, expires, now, late.done)
-        except QuintetError as error:
-            late.refused(ask.key, error)
-            return
-        late.message = codec.CacheNumber(request_id=ask.request_id, key=ask.key, number=number, version=version)
-
-    def _cache_get_many(self, ask: codec.CacheGetMany, now: int) -> None:
-        if len(ask.keys) > frames.KEYS_MAX:
-            raise BadRequest(f"keys: at most {frames.KEYS_MAX}")
-        cache = self._reach.cache(self._scope(ask), False)
-        found = [None if cache is None else cache.get(key.encode(), now) for key in ask.keys]
-        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > frames.most_values(self._options):
-            raise BadRequest(f"keys: over {frames.most_values(self._options)} bytes of values as JSON, ask for fewer")
-        values, versions = [entry and entry[0] for entry in found], [entry[1] if entry else 0 for entry in found]
-        self._answer(ask.request_id, codec.CacheValues(request_id=ask.request_id, values=values, versions=versions))
-
-    def _cache_watch(self, ask: codec.CacheWatch, _now: int) -> None:
-        if ask.key is not None and ask.prefix is not None:
-            raise BadRequest("prefix: a key or a prefix, not both")
-        assert self._bearer is not None
-        scope = self._scope(ask)
-        self._check_id(ask.subscription_id)
-        self._reach.cache(scope, False)
-        cache = self._broker.caches.open(scope)
-        id = self._shared.claim(ask.subscription_id, self._dialect.document, scope[0])
-        feed = WatchStream(self._shared, id, self._bearer, scope, name_of(scope), cache)
-        try:
-            feed.watch(*(None if text is None else text.encode() for text in (ask.key, ask.prefix)))
-        except QuintetError:
-            self._shared.unclaim(id, scope[0])
-            raise
-        self._shared.add(feed)
-        self._subscribed(self._replies.reserve(), ask.request_id, feed, None)
-        feed.start()
-
     def _auth_again(self, _ask: codec.Auth, _now: int) -> None:
         raise errors.AlreadyKnown("a stream is authenticated once")
 
 
-class _Late:
-    """The answer to a change of a cache, which comes when it is durable. Without a request_id it keeps its place."""
+def _place(feed: EventStream, partition: int) -> tuple[Subscription | None, int]:
+    """Through which subscription a partition comes, and as which of its lanes."""
+    if isinstance(feed, GroupStream):
+        return feed.member.subscription(partition), 0
+    return feed.subscription, partition
 
-    __slots__ = ("_request_id", "_session", "_sink", "_slot", "message")
 
-    def __init__(self, session: FelixSession, request_id: Id) -> None:
-        self.message: Any = None
-        self._session = session
-        self._sink = session._sink
-        self._request_id = request_id
-        self._slot = session._replies.reserve() if request_id is None else None
-        session._late += self._slot is None
-
-    def done(self, error: Exception | None) -> None:
-        """Called by the cache, never within the call that made the change."""
-        self._sink.completed(self._settled, None, error)
-
-    def _settled(self, _result: object, error: Exception | None) -> None:
-        if error is None:
-            self._say(codec.encode(self.message))
-        else:
-            self._say(errors.encoded(error, self._session._dialect, self._request_id))
-
-    def refused(self, key: str, error: QuintetError) -> None:
-        session = self._session
-        if isinstance(error, VersionConflict):
-            conflict = codec.CacheConflict(
-                request_id=self._request_id, key=key, version=error.version, value=error.value
-            )
-            self._say(session._weighed(codec.encode(conflict), self._request_id))
-            return
-        self._say(errors.encoded(error, session._dialect, self._request_id))
-        session._leave_if_barred(error)
-
-    def _say(self, data: bytes) -> None:
-        session = self._session
-        if self._slot is not None:
-            session._replies.fill(self._slot, data)
-        else:
-            session._late -= 1
-            session._replies.push(data)
+def _acknowledges(feed: Feed) -> bool:
+    if isinstance(feed, GroupStream):
+        return True
+    return isinstance(feed, EventStream) and feed.subscription is not None and feed.subscription.qos > 0
 
 
 _HANDLERS: Final[dict[type, Any]] = {
-    codec.Auth: FelixSession._auth_again, codec.Publish: FelixSession._publish_json,
-    codec.PublishBatch: FelixSession._publish_batch_json, codec.Subscribe: FelixSession._subscribe,
-    codec.SubscribeOurs: FelixSession._subscribe, codec.CachePut: FelixSession._cache_put,
-    codec.CachePutOurs: FelixSession._cache_put, codec.CacheGet: FelixSession._cache_get,
-    codec.AckRanges: FelixSession._ack, codec.Unsubscribe: FelixSession._unsubscribe,
-    codec.CacheDelete: FelixSession._cache_delete, codec.CacheIncr: FelixSession._cache_incr,
-    codec.CacheGetMany: FelixSession._cache_get_many, codec.CacheWatch: FelixSession._cache_watch,
-}  # fmt: skip
+    codec.Auth: FelixSession._auth_again,
+    codec.Publish: FelixSession._publish_json,
+    codec.PublishBatch: FelixSession._publish_batch_json,
+    codec.Subscribe: FelixSession._subscribe,
+    codec.SubscribeOurs: FelixSession._subscribe,
+    codec.CachePut: FelixSession._cache_put,
+    codec.CachePutOurs: FelixSession._cache_put,
+    codec.CacheGet: FelixSession._cache_get,
+    codec.AckRanges: FelixSession._ack,
+    codec.NackRanges: FelixSession._nack,
+    codec.WorkingRanges: FelixSession._working,
+    codec.Credit: FelixSession._credit,
+    codec.Unsubscribe: FelixSession._unsubscribe,
+    codec.CacheDelete: FelixSession._cache_delete,
+    codec.CacheIncr: FelixSession._cache_incr,
+    codec.CacheGetMany: FelixSession._cache_get_many,
+    codec.CacheWatch: FelixSession._cache_watch,
+}

@@ -219,7 +219,7 @@ _TABLE: Final = (
         ours="value replaces the message's; the offset form is what some published clients send"),
     _op(PURGE_DLQ, "PURGE_DLQ", "forget all dead letters of a topic", "manage", "topic:str16!", _DONE),
     _op(DEAD_LETTER, "DEAD_LETTER", "put a message that cannot be processed among the dead letters", "read",
-        "topic:str16! partition:i32 offset:u64 error:str16", _DONE, ours="the whole operation"),
+        "topic:str16! partition:i32 offset:u64 error:str16 [attempts:u32]", _DONE, ours="the whole operation"),
     # -- later, and not for ever
     _op(PRODUCE_DELAYED, "PRODUCE_DELAYED", "write a message that appears later", "write",
         "topic:str16! data:bytes32 delay_ms:i64 [key:bytes32 partition:i32]", _RECORD,

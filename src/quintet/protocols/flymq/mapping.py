@@ -405,8 +405,8 @@ def _purge_dlq(call: Call, ask: Values) -> None:
 
 
 def _dead_letter(call: Call, ask: Values) -> None:
-    made = call.then(lambda new: _done("OK" if new else "it is there already"))
-    call.broker.dead.reject(call.topic(ask), ask["partition"], ask["offset"], ask["error"], made)
+    made, tries = call.then(lambda new: _done("OK" if new else "it is there already")), ask.get("attempts", 1)
+    call.broker.dead.reject(call.topic(ask), ask["partition"], ask["offset"], ask["error"], made, tries)
 
 
 # -- transactions -----------------------------------------------------------------------------------------------------

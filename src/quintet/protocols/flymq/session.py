@@ -310,9 +310,8 @@ class FlySession:
         try:
             topic = self._broker.publish_target(self._principal, name, durable=True, peer=self._peer)
             self._targets[name], self._counts[name] = topic, len(topic.partitions)
-        except (QuintetError, UnicodeDecodeError) as error:
-            known = error if isinstance(error, QuintetError) else BadRequest("a topic name is UTF-8")
-            self._targets[name], self._counts[name] = known, 0
+        except QuintetError as error:
+            self._targets[name], self._counts[name] = error, 0
 
     def _forget_targets(self) -> None:
         self._targets, self._counts = {}, {}
