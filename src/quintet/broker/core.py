@@ -12,6 +12,7 @@ from functools import partial
 from quintet.broker.access import Access, Action, Credential, Principal, Role
 from quintet.broker.audit import Audit
 from quintet.broker.cache import CacheOptions, Caches
+from quintet.broker.claims import Claims
 from quintet.broker.dead import TABLE as DEAD_TABLE
 from quintet.broker.dead import DeadLetters, DeadRow
 from quintet.broker.delays import TABLE as DELAYED_TABLE
@@ -96,6 +97,8 @@ class BrokerOptions:
 class Broker:
     """The verbs. Made once by server.py (or a test), after the log recovered."""
 
+    publishes_dropped = 0  # refused, of clients that asked for no answer
+
     def __init__(self, log: Log, scheduler: Scheduler, options: BrokerOptions, report: Report) -> None:
         self.log = log
         self.scheduler = scheduler
@@ -106,14 +109,11 @@ class Broker:
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
-        self.publishes_dropped = 0  # refused, of clients that asked for no answer
         self._waits = Waits(scheduler)
         self.slices, self.elsewhere = Slices(scheduler), Elsewhere(scheduler)
         self._options = options
-        topics_table = Table(log, *TOPICS_TABLE, TopicRow)
-        subscriptions_table = Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow)
-        for table in (topics_table, subscriptions_table):
-            table.load()
+        topics_table = _loaded(Table(log, *TOPICS_TABLE, TopicRow))
+        subscriptions_table = _loaded(Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow))
         self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
         self.audit.load()
         self.events = Events(log, scheduler, report, mode=options.events, bytes_max=options.events_bytes)
@@ -133,13 +133,8 @@ class Broker:
         self.intents = Intents(
             _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)), self.topics, scheduler, report, log.stages
         )
-        self.dead = DeadLetters(
-            _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True)),
-            self.topics,
-            self.intents,
-            scheduler,
-            suffix=options.dead_letter_suffix,
-        )
+        letters = _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True))
+        self.dead = DeadLetters(letters, self.topics, self.intents, scheduler, suffix=options.dead_letter_suffix)
         self.subscriptions = Subscriptions(
             subscriptions_table,
             self.topics,
@@ -173,6 +168,7 @@ class Broker:
 
     def _open_groups_and_transactions(self, log: Log, scheduler: Scheduler, report: Report) -> None:
         """What only reads and writes topics in other ways: it needs all of the above."""
+        self.claims = Claims(self.subscriptions, scheduler)
         options = self._options
         self.groups = Groups(
             _loaded(Table(log, *GROUPS_TABLE, GroupRow, packed=True)),
@@ -352,6 +348,7 @@ class Broker:
         settled = self.clock.settled(now)
         lasting = (
             self.subscriptions,
+            self.claims,
             self.groups,
             self.transactions,
             self.intents,

@@ -34,7 +34,7 @@ def both(payload: bytes, extended: bool = True) -> tuple[Any, Any]:
 
     head = kernel.json_head(payload, frames.JSON_DEPTH_MAX)
     return tried(lambda: codec.decode(payload, extended)), tried(
-        lambda: finish(long_json.decode_steps(payload, extended, head))
+        lambda: finish(long_json.decode_steps(payload, codec.extended_too if extended else codec.plain, head))
     )
 
 
