@@ -29,7 +29,7 @@ from quintet.broker.peers import PeerOptions, Peers
 from quintet.broker.producers import ProducerRow, Producers
 from quintet.broker.queues import QueueOptions, Queues
 from quintet.broker.schemas import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
-from quintet.broker.slices import Slices
+from quintet.broker.slices import Elsewhere, Slices
 from quintet.broker.stages import TABLE as FENCES_TABLE
 from quintet.broker.stages import FenceRow, Stages
 from quintet.broker.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
@@ -110,12 +110,10 @@ class Broker:
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
         self._waits = Waits(scheduler)
-        self.slices = Slices(scheduler)
+        self.slices, self.elsewhere = Slices(scheduler), Elsewhere(scheduler)
         self._options = options
-        topics_table = Table(log, *TOPICS_TABLE, TopicRow)
-        subscriptions_table = Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow)
-        for table in (topics_table, subscriptions_table):
-            table.load()
+        topics_table = _loaded(Table(log, *TOPICS_TABLE, TopicRow))
+        subscriptions_table = _loaded(Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow))
         self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
         self.audit.load()
         self.events = Events(log, scheduler, report, mode=options.events, bytes_max=options.events_bytes)
@@ -135,13 +133,8 @@ class Broker:
         self.intents = Intents(
             _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)), self.topics, scheduler, report, log.stages
         )
-        self.dead = DeadLetters(
-            _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True)),
-            self.topics,
-            self.intents,
-            scheduler,
-            suffix=options.dead_letter_suffix,
-        )
+        letters = _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True))
+        self.dead = DeadLetters(letters, self.topics, self.intents, scheduler, suffix=options.dead_letter_suffix)
         self.subscriptions = Subscriptions(
             subscriptions_table,
             self.topics,

@@ -478,7 +478,7 @@ class FlySession:
         """Tens of milliseconds: not on the loop, where all others wait."""
         self._acting = True
         completed = self._sink.completed
-        self._broker.scheduler.offload(work, lambda result: completed(token, result, None))
+        self._broker.elsewhere.run(work, lambda result: completed(token, result, None), lambda: not self.gone)
 
     def _inflated(
         self, slot: Slot, operation: frames.Operation, flags: int, result: object, _error: Exception | None
