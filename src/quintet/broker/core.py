@@ -37,7 +37,7 @@ from quintet.broker.tokens import TokenOptions, Tokens
 from quintet.broker.topics import CACHE_PREFIX, Topic, TopicPolicy, TopicRow, TopicRule, Topics, refuse_cache
 from quintet.broker.transactions import TransactionLimits, Transactions
 from quintet.broker.users import ConfiguredUser, Users
-from quintet.broker.waits import Waits
+from quintet.broker.waits import Wait, Waits
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
@@ -239,6 +239,7 @@ class Broker:
         self.dead.forget(topic.spec.id)
         self.caches.deleting(topic, done, partial(self.topics.delete, name))
         self.producers.forget(topic)
+        self._waits.end_all(topic.partitions)
         self.access.look_again()  # who has published to it must find the one that may be made in its place
         return True
 
@@ -254,9 +255,12 @@ class Broker:
             )
         return name
 
-    def wait_for(self, partition: Partition, longest_us: int, call: Callable[[], None]) -> None:
-        """Call once: when something new is visible in this partition, or after that time."""
-        self._waits.add(partition, longest_us, call)
+    def wait_for(
+        self, topic: Topic, partition: Partition, longest_us: int, call: Callable[[Exception | None], None]
+    ) -> Wait:
+        """Call once: when something new is visible in this partition, or after that time; with TopicNotFound as soon as the
+        topic is deleted."""
+        return self._waits.add(partition, longest_us, lambda: call(topic.gone))
 
     def overloaded(self) -> bool:
         """The disk is behind: nobody who publishes should be read from until it caught up."""

@@ -80,6 +80,8 @@ def encode(name: str, fields: Fields) -> tuple[frames.Operation, bytes]:
 
 def _payload(name: str, layout: Layout, fields: Fields) -> bytes:
     values = dict(fields)
+    if values.get("filter") == "" and "wait_ms" not in values and name != "PEEK":
+        del values["filter"]  # a lone empty one is the mark of published clients, see FlyMQ's README
     for node, _ in layout.names():
         if node.name in fields and isinstance(node, codec.Text):
             most = _TEXT_BYTES_MAX.get(node.kind, frames.FRAME_BYTES_MAX)

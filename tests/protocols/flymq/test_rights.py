@@ -25,7 +25,7 @@ NEEDS = {
     "PRODUCE_DELAYED": "w", "CANCEL_DELAYED": "w", "PRODUCE_WITH_TTL": "w", "TXN_BEGIN": "k", "TXN_COMMIT": "o",
     "TXN_ROLLBACK": "o", "TXN_PRODUCE": "w", "CLUSTER_JOIN": "a", "CLUSTER_LEAVE": "a", "CLUSTER_STATUS": "k",
     "CLUSTER_METADATA": "e", "GET_OFFSET": "r", "RESET_OFFSET": "r", "LIST_GROUPS": "k", "DESCRIBE_GROUP": "o",
-    "GET_LAG": "r", "DELETE_GROUP": "r", "SEEK_TO_TIMESTAMP": "r", "AUTH": "", "WHOAMI": "k", "USER_CREATE": "a",
+    "GET_LAG": "r", "DELETE_GROUP": "r", "SEEK_TO_TIMESTAMP": "r", "AUTH": "", "WHOAMI": "", "USER_CREATE": "a",
     "USER_DELETE": "a", "USER_UPDATE": "a", "USER_LIST": "a", "USER_GET": "a", "ACL_SET": "a", "ACL_GET": "a",
     "ACL_DELETE": "a", "ACL_LIST": "a", "PASSWORD_CHANGE": "p", "ROLE_LIST": "k", "AUDIT_QUERY": "a",
     "AUDIT_EXPORT": "a", "AUDIT_QUERY_SDK": "a", "AUDIT_EXPORT_SDK": "a", "KEY_CREATE": "p", "KEY_LIST": "p",

@@ -8,12 +8,12 @@ transaction, whose group: the broker does that, by the principal's name).
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from quintet import kernel
 from quintet.broker import filters, reads
-from quintet.broker.access import Acl, Principal
-from quintet.broker.audit import FIELD_BYTES_MAX, TYPES, Event, Query
+from quintet.broker.access import ANONYMOUS, Acl, Principal
+from quintet.broker.audit import Event, Query
 from quintet.broker.core import Broker
 from quintet.broker.dead import DeadLetter
 from quintet.broker.delays import DELAY_MAX_US
@@ -22,9 +22,11 @@ from quintet.broker.keys import Explanation, KeyInfo
 from quintet.broker.schemas import Schema
 from quintet.broker.topics import ANY, Topic
 from quintet.broker.users import UserInfo
+from quintet.broker.waits import Wait
 from quintet.model.batch import RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, SchemaRejected, UserNotFound
 from quintet.protocols.flymq import codec, frames
+from quintet.protocols.flymq.errors import OTHER_DIALECT, OtherDialect
 
 FETCH_RECORDS_DEFAULT: Final = 10  # when the request asks for none
 FETCH_RECORDS_MAX: Final = 100_000
@@ -48,7 +50,7 @@ class Call:
     """One request on its way: who asks, when, through which listener, and where the late answer goes."""
 
     __slots__ = (
-        "accept", "answer", "broker", "code", "given", "member", "now", "options", "origin", "peer", "principal",
+        "accept", "answer", "broker", "code", "given", "member", "now", "options", "origin", "peer", "principal", "waiting",
     )  # fmt: skip
 
     answer: Callable[[Any, Exception | None], None]
@@ -63,6 +65,7 @@ class Call:
         self.now, self.options, self.origin, self.peer = now, options, origin, peer
         self.accept = accept
         self.code = code
+        self.waiting: Wait | None = None  # for something new to read
         self.given: list[tuple[int, int]] = []  # ranges of offsets whose records are in the answer, for the audit
 
     @property
@@ -96,6 +99,10 @@ class Call:
     def group_rights(self, group: str) -> tuple[str, bool]:
         access = self.broker.access
         return self.owner, access.may_administer(self.principal) or access.listed(self.principal, f"group:{group}")
+
+    def place(self, ask: Values) -> tuple[str, bool, Topic, str, int]:
+        """Who asks, and of which place of which group."""
+        return *self.group_rights(ask["group"]), self.topic(ask), ask["group"], ask["partition"]
 
 
 def origin_of(client: str) -> bytes:
@@ -143,9 +150,12 @@ def _consume(call: Call, ask: Values) -> None:
 
 
 def _fetch(call: Call, ask: Values) -> Values | None:
-    partition = call.topic(ask).partition(ask["partition"])
+    topic = call.topic(ask)
+    partition = topic.partition(ask["partition"])
     most = min(ask["max"], FETCH_RECORDS_MAX) if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
     offset, sdk = ask["offset"], call.options.dialect == "sdk"
+    if not sdk and ask.get("filter") == "" and "wait_ms" not in ask:
+        raise OtherDialect(OTHER_DIALECT)
     size = codec.COMPRESS_BYTES_MAX if call.accept else FETCH_BYTES_MAX
     if offset > OFFSET_MAX:
         return {"messages": [], "next_offset": offset}
@@ -158,19 +168,19 @@ def _fetch(call: Call, ask: Values) -> Values | None:
         call.given = [(start, last)] if count else []
         return codec.frame(call.code, reply[frames.HEADER_BYTES :], call.accept) if call.accept else reply
 
-    if ask.get("filter"):
-        chosen = filters.compile(ask["filter"].encode())
+    chosen = filters.compile(ask["filter"].encode()) if ask.get("filter") else None
 
-        def read() -> None:
-            reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), partial(_filtered, call))
-    else:
-
-        def read() -> None:
+    def read(gone: Exception | None = None) -> None:
+        if gone is not None:
+            call.answer(None, gone)
+        elif chosen is None:
             reads.fetch(partition, offset, most, size, call.then(encode))
+        else:
+            reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), partial(_filtered, call))
 
     wait_us = min(ask.get("wait_ms", 0), WAIT_MS_MAX) * 1000
     if wait_us and offset >= partition.visible:
-        call.broker.wait_for(partition, wait_us, read)
+        call.waiting = call.broker.wait_for(topic, partition, wait_us, read)
     else:
         read()
     return None
@@ -294,8 +304,9 @@ def _cluster_status(call: Call, _ask: Values) -> Values:
     return {"cluster_id": CLUSTER, "node_id": NODE, "state": state, "nodes": [node]} | counts
 
 
-def _no_cluster(_call: Call, _ask: Values) -> Values:
-    return {"success": False, "message": "this broker is one node and cannot be joined to others or leave them"}
+def _no_cluster(_call: Call, _ask: Values) -> NoReturn:
+    """An ERROR: published clients take any other reply for success."""
+    raise BadRequest("this broker is one node: it cannot join others or leave them")
 
 
 # -- schemas ----------------------------------------------------------------------------------------------------------
@@ -442,46 +453,38 @@ def _subscribe(call: Call, ask: Values) -> None:
         rows = [{"partition": partition, "offset": offset} for partition, offset in assignment.partitions]
         return {"offset": assignment.offset, "generation": assignment.generation, "assigned": rows}
 
-    call.broker.groups.subscribe(
-        *call.group_rights(ask["group"]), call.topic(ask), ask["group"], ask["partition"], ask["mode"], call.member,
-        ask.get("member", ""), call.now, call.then(made),
-    )  # fmt: skip
+    mode = "commit" if ask["mode"] == "committed" else ask["mode"]
+    who = (call.member, ask.get("member", ""))
+    call.broker.groups.subscribe(*call.place(ask), mode, *who, call.now, call.then(made))
 
 
 def _commit(call: Call, ask: Values) -> Values | None:
-    groups, topic = call.broker.groups, call.topic(ask)
-    owner, privileged = call.group_rights(ask["group"])
-    where = (owner, privileged, topic, ask["group"], ask["partition"], ask["offset"], ask.get("generation") or None)
+    groups = call.broker.groups
+    where = (*call.place(ask), ask["offset"], ask.get("generation") or None)
     if not ask.get("txn_id"):
         groups.commit(*where, call.member, call.then(lambda _: _done()))
         return None
     call.broker.transactions.check_open(call.owner, ask["txn_id"])
     payload = groups.prepare_commit(*where, call.member)
-    check = partial(groups.check_commit, topic.name, ask["group"], ask["partition"], where[-1], call.member)
+    check = partial(groups.check_commit, ask["topic"], ask["group"], ask["partition"], where[-1], call.member)
     call.broker.transactions.add_effect(call.owner, ask["txn_id"], ("offset", payload), check)
     return _done("part of the transaction")
 
 
 def _get_offset(call: Call, ask: Values) -> Values:
-    topic = call.topic(ask)
-    offset = call.broker.groups.get_offset(*call.group_rights(ask["group"]), topic, ask["group"], ask["partition"])
-    return {"offset": offset}
+    return {"offset": call.broker.groups.get_offset(*call.place(ask))}
 
 
 def _reset_offset(call: Call, ask: Values) -> None:
     if ask["mode"] in ("offset", "timestamp") and "offset" not in ask:
         raise BadRequest(f"mode {ask['mode']} needs a number behind it")
-    call.broker.groups.reset(
-        *call.group_rights(ask["group"]), call.topic(ask), ask["group"], ask["partition"], ask["mode"],
-        ask.get("offset", 0), call.then(lambda offset: _done(f"at {offset}")),
-    )  # fmt: skip
+    made = call.then(lambda offset: _done(f"at {offset}"))
+    call.broker.groups.reset(*call.place(ask), ask["mode"], ask.get("offset", 0), made)
 
 
 def _seek_to_timestamp(call: Call, ask: Values) -> None:
-    call.broker.groups.seek_to_timestamp(
-        *call.group_rights(ask["group"]), call.topic(ask), ask["group"], ask["partition"], ask["timestamp_ms"],
-        call.then(lambda offset: {"offset": offset}),
-    )  # fmt: skip
+    made = call.then(lambda offset: {"offset": offset})
+    call.broker.groups.seek_to_timestamp(*call.place(ask), ask["timestamp_ms"], made)
 
 
 def _get_lag(call: Call, ask: Values) -> None:
@@ -489,8 +492,7 @@ def _get_lag(call: Call, ask: Values) -> None:
         places = {"current": lag.committed, "committed": lag.committed, "latest": lag.latest}
         return places | {"lag": lag.lag_messages, "lag_ms": lag.lag_ms}
 
-    rights = call.group_rights(ask["group"])
-    call.broker.groups.lag(*rights, call.topic(ask), ask["group"], ask["partition"], call.then(made))
+    call.broker.groups.lag(*call.place(ask), call.then(made))
 
 
 def _group(info: GroupInfo) -> Values:
@@ -519,8 +521,11 @@ def _describe_group(call: Call, ask: Values) -> Values:
 
 
 def _delete_group(call: Call, ask: Values) -> None:
-    rights = call.group_rights(ask["group"])
-    call.broker.groups.delete(*rights, ask["topic"], ask["group"], call.then(lambda _: _done()))
+    group = ask["group"]
+    topic = call.broker.groups.topic_of(call.owner, ask.get("topic", ""), group)
+    if topic:
+        call.broker.access.require(call.principal, "subscribe", topic, call.peer)
+    call.broker.groups.delete(*call.group_rights(group), topic, group, call.then(lambda _: _done()))
 
 
 # -- who --------------------------------------------------------------------------------------------------------------
@@ -531,7 +536,7 @@ def _whoami(call: Call, _ask: Values) -> Values:
     if call.options.dialect == "sdk":
         roles += [""] * len(roles)  # one published client reads str16 here, the other str8: both can read this
     permissions = list(call.principal.permissions)
-    return {"success": True, "username": call.owner, "roles": roles, "permissions": permissions}
+    return {"success": call.owner != ANONYMOUS, "username": call.owner, "roles": roles, "permissions": permissions}
 
 
 def _fields(info: UserInfo | KeyInfo | Explanation) -> Values:
@@ -638,13 +643,6 @@ def _key_remove(call: Call, ask: Values) -> None:
 # -- audit ------------------------------------------------------------------------------------------------------------
 
 
-def _query(ask: Values) -> Query:
-    if len(ask["search"]) > FIELD_BYTES_MAX:
-        raise BadRequest(f"search has at most {FIELD_BYTES_MAX} characters: no field of an event has more")
-    same = {name: ask[name] for name in ("start_s", "end_s", "user", "resource", "result", "search", "limit")}
-    return Query(types=tuple(TYPES.intersection(ask["types"])) or tuple(ask["types"][:1]), offset=ask["skip"], **same)
-
-
 def _event(event: Event) -> Values:
     values = {name: getattr(event, name) for name in event.__struct_fields__}
     details = [{"key": key, "value": value} for key, value in event.details.items()]
@@ -652,12 +650,12 @@ def _event(event: Event) -> Values:
 
 
 def _audit_query(call: Call, ask: Values) -> Values:
-    events, total, more = call.broker.audit.query(_query(ask))
+    events, total, more = call.broker.audit.query(Query.asked(ask))
     return {"events": [_event(event) for event in events], "total": total, "more": more}
 
 
 def _audit_export(call: Call, ask: Values) -> Values:
-    data = call.broker.audit.export(_query(ask.get("query", ask)), ask["format"])
+    data = call.broker.audit.export(Query.asked(ask.get("query", ask)), ask["format"])
     return {"format": ask["format"], "data": data}
 
 
@@ -686,14 +684,10 @@ HANDLERS: Final[dict[int, Handler]] = {
 
 # What is written down when it succeeds; changes of users and access rules write themselves down.
 AUDITED: Final = {
-    frames.CREATE_TOPIC: "topic.create",
-    frames.DELETE_TOPIC: "topic.delete",
-    frames.REGISTER_SCHEMA: "schema.register",
-    frames.DELETE_SCHEMA: "schema.delete",
-    frames.DELETE_GROUP: "group.delete",
-    frames.RESET_OFFSET: "offset.reset",
+    frames.CREATE_TOPIC: "topic.create", frames.DELETE_TOPIC: "topic.delete", frames.REGISTER_SCHEMA: "schema.register",
+    frames.DELETE_SCHEMA: "schema.delete", frames.DELETE_GROUP: "group.delete", frames.RESET_OFFSET: "offset.reset",
     frames.SEEK_TO_TIMESTAMP: "offset.reset",
-}
+}  # fmt: skip
 
 # PRODUCE and AUTH are the session's own: the hot path, and the one before anybody is known.
 assert set(HANDLERS) | {frames.PRODUCE, frames.AUTH} == set(frames.OPERATIONS), "every operation has one handler"

@@ -21,6 +21,7 @@ from quintet.broker.access import Action, Principal
 from quintet.broker.audit import Result
 from quintet.broker.core import Broker
 from quintet.broker.topics import Topic
+from quintet.broker.waits import Wait
 from quintet.delivery.sink import Sink
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -96,6 +97,7 @@ class FlySession:
         "_options",
         "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "auth_failures", "closing",
         "principal_name", "take_output",
+        "_waiting",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, sink: Sink, now: int, options: FlyOptions, peer: str = "") -> None:
@@ -121,6 +123,7 @@ class FlySession:
         self._next: tuple[Any, ...] | None = None  # the request that waits for those before it
         self._made = 0  # bytes of answers since the last read began
         self._acting = False  # a request other than PRODUCE is under way
+        self._waiting: Wait | None = None  # the long poll under way
         self._changing = False  # it is a change of a password, perhaps of the own one: its answer goes out first
         if options.anonymous_role:
             self._welcome(*broker.access.anonymous(options.anonymous_role))
@@ -200,6 +203,9 @@ class FlySession:
     def closed(self) -> None:
         self._broker.groups.leave(self)
         self._targets, self._counts, self._last, self._next = {}, {}, None, None
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
         del self._sink  # connection and session hold each other: no work for the collector
 
     # -- who -------------------------------------------------------------------------------------------------------
@@ -462,6 +468,9 @@ class FlySession:
         ask = codec.decode_request(operation, payload)
         if code == frames.AUTH:
             return self._authenticate(slot, operation, ask)
+        if self._state is not READY:  # WHOAMI: the other one that is open to all
+            nobody: codec.Values = {"success": False, "username": "", "roles": [], "permissions": []}
+            return self._replies.fill(slot, codec.encode_answer(operation, self._options.dialect, nobody, 0))
         if code == frames.PRODUCE:
             raise BadRequest(_UNSOUND)
         self._permit(operation, ask)
@@ -485,6 +494,7 @@ class FlySession:
             raise
         if made is not None:
             answered(made, None)
+        self._waiting = call.waiting
         return None
 
     def _answered(
@@ -499,6 +509,7 @@ class FlySession:
     ) -> None:
         """The reply of a handler: fields by the table, or a whole frame that the kernel made."""
         self._acting = False
+        self._waiting = None
         if isinstance(error, Forbidden):
             self._not_the_owner(operation, ask)
         if error is None and epoch != self._broker.access.epoch and operation.code in WAITING:
