@@ -376,6 +376,8 @@ class Server:
         addresses = self.addresses()
         _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses, anchor=self.log.anchor_head,
                   kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
+        for line in figures.fly_clients(self.settings.listeners, addresses):
+            _log.info("flymq_clients", **line)
         if not self.settings.keys and not self.broker.users.list():
             _log.warning("no_keys", hint="nobody can log in: add a [[keys]] or [[users]] table to the configuration")
         if self.settings.dev:
