@@ -24,6 +24,7 @@ from quintet.cli.common import (
     when,
     yes_option,
 )
+from quintet.cli.output import echo
 from quintet.client.manage import DeadLetter, Manage
 from quintet.model.errors import OffsetNotFound, QuintetError
 
@@ -128,11 +129,11 @@ def show(url: str, topic: str, id: str, as_json: bool) -> None:
         ("key", shown(letter.key) or "-"),
     )
     for name, value in rows:
-        click.echo(f"{name:9} {value if isinstance(value, int) else shown(value.encode(), VALUE_CHARS_MAX)}")
-    click.echo(f"value     {len(letter.value):,} byte{'' if len(letter.value) == 1 else 's'}")
+        echo(f"{name:9} {value if isinstance(value, int) else shown(value.encode(), VALUE_CHARS_MAX)}")
+    echo(f"value     {len(letter.value):,} byte{'' if len(letter.value) == 1 else 's'}")
     text = letter.value.decode() if _is_text(letter.value) else ""
     plain_text = bool(text) and all(line.isprintable() for line in text.replace("\t", " ").split("\n"))
-    click.echo(text if plain_text else shown(letter.value, VALUE_CHARS_MAX))
+    echo(text if plain_text else shown(letter.value, VALUE_CHARS_MAX))
 
 
 @dlq.command()
@@ -177,18 +178,16 @@ def replay(
         say_json({"topic": topic, "dry_run": dry_run, "letters": outcome})
     else:
         for row in failed:
-            click.echo(f"quintet: {row['id']}: {row['error']}", err=True)
+            echo(f"quintet: {row['id']}: {row['error']}", err=True)
         for row in outcome:
             if row.get("skipped") == "unchanged":
-                click.echo(
-                    f"{row['id']}: not changed in the editor, so it stays (without --edit it goes as it is)", err=True
-                )
+                echo(f"{row['id']}: not changed in the editor, so it stays (without --edit it goes as it is)", err=True)
         done = sum(row["replayed"] or (dry_run and "error" not in row) for row in outcome)
         word = "would be replayed" if dry_run else "replayed"
         if dry_run:
             for row in outcome:
-                click.echo(f"{row['id']}  {row['value']}")
-        click.echo(f"{done} of {len(outcome)} dead letters of {topic} {word}")
+                echo(f"{row['id']}  {row['value']}")
+        echo(f"{done} of {len(outcome)} dead letters of {topic} {word}")
     if failed:
         sys.exit(1)
 
