@@ -197,7 +197,12 @@ class FlyLink(StreamLink, AskLink):
     async def handshake(self, user: str, password: str) -> None:
         """AUTH; without a user name, whatever the listener gives to strangers."""
         if not user:
-            await self.request("WHOAMI", {})
+            who = await self.request("WHOAMI", {})
+            if not who["success"] and not who["username"]:  # strangers are given nothing here, not even a role
+                raise AuthError(
+                    f"{self._where}: authenticate first",
+                    hint="put name and password into the URL: flymq://USER:PASSWORD@host",
+                )
             return
         answer = await self.request("AUTH", {"user": user, "password": password})
         if answer["success"]:
