@@ -255,6 +255,17 @@ class Broker:
             )
         return name
 
+    def dead_letter_counts(self, principal: Principal) -> list[tuple[str, int]]:
+        """(topic, open dead letters) of all whose dead letters this principal may see, by name."""
+        found = sorted(self.dead.open_counts().items())
+        bars, allowed = self.access.bars, self.access.allowed
+        return [
+            (topic, count)
+            for topic, count in found
+            if allowed(principal, "subscribe", topic)
+            and not bars(principal, self.dead.name_for(topic.encode()).decode())
+        ]
+
     def wait_for(
         self, topic: Topic, partition: Partition, longest_us: int, call: Callable[[Exception | None], None]
     ) -> Wait:

@@ -234,6 +234,18 @@ class DeadLetters:
         topic = self._topics.get(self.name_for(source))
         return 0 if topic is None else sum(self._open_count(topic, number) for number in range(len(topic.partitions)))
 
+    def open_counts(self) -> dict[str, int]:
+        """Topics that have open dead letters, and how many. A topic that is gone is named after where its letters are."""
+        names = {topic.name for topic in self._topics.all()}
+        sources = {self.name_for(name.encode()).decode(): name for name in sorted(names) if not self.is_dead(name)}
+        found: dict[str, int] = {}
+        for letters in names:
+            if self.is_dead(letters):
+                source = sources.get(letters, letters.removesuffix(self._suffix))
+                if count := self.counts(source.encode()):
+                    found[source] = count
+        return found
+
     def next_open(self, topic: Topic, number: int, offset: int) -> int:
         """The first offset from this one on that is not resolved; it may be past the end."""
         marks = self._marks(topic.spec.id, number)

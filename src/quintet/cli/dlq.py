@@ -6,6 +6,7 @@ fast, and with which value.
 
 import asyncio
 import sys
+from collections import deque
 from typing import Any, Final
 
 import click
@@ -26,11 +27,11 @@ from quintet.cli.common import (
 )
 from quintet.cli.output import echo
 from quintet.client.manage import DeadLetter, Manage
-from quintet.model.errors import OffsetNotFound, QuintetError
+from quintet.model.errors import LimitExceeded, OffsetNotFound, QuintetError
 
 LIST_DEFAULT: Final = 50
 VALUE_CHARS_MAX: Final = 4_000  # of one that is not plain text
-SUFFIX: Final = "-dlq"  # of dead-letter topics, as configured by default
+REPLAYED_AT_ONCE_MAX: Final = 500  # letters of one request; the broker takes 1,000
 
 
 @click.group()
@@ -84,23 +85,11 @@ def list_letters(url: str, topic: str | None, count: int, as_json: bool) -> None
 
 
 def _overview(url: str, as_json: bool) -> None:
-    async def work(broker: Manage) -> list[tuple[str, int, str]]:
-        found = []
-        for name in await broker.topics():
-            if name.endswith(SUFFIX):
-                source = name.removesuffix(SUFFIX)
-                count = last_ms = 0
-                async for letter in broker.all_dead_letters(source):
-                    count, last_ms = count + 1, max(last_ms, letter.died_ms)
-                if count:
-                    found.append((source, count, when(last_ms)))
-        return found
-
-    found = manage(url, work)
+    found = manage(url, lambda broker: broker.dead_letter_counts())
     if as_json:
-        say_json([{"topic": topic, "dead_letters": count} for topic, count, _ in found])
+        say_json([{"topic": topic, "dead_letters": count} for topic, count in found.items()])
     else:
-        say_table(("topic", ">dead letters", "last died"), found, "no topic has dead letters")
+        say_table(("topic", ">dead letters"), list(found.items()), "no topic has dead letters")
 
 
 @dlq.command()
@@ -201,6 +190,8 @@ async def _replay(
     edit: bool,
     value: bytes | None,
 ) -> list[dict[str, Any]]:
+    if not ids and not dry_run and not edit:
+        return await _replay_all(broker, topic, rate)
     outcome: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     due = loop.time()
@@ -221,6 +212,34 @@ async def _replay(
             row["replayed"] = True
         except QuintetError as refused:
             row["error"] = str(refused)
+    return outcome
+
+
+async def _replay_all(broker: Manage, topic: str, rate: float | None) -> list[dict[str, Any]]:
+    """All that are there now, many in one request."""
+    outcome: list[dict[str, Any]] = [
+        {"id": letter.id, "replayed": False, "value": shown(letter.value)}
+        async for letter in broker.all_dead_letters(topic)
+    ]
+    most = REPLAYED_AT_ONCE_MAX if rate is None else max(1, min(int(rate), REPLAYED_AT_ONCE_MAX))
+    waiting = deque(outcome[at : at + most] for at in range(0, len(outcome), most))
+    while waiting:
+        rows = waiting.popleft()
+        try:
+            missing = set(await broker.replay_many(topic, [row["id"] for row in rows]))
+        except QuintetError as refused:
+            if isinstance(refused, LimitExceeded) and len(rows) > 1:  # too many bytes for one request
+                waiting.extendleft((rows[len(rows) // 2 :], rows[: len(rows) // 2]))
+                continue
+            for row in rows:
+                row["error"] = str(refused)
+            continue
+        for row in rows:
+            row["replayed"] = row["id"] not in missing
+            if row["id"] in missing:
+                row["error"] = f"{topic} has no dead letter {row['id']} any more"
+        if rate is not None and waiting:
+            await asyncio.sleep(len(rows) / rate)
     return outcome
 
 

@@ -110,6 +110,7 @@ class Tour:
         found = self.ask("FETCH_DLQ", topic="t", max=10)["messages"]
         assert [(m["data"], m["error"]) for m in found] == [(b"hello", "no good"), (b"once", "no good")]
         assert "details" in self.ask("FETCH_DLQ", topic="t", max=10, after="")
+        self.expect({"topics": [{"topic": "t", "letters": 2}]}, "LIST_DLQ")
         self.expect({"success": True, "message": "OK"}, "REPLAY_DLQ", topic="t", message_id=found[0]["id"])
         self.expect({"success": True, "message": "1 forgotten"}, "PURGE_DLQ", topic="t")
 

@@ -60,6 +60,7 @@ FETCH_DLQ: Final = 0x20
 REPLAY_DLQ: Final = 0x21
 PURGE_DLQ: Final = 0x22
 DEAD_LETTER: Final = 0x23
+LIST_DLQ: Final = 0x24
 PRODUCE_DELAYED: Final = 0x30
 CANCEL_DELAYED: Final = 0x31
 PRODUCE_WITH_TTL: Final = 0x35
@@ -216,11 +217,14 @@ _TABLE: Final = (
         "[details:{cause:str16 partition:i32 offset:u64 key:bytes32 died_ms:i64}*]",
         ours="after (the last id seen, or empty) asks for the details too"),
     _op(REPLAY_DLQ, "REPLAY_DLQ", "publish a dead letter again, once", "write",
-        ("topic:str16! message_id:str16! [value:bytes32]", "topic:str16! offset:u64"), _DONE,
-        ours="value replaces the message's; the offset form is what some published clients send"),
+        ("topic:str16! message_id:str16! [value:bytes32]", "topic:str16! offset:u64", "topic:str16! ids:str16*"),
+        f"{_DONE} [replayed:u32 missing:str16*]",
+        ours="value replaces the message's; the offset form is what some published clients send; of many ids (up to 1,000) all or none, those that are not open are missing"),
     _op(PURGE_DLQ, "PURGE_DLQ", "forget all dead letters of a topic", "manage", "topic:str16!", _DONE),
     _op(DEAD_LETTER, "DEAD_LETTER", "put a message that cannot be processed among the dead letters", "read",
         "topic:str16! partition:i32 offset:u64 error:str16", _DONE, ours="the whole operation"),
+    _op(LIST_DLQ, "LIST_DLQ", "topics that have dead letters, and how many", "known", "",
+        "topics:{topic:str16 letters:u64}*", ours="the whole operation"),
     # -- later, and not for ever
     _op(PRODUCE_DELAYED, "PRODUCE_DELAYED", "write a message that appears later", "write",
         "topic:str16! data:bytes32 delay_ms:i64 [key:bytes32 partition:i32]", _RECORD,

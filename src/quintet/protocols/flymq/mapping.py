@@ -236,13 +236,8 @@ def _cancel_delayed(call: Call, ask: Values) -> None:
 
 
 def _create_topic(call: Call, ask: Values) -> None:
-    topic, new = call.broker.create_topic(
-        ask["topic"].encode(),
-        ask["partitions"],
-        ask.get("durability", ""),
-        ask.get("retention_ms", 0) * 1000,
-        ask.get("retention_bytes", 0),
-    )
+    kept = (ask.get("retention_ms", 0) * 1000, ask.get("retention_bytes", 0))
+    topic, new = call.broker.create_topic(ask["topic"].encode(), ask["partitions"], ask.get("durability", ""), *kept)
     topic.after(call.when_durable(_done("created" if new else "exists")))
 
 
@@ -398,9 +393,20 @@ def _fetch_dlq(call: Call, ask: Values) -> None:
     call.broker.dead.browse(source, most, ask.get("after", ""), call.then(made))
 
 
+def _list_dlq(call: Call, _ask: Values) -> Values:
+    return {"topics": [{"topic": t, "letters": n} for t, n in call.broker.dead_letter_counts(call.principal)]}
+
+
 def _replay_dlq(call: Call, ask: Values) -> None:
-    id = ask["message_id"] if "message_id" in ask else f"0-{ask['offset']}"
     source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
+    if "ids" in ask:
+
+        def replayed(count: int, missing: list[str], error: Exception | None) -> None:
+            call.answer(_done("OK") | {"replayed": count, "missing": missing} if error is None else None, error)
+
+        call.broker.dead.replay_many(source, ask["ids"], replayed)
+        return
+    id = ask["message_id"] if "message_id" in ask else f"0-{ask['offset']}"
     call.broker.dead.replay(source, id, ask.get("value"), call.when_durable(_done("OK")))
 
 
@@ -585,12 +591,8 @@ def _password_change(call: Call, ask: Values) -> None:
 
 
 def _role_list(call: Call, _ask: Values) -> Values:
-    return {
-        "roles": [
-            {"name": role.name, "permissions": list(role.permissions), "description": role.description}
-            for role in call.broker.users.roles()
-        ]
-    }
+    names = ("name", "permissions", "description")
+    return {"roles": [{name: getattr(role, name) for name in names} for role in call.broker.users.roles()]}
 
 
 def _acl(acl: Acl) -> Values:
@@ -667,7 +669,7 @@ HANDLERS: Final[dict[int, Handler]] = {
     frames.LIST_SCHEMAS: _list_schemas, frames.VALIDATE_SCHEMA: _validate_schema,
     frames.PRODUCE_WITH_SCHEMA: _produce_with_schema, frames.DELETE_SCHEMA: _delete_schema,
     frames.FETCH_DLQ: _fetch_dlq, frames.REPLAY_DLQ: _replay_dlq, frames.PURGE_DLQ: _purge_dlq,
-    frames.DEAD_LETTER: _dead_letter, frames.PRODUCE_DELAYED: _produce_delayed, frames.CANCEL_DELAYED: _cancel_delayed,
+    frames.LIST_DLQ: _list_dlq, frames.DEAD_LETTER: _dead_letter, frames.PRODUCE_DELAYED: _produce_delayed, frames.CANCEL_DELAYED: _cancel_delayed,
     frames.PRODUCE_WITH_TTL: _produce_with_ttl, frames.TXN_BEGIN: _txn_begin, frames.TXN_COMMIT: _txn_commit,
     frames.TXN_ROLLBACK: _txn_rollback, frames.TXN_PRODUCE: _txn_produce, frames.CLUSTER_JOIN: _no_cluster,
     frames.CLUSTER_LEAVE: _no_cluster, frames.CLUSTER_STATUS: _cluster_status,
