@@ -28,6 +28,7 @@ FRAMES_PER_READ = 40
 SAMPLE_EVERY_READS = 8
 MAX_CUTS = 6
 MAX_RECORDS = 1 << 20
+GROUP_BYTES_MAX = 32 << 20
 MAGIC = 0x464C5831
 
 
@@ -80,16 +81,18 @@ class Reader:
         return flags, self.take(length)
 
 
-def batch(payload: bytes, acked: bool) -> list[Fields]:
+def batch(payload: bytes, acked: bool, keyed: bool) -> list[Fields]:
     """What a batch says: its records, the whole of it if it is acknowledged, or what is wrong."""
     reader = Reader(payload)
-    request_id, ack_mode = -1, 0
+    request_id, ack_mode, key = -1, 0, None
     try:
         if acked:
             request_id = reader.number(8)
             ack_mode = reader.number(1)
             if ack_mode not in (1, 2):
                 return [(2, 4, request_id)]
+        if keyed:
+            key = reader.take(reader.number(2))
         start = reader.at
         for _ in range(3):
             reader.take(reader.number(2)).decode()
@@ -103,7 +106,11 @@ def batch(payload: bytes, acked: bool) -> list[Fields]:
         return [(2, 5, request_id)]
     if reader.left():
         return [(2, 3, request_id)]
-    return [(1, where, values, request_id, ack_mode)] if acked else [("record", where, value) for value in values]
+    if sum(map(len, values)) + len(key or b"") * count > GROUP_BYTES_MAX:
+        return [(2, 7, request_id)]
+    if acked:
+        return [(1, where, values, request_id, ack_mode, key)]
+    return [("record", where, value, key) for value in values]
 
 
 def plainly(data: bytes, known: int, strict: bool) -> tuple[list[Fields], int, int, int]:
@@ -121,10 +128,11 @@ def plainly(data: bytes, known: int, strict: bool) -> tuple[list[Fields], int, i
             return out, start, error.args[0], frames
         frames += 1
         meant = flags if strict else flags & known
-        if meant & ~known or meant not in (0, 1, 9, 0x41, 0x49):
-            out.append((3, flags, -1))
-        elif meant in (1, 9):
-            out += batch(payload, meant == 9)
+        kind = meant & ~felix_frames.KEY_FLAG
+        if meant & ~known or (meant and kind not in (1, 9, 0x41, 0x49)):
+            out.append((3, flags, felix_frames.acked_id(flags, payload)))
+        elif kind in (1, 9):
+            out += batch(payload, kind == 9, kind != meant)
         else:
             out.append((0, payload) if meant == 0 else (4, meant, payload))
 
@@ -190,16 +198,17 @@ def check_sample(data: bytes, r: random.Random) -> None:
         r.random() < 0.5,
         ORIGIN,
         NOW,
+        r.choice((0, 0x0040, 0x0100)),
     )
     if kernel.felix_split(*args) != pure.felix_split(*args):
         raise BrokenError("felix_split and its pure twin differ")
     damaged = generate.mutated(r, bytes(kernel.build(**generate.batch_columns(r))))
     count = struct.unpack_from("<I", damaged, 24)[0] if len(damaged) >= 28 else 1
-    most, offsets = r.choice((1, 50, FRAME_MAX)), r.random() < 0.5
+    most, offsets, keys = r.choice((1, 50, FRAME_MAX)), r.random() < 0.5, r.random() < 0.5
     results: list[Any] = []
     for twin in (kernel, pure):
         try:
-            sent = twin.felix_deliver(damaged, 0, min(count, 99), 100, offsets, 5 << 48, most)
+            sent = twin.felix_deliver(damaged, 0, min(count, 99), 100, offsets, 5 << 48, most, keys)
             results.append((sent, twin.felix_events(damaged, 0, min(count, 99), 100, b'"stream":"s"', most)))
         except ValueError:
             results.append(None)

@@ -376,12 +376,15 @@ class Door(QuicListener):
                 "felix", "127.0.0.1", 0, auth_failures_per_minute=1 << 30, connections_per_address_max=5000
             ),
             QuicOptions(*identity),
-            lambda stream: FelixSession(sim.broker, stream, sim.scheduler.now(), options, stream.peer),
+            lambda stream: FelixSession(sim.broker, stream, sim.scheduler.monotonic(), options, stream.peer),
             lambda *_: None,
         )
 
     def now(self) -> int:
         return self.sim.scheduler.now()
+
+    def monotonic(self) -> int:
+        return self.sim.scheduler.monotonic()
 
 
 class Live:

@@ -307,8 +307,9 @@ class Socket(Peer):
         self.heart = Heartbeat(asyncio.new_event_loop(), 30)
         self.heart._loop.close()
 
-        def make(broker: Any, sink: Any, now: int) -> Any:
-            return WebSocketSession(PeerSession(broker, sink, now, framed=False, peer="10.0.0.1:9"), self, self.heart)
+        def make(broker: Any, sink: Any, monotonic: int) -> Any:
+            inner = PeerSession(broker, sink, monotonic, framed=False, peer="10.0.0.1:9")
+            return WebSocketSession(inner, self, self.heart, sim.scheduler.monotonic)
 
         super().__init__(sim, make)
 
@@ -338,7 +339,7 @@ def damaged_socket(sim: SimBroker, r: random.Random, counts: Counter[str]) -> No
             said += peer.exchange(ws_frames.piece(r, 8, True, r.choice((b"", b"\x03", b"\x03\xe8", b"\x03\xe8\xff"))))
         registered = peer.session.principal_name is not None
         sim.scheduler.advance(PATIENCE_US)
-        peer.session.tick(sim.scheduler.now())
+        peer.session.tick(sim.scheduler.monotonic())
         peer._drain()
         said += peer.take()
         peer.close()
@@ -667,7 +668,7 @@ def main() -> int:
     print(f"seed {options.seed}, twin {'native' if kernel.NATIVE else 'pure'}, {options.frames} + {options.live} live")
     target = Target(lenient if options.sabotage == "codec" else codec.check_envelope)
     if options.sabotage == "live":
-        Seen.add = lambda self, key, now: True  # type: ignore[method-assign]
+        Seen.add = lambda self, key, monotonic: True  # type: ignore[method-assign]
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         done = run_codec(target, options.frames, options.seed)

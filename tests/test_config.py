@@ -10,6 +10,7 @@ from quintet.config import DEV_BLIPMQ_KEY, Settings, Topics, load_with_origins
 from quintet.config.fields import matches, read_secret
 from quintet.model import limits
 from quintet.model.errors import ConfigError
+from quintet.server import _lets_in
 
 ROOT = Path(__file__).parent.parent
 A_USER = "[[users]]\nname = 'a'\npassword = 'p'\n"
@@ -211,6 +212,27 @@ def test_dev_is_a_preset_below_everything_else(file: Path) -> None:
     file.write_text("[[keys]]\nname = 'a'\nkey = 'b'\n")
     both = Settings.load(file, {"QUINTET_DEV": "true"}, {"data": Path("here")})
     assert (both.data, [key.name for key in both.keys]) == (Path("here"), ["a", "dev", "dev-peer"])
+
+
+@pytest.mark.parametrize(
+    ("text", "way_in"),
+    [
+        ("", False),
+        ("[listeners.felix]\nanonymous_role = 'admin'\n", False),  # of no effect: the door is not open
+        ("[[keys]]\nname = 'a'\nkey = 'a-key'\n", True),
+        ("[tokens]\nsecrets = [{secret = 'a secret of more than thirty-two bytes'}]\n", True),
+        ("[listeners.flymq]\nanonymous_role = 'reader'\n", True),
+        ("[tokens]\njwks_file = 'JWKS'\n", True),
+    ],
+)
+def test_whether_anybody_can_log_in(file: Path, text: str, way_in: bool) -> None:
+    """What the warning at start goes by: tokens and open doors let people in who have no key."""
+    jwks = file.with_name("jwks.json")
+    jwks.write_text(
+        '{"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo", "kid": "1", "alg": "EdDSA"}]}'
+    )
+    file.write_text(text.replace("JWKS", str(jwks)))
+    assert _lets_in(Settings.load(file, {}, {})) is way_in
 
 
 def test_secrets_of_tokens_and_peers_are_long_and_hidden(file: Path) -> None:

@@ -34,6 +34,8 @@ CHANCE = {"random", "secrets"}
 PROTOCOL_FILES = {
     "README.md", "__init__.py", "codec.py", "errors.py", "frames.py", "mapping.py", "session.py",
 }  # fmt: skip
+# A door whose session outgrew one file names the others here.
+MORE_PROTOCOL_FILES = {"felix": {"cache_requests.py"}}
 
 REMINDERS = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
 HOSTS = re.compile(
@@ -139,9 +141,10 @@ def doors_have_one_shape(root: Path) -> list[str]:
         if match:
             folders.setdefault(match[1], set()).add(match[2])
     return [
-        f"protocols/{folder}: {', '.join(sorted(here ^ PROTOCOL_FILES))} missing or one too many"
+        f"protocols/{folder}: {', '.join(sorted(here ^ PROTOCOL_FILES ^ more))} missing or one too many"
         for folder, here in folders.items()
-        if here != PROTOCOL_FILES
+        for more in (MORE_PROTOCOL_FILES.get(folder, set()),)
+        if here != PROTOCOL_FILES | more
     ]
 
 

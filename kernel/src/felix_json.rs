@@ -80,6 +80,7 @@ fn plain_bytes(d: &[u8]) -> usize {
 struct Cursor<'a> {
     d: &'a [u8],
     at: usize,
+    escapes: usize,
 }
 
 impl<'a> Cursor<'a> {
@@ -190,6 +191,7 @@ impl<'a> Cursor<'a> {
         if !self.take(b'\\') || !self.take(b'u') {
             return None;
         }
+        self.escapes += 1;
         let low = self.four_hex()?;
         if !(0xDC00..0xE000).contains(&low) {
             return None;
@@ -220,6 +222,7 @@ impl<'a> Cursor<'a> {
                 }
                 b'\\' => {
                     self.at += 1;
+                    self.escapes += 1;
                     let text = out.get_or_insert_default();
                     text.extend(piece);
                     let one = self.escape()?;
@@ -252,7 +255,7 @@ fn once<'a>(place: &mut Option<&'a [u8]>, text: &'a [u8]) -> Option<()> {
 
 /// The cache_get in a payload, or None if it is not a plain one.
 pub fn parse_get(d: &[u8]) -> Option<Get<'_>> {
-    let mut cursor = Cursor { d, at: 0 };
+    let mut cursor = Cursor { d, at: 0, escapes: 0 };
     cursor.pass(b'{')?;
     let mut scope: [Option<&[u8]>; 3] = [None; 3];
     let (mut kind, mut key, mut request_id) = (None, None, None);
@@ -342,6 +345,14 @@ const NOT_JSON: u8 = 1;
 const DUPLICATE_KEY: u8 = 2;
 const TOO_DEEP: u8 = 3;
 const TOO_MANY_KEYS: u8 = 4;
+const TOO_MANY_VALUES: u8 = 5;
+
+/// Values of one text, and escapes in its strings: what whoever reads it after us takes more time for than for its bytes.
+const VALUES_MAX: usize = 50_000;
+const ESCAPES_MAX: usize = 500_000;
+
+/// Bytes of a type that is worth telling.
+const TYPE_BYTES_MAX: usize = 64;
 
 /// Keys of one object: no message has more than a few, and each costs a look at all others.
 const KEYS_MAX: usize = 1024;
@@ -371,6 +382,9 @@ struct Scan<'a> {
     keys: Vec<Cow<'a, [u8]>>,
     expect: Expect,
     depth_max: usize,
+    values: usize,
+    at_type: bool,
+    kind: Vec<u8>,
 }
 
 impl<'a> Scan<'a> {
@@ -396,6 +410,10 @@ impl<'a> Scan<'a> {
 
     fn key(&mut self) -> u8 {
         let Some(key) = self.cursor.string() else { return NOT_JSON };
+        if self.cursor.escapes > ESCAPES_MAX {
+            return TOO_MANY_VALUES;
+        }
+        self.at_type = self.open.len() == 1 && key.as_ref() == b"type";
         let fault = self.judge(key);
         if fault != FINE {
             return fault;
@@ -406,6 +424,11 @@ impl<'a> Scan<'a> {
 
     fn value(&mut self, byte: u8) -> u8 {
         self.expect = Expect::CommaOrEnd;
+        self.values += 1;
+        if self.values > VALUES_MAX {
+            return TOO_MANY_VALUES;
+        }
+        let at_type = std::mem::take(&mut self.at_type);
         let sound = match byte {
             b'{' | b'[' => {
                 if self.open.len() == self.depth_max {
@@ -417,7 +440,16 @@ impl<'a> Scan<'a> {
                 self.expect = if object { Expect::KeyOrEnd } else { Expect::ValueOrEnd };
                 true
             }
-            b'"' => self.cursor.string().is_some(),
+            b'"' => {
+                let Some(text) = self.cursor.string() else { return NOT_JSON };
+                if self.cursor.escapes > ESCAPES_MAX {
+                    return TOO_MANY_VALUES;
+                }
+                if at_type && text.len() <= TYPE_BYTES_MAX {
+                    self.kind = text.into_owned();
+                }
+                true
+            }
             b't' => self.word(b"true"),
             b'f' => self.word(b"false"),
             b'n' => self.word(b"null"),
@@ -455,21 +487,66 @@ impl<'a> Scan<'a> {
     }
 }
 
-pub fn fault(d: &[u8], depth_max: usize) -> u8 {
+/// The first fault of a text, and the type of the object it is: empty if it has none.
+pub fn head(d: &[u8], depth_max: usize) -> (u8, Vec<u8>) {
     if std::str::from_utf8(d).is_err() {
-        return NOT_JSON;
+        return (NOT_JSON, Vec::new());
     }
-    let cursor = Cursor { d, at: 0 };
-    let mut scan = Scan { cursor, open: Vec::new(), keys: Vec::new(), expect: Expect::Value, depth_max };
+    let mut scan = Scan {
+        cursor: Cursor { d, at: 0, escapes: 0 },
+        open: Vec::new(),
+        keys: Vec::new(),
+        expect: Expect::Value,
+        depth_max,
+        values: 0,
+        at_type: false,
+        kind: Vec::new(),
+    };
     if scan.cursor.blank() != Some(b'{') {
-        return NOT_JSON;
+        return (NOT_JSON, Vec::new());
     }
     let mut fault = scan.value(b'{');
     while fault == FINE {
         match scan.open.last() {
-            None => return if scan.cursor.blank().is_none() { FINE } else { NOT_JSON },
+            None => {
+                fault = if scan.cursor.blank().is_none() { FINE } else { NOT_JSON };
+                break;
+            }
             Some(inner) => fault = scan.step(matches!(inner, Open::Object { .. })),
         }
     }
-    fault
+    (fault, if fault == FINE { scan.kind } else { Vec::new() })
+}
+
+// -- how much there is to read ------------------------------------------------------------------------------------------
+
+/// Values of any JSON text at most, and how deep they are nested, whether it is sound or not. Strings are passed over; one
+/// that does not end runs to the end of the text.
+pub fn shape(d: &[u8]) -> (usize, usize) {
+    let (mut at, mut values, mut depth, mut deepest) = (0, 1usize, 0usize, 0usize);
+    while let Some(&byte) = d.get(at) {
+        at += 1;
+        match byte {
+            b'"' => loop {
+                match d.get(at) {
+                    None => break,
+                    Some(b'"') => {
+                        at += 1;
+                        break;
+                    }
+                    Some(b'\\') => at += 2,
+                    Some(_) => at += 1,
+                }
+            },
+            b',' => values += 1,
+            b'[' | b'{' => {
+                values += 1;
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    (values, deepest)
 }

@@ -3,7 +3,7 @@
 //! The work is in `felix.rs` and `felix_json.rs`. The interpreter lock is held throughout; no I/O, no clock, no state.
 
 use crate::blip::{MAX_GROUP_RECORDS, MAX_U16, u64_be};
-use crate::felix::{self, Group, Next, Values};
+use crate::felix::{self, Front, Group, Next, Values};
 use crate::felix_json::{self, Scope};
 use crate::{Held, Split, list_of, range, refuse, unzeroed_array, unzeroed_bytes};
 use pyo3::exceptions::PyOverflowError;
@@ -27,6 +27,13 @@ fn frame_max(frame_bytes_max: i64) -> PyResult<usize> {
 fn frame_bounds(start: i64, frame_bytes_max: i64, length: usize) -> PyResult<(usize, usize)> {
     let (start, _) = range(start, length as i64, length)?;
     Ok((start, frame_max(frame_bytes_max)?))
+}
+
+fn key_flag_fits(key_flag: u16) -> PyResult<()> {
+    if key_flag != felix::PACKED && key_flag != felix::KEYED {
+        return Err(refuse("key_flag must be 0x0040 or 0x0100"));
+    }
+    Ok(())
 }
 
 fn origin_fits(origin: &[u8], now: i64) -> PyResult<()> {
@@ -57,7 +64,13 @@ fn batch_item<'py>(py: Python<'py>, d: &[u8], group: &Group<'_>, origin: &[u8]) 
     };
     let request_id = or_none(py, group.request_id)?;
     let target = PyBytes::new(py, group.target);
-    (BATCH_ITEM, target, batch, group.count, request_id, group.ack_mode).into_pyobject(py)
+    match group.key {
+        None => (BATCH_ITEM, target, batch, group.count, request_id, group.ack_mode).into_pyobject(py),
+        Some(key) => {
+            let key = PyBytes::new(py, key);
+            (BATCH_ITEM, target, batch, group.count, request_id, group.ack_mode, key).into_pyobject(py)
+        }
+    }
 }
 
 fn malformed_item<'py>(py: Python<'py>, fault: &felix::Malformed) -> PyResult<Bound<'py, PyTuple>> {
@@ -68,6 +81,7 @@ fn malformed_item<'py>(py: Python<'py>, fault: &felix::Malformed) -> PyResult<Bo
 struct Splitter<'a, 'py> {
     d: &'a [u8],
     known: u16,
+    key_flag: u16,
     strict: bool,
     origin: &'a [u8],
     items: Bound<'py, PyList>,
@@ -98,10 +112,12 @@ impl<'a> Splitter<'a, '_> {
         let (py, d) = (self.items.py(), self.d);
         let meant = if self.strict { flags } else { flags & self.known };
         let is_known = meant & !self.known == 0;
-        if is_known && (meant == BATCH || meant == ACKED) {
+        let kind = meant & !self.key_flag;
+        if is_known && (kind == BATCH || kind == ACKED) {
             let known = self.waiting.as_ref().map_or(&[][..], |last| last.target);
-            return match Group::parse(d, at, end, meant == ACKED, known) {
-                Ok(group) if meant == BATCH => self.unacked(group),
+            let front = Front { acked: kind == ACKED, keyed: kind != meant };
+            return match Group::parse(d, at, end, front, known) {
+                Ok(group) if kind == BATCH => self.unacked(group),
                 Ok(group) => {
                     self.flush()?;
                     self.items.append(batch_item(py, d, &group, self.origin)?)
@@ -113,15 +129,20 @@ impl<'a> Splitter<'a, '_> {
             };
         }
         self.flush()?;
-        match meant {
-            0 => self.items.append((JSON_ITEM, PyBytes::new(py, &d[at..end]))),
+        match kind {
+            0 if meant == 0 => self.items.append((JSON_ITEM, PyBytes::new(py, &d[at..end]))),
             PACKED | ACKED_PACKED if is_known => self.items.append((PACKED_ITEM, meant, PyBytes::new(py, &d[at..end]))),
-            _ => self.items.append((FLAGS_ITEM, flags, NO_REQUEST)),
+            _ => {
+                // Whatever else a bit stands for, the request_id of an acknowledged batch comes first.
+                let id = if flags & ACKED == ACKED { felix::request_id_of(d, at, end) } else { None };
+                self.items.append((FLAGS_ITEM, flags, or_none(py, id)?))
+            }
         }
     }
 }
 
 #[pyfunction]
+#[pyo3(signature = (data, start, frame_bytes_max, known, strict, origin, now, key_flag=0))]
 #[allow(clippy::too_many_arguments)]
 pub fn felix_split<'py>(
     py: Python<'py>,
@@ -132,12 +153,16 @@ pub fn felix_split<'py>(
     strict: bool,
     origin: &[u8],
     now: i64,
+    key_flag: u16,
 ) -> PyResult<Split<'py>> {
     let held = Held::new(data)?;
     let d = held.bytes();
     let (mut pos, frame_bytes_max) = frame_bounds(start, frame_bytes_max, d.len())?;
     origin_fits(origin, now)?;
-    let mut splitter = Splitter { d, known, strict, origin, items: PyList::empty(py), waiting: None };
+    if key_flag != 0 {
+        key_flag_fits(key_flag)?;
+    }
+    let mut splitter = Splitter { d, known, key_flag, strict, origin, items: PyList::empty(py), waiting: None };
     let fatal = loop {
         match felix::next_frame(d, pos, frame_bytes_max) {
             Next::Frame { flags, end } => {
@@ -162,15 +187,16 @@ pub fn felix_batch<'py>(
 ) -> PyResult<Bound<'py, PyTuple>> {
     let held = Held::new(payload)?;
     let d = held.bytes();
-    let meant = flags & !felix::PACKED;
+    let meant = flags & !(felix::PACKED | felix::KEYED);
     if meant != felix::BATCH && meant != felix::BATCH | felix::ACKED {
-        return Err(refuse("not the flags of a batch: they are 0x0001 or 0x0009, with or without 0x0040"));
+        return Err(refuse("not the flags of a batch: they are 0x0001 or 0x0009, with or without 0x0040 and 0x0100"));
     }
     if d.len() > felix::MAX_FRAME_CEILING_BYTES {
         return Err(refuse("payload is over 32 MiB"));
     }
     origin_fits(origin, now)?;
-    match Group::parse(d, 0, d.len(), meant != felix::BATCH, &[]) {
+    let front = Front { acked: meant != felix::BATCH, keyed: flags & felix::KEYED != 0 };
+    match Group::parse(d, 0, d.len(), front, &[]) {
         Ok(group) => batch_item(py, d, &group, origin),
         Err(fault) => malformed_item(py, &fault),
     }
@@ -251,7 +277,11 @@ pub fn felix_gets<'py>(
     Ok((PyBytes::new(py, &reply), pos, hits, misses))
 }
 
+/// (frames, events in them, [(where in the frames it would stand, its row, the bytes of its frame)] of what is left out)
+type Frames<'py> = (Bound<'py, PyBytes>, usize, felix::Omitted);
+
 #[pyfunction]
+#[pyo3(signature = (batch, first, last, now, offsets, high, frame_bytes_max, keys=false))]
 #[allow(clippy::too_many_arguments)]
 pub fn felix_deliver<'py>(
     py: Python<'py>,
@@ -262,12 +292,14 @@ pub fn felix_deliver<'py>(
     offsets: bool,
     high: u64,
     frame_bytes_max: i64,
-) -> PyResult<(Bound<'py, PyBytes>, usize)> {
+    keys: bool,
+) -> PyResult<Frames<'py>> {
     let held = Held::new(batch)?;
     let most = frame_max(frame_bytes_max)?;
-    let delivery = felix::Delivery::new(held.bytes(), (first, last), now, offsets, high, most).map_err(refuse)?;
+    let delivery =
+        felix::Delivery::new(held.bytes(), (first, last), now, (offsets, keys), high, most).map_err(refuse)?;
     let frames = unzeroed_bytes(py, delivery.bytes, |out| delivery.fill(out))?;
-    Ok((frames, delivery.events))
+    Ok((frames, delivery.events, delivery.omitted))
 }
 
 #[pyfunction]
@@ -279,21 +311,24 @@ pub fn felix_events<'py>(
     now: i64,
     target_json: &[u8],
     frame_bytes_max: i64,
-) -> PyResult<(Bound<'py, PyBytes>, usize)> {
+) -> PyResult<Frames<'py>> {
     let held = Held::new(batch)?;
     let most = frame_max(frame_bytes_max)?;
     let events = felix::Events::new(held.bytes(), (first, last), now, target_json, most).map_err(refuse)?;
     let frames = unzeroed_bytes(py, events.bytes, |out| events.fill(out))?;
-    Ok((frames, events.events))
+    Ok((frames, events.events, events.omitted))
 }
 
 #[pyfunction]
+#[pyo3(signature = (target, values, request_id, ack_mode, key=None, key_flag=felix::KEYED))]
 pub fn felix_publish<'py>(
     py: Python<'py>,
     target: &[u8],
     values: &Bound<'py, PyAny>,
     request_id: i128,
     ack_mode: i64,
+    key: Option<&[u8]>,
+    key_flag: u16,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let request = match request_id {
         -1 => None,
@@ -308,13 +343,18 @@ pub fn felix_publish<'py>(
     if !felix::target_sound(target) {
         return Err(refuse("target must be three names of UTF-8, each behind its length of two bytes"));
     }
+    key_flag_fits(key_flag)?;
+    if key.is_some_and(|key| key.len() > MAX_U16) {
+        return Err(refuse("key is over 65535 bytes"));
+    }
     let values = list_of(values)?.iter().map(|one| Ok(one.cast_into::<PyBytes>()?)).collect::<PyResult<Vec<_>>>()?;
     if values.len() > MAX_GROUP_RECORDS {
         return Err(refuse("too many values: a batch holds at most 2**20"));
     }
     let size = values.iter().map(|value| 4 + value.as_bytes().len()).sum::<usize>();
     let request = request.map(|request_id| (request_id, ack_mode as u8));
-    let front = felix::publish_front(target, request, values.len(), size)
+    let key = key.map(|key| (key, key_flag));
+    let front = felix::publish_front(target, request, key, values.len(), size)
         .ok_or_else(|| refuse("batch too large: a frame is over 32 MiB; send fewer values at once"))?;
     unzeroed_bytes(py, front.len() + size, |out| {
         out[..front.len()].copy_from_slice(&front);
@@ -332,10 +372,12 @@ fn received_item<'py>(
 ) -> PyResult<Result<Bound<'py, PyTuple>, u8>> {
     const PACKED: u16 = felix::EVENTS | felix::PACKED;
     const OFFSETS_PACKED: u16 = PACKED | felix::OFFSETS;
+    const KEYED_PACKED: u16 = PACKED | felix::KEYED;
+    const OFFSETS_KEYED_PACKED: u16 = OFFSETS_PACKED | felix::KEYED;
     let payload = &d[at..end];
     match flags {
         0 => return Ok(Ok((JSON_ITEM, PyBytes::new(py, payload)).into_pyobject(py)?)),
-        PACKED | OFFSETS_PACKED => {
+        PACKED | OFFSETS_PACKED | KEYED_PACKED | OFFSETS_KEYED_PACKED => {
             return Ok(Ok((felix::PACKED, flags, PyBytes::new(py, payload)).into_pyobject(py)?));
         }
         felix::ACK => {
@@ -351,7 +393,7 @@ fn received_item<'py>(
         }
         _ => {}
     }
-    let kind = flags & !felix::OFFSETS;
+    let kind = flags & !(felix::OFFSETS | felix::KEYED);
     if kind != felix::EVENTS_OF && kind != felix::EVENTS {
         return Ok(Err(felix::BAD_FLAGS));
     }
@@ -362,6 +404,12 @@ fn received_item<'py>(
     }
     let subscription = or_none(py, of.then(|| u64_be(d, at)))?;
     let base = or_none(py, with_offset.then(|| u64_be(d, at + wide - felix::OFFSET_BYTES)))?;
+    if flags & felix::KEYED != 0 {
+        let Some(events) = felix::keyed_values(d, at + wide, end) else { return Ok(Err(felix::BAD_PAYLOAD)) };
+        let values = PyList::new(py, events.iter().map(|(_, value)| PyBytes::new(py, value)).collect::<Vec<_>>())?;
+        let keys = PyList::new(py, events.iter().map(|(key, _)| key.map(|key| PyBytes::new(py, key))))?;
+        return Ok(Ok((felix::EVENTS, subscription, base, values, keys).into_pyobject(py)?));
+    }
     let Ok(values) = Values::parse(d, at + wide, end) else { return Ok(Err(felix::BAD_PAYLOAD)) };
     let values = PyList::new(py, values.iter(d).map(|value| PyBytes::new(py, value)).collect::<Vec<_>>())?;
     Ok(Ok((felix::EVENTS, subscription, base, values).into_pyobject(py)?))
@@ -392,11 +440,40 @@ pub fn felix_received<'py>(
     }
 }
 
-#[pyfunction]
-pub fn json_fault(data: &Bound<'_, PyAny>, depth_max: i64) -> PyResult<u8> {
-    let held = Held::new(data)?;
+/// A scan of more bytes than this lets other threads run: it may take 7 ns a byte.
+const UNLOCKED_SCAN_BYTES: usize = 64 << 10;
+
+/// The caller promises that nobody writes to data meanwhile.
+fn scanned<T: Send>(py: Python<'_>, data: &[u8], scan: impl Fn(&[u8]) -> T + Send + Sync) -> T {
+    if data.len() < UNLOCKED_SCAN_BYTES { scan(data) } else { py.detach(|| scan(data)) }
+}
+
+fn depth(depth_max: i64) -> PyResult<usize> {
     if !(1..=felix_json::MAX_DEPTH).contains(&depth_max) {
         return Err(refuse("depth_max must be 1 to 10,000"));
     }
-    Ok(felix_json::fault(held.bytes(), depth_max as usize))
+    Ok(depth_max as usize)
+}
+
+#[pyfunction]
+pub fn json_fault(py: Python<'_>, data: &Bound<'_, PyAny>, depth_max: i64) -> PyResult<u8> {
+    let (held, most) = (Held::new(data)?, depth(depth_max)?);
+    Ok(scanned(py, held.bytes(), |d| felix_json::head(d, most)).0)
+}
+
+#[pyfunction]
+pub fn json_head<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    depth_max: i64,
+) -> PyResult<(u8, Bound<'py, PyBytes>)> {
+    let (held, most) = (Held::new(data)?, depth(depth_max)?);
+    let (fault, kind) = scanned(py, held.bytes(), |d| felix_json::head(d, most));
+    Ok((fault, PyBytes::new(py, &kind)))
+}
+
+#[pyfunction]
+pub fn json_shape(py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
+    let held = Held::new(data)?;
+    Ok(scanned(py, held.bytes(), felix_json::shape))
 }

@@ -67,7 +67,7 @@ impl Held {
         }
         // SAFETY: the buffer is contiguous (checked in new), of len_bytes() bytes, and stays exported, so neither moved
         // nor freed, while self lives; no Python code writes to it while we read: the interpreter lock is held, or the
-        // caller promised it (fly_fetch, gather, scatter).
+        // caller promised it (fly_fetch, gather, scatter, json_head ...).
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast::<u8>(), self.0.len_bytes()) }
     }
 }
@@ -474,6 +474,7 @@ mod _native {
     #[pymodule_export]
     use super::felix_py::{
         felix_batch, felix_deliver, felix_events, felix_gets, felix_publish, felix_received, felix_split, json_fault,
+        json_head, json_shape,
     };
     #[pymodule_export]
     use super::fly_py::{fly_fetch, fly_produce, fly_produced, fly_received, fly_split};

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -16,13 +17,19 @@ from quintet.broker.pipelines import ENDED, Report
 from quintet.config.doors import Listeners
 from quintet.net.listener import Listener
 from quintet.net.quic import QuicListener
+from quintet.net.turns import BOUNDS_S, Turns
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
     from quintet.flight.server import Door
     from quintet.server import Server
 
-_LOG_GAUGES = ("cache_bytes", "partitions", "unsynced_bytes")  # of the log's figures; the others only rise
+_LOG_GAUGES = (
+    "cache_bytes",
+    "damaged_ranges",
+    "partitions",
+    "unsynced_bytes",
+)  # of the log's figures; the others only rise
 # Counters of a listener: (attribute, metric, help)
 _DOOR_COUNTERS = (
     ("accepted", "quintet_connections_accepted_total", "Connections accepted."),
@@ -30,6 +37,11 @@ _DOOR_COUNTERS = (
     ("cut", "quintet_connections_cut_total", "Connections the broker closed, for a reason it logged."),
     ("bytes_in", "quintet_received_bytes_total", "Bytes read from clients."),
     ("bytes_out", "quintet_sent_bytes_total", "Bytes handed to client sockets."),
+    (
+        "faults",
+        "quintet_session_faults_total",
+        "Connections that ended because of an exception in the broker's own code.",
+    ),
     ("stalls", "quintet_publisher_stalls_total", "Times a publisher was not read from because of back-pressure."),
 )
 
@@ -58,6 +70,12 @@ _BROKER_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], 
         "gauge",
         "quintet_intents_unfinished",
         "Commits written and not yet carried out everywhere.",
+    ),
+    (
+        "publishes_dropped",
+        "counter",
+        "quintet_dropped_publishes_total",
+        "Publishes that were refused without an answer, because none was asked for.",
     ),
     ("delays.heap_size", "gauge", "quintet_delayed_messages", "Messages that wait for their time."),
     ("delays.delivered", "counter", "quintet_delayed_delivered_total", "Delayed messages that came into their topic."),
@@ -129,6 +147,7 @@ _FLIGHT_COUNTERS: Final = (
     ("reads", "quintet_flight_reads_total", "Flight streams of records begun."),
     ("rows_out", "quintet_flight_read_rows_total", "Records handed to Flight clients."),
     ("bytes_out", "quintet_flight_read_bytes_total", "Bytes of columns handed to Flight clients."),
+    ("cut", "quintet_flight_cut_total", "Flight connections shut because a reader took nothing of its stream."),
     ("puts", "quintet_flight_puts_total", "Flight streams of rows taken."),
     ("rows_in", "quintet_flight_put_rows_total", "Rows taken from Flight clients, published or not."),
     ("bytes_in", "quintet_flight_put_bytes_total", "Bytes of columns taken from Flight clients."),
@@ -179,6 +198,9 @@ class View:
         found = [
             Family("quintet_build_info", "gauge", "Always 1; the labels say what runs.", [(build, 1)]),
             Family("quintet_connections", "gauge", "Open connections.", _per_door(doors, lambda d: len(d.connections))),
+            Family("quintet_output_bytes", "gauge", "Output that readers have not taken, over all connections (limits.output_bytes_max).",
+                   [({}, server.output.used)]),
+            Family("quintet_output_waits_total", "counter", "Requests that waited for room in that bound.", [({}, server.output.waited)]),
             Family("quintet_topics", "gauge", "Topics.", [({}, len(topics))]),
             Family("quintet_published_messages_total", "counter", "Messages accepted.", [({}, sum(t.published for t in topics))]),
             Family("quintet_subscriptions", "gauge", "Subscriptions, attached or not.", [({}, len(subscriptions))]),
@@ -196,6 +218,7 @@ class View:
         ]  # fmt: skip
         for attribute, name, text in _DOOR_COUNTERS:
             found.append(Family(name, "counter", text, _per_door(doors, attrgetter(attribute))))
+        found.append(_turns_family(server.turns))
         found += _quic_families(doors)
         for path, kind, name, text in _BROKER_FIGURES:
             value = attrgetter(path)(server.broker)
@@ -210,7 +233,7 @@ class View:
                 Family(name, kind, text, [({"tenant": each}, figure(server.broker, each)) for each in tenants])
             )
         if server.flight is not None:
-            found += _flight_families(server.flight, server.broker.scheduler.now())
+            found += _flight_families(server.flight, server.broker.scheduler.monotonic())
         if server.log.anchor_head:
             number = int(server.log.anchor_head.partition(":")[0])
             found.append(
@@ -225,6 +248,13 @@ def _per_door(
     return [({"door": name}, value(listener)) for name, listener in doors]
 
 
+def _turns_family(turns: Turns) -> Family:
+    bounds = (*(f"{bound:g}" for bound in BOUNDS_S), "+Inf")
+    samples = [({"le": bound}, count) for bound, count in zip(bounds, accumulate(turns.counts), strict=True)]
+    text = "Processor time of the loop thread in one of its turns: nobody else is served meanwhile."
+    return Family("quintet_loop_turn_seconds", "histogram", text, samples, turns.seconds)
+
+
 def _quic_families(doors: Sequence[tuple[str, Listener | QuicListener]]) -> list[Family]:
     said = [(name, listener.figures()) for name, listener in doors if isinstance(listener, QuicListener)]
     return [
@@ -233,11 +263,11 @@ def _quic_families(doors: Sequence[tuple[str, Listener | QuicListener]]) -> list
     ]
 
 
-def _flight_families(door: "Door", now: int) -> list[Family]:
+def _flight_families(door: "Door", monotonic: int) -> list[Family]:
     found = [Family("quintet_flight_streams", "gauge", "Flight streams under way.", [({}, door.streams)])]
     for attribute, name, text in _FLIGHT_COUNTERS:
         found.append(Family(name, "counter", text, [({}, getattr(door.figures, attribute))]))
-    pipelines = door.pipelines.seen("", True, now)
+    pipelines = door.pipelines.seen("", True, monotonic)
     found.append(Family("quintet_pipelines", "gauge", "Pipelines that reported within a day.", [({}, len(pipelines))]))
     for name, kind, text, value in _PIPELINE_FIGURES:
         samples = [

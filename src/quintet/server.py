@@ -33,7 +33,7 @@ from quintet.broker.tenants import TenantQuota
 from quintet.broker.tokens import TokenOptions
 from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.broker.users import ConfiguredUser
-from quintet.config import Settings
+from quintet.config import Settings, reloading
 from quintet.config.doors import FastListener, FelixListener, FlightListener, FlymqListener, TcpListener
 from quintet.config.fields import read_secret
 from quintet.config.jwks import tenant_keys
@@ -51,10 +51,12 @@ from quintet.net.certificates import development_certificate, is_authority, read
 from quintet.net.connection import Connection
 from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
+from quintet.net.output import OutputBudget
 from quintet.net.quic import QuicConnection, QuicListener, QuicOptions
 from quintet.net.quic_endpoint import endpoint_class
 from quintet.net.quic_streams import Stream
 from quintet.net.tls import load_into, server_context
+from quintet.net.turns import Turns
 from quintet.net.websocket import Heartbeat, WebSocketSession
 from quintet.protocols.base import Session, StreamSession
 from quintet.protocols.blipmq import frames as blip_frames
@@ -147,23 +149,27 @@ class Server:
         self.listeners: dict[str, Listener | QuicListener] = {}
         self.felix_certificate: Path | None = None  # for clients to trust, where the door made its own
         self.contexts: dict[str, ssl.SSLContext] = {}
+        self.output = OutputBudget(settings.limits.output_bytes_max)
         self.admin: AdminServer | None = None
         self.flight: Door | None = None
         self._bridge: Bridge | None = None
         self.draining = False
         self.log: EmbeddedLog
         self.broker: Broker
+        self.turns: Turns
         self._scheduler: LoopScheduler
         self._stop = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
         self._traffic_seen = 0
+        self._jumps_seen = 0
         self._collected_at = 0
         self._access_seen = 0
 
     async def run(self, print_ready: bool) -> int:
         check_doors()
         loop = asyncio.get_running_loop()
-        scheduler = self._scheduler = LoopScheduler(loop)
+        self.turns = Turns(loop, _report)
+        scheduler = self._scheduler = LoopScheduler(loop, turns=self.turns)
         settings = self.settings
         self.log = EmbeddedLog(
             settings.data,
@@ -190,7 +196,7 @@ class Server:
             self.log.abandon()  # nothing was acknowledged: leave the directory as a crash would, and say one thing only
             raise
         _quiet_the_collector()
-        self._collected_at = scheduler.now()
+        self._collected_at = scheduler.monotonic()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
@@ -236,15 +242,15 @@ class Server:
             self.admin = await serve_admin(app, settings.listeners.admin.host, settings.listeners.admin.port)
 
     def _blip_session(self, connection: Connection, frame_bytes_max: int) -> Session:
-        return BlipSession(self.broker, connection, self.broker.scheduler.now(), frame_bytes_max, connection.peer)
+        return BlipSession(self.broker, connection, self.broker.scheduler.monotonic(), frame_bytes_max, connection.peer)
 
     def _fast_session(self, connection: Connection, shared: FastDoor) -> Session:
-        return FastSession(shared, connection, self.broker.scheduler.now(), connection.peer)
+        return FastSession(shared, connection, self.broker.scheduler.monotonic(), connection.peer)
 
     def _fly_session(self, connection: Connection, name: str, door: FlymqListener) -> Session:
         address = self.listeners[name].address if name in self.listeners else ""
         options = FlyOptions(door.dialect, door.max_frame_bytes, door.anonymous_role, address)
-        return FlySession(self.broker, connection, self.broker.scheduler.now(), options, connection.peer)
+        return FlySession(self.broker, connection, self.broker.scheduler.monotonic(), options, connection.peer)
 
     async def _open_peerbus(self) -> None:
         """One door, two ways in: WebSocket messages, and lines over plain TCP."""
@@ -258,20 +264,23 @@ class Server:
             await self._open("peerbus-tcp", lines, partial(self._peer_lines, frame_bytes_max=lines.max_frame_bytes))
 
     def _peer_lines(self, connection: Connection, frame_bytes_max: int) -> Session:
-        now = self.broker.scheduler.now()
-        return PeerSession(self.broker, connection, now, frame_bytes_max=frame_bytes_max, peer=connection.peer)
+        begun = self.broker.scheduler.monotonic()
+        return PeerSession(self.broker, connection, begun, frame_bytes_max=frame_bytes_max, peer=connection.peer)
 
     def _peer_websocket(
         self, connection: Connection, heart: Heartbeat, origins: frozenset[str], frame_bytes_max: int
     ) -> Session:
-        now, most = self.broker.scheduler.now(), frame_bytes_max
-        inner = PeerSession(self.broker, connection, now, framed=False, frame_bytes_max=most, peer=connection.peer)
-        return WebSocketSession(inner, connection, heart, origins)
+        scheduler, most = self.broker.scheduler, frame_bytes_max
+        begun = scheduler.monotonic()
+        inner = PeerSession(self.broker, connection, begun, framed=False, frame_bytes_max=most, peer=connection.peer)
+        return WebSocketSession(inner, connection, heart, scheduler.monotonic, origins)
 
     async def _open(self, name: str, door: TcpListener, make: partial[Session]) -> None:
         if door.tls_cert is not None and door.tls_key is not None:
             self.contexts[name] = server_context(door.tls_cert, door.tls_key, door.tls_client_ca)
-        listener = Listener(self._limits_of(name, door), make, _report, self.contexts.get(name))
+        listener = Listener(
+            self._limits_of(name, door), make, _report, self.contexts.get(name), self.output, self.turns
+        )
         try:
             await listener.start()
         except OSError as error:
@@ -309,7 +318,7 @@ class Server:
             open=door.open,
         )
         make = partial(self._felix_session, options=_felix_options(door))
-        listener = QuicListener(self._limits_of("felix", door), options, make, _report, self._scheduler)
+        listener = QuicListener(self._limits_of("felix", door), options, make, _report, self._scheduler, self.output)
         try:
             await listener.start()
         except ValueError as error:
@@ -319,7 +328,7 @@ class Server:
         self.listeners["felix"] = listener
 
     def _felix_session(self, stream: Stream, options: felix_frames.FelixOptions) -> StreamSession:
-        return FelixSession(self.broker, stream, self.broker.scheduler.now(), options, stream.peer)
+        return FelixSession(self.broker, stream, self.broker.scheduler.monotonic(), options, stream.peer)
 
     def _felix_identity(self, settings: Settings) -> tuple[bytes, bytes, bytes]:
         """Certificate, key and authorities of clients in PEM; made by the door itself where none is configured."""
@@ -357,10 +366,11 @@ class Server:
             certificate=_content(door.tls_cert),
             key=_content(door.tls_key),
             client_ca=_content(door.tls_client_ca),
+            output_bytes_max=self.settings.limits.output_bytes_max,
         )
-        self._bridge = Bridge(asyncio.get_running_loop())
+        self._bridge = Bridge(asyncio.get_running_loop(), turns=self.turns)
         try:
-            self.flight = Door(self.broker, self._bridge, options, os.urandom)
+            self.flight = Door(self.broker, self._bridge, options, os.urandom, _report)
         except OSError as error:
             raise _cannot_listen("flight", door.host, door.port, error) from error
 
@@ -378,8 +388,9 @@ class Server:
                   kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
         for line in figures.fly_clients(self.settings.listeners, addresses):
             _log.info("flymq_clients", **line)
-        if not self.settings.keys and not self.broker.users.list():
-            _log.warning("no_keys", hint="nobody can log in: add a [[keys]] or [[users]] table to the configuration")
+        if not self.broker.users.list() and not _lets_in(self.settings):
+            hint = "nobody can log in: add a [[keys]] or [[users]] table to the configuration, or secrets to [tokens]"
+            _log.warning("no_keys", hint=hint)
         if self.settings.dev:
             print(figures.development_lines(addresses, self.felix_certificate), file=sys.stderr, flush=True)
         if print_ready:
@@ -389,12 +400,14 @@ class Server:
 
     def _tick(self) -> None:
         try:
-            now = self.broker.scheduler.now()
-            self.broker.tick(now)
-            self._collect_when_idle(now)
+            self.broker.tick()
+            self._collect_when_idle(self.broker.scheduler.monotonic())
             self._let_sessions_look_again()
+            if self._jumps_seen != self.broker.clock.jumps:
+                self._jumps_seen = self.broker.clock.jumps
+                self._renew_certificate()
         finally:
-            self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+            self._ticker = asyncio.get_running_loop().call_later(TICK_S, self.turns.run, self._tick)
 
     def _let_sessions_look_again(self) -> None:
         """Rights changed: also who says nothing and only receives must notice."""
@@ -405,23 +418,38 @@ class Server:
                 for connection in everyone:
                     connection.recheck()
 
-    def _collect_when_idle(self, now: int) -> None:
+    def _collect_when_idle(self, monotonic: int) -> None:
         """A full collection takes tens of milliseconds: in a quiet moment, or when it is long overdue."""
         traffic = sum(listener.bytes_in for listener in self.listeners.values())
         quiet, self._traffic_seen = traffic == self._traffic_seen, traffic
-        since = now - self._collected_at
+        since = monotonic - self._collected_at
         if (quiet and since >= COLLECT_IDLE_US) or since >= COLLECT_LATEST_US:
-            self._collected_at = now
+            self._collected_at = monotonic
             gc.collect()
+
+    def _renew_certificate(self) -> None:
+        """The clock was set: the certificate that the Felix door made itself may not be valid by the new time."""
+        felix = self.listeners.get("felix")
+        if isinstance(felix, QuicListener) and self.felix_certificate is not None:
+            try:
+                felix.set_certificate(*self._felix_identity(self.settings))
+            except (QuintetError, OSError, ValueError) as error:
+                _log.error("certificate_not_renewed", error=str(error), kept="the old certificate")
 
     def _reload(self) -> None:
         """SIGHUP: all or nothing, and whatever is wrong with the new files, the old policy stays."""
         try:
-            fresh = self._read_again()
+            read = self._read_again()
+            taken, waits = reloading.split(self.settings, read)
+            fresh = reloading.merged(self.settings, read)
             tokens, tenant_tokens = _tokens(fresh), _tenant_tokens(fresh)
             felix = self.listeners.get("felix")
             identity = None if felix is None else self._felix_identity(fresh)
-            doors = [(context, getattr(fresh.listeners, _key_of(name))) for name, context in self.contexts.items()]
+            doors = [
+                (context, door)
+                for name, context in self.contexts.items()
+                if (door := getattr(read.listeners, _key_of(name))).tls_cert is not None  # else it keeps what it has
+            ]
             for _, door in doors:  # all of them are tried before one of them counts
                 server_context(door.tls_cert, door.tls_key)
             if isinstance(felix, QuicListener) and identity is not None:
@@ -441,8 +469,11 @@ class Server:
         self.broker.configure_users(*_users(fresh), _users_reloaded)
         self.settings = fresh
         self._let_sessions_look_again()
-        self.broker.audit.record("config.change", "", "", "success", action="reload")
-        _log.info("reloaded", keys=len(fresh.keys), users=len(fresh.users), roles=len(fresh.roles))
+        self.broker.audit.record("config.change", "", "", "success", action="reload", taken=" ".join(taken))
+        _log.info("reloaded", taken=taken, keys=len(fresh.keys), users=len(fresh.users), roles=len(fresh.roles))
+        if waits:
+            hint = "these options keep the values they were started with: start the broker again to change them"
+            _log.warning("restart_needed", options=waits, hint=hint)
 
     async def _drain(self) -> None:
         _log.info("draining")
@@ -510,9 +541,14 @@ def _key_of(listener: str) -> str:
 
 def _report(event: str, fields: dict[str, object]) -> None:
     """How parts without a logger speak: the event's name decides how loud."""
-    loud = ("quarantined", "partition_failed", "dead_letter_failed", "storage_full", "checkpoint_ignored",
-            "audit_lost", "anchor_differs", "anchors_failed", "chain_key_missing", "commit_failed")  # fmt: skip
-    (_log.error if event in loud else _log.info)(event, **fields)
+    level = (
+        _log.error
+        if event in logs.ERROR_EVENTS
+        else _log.warning
+        if event in ("slow_turn", "clock_jumped")
+        else _log.info
+    )
+    level(event, **fields)
 
 
 def _chain_key(settings: Settings) -> bytes:
@@ -551,6 +587,13 @@ def _tenant_tokens(settings: Settings) -> TenantTokenOptions:
         audience=door.audience,
         keys=tenant_keys(tokens.jwks_file, settings.tenants),
     )
+
+
+def _lets_in(settings: Settings) -> bool:
+    """Whether there is a way in beside the users that the broker keeps: a key, a token that somebody can sign, an open door."""
+    tokens, felix = _tenant_tokens(settings), settings.listeners.felix
+    anonymous = settings.listeners.flymq.anonymous_role or (felix.open and felix.anonymous_role)
+    return bool(settings.keys or settings.tokens.secrets or tokens.secrets or tokens.keys or anonymous)
 
 
 def _users(settings: Settings) -> tuple[list[Role], list[ConfiguredUser]]:
@@ -607,7 +650,9 @@ def _peer_options(peers: Peers) -> PeerOptions:
         mailbox_messages_max=peers.mailbox_messages_max,
         mailbox_bytes_max=peers.mailbox_bytes_max,
         mailbox_ttl_us=peers.mailbox_ttl_seconds * 1_000_000,
+        broadcast_ttl_us=peers.broadcast_ttl_seconds * 1_000_000,
         name_idle_us=peers.name_idle_days * DAY_US,
+        names_per_owner_max=peers.names_per_owner_max,
     )
 
 

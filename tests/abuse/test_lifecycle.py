@@ -5,6 +5,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,32 @@ def test_a_directory_of_a_newer_format_is_refused_and_untouched(tmp_path: Path, 
     said = one_line(Broker(folder_for(tmp_path, "new"), CONFIG, data=data).refuses())
     assert "newer" in said
     assert fingerprint(data) == before
+
+
+def test_a_damaged_table_is_refused_until_its_loss_is_accepted(tmp_path: Path, template: Path) -> None:
+    data = shutil.copytree(template, tmp_path / "old")
+    table = data / f"topics/00000001/0/{0:020d}.seg"
+    content = bytearray(table.read_bytes())
+    content[600] ^= 1
+    table.write_bytes(content)
+    lines = Broker(folder_for(tmp_path, "first"), CONFIG, data=data).refuses().strip().splitlines()
+    said = one_line(lines.pop())
+    assert "table __topics is damaged" in said
+    assert f"`quintet log repair {data}`" in said
+    assert lines
+    assert all('"level": "error"' in line for line in lines)
+    command = (sys.executable, "-m", "quintet", "log", "repair", str(data))
+    looked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert looked.returncode == 1
+    assert "row made again: topic 'kept'" in looked.stdout
+    assert table.read_bytes() == content
+    assert subprocess.run([*command, "--accept-loss"], capture_output=True, check=False).returncode == 0
+    with Broker(folder_for(tmp_path, "second"), CONFIG, data=data) as broker:
+        with Wire(broker.address).greet(b"alice-key") as peer:
+            peer.send(wire.publish(1, b"kept", b"more"))
+            assert peer.barrier() == []
+        locked = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (locked.returncode, "in use by another broker" in locked.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("content", [b"\0" * 40, b"quintet-data one\n"])

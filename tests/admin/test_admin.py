@@ -1,6 +1,7 @@
 """The admin door over a real socket: health, figures, and that it leaves the process's signals alone."""
 
 import asyncio
+import contextlib
 import re
 import shutil
 import signal
@@ -12,6 +13,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quintet.admin import listener
 from quintet.admin.app import create_app
 from quintet.admin.health import Check
 from quintet.admin.listener import AdminServer, serve_admin
@@ -152,3 +154,73 @@ async def test_an_address_in_use_is_named(broker: Broker) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
             await serve_admin(create_app(broker, broker), "127.0.0.1", port)
+
+
+# -- strangers ---------------------------------------------------------------------------------------------------------
+
+
+async def opened(admin: AdminServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", admin.port)
+
+
+async def test_one_address_has_a_bounded_number_of_connections(
+    admin: AdminServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "CONNECTIONS_PER_ADDRESS_MAX", 3)
+    held = [await opened(admin) for _ in range(3)]
+    reader, writer = await opened(admin)
+    assert (await reader.read()).startswith(b"HTTP/1.1 429 ")
+    writer.close()
+    other = socket.create_connection(("127.0.0.1", admin.port), source_address=("127.0.0.2", 0))
+    other.close()
+    held.pop()[1].close()
+    async with asyncio.timeout(5):
+        while True:  # the broker has not seen the end of the one before
+            reader, writer = await opened(admin)
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            if answer.startswith(b"HTTP/1.1 200 "):
+                break
+    for _, writer in held:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /livez HT", b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n12"], ids=repr
+)
+async def test_who_does_not_finish_a_request_is_cut(
+    admin: AdminServer, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(listener, "EXCHANGE_S", 0.2)
+    reader, writer = await opened(admin)
+    writer.write(said)
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+    writer.close()
+    assert (await get(admin, "/livez")).status_code == 200
+
+
+async def test_who_drips_bytes_behind_an_answer_is_cut(admin: AdminServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "EXCHANGE_S", 0.5)
+    reader, writer = await opened(admin)
+    writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.readuntil(b"alive\n")).startswith(b"HTTP/1.1 200 ")
+    with pytest.raises(ConnectionError):
+        async with asyncio.timeout(20):
+            while True:
+                writer.write(b"G")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+    writer.close()
+
+
+async def test_a_connection_that_is_used_is_kept(admin: AdminServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "EXCHANGE_S", 0.6)
+    reader, writer = await opened(admin)
+    for _ in range(4):
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.readuntil(b"alive\n")).startswith(b"HTTP/1.1 200 ")
+        await asyncio.sleep(0.2)
+    writer.close()

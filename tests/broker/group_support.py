@@ -46,7 +46,7 @@ class GroupBroker:
         self.log.recover()
         topics_table = Table(self.log, 1, "__topics", TopicRow)
         topics_table.load()
-        self.topics = Topics(self.log, topics_table, self.policy)
+        self.topics = Topics(self.log, topics_table, self.policy, Random(0).randbytes)
         self.topics.load()
         table = Table(self.log, 6, "__groups", GroupRow)
         table.load()
@@ -110,8 +110,7 @@ class GroupBroker:
         privileged: bool = False,
     ) -> Assignment:
         answers = Answers()
-        now = self.scheduler.now()
-        self.groups.subscribe(actor, privileged, topic, group, partition, mode, member, name, now, answers)
+        self.groups.subscribe(actor, privileged, topic, group, partition, mode, member, name, answers)
         result = self.answer(answers)
         assert isinstance(result, Assignment)
         return result
@@ -136,5 +135,5 @@ class GroupBroker:
 
     def tick(self, delta_us: int) -> None:
         self.scheduler.advance(delta_us)
-        self.groups.tick(self.scheduler.now())
+        self.groups.tick(self.scheduler.monotonic())
         self.scheduler.settle()

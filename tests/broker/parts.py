@@ -54,7 +54,7 @@ class Parts:
         self.dead_rows = Table(self.log, *dead.TABLE, DeadRow, packed=True)
         for table in (topics, subscriptions, self.intent_rows, self.delayed_rows, self.dead_rows):
             table.load()
-        self.topics = Topics(self.log, topics, policy)
+        self.topics = Topics(self.log, topics, policy, Random(0).randbytes)
         self.topics.load()
         self.intents = Intents(self.intent_rows, self.topics, self.scheduler, self.report, self.log.stages)
         if register is not None:
@@ -87,10 +87,10 @@ class Parts:
         """Let time pass, with a tick every step."""
         for _ in range(max(1, delta_us // step_us)):
             self.scheduler.advance(step_us)
-            now = self.scheduler.now()
-            self.intents.tick(now)
+            now, monotonic = self.scheduler.now(), self.scheduler.monotonic()
+            self.intents.tick(monotonic)
             self.delays.tick(now)
-            self.subscriptions.tick(now)
+            self.subscriptions.tick(monotonic)
             self.log.maintain(now)
             self.scheduler.settle()
 

@@ -262,6 +262,7 @@ def parties(forger: Forger) -> Iterator[Kind]:
 
 
 def times(forger: Forger) -> Iterator[Kind]:
+    yield Kind("no subject", "sub", forger.with_claims(sub=ABSENT))
     yield Kind("no exp", "no exp", forger.with_claims(exp=ABSENT))
     yield Kind("exp in another case", "no exp", forger.with_claims(exp=ABSENT, EXP=NOW_S + 60))
     yield Kind("exp null", "exp", forger.with_claims(exp=None))
@@ -281,6 +282,7 @@ def good(algorithm: str) -> list[Kind]:
         "an empty kid": forger.with_header(kid=""),
         "expired within the leeway": forger.with_claims(exp=NOW_S - LEEWAY_S + 1),
         "valid soon, within the leeway": forger.with_claims(nbf=NOW_S + LEEWAY_S),
+        "a fraction of a second": forger.raw_claim("exp", f"{NOW_S + 1}.5"),
         "several audiences": forger.with_claims(aud=["other", "felix-broker"]),
         "iat, nbf and jti": forger.with_claims(iat=NOW_S, nbf=NOW_S, jti="6fa459ea"),
         "claims nobody knows": forger.with_claims(scope=["a", 1, None, {"b": 1.5}], azp=1),

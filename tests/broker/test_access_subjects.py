@@ -2,7 +2,7 @@
 
 import pytest
 
-from quintet.broker.access import ANONYMOUS, Access, Acl, Principal
+from quintet.broker.access import ANONYMOUS, NO_SUBJECT, Access, Acl, Credential, Principal, hash_secret
 from quintet.model.errors import AuthError
 
 
@@ -62,3 +62,55 @@ def test_subjects_that_are_no_names(name: str) -> None:
 
 def test_two_spellings_are_one_subject() -> None:
     assert Access().subject("o\u0308rn") == Access().subject("örn")
+
+
+# -- subjects and keys of one name -------------------------------------------------------------------------------------
+
+
+def limited() -> Access:
+    return Access([Credential("reader", hash_secret(b"r"), publish=(), subscribe=("public.*",))])
+
+
+@pytest.mark.parametrize("name", ["reader", "READER", "\uff52eader"])
+def test_a_subject_with_the_name_of_a_key_is_another_principal_and_may_no_more(name: str) -> None:
+    access = limited()
+    identity, token = access.subject(name)
+    _, key = access.authenticate(b"r")
+    assert token.name == f"(token) {name}" != key.name, "what one of them makes is not the other's"
+    assert access.current(identity) == token
+    for action, topic in (("publish", "public.x"), ("subscribe", "secret"), ("admin", "public.x")):
+        assert not access.allowed(token, action, topic)  # type: ignore[arg-type]
+    assert access.allowed(token, "subscribe", "public.x")
+    access.set_acl(Acl("public.private", users=("reader",)))
+    assert access.allowed(key, "subscribe", "public.private")
+    assert not access.allowed(token, "subscribe", "public.private"), "the rule names the key"
+
+
+def test_a_key_that_comes_later_limits_live_tokens_and_one_that_goes_frees_them() -> None:
+    access = Access()
+    identity, before = access.subject("reader")
+    assert before == Principal("reader")
+    epoch = access.epoch
+    access.set_key(Credential("reader", hash_secret(b"r"), publish=(), subscribe=("a*", "b")))
+    assert access.epoch > epoch
+    assert access.current(identity) == Principal("(token) reader", (), ("a*", "b"))
+    access.set_key(Credential("Reader", hash_secret(b"s"), publish=("x",), subscribe=("ab", "c")))
+    assert access.current(identity) == Principal("(token) reader", (), ("ab",)), "no more than each of them"
+    for secret in (b"r", b"s"):
+        access.drop_key(hash_secret(secret))
+    assert access.current(identity) == before
+
+
+def test_a_key_of_a_user_does_not_limit_its_subject() -> None:
+    access = Access([Credential("laptop", hash_secret(b"l"), user="ann")])
+    access.set_user("ann", 1, ("admin",))
+    assert access.subject("laptop")[1] == Principal("laptop")
+    assert access.subject("ann")[1].roles == ("admin",)
+
+
+def test_a_token_that_names_nobody_is_nobody_in_particular() -> None:
+    access = Access()
+    identity, principal = access.no_subject()
+    assert principal == Principal(NO_SUBJECT) == access.current(identity)
+    access.set_acl(Acl("orders", users=("ann",)))
+    assert not access.allowed(principal, "publish", "orders") and access.allowed(principal, "publish", "other")

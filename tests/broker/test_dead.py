@@ -389,7 +389,7 @@ def poll(parts: Parts, subscription: Subscription) -> None:
     """Take what is there, acknowledge what is good."""
     again = True
     while again:
-        runs, again = subscription.poll(100, Reader(), lambda: None)
+        runs, again = subscription.poll(100, Reader(), lambda: None, 1 << 20)
         for partition, (batch, first, last) in runs:
             for row in batch.rows(first, last):
                 if (row[3] or b"").startswith(GOOD):
@@ -503,7 +503,7 @@ def test_a_settled_offset_ahead_of_the_saved_position_is_not_delivered_again() -
     assert (lane.position, lane.retry) == (2, {0: 0})
     lane.settle(1)
     assert (lane.position, lane.retry) == (2, {0: 0})
-    runs, _ = subscription.poll(10, Reader(), lambda: None)
+    runs, _ = subscription.poll(10, Reader(), lambda: None, 1 << 20)
     assert [row[3] for _, (batch, first, last) in runs for row in batch.rows(first, last)] == [b"good-0", b"good-2"]
 
 

@@ -357,7 +357,7 @@ def story(sim: SimBroker, peer: Peer, fly: Client, id: int, rng: Random) -> None
             fly.peer.feed(b"" if fly.peer.session.holding else commit(done))
         else:
             sim.scheduler.advance(EVERY_US)
-            sim.broker.tick(sim.scheduler.now())
+            sim.broker.tick()
         for _ in range(rng.randrange(6)):
             sim.scheduler.turn()
             if sim.scheduler.jobs:
@@ -416,7 +416,7 @@ def test_a_killed_broker_left_rows_before_state() -> None:
     peer.exchange(ack(id, 0))
     sim.scheduler.held = True
     sim.scheduler.advance(EVERY_US)
-    sim.broker.tick(sim.scheduler.now())
+    sim.broker.tick()
     while not rows(sim):  # and not one job more
         sim.scheduler.turn()
         sim.scheduler.finish()

@@ -131,9 +131,8 @@ def test_a_turn_of_joins_and_leaves_is_one_rebalance() -> None:
     broker.subscribe(topic, member="first")
     before = broker.groups.rebalances
     answers = [Answers() for _ in range(1000)]
-    now = broker.scheduler.now()
     for number, answer in enumerate(answers):
-        broker.groups.subscribe("ann", False, topic, "g", -1, "", f"m{number}", "", now, answer)
+        broker.groups.subscribe("ann", False, topic, "g", -1, "", f"m{number}", "", answer)
     for number in range(500):
         broker.groups.leave(f"m{number}")
     broker.scheduler.settle()
@@ -349,8 +348,8 @@ def test_a_group_whose_row_the_disk_refuses_is_not_there() -> None:
     broker.disk.fail("fdatasync", 1, errno.EIO, times=100)
     answers = [Answers() for _ in range(3)]
     broker.groups.commit("ann", False, topic, "g", 0, 0, None, "m", answers[0])
-    broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "", 0, answers[1])
-    broker.groups.subscribe("ann", False, topic, "g", 0, "", "m", "", 0, answers[2])
+    broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "", answers[1])
+    broker.groups.subscribe("ann", False, topic, "g", 0, "", "m", "", answers[2])
     for answer in answers:
         with pytest.raises(StorageError):
             broker.answer(answer)
@@ -424,7 +423,7 @@ def test_a_stranger_guesses_in_vain() -> None:
             if verb == 0:
                 groups.commit("eve", False, topic, name, partition, offset, generation, member, answers)
             elif verb == 1:
-                groups.subscribe("eve", False, topic, name, partition, mode, member, static, 0, answers)
+                groups.subscribe("eve", False, topic, name, partition, mode, member, static, answers)
             elif verb == 2:
                 groups.reset("eve", False, topic, name, partition, mode, offset, answers)
             elif verb == 3:
@@ -454,9 +453,8 @@ def test_a_join_storm_grows_nothing() -> None:
     topic = broker.topic(partitions=10)
     broker.subscribe(topic, member="steady")
     for number in range(5_000):
-        now = broker.scheduler.now()
         answers = Answers()
-        broker.groups.subscribe("ann", False, topic, "g", -1, "", number, f"s{number % 7}", now, answers)
+        broker.groups.subscribe("ann", False, topic, "g", -1, "", number, f"s{number % 7}", answers)
         if number >= 20:
             broker.groups.leave(number - 20)
         broker.scheduler.advance(1_000)

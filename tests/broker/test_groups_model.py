@@ -104,9 +104,7 @@ class GroupMachine(RuleBasedStateMachine):
             answers[handle] = Answers()
             name = self.names.setdefault(handle, "")
             self.heard[handle] = self.now()
-            self.broker.groups.subscribe(
-                "ann", False, self.topic, "g", -1, "earliest", handle, name, self.now(), answers[handle]
-            )
+            self.broker.groups.subscribe("ann", False, self.topic, "g", -1, "earliest", handle, name, answers[handle])
         for client in leavers:
             self.leave(client, settle=False)
         self.broker.scheduler.settle()

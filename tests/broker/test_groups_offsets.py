@@ -191,7 +191,7 @@ def test_a_member_that_joins_during_a_seek_keeps_its_offsets() -> None:
     broker.scheduler.held = True
     seek, join = Answers(), Answers()
     broker.groups.seek_to_timestamp("ann", False, topic, "g", 0, 0, seek)
-    broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "", broker.scheduler.now(), join)
+    broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "", join)
     broker.scheduler.settle()
     broker.scheduler.held = False
     with pytest.raises(GroupBusy):
@@ -219,7 +219,7 @@ def test_deleting_and_forgetting_are_durable() -> None:
     topic = broker.topic()
     join = Answers()
     broker.subscribe(topic, member="a", group="h")
-    broker.groups.subscribe("ann", False, topic, "h", -1, "", "b", "", broker.scheduler.now(), join)
+    broker.groups.subscribe("ann", False, topic, "h", -1, "", "b", "", join)
     errors: list[Exception | None] = []
     broker.groups.forget_topic("t", errors.append)
     with pytest.raises(GroupNotFound):
@@ -237,15 +237,15 @@ def test_what_was_under_way_does_not_bring_a_group_back() -> None:
     broker = GroupBroker()
     broker.commit(broker.topic(), 0, 0)
     broker.restart()  # so that its next generation needs a row
-    topic, now = broker.topic(), broker.scheduler.now()
+    topic = broker.topic()
     join, delete, late = Answers(), Answers(), Answers()
-    broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "", now, join)
+    broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "", join)
     broker.groups.leave("m")
     broker.groups.delete("ann", False, "t", "g", delete)
     broker.answer(delete)
     with pytest.raises(GroupNotFound):
         broker.answer(join)
-    broker.groups.subscribe("ann", False, topic, "being made", -1, "", "m", "", now, late)
+    broker.groups.subscribe("ann", False, topic, "being made", -1, "", "m", "", late)
     broker.groups.forget_topic("t")
     with pytest.raises(GroupNotFound):
         broker.answer(late)

@@ -271,7 +271,7 @@ def test_explain_finds_users_keys_and_subjects(ann: SimBroker) -> None:
     cases = {
         "ann": ("user", True), "user:ann": ("user", True), "key:ann": ("key", False), key.info.id: ("key", True),
         f"key:{key.info.id}": ("key", True), "sensors": ("key", False), "worker": ("subject", True),
-        "subject:sensors": ("subject", True), "subject:ann": ("subject", True),
+        "subject:sensors": ("subject", False), "subject:other": ("subject", True), "subject:ann": ("subject", True),
     }  # fmt: skip
     for name, (kind, allowed) in cases.items():
         found = explain(name, "publish", "orders")

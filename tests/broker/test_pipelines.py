@@ -21,7 +21,7 @@ def test_the_last_report_counts_and_is_forgotten_after_a_day() -> None:
     known.report("ann", RUNNING, 1)
     known.report("ann", replace(RUNNING, rows_in=3), 10)
     known.report("bob", replace(RUNNING, name="other"), 20)
-    assert [(s.owner, s.report.rows_in, s.seen_us) for s in known.seen("ann", False, 20)] == [("ann", 3, 10)]
+    assert [(s.owner, s.report.rows_in, s.heard_us) for s in known.seen("ann", False, 20)] == [("ann", 3, 10)]
     assert [s.owner for s in known.seen("ann", True, 20)] == ["ann", "bob"]
     assert [s.owner for s in known.seen("", True, 10 + FORGET_US)] == ["bob"]
     assert known.seen("", True, 20 + FORGET_US) == []

@@ -8,6 +8,7 @@ import pytest
 from quintet import kernel
 from quintet.broker import filters, reads
 from quintet.broker.reads import SCAN_RECORDS_MAX, Match
+from quintet.broker.slices import Slices
 from quintet.log.base import Partition
 from quintet.log.embedded.partition import FilePartition
 from quintet.model.batch import RecordBatch
@@ -24,6 +25,7 @@ class Shelf:
     def __init__(self, cold: bool = False) -> None:
         self.parts = Parts()
         self.cold = cold
+        self.patience = reads.Patience(Slices(self.parts.scheduler))
         self.partition: Partition = self.parts.topic(b"t").partitions[0]
 
     def add(self, *values: bytes, key: bytes | None = None, expiry: int = 0) -> None:
@@ -54,7 +56,7 @@ class Shelf:
         found = filters.compile(text)
         now = self.parts.scheduler.now()
         rows, following, error = self.ask(
-            lambda done: reads.fetch_filtered(self.partition, offset, wanted, records, found, now, done)
+            lambda done: reads.fetch_filtered(self.partition, offset, wanted, records, found, now, done, self.patience)
         )
         assert error is None
         assert isinstance(rows, list)
@@ -173,7 +175,7 @@ def test_an_unreadable_disk_is_an_error_and_not_an_end() -> None:
     batches, error = shelf.ask(lambda done: reads.fetch(shelf.partition, 0, 10, 1000, done))
     assert (batches, type(error)) == ([], CorruptData)
     rows, following, error = shelf.ask(
-        lambda done: reads.fetch_filtered(shelf.partition, 0, 10, 10, ALL, START_US, done)
+        lambda done: reads.fetch_filtered(shelf.partition, 0, 10, 10, ALL, START_US, done, shelf.patience)
     )
     assert (rows, following, type(error)) == ([], 0, CorruptData)
     assert type(shelf.consume(0)[1]) is CorruptData

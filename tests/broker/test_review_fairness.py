@@ -66,7 +66,7 @@ def test_polls_take_from_every_partition_however_much_the_first_one_has(sim: Sim
     got: list[tuple[int, int]] = []
     for _ in range(12):
         publish(sim, topic)  # more than is taken: no partition is ever empty
-        runs, more = subscription.poll(1, Narrow(), lambda: None)
+        runs, more = subscription.poll(1, Narrow(), lambda: None, 1 << 20)
         assert not more
         got += [(number, batch.offset(first)) for number, (batch, first, _) in runs]
     assert sorted(got) == [(number, offset) for number in range(PARTITIONS) for offset in range(4)]

@@ -7,6 +7,7 @@ import pytest
 
 from quintet.broker import schemas as registry
 from quintet.broker.schemas import ALL, Schema, SchemaRow, Schemas
+from quintet.broker.slices import Slices
 from quintet.broker.table import Table
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.errors import (
@@ -38,7 +39,7 @@ class Place:
         self.log.recover()
         table = Table(self.log, *registry.SCHEMAS_TABLE, SchemaRow)
         table.load()
-        self.schemas = Schemas(table)
+        self.schemas = Schemas(table, Slices(self.scheduler))
 
     def cut_power(self, seed: int = 1) -> None:
         self.log.abandon()
@@ -50,7 +51,8 @@ class Place:
         self.schemas.register(name, type, definition, mode, lambda schema, error: told.append((schema, error)))
         self.scheduler.settle()
         [(schema, error)] = told
-        assert error is None
+        if error is not None:
+            raise error
         assert schema is not None
         return schema
 
@@ -232,3 +234,52 @@ def test_the_registry_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) 
 def test_a_definition_over_its_limit_is_refused(place: Place) -> None:
     with pytest.raises(SchemaInvalid, match="the limit is 262144"):
         place.register("a", json.dumps({"description": "x" * 300_000}).encode())
+
+
+def large(mark: str) -> bytes:
+    """A definition that takes some thousand steps to compile."""
+    properties = {f"field{number}": {"type": "string", "description": mark} for number in range(900)}
+    return json.dumps({"properties": properties}).encode()
+
+
+def test_a_large_schema_is_compiled_in_slices_and_in_order() -> None:
+    registry = Place()
+    told: list[tuple[str, int | str]] = []
+
+    def register(mark: str, definition: bytes, mode: str | None = None) -> None:
+        def done(schema: Schema | None, error: Exception | None) -> None:
+            told.append((mark, schema.version if schema is not None else type(error).__name__))
+
+        registry.schemas.register("orders", "json", definition, mode, done)
+
+    register("first", large("a"))
+    register("second", large("b"), "full")
+    register("third", b'{"type": "string"}')  # compared with the second, which is not there yet
+    register("fourth", large("b"))
+    turns = 0
+    while len(told) < 4:
+        registry.scheduler.turn()
+        turns += 1
+    assert dict(told) == {"first": 1, "second": 2, "third": "SchemaIncompatible", "fourth": 2}
+    assert turns > 5
+    registry.cut_power()
+    reasons: list[list[str] | None] = []
+    registry.schemas.judge("orders", 2, b'{"field1": 1}', lambda found, _error: reasons.append(found))
+    assert reasons == [], "it is compiled again, and not within the call"
+    registry.scheduler.settle()
+    assert reasons == [['field1: 1 is not of type "string"']]
+    registry.schemas.judge("orders", 2, b'{"field1": "a"}', lambda found, _error: reasons.append(found))
+    assert reasons[1:] == [[]]
+
+
+def test_nothing_is_compiled_for_a_caller_that_has_gone() -> None:
+    registry = Place()
+    registry.register("orders", large("a"))
+    registry.cut_power()
+    here = True
+    told: list[object] = []
+    registry.schemas.judge("orders", 1, b"{}", lambda *found: told.append(found), lambda: here)
+    here = False
+    registry.scheduler.settle()
+    assert told == []
+    assert len(registry.schemas._slices) == 0

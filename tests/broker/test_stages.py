@@ -63,7 +63,7 @@ class Staging(Parts):
 
     def advance(self, delta_us: int, step_us: int = 50_000) -> None:
         super().advance(delta_us, step_us)
-        self.stages.tick(self.scheduler.now())
+        self.stages.tick(self.scheduler.monotonic())
         self.scheduler.settle()
 
     def files(self) -> list[str]:
@@ -297,7 +297,7 @@ def test_an_abandoned_stage_is_swept_after_a_day_also_over_a_restart() -> None:
     assert len(again.files()) == 1
     assert len(again.stages) == 1
     again.scheduler.advance(STAGE_KEEP_US + SECOND)
-    again.stages.tick(again.scheduler.now())
+    again.stages.tick(again.scheduler.monotonic())
     again.scheduler.settle()
     assert again.files() == []
     with pytest.raises(TransactionNotFound):

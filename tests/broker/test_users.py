@@ -5,12 +5,14 @@ from random import Random
 from typing import Any
 
 import pytest
+from argon2 import low_level
 
 from quintet.broker import passwords, users
 from quintet.broker.access import Acl, Principal, Role
 from quintet.broker.audit import Query
 from quintet.broker.core import BrokerOptions, no_entropy
-from quintet.broker.passwords import HASHES_AT_ONCE, HASHES_WAITING_MAX
+from quintet.broker.logins import REMEMBERED_US
+from quintet.broker.passwords import HASHES_AT_ONCE
 from quintet.broker.users import ConfiguredUser, UserRow
 from quintet.model.errors import (
     AclNotFound,
@@ -43,7 +45,7 @@ def sim() -> SimBroker:
 class Answer:
     """What a verb told, once and later."""
 
-    def __init__(self, sim: SimBroker, verb: Callable[..., None], *arguments: Any, **named: Any) -> None:
+    def __init__(self, sim: SimBroker, verb: Callable[..., object], *arguments: Any, **named: Any) -> None:
         self.told: list[tuple[Any, Exception | None]] = []
         verb(*arguments, lambda result, error: self.told.append((result, error)), **named)
         assert not self.told, "told before the turn was over"
@@ -129,24 +131,37 @@ def test_whatever_is_wrong_the_answer_is_the_same(sim: SimBroker, name: str, pas
     assert str(error) == "invalid user name or password"
 
 
-def test_a_login_is_hashed_once_elsewhere_whoever_it_is(sim: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for names that are not there: the work is the same, so the time tells nothing."""
+OTHER_COSTS = "$argon2id$v=19$m=64,t=3,p=1$MDEyMzQ1Njc4OWFiY2RlZg$kf9UMaZH7NOWlYL7gZ4yYRONK50aIhRvG0mVu6pHQts"
+
+
+def test_a_login_costs_the_same_hashes_whoever_it_is(sim: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for names that are not there, for the empty one, and for a user whose hash has other costs."""
     create(sim, "alice")
     create(sim, "off")
     update(sim, "off", enabled=False)
-    hashed: list[tuple[str, bytes]] = []
-    real = passwords._verify
+    foreign = ConfiguredUser("foreign", ("admin",), b"", OTHER_COSTS)
+    configure(sim, [ConfiguredUser("root", ("admin",), PASSWORD), foreign])
+    hashed: list[tuple[int, int, int]] = []
+    verify, raw = low_level.verify_secret, low_level.hash_secret_raw
 
-    def watched(stored: str, password: bytes) -> bool:
-        hashed.append((stored.rpartition("$")[0].rpartition("$")[0], password))
-        return real(stored, password)
+    def verified(stored: bytes, password: bytes, kind: low_level.Type) -> bool:
+        hashed.append(passwords.costs_of(stored.decode()))
+        return verify(stored, password, kind)
 
-    monkeypatch.setattr(passwords, "_verify", watched)
+    def made(password: bytes, salt: bytes, passes: int, memory: int, lanes: int, size: int, kind: Any) -> bytes:
+        hashed.append((memory, passes, lanes))
+        return raw(password, salt, passes, memory, lanes, size, kind)
+
+    monkeypatch.setattr(low_level, "verify_secret", verified)
+    monkeypatch.setattr(low_level, "hash_secret_raw", made)
     sim.scheduler.held = True
     for name, password in [
         ("alice", PASSWORD),
         ("alice", b"no"),
         ("nobody", b"no"),
+        ("foreign", b"no"),
+        ("", b"no"),
+        ("", b""),
         ("off", PASSWORD),
         ("\0", bytes(9999)),
     ]:
@@ -155,28 +170,100 @@ def test_a_login_is_hashed_once_elsewhere_whoever_it_is(sim: SimBroker, monkeypa
         assert len(sim.scheduler.jobs) == 1
         sim.scheduler.finish()
         assert len(answer.told) == 1
-        ((parameters, _),) = hashed
-        assert parameters == "$argon2id$v=19$m=19456,t=2,p=1"
+        assert sorted(hashed) == [(64, 3, 1), passwords.OUR_COSTS]
         hashed.clear()
 
 
-def test_hashes_are_few_at_once_and_the_line_is_bounded(sim: SimBroker) -> None:
+def test_hashes_of_too_many_different_costs_are_refused(sim: SimBroker) -> None:
+    users = [ConfiguredUser(f"user{cost}", (), b"", OTHER_COSTS.replace("m=64", f"m={cost}")) for cost in range(64, 69)]
+    told: list[Exception | None] = []
+    sim.broker.configure_users([], users, told.append)
+    sim.scheduler.settle()
+    assert "more than 4 different costs" in str(told[0])
+
+
+def test_hashes_are_few_at_once_and_the_line_is_bounded(sim: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passwords, "HASHES_WAITING_MAX", 20)
     sim.scheduler.settle()
     sim.scheduler.held = True
     answers = [
         Answer(sim, sim.broker.users.authenticate_password, "root", b"guess %d" % n)
-        for n in range(HASHES_AT_ONCE + HASHES_WAITING_MAX + 5)
+        for n in range(HASHES_AT_ONCE + 20 + 5)
     ]
     assert len(sim.scheduler.jobs) == HASHES_AT_ONCE
     sim.scheduler.turn()
     refused = [answer for answer in answers if answer.told]
     assert [type(answer.error) for answer in refused] == [Busy] * 5
+    assert "20 passwords wait to be checked, the limit is 20" in str(refused[0].error)
     while any(not answer.told for answer in answers):
-        hashing = [job for job in sim.scheduler.jobs if getattr(job[0], "func", None) is passwords._verify]
+        hashing = [job for job in sim.scheduler.jobs if getattr(job[0], "func", None) is passwords.verify_evenly]
         assert len(hashing) <= HASHES_AT_ONCE
         sim.scheduler.finish()
         sim.scheduler.turn()
     assert {type(answer.error) for answer in answers} == {Busy, AuthError}
+
+
+def test_a_line_that_was_left_has_room_again(sim: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that have gone are not hashed for."""
+    monkeypatch.setattr(passwords, "HASHES_WAITING_MAX", 20)
+    sim.scheduler.held = True
+    told: list[object] = []
+    verify = sim.broker.users.authenticate_password
+    gone = [verify("root", b"guess %d" % n, lambda *found: told.append(found)) for n in range(HASHES_AT_ONCE + 20)]
+    for give_up in gone:
+        give_up()
+    answer = Answer(sim, verify, "root", b"another")
+    for _ in range(HASHES_AT_ONCE + 1):  # what had begun is finished
+        sim.scheduler.finish()
+    assert (len(sim.scheduler.jobs), told) == (0, [])
+    assert isinstance(answer.error, AuthError)
+
+
+def test_logins_with_one_password_that_come_together_are_one_hash(sim: SimBroker) -> None:
+    create(sim, "alice")
+    sim.scheduler.held = True
+    verify = sim.broker.users.authenticate_password
+    answers = [Answer(sim, verify, "alice", PASSWORD) for _ in range(500)]
+    told: list[object] = []
+    give_up = verify("alice", PASSWORD, lambda *found: told.append(found))
+    give_up()
+    wrong = Answer(sim, verify, "alice", b"wrong")
+    assert len(sim.scheduler.jobs) == 2
+    sim.scheduler.finish()
+    sim.scheduler.finish()
+    assert all(answer.result[1].name == "alice" for answer in answers)
+    assert isinstance(wrong.error, AuthError)
+    assert told == []
+
+
+def test_a_right_password_is_remembered_and_a_wrong_one_is_hashed(sim: SimBroker) -> None:
+    create(sim, "alice")
+    login(sim, "alice", PASSWORD)
+    sim.scheduler.held = True
+    verify = sim.broker.users.authenticate_password
+
+    def hashes(password: bytes = PASSWORD) -> int:
+        answer = Answer(sim, verify, "alice", password)
+        sim.scheduler.turn()
+        jobs = sum(getattr(work, "func", None) is passwords.verify_evenly for work, _ in sim.scheduler.jobs)
+        while sim.scheduler.jobs:
+            sim.scheduler.finish()
+        assert answer.told
+        return jobs
+
+    assert hashes() == 0
+    assert hashes(b"wrong") == 1
+    assert hashes() == 0, "a wrong guess of somebody makes nobody wait"
+    sim.scheduler.jump(-3600 * 1_000_000)
+    assert hashes() == 0
+    sim.scheduler.time += REMEMBERED_US
+    assert hashes() == 1
+    assert hashes() == 0
+    sim.scheduler.held = False
+    Answer(sim, sim.broker.users.update, ROOT, "alice", None, None, b"another one")
+    sim.scheduler.held = True
+    assert hashes() == 1, "the old one is not remembered"
+    assert hashes(b"another one") == 1
 
 
 def test_a_login_that_was_overtaken_by_a_change_is_refused(sim: SimBroker) -> None:

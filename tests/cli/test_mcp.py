@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ import quintet
 from quintet.client import mcp
 from quintet.client.mcp import Frames
 from quintet.client.peerbus import SECRET_VARIABLE
-from tests.client.server import Server
+from quintet.client.presence import Presence
+from tests.client.server import Server, running
 
 SECRET = "0123456789abcdef0123456789abcdef"
 WAIT_S = 20
@@ -118,11 +121,98 @@ def test_a_session(host: Host, broker: Server) -> None:
         again.process.communicate()
 
 
+def texts(result: Any) -> str:
+    return "".join(part["text"] for part in result["content"])
+
+
+def until(host: Host, holds: Callable[[Any], bool], name: str = "bus.peers", **arguments: Any) -> Any:
+    """The first answer of a tool of which this holds."""
+    deadline = time.monotonic() + WAIT_S
+    while not holds(result := host.tool(name, **arguments)):
+        assert time.monotonic() < deadline, texts(result)
+        time.sleep(0.05)
+    return result
+
+
+def ok(result: Any) -> bool:
+    return not result["isError"]
+
+
+@asynccontextmanager
+async def running_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextmanager
+def hosts(*urls: str) -> Iterator[list[Host]]:
+    found = [Host(url) for url in urls]
+    try:
+        yield found
+    finally:
+        for host in found:
+            host.process.kill()
+            host.process.communicate()
+
+
+def test_it_starts_without_a_broker_and_registers_when_there_is_one() -> None:
+    with running() as server:
+        url = server.peer("mcp.early")
+        server.kill()
+        with hosts(url) as (host,):
+            assert host.ask("initialize")["result"]["serverInfo"]["name"] == "quintet-peerbus"
+            for tool, arguments in (("bus.drain", {}), ("bus.peers", {}), ("bus.broadcast", {"body": 1})):
+                result = host.tool(tool, **arguments)
+                assert result["isError"] and "nobody listens there" in texts(result), "and not an empty list"
+            server.start()
+            assert until(host, ok)["structuredContent"]["peers"] == ["mcp.early"]
+            assert host.tool("bus.drain")["structuredContent"] == {"messages": [], "more": False}
+
+
+def test_it_registers_again_when_its_name_was_freed(broker: Server) -> None:
+    with hosts(broker.peer("mcp.freed")) as (host,), quintet.sync.peer(broker.peer("mcp.sender")) as sender:
+        until(host, ok)
+        sender.send("mcp.freed", 1)
+        drained(host, 1)
+        with quintet.sync.connect(broker.fly) as admin:
+            admin.request("DELETE_TOPIC", topic="peerbus/mcp.freed")
+        deadline = time.monotonic() + WAIT_S
+        rows: list[Any] = []
+        while not rows and time.monotonic() < deadline:  # what is sent while the name is nobody's goes nowhere
+            sender.send("mcp.freed", 2)
+            rows = until(host, ok, "bus.drain")["structuredContent"]["messages"]
+        assert [row["body"] for row in rows[:1]] == [2]
+
+
+def test_two_of_one_name_do_not_fight_for_ever(broker: Server) -> None:
+    with hosts(broker.peer("mcp.twin"), broker.peer("mcp.twin")) as (first, second):
+        for host in (first, second):
+            until(host, ok)
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            said = [host.tool("bus.drain") for host in (first, second)]
+            gave_way = [result for result in said if "another process uses this name" in texts(result)]
+            if len(gave_way) == 1:
+                break
+            assert not gave_way and time.monotonic() < deadline, [texts(result) for result in said]
+            time.sleep(0.05)
+        stays = first if said[1] in gave_way else second
+        until(stays, ok)
+        with quintet.sync.peer(broker.peer("mcp.third")) as friend:
+            friend.send("mcp.twin", "who has it")
+            assert [row["body"] for row in drained(stays, 1)] == ["who has it"]
+
+
 def drained(host: Host, count: int) -> list[dict[str, Any]]:
     """So many messages, as they come in."""
     rows: list[dict[str, Any]] = []
     while len(rows) < count:
-        rows += host.tool("bus.drain", max=count - len(rows))["structuredContent"]["messages"]
+        result = until(host, ok, "bus.drain", max=count - len(rows))
+        rows += result["structuredContent"]["messages"]
     return rows
 
 
@@ -209,8 +299,9 @@ def test_what_is_too_long_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_call_can_be_cancelled_and_others_overtake_it(broker: Server) -> None:
     async def session() -> list[Any]:
         said: list[Any] = []
-        async with quintet.peer(broker.peer("mcp.inner")) as me:
-            server = mcp.McpServer(me, lambda line: said.append(json.loads(line)))
+        presence = Presence(lambda: quintet.peer(broker.peer("mcp.inner")))
+        async with running_task(presence.run()):
+            server = mcp.McpServer(presence, lambda line: said.append(json.loads(line)))
             slow = asyncio.Event()
 
             async def never(arguments: dict[str, Any]) -> mcp.Answer:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from quintet.figures import development_lines
@@ -152,6 +153,29 @@ def test_a_bad_reload_keeps_the_old_credentials(start: Start, tmp_path: Path) ->
     assert run("pub", "--url", url.format("second"), "demo", "x").returncode == 0
     assert run("pub", "--url", url.format("first"), "demo", "x").returncode != 0
     assert broker.stop()[0] == 0
+
+
+def test_a_reload_says_what_was_taken_and_what_waits(start: Start, tmp_path: Path) -> None:
+    """Also with the certificate of a door taken away, and its files: the door keeps what it has."""
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    (tmp_path / "cert.pem").write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    file = tmp_path / "quintet.toml"
+    tls = f"listeners.fast.tls_cert = '{tmp_path}/cert.pem'\nlisteners.fast.tls_key = '{tmp_path}/key.pem'\n"
+    file.write_text(tls + "[[keys]]\nname = 'a'\nkey = 'first'\n")
+    broker = start("--dev", "--config", str(file))
+    file.write_text("[[keys]]\nname = 'a'\nkey = 'second'\n[topics]\npartitions = 3\n")
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).unlink()
+    broker.process.send_signal(signal.SIGHUP)
+    assert broker.wait_for("reloaded")["taken"] == ["keys"]
+    waits = ["listeners.fast.tls_cert", "listeners.fast.tls_key", "topics.partitions"]
+    assert broker.wait_for("restart_needed")["options"] == waits
+    broker.process.send_signal(signal.SIGHUP)
+    assert broker.wait_for("reloaded")["taken"] == []
+    assert broker.wait_for("restart_needed")["options"] == waits, "until it is started again"
+    code, errors = broker.stop()
+    assert code == 0 and "Traceback" not in errors, errors
 
 
 def test_a_bad_key_set_keeps_everything_as_it_was(start: Start, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.codec import Frame
-from quintet.protocols.blipmq.frames import AUTH, FRAME_BYTES_MAX, HELLO, PING, SUBSCRIBE
+from quintet.protocols.blipmq.frames import AUTH, FRAME_BYTES_MAX, HELLO, OURS, PING, SUBSCRIBE
 
 SUBSCRIPTION_ID = 7
 
@@ -36,6 +36,7 @@ class Peer:
         self.reader = reader
         self.writer = writer
         self.frames: list[Frame] = []
+        self.refused = False  # its HELLO, just now
 
     def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -49,7 +50,13 @@ Script = Callable[[Peer, Frame], Awaitable[bool]]
 
 async def polite(peer: Peer, frame: Frame) -> bool:
     """The answers that every test starts from; False when the frame is not one it answers."""
-    if frame.type in (HELLO, AUTH):
+    if frame.type == HELLO and codec.parse_hello(frame.payload) == OURS:
+        peer.send(codec.nack(frame.correlation_id, 426, "unsupported protocol version"))
+        peer.refused = True
+    elif frame.type == AUTH and peer.refused:
+        peer.send(codec.nack(frame.correlation_id, 400, "HELLO not performed"))
+        peer.refused = False
+    elif frame.type in (HELLO, AUTH):
         peer.send(codec.ack(frame.correlation_id, 0))
     elif frame.type == SUBSCRIBE:
         peer.send(codec.ack(frame.correlation_id, SUBSCRIPTION_ID))

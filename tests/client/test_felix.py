@@ -48,6 +48,19 @@ async def test_publish_and_receive(server: Server, topic: str) -> None:
         assert producer.confirmed == 10_000
 
 
+async def test_keys_go_with_messages_and_come_back(server: Server, topic: str) -> None:
+    async with quintet.connect(server.felix) as bus:
+        await bus.publish(topic, "a", key="k")
+        await asyncio.gather(*(bus.publish(topic, f"{n}", key=f"k{n % 2}") for n in range(4)), bus.publish(topic, "z"))
+        async with bus.subscribe(topic, start="earliest") as sub:
+            got = [await sub.get() for _ in range(6)]
+        assert {(msg.text(), msg.key) for msg in got} == {
+            ("a", b"k"), ("0", b"k0"), ("1", b"k1"), ("2", b"k0"), ("3", b"k1"), ("z", None),
+        }  # fmt: skip
+        with pytest.raises(TooLarge, match="65535"):
+            await bus.publish(topic, "a", key=bytes(65_536))
+
+
 async def test_messages_know_where_they_are(server: Server, topic: str) -> None:
     async with quintet.connect(server.felix) as bus:
         await bus.publish_batch(topic, ["a", "b", "c"])

@@ -336,7 +336,7 @@ async def test_packed(tmp_path: Path) -> None:
             server.send(there, broken if message["stream"] == "broken" else whole)
 
     async with fake(tmp_path, answer) as server, quintet.connect(f"{server.url}&compression=zstd") as bus:
-        assert server.heard[0]["client_flags"] == 0x00FF
+        assert server.heard[0]["client_flags"] == frames.SERVER_FLAGS
         assert (await bus.publish("t", b"x" * 2_000)).durable
         assert kinds(server) == ["auth", "other"]  # packed: the fake looks no further
         with pytest.raises(ProtocolError, match="does not unpack"):

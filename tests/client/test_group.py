@@ -177,7 +177,8 @@ async def test_retries_and_dead_letters(server: Server, topic: str) -> None:
             assert seen == [("good", False), ("bad", False), ("better", False), ("bad", True), ("bad", True)]
             assert await committed(bus, topic, "g") == 3
         found = await bus.request("FETCH_DLQ", topic=topic, max=10)
-        assert [(row["data"], row["error"]) for row in found["messages"]] == [(b"bad", "RuntimeError: cannot do it")]
+        dead = [(row["data"], row["error"], row["retries"]) for row in found["messages"]]
+        assert dead == [(b"bad", "RuntimeError: cannot do it", 3)]
         await bus.publish(topic, "worse")
         async with bus.subscribe(topic, group="g") as sub:
             batch = await sub.get_batch()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
@@ -28,6 +29,7 @@ from quintet.client.errors import (
     Unsupported,
 )
 from quintet.model import envelope
+from quintet.model.envelope import MEMBERS
 from quintet.protocols.peerbus import codec
 from quintet.protocols.peerbus import errors as wire
 from tests.client.server import Server, running
@@ -471,6 +473,34 @@ async def test_the_memory_of_ids_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
                 break
         assert got == [0, 1, 2, 3, 4, 5, 0], "5 is remembered, 0 was forgotten"
         assert bob.duplicates == 1
+
+
+ODD_ENVELOPES: Final = (
+    *(json.dumps({k: v for k, v in json.loads(letter(b"1")).items() if k != name}).encode() for name in MEMBERS),
+    b"null", b"7", b"[]", b'"x"', b"{}", b'{"id":7}', b'{"id":"\\ud800"}', b'{"body":' + b"[" * 3_000 + b"]" * 3_000 + b"}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("verify", ["on", "off"])
+@pytest.mark.parametrize("odd", ODD_ENVELOPES)
+async def test_an_odd_envelope_costs_only_itself(odd: bytes, verify: str) -> None:
+    dialled = 0
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal dialled
+        dialled += 1
+        writer.write(codec.deliver("odd", odd) + b"\n")
+        writer.write(codec.deliver("good", letter(b'"after"', id="2")) + b"\n")
+        while await reader.readline():
+            writer.write(codec.peers(["bob"]) + b"\n")
+
+    async with lying(script) as url, quintet.peer(f"{url}&verify={verify}") as bob:
+        got = await bob.receive(timeout=5)
+        while got.id != "2":
+            assert got.body is None or got.body == 1
+            got = await bob.receive(timeout=5)
+        assert got.body == "after" and await bob.peers() == ["bob"]
+        assert dialled == 1
 
 
 @pytest.mark.parametrize("data", [b"hello\n", b"[]\n", b'{"type":7}\n', b"\xff\xff\n", b'{"type":"deliver"'])

@@ -91,3 +91,21 @@ def test_the_door_of_spark_is_none_for_messages() -> None:
     )  # fmt: skip
     with pytest.raises(BadUrl, match="flight:// is the door of Spark"):
         quintet.connect("flight://ann:secret@host")
+
+
+@pytest.mark.parametrize(
+    "scheme", ["nats", "amqp", "amqps", "kafka", "mqtt", "mqtts", "redis", "https", "wss", "pulsar"]
+)
+def test_another_brokers_scheme_is_not_taken_for_a_slip(scheme: str) -> None:
+    with pytest.raises(BadUrl) as caught:
+        parse(f"{scheme}://h")
+    assert "did you mean" not in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"), [("flymp", "flymq"), ("felx", "felix"), ("peerbu", "peerbus"), ("fst", "fast")]
+)
+def test_a_slip_is_put_right(slip: str, meant: str) -> None:
+    with pytest.raises(BadUrl) as caught:
+        parse(f"{slip}://h")
+    assert f"did you mean {meant}://?" in caught.value.hint

@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from quintet import kernel
-from quintet.delivery.lane import Flight, Lane
+from quintet.delivery.consumer import Consumer, Flight
+from quintet.delivery.lane import Lane
 from quintet.delivery.sink import Sink
 from quintet.log.base import Appended, Fetched
 from quintet.model.batch import RecordBatch
@@ -70,6 +71,7 @@ class Model:
         self.partition = ListPartition()
         self.lane_type = lane_type
         self.lane = lane_type(self.partition, 0)  # type: ignore[arg-type]
+        self.consumer = Consumer(16)
         self.now = 0
         self.settled: set[int] = set()
 
@@ -82,19 +84,28 @@ class Model:
             self.partition.cold = rng.random() < 0.3
             run = lane.take(rng.randint(1, 7), self.now, lambda: None)
             if run is not None:
-                lane.sent(run, 1, SINK, self.now + rng.randint(1, 20))
+                consumer = self.consumer if rng.random() < 0.7 else None  # pushed, or polled
+                lane.sent(run, 1, SINK, self.now + rng.randint(1, 20), consumer, self.now)
             self.partition.deliver()
         elif choice < 0.75:
             known = [*lane.inflight, *lane.retry]
             offset = rng.choice(known) if known and rng.random() < 0.9 else rng.randint(0, 100)
+            flight = lane.inflight.get(offset)
+            if flight is not None and flight.consumer is not None:
+                self.consumer.acknowledged(flight.number_of(offset), self.now)
             if lane.ack(offset):
                 self.settled.add(offset)
         elif choice < 0.9:
             self.now += rng.randint(1, 15)
             lane.expire(self.now, ATTEMPTS_MAX)
-        elif choice < 0.95:
+        elif choice < 0.92:
+            lane.working(rng.randint(0, 100), self.now)
+        elif choice < 0.94:
+            lane.nack(rng.randint(0, 100), self.now + rng.randint(0, 20), ATTEMPTS_MAX)
+        elif choice < 0.96:
             lane.release(SINK, ATTEMPTS_MAX)
         else:
+            self.consumer = Consumer(16)
             position, ranges = lane.state()
             self.lane = self.lane_type(self.partition, 0)  # type: ignore[arg-type]
             self.lane.restore(position, ranges)
@@ -107,6 +118,10 @@ class Model:
         assert not self.settled & set(pending), "a settled record came back"
         assert self.settled | set(pending) == set(range(lane.position)), "a record was lost or invented"
         assert lane.floor == min([lane.position, *pending])
+        assert self.consumer.held == sum(flight.consumer is not None for flight in lane.inflight.values())
+        for flight in set(lane.inflight.values()):
+            assert flight.left == list(lane.inflight.values()).count(flight)
+        assert (lane.next_deadline() is None) == (not lane.inflight), "something in flight has no deadline"
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -122,10 +137,10 @@ class ForgetfulLane(Lane):
 
     __slots__ = ()
 
-    def _give_back(self, flight: Flight, attempts_max: int) -> None:
+    def _give_back(self, flight: Flight, now: int, attempts_max: int) -> int | None:
         for offset in flight.offsets[-1:]:
-            self.inflight.pop(offset, None)
-        super()._give_back(flight, attempts_max)
+            self._land(offset)
+        return super()._give_back(flight, now, attempts_max)
 
 
 def test_the_model_finds_a_forgetful_lane() -> None:

@@ -17,7 +17,9 @@ class Client:
     """Logs in by the handshake when a user is named; `header` is sent as it is."""
 
     def __init__(self, port: int, user: str = "", password: str = "", *, header: str = "") -> None:
-        self.flight = flight.FlightClient(f"grpc://127.0.0.1:{port}")
+        # Otherwise gRPC lets all clients of a process share one connection, and what ends one would end all.
+        alone = [("grpc.use_local_subchannel_pool", 1)]
+        self.flight = flight.FlightClient(f"grpc://127.0.0.1:{port}", generic_options=alone)
         self._headers = [(b"authorization", header.encode())] if header else []
         if user:
             try:

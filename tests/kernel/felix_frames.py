@@ -14,13 +14,15 @@ from tests.kernel import generate
 NOW = 1_000_000
 FRAME_MAX = 1 << 20
 MAX_U64 = (1 << 64) - 1
-KNOWN = 0x00FF
+KNOWN = 0x01FF
+KEY_FLAG = 0x0100  # beside it, 0x0040 means packed
+RECORD_KEYS = (None, None, b"", b"k", b"\xff" * 300)
 ORIGIN = b"felix:c"
 TENANTS = ("t1", "", "grün", "t" * 300)
 TARGETS = [(t, "default", "demo") for t in TENANTS] + [("t1", "default", "other"), ("t1", "defaultd", "emo")]
 IDS = (0, 1, 7, MAX_U64)
 # Flags on which a split acts, and some that no client may send.
-OTHER_FLAGS = (0x0002, 0x0004, 0x0008, 0x0010, 0x0020, 0x0024, 0x0003, 0x0080, 0x0040, 0x0100, 0x8001, 0xFFFF)
+OTHER_FLAGS = (0x0002, 0x0004, 0x0008, 0x0010, 0x0020, 0x0024, 0x0003, 0x0080, 0x0040, 0x0100, 0x8001, 0x8009, 0xFFFF)
 DEPTH = 6
 
 Fields = tuple[Any, ...]
@@ -38,12 +40,29 @@ def values_part(values: list[bytes]) -> bytes:
     return struct.pack(">I", len(values)) + b"".join(struct.pack(">I", len(value)) + value for value in values)
 
 
-def unacked(where: bytes, *values: bytes) -> bytes:
-    return frame(0x0001, where + values_part(list(values)))
+def key_part(key: bytes | None) -> bytes:
+    return b"" if key is None else struct.pack(">H", len(key)) + key
 
 
-def acked(where: bytes, request_id: int, ack_mode: int, *values: bytes) -> bytes:
-    return frame(0x0009, struct.pack(">QB", request_id, ack_mode) + where + values_part(list(values)))
+def unacked(where: bytes, *values: bytes, key: bytes | None = None, key_flag: int = KEY_FLAG) -> bytes:
+    flags = 0x0001 if key is None else 0x0001 | key_flag
+    return frame(flags, key_part(key) + where + values_part(list(values)))
+
+
+def acked(
+    where: bytes, request_id: int, ack_mode: int, *values: bytes, key: bytes | None = None, key_flag: int = KEY_FLAG
+) -> bytes:
+    flags = 0x0009 if key is None else 0x0009 | key_flag
+    lead = struct.pack(">QB", request_id, ack_mode) + key_part(key)
+    return frame(flags, lead + where + values_part(list(values)))
+
+
+def keyed_part(events: list[tuple[bytes | None, bytes]]) -> bytes:
+    out = struct.pack(">I", len(events))
+    for key, value in events:
+        out += struct.pack(">I", 0 if key is None else len(key) + 1) + (key or b"")
+        out += struct.pack(">I", len(value)) + value
+    return out
 
 
 def ack(status: int, request_id: int, message: bytes) -> bytes:
@@ -56,13 +75,13 @@ def text(message: object) -> bytes:
 
 # -- reads and what they owe ------------------------------------------------------------------------------------------
 
-#  (1, target, values, request_id, ack_mode)   (0, payload)   (3, flags, payload)   (4, flags, payload)
+#  (1, target, values, request_id, ack_mode, key)   (0, payload)   (3, flags, payload)   (4, flags, payload)
 
 
 def wire(one: Fields) -> bytes:
     if one[0] == 1:
-        _, where, values, request_id, ack_mode = one
-        return acked(where, request_id, ack_mode, *values) if ack_mode else unacked(where, *values)
+        _, where, values, request_id, ack_mode, key = one
+        return acked(where, request_id, ack_mode, *values, key=key) if ack_mode else unacked(where, *values, key=key)
     return frame(0, one[1]) if one[0] == 0 else frame(one[1], one[2])
 
 
@@ -73,13 +92,13 @@ def requests(r: random.Random, count: int) -> list[Fields]:
         for _ in range(r.choice((1, 1, 2, 5))):
             values = [generate.blob(r) for _ in range(r.choice((0, 1, 1, 3, 9)))]
             if kind < 10:
-                out.append((1, where, values, -1, 0))
+                out.append((1, where, values, -1, 0, r.choice(RECORD_KEYS)))
             elif kind < 15:
-                out.append((1, where, values, r.choice(IDS), r.randrange(1, 3)))
+                out.append((1, where, values, r.choice(IDS), r.randrange(1, 3), r.choice(RECORD_KEYS)))
             elif kind < 18:
                 out.append((0, json_text(r)))
             elif kind < 19:
-                out.append((4, r.choice((0x0041, 0x0049)), generate.blob(r)))
+                out.append((4, r.choice((0x0041, 0x0049, 0x0141, 0x0149)), generate.blob(r)))
             else:
                 out.append((3, r.choice(OTHER_FLAGS), generate.blob(r)))
     return out[:count]
@@ -89,10 +108,15 @@ def expected(fields: list[Fields]) -> list[Fields]:
     out: list[Fields] = []
     for one in fields:
         if one[0] == 1 and not one[4]:
-            out += (("record", one[1], value) for value in one[2])
+            out += (("record", one[1], value, one[5]) for value in one[2])
         else:
-            out.append(one if one[0] != 3 else (3, one[1], -1))
+            out.append(one if one[0] != 3 else (3, one[1], acked_id(one[1], one[2])))
     return out
+
+
+def acked_id(flags: int, payload: bytes) -> int:
+    """What a frame with flags that nobody knows is still known by."""
+    return int.from_bytes(payload[:8], "big") if flags & 9 == 9 and len(payload) >= 8 else -1
 
 
 def flat(twin: Any, items: list[Fields]) -> list[Fields]:
@@ -102,27 +126,30 @@ def flat(twin: Any, items: list[Fields]) -> list[Fields]:
         if item[0] != 1:
             out.append(item)
             continue
-        _, where, batch, count, request_id, ack_mode = item
+        _, where, batch, count, request_id, ack_mode, *rest = item
+        key = rest[0] if rest else None
         rows = twin.rows(batch, 0, count) if count else []
         if (batch is None) is not (count == 0) or any(row[6] != ORIGIN or row[5] for row in rows):
             raise AssertionError("a batch without records, or with another origin or an expiry")
+        if any(row[2] != key for row in rows):
+            raise AssertionError("a record without the key of its batch")
         if ack_mode:
-            out.append((1, where, [row[3] for row in rows], request_id, ack_mode))
+            out.append((1, where, [row[3] for row in rows], request_id, ack_mode, key))
         elif request_id != -1:
             raise AssertionError("a request_id without acknowledgement")
         else:
-            out += (("record", where, row[3]) for row in rows)
+            out += (("record", where, row[3], key) for row in rows)
     return out
 
 
 def read_all(
-    twin: Any, data: bytes, cuts: list[int], known: int = KNOWN, strict: bool = True
+    twin: Any, data: bytes, cuts: list[int], known: int = KNOWN, strict: bool = True, key_flag: int = KEY_FLAG
 ) -> tuple[list[Fields], int, int]:
     """(flat items, consumed, fatal) of a read that comes in pieces."""
     out: list[Fields] = []
     at = 0
     for stop in (*cuts, len(data)):
-        items, at, fatal = twin.felix_split(data[:stop], at, FRAME_MAX, known, strict, ORIGIN, NOW)
+        items, at, fatal = twin.felix_split(data[:stop], at, FRAME_MAX, known, strict, ORIGIN, NOW, key_flag)
         out += flat(twin, items)
         if fatal:
             return out, at, fatal
@@ -138,12 +165,20 @@ def replies(r: random.Random, count: int) -> list[bytes]:
             flags = r.choice((0x0002, 0x0004, 0x0022, 0x0024))
             lead = b"".join(struct.pack(">Q", r.choice(IDS)) for bit in (0x0002, 0x0020) if flags & bit)
             out.append(frame(flags, lead + values))
+        elif kind < 6:
+            flags = r.choice((0x0104, 0x0122, 0x0124))
+            lead = b"".join(struct.pack(">Q", r.choice(IDS)) for bit in (0x0002, 0x0020) if flags & bit)
+            out.append(
+                frame(
+                    flags, lead + keyed_part([(r.choice(RECORD_KEYS), generate.blob(r)) for _ in range(r.randrange(4))])
+                )
+            )
         elif kind < 7:
             out.append(ack(r.randrange(2), r.choice(IDS), r.choice((b"", b"stream not found", "grün".encode()))))
         elif kind < 9:
             out.append(frame(0, json_text(r)))
         else:
-            out.append(frame(r.choice((0x0044, 0x0064)), generate.blob(r)))
+            out.append(frame(r.choice((0x0044, 0x0064, 0x0144, 0x0164)), generate.blob(r)))
     return out
 
 

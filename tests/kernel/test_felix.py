@@ -79,8 +79,8 @@ class TestFelix:
         both = k.felix_received(EVENT_OF_7 + EVENT + EVENT_AT_42, 0, FRAME_MAX)[0]
         assert both == [(4, 7, -1, [b"hello"]), (4, -1, -1, [b"hello"]), (4, -1, 42, [b"hello"])]
         k.place(batch, 42, NOW)
-        assert k.felix_deliver(batch, 0, 1, NOW, False, 0, FRAME_MAX) == (EVENT, 1)
-        assert k.felix_deliver(batch, 0, 1, NOW, True, 0, FRAME_MAX) == (EVENT_AT_42, 1)
+        assert k.felix_deliver(batch, 0, 1, NOW, False, 0, FRAME_MAX) == (EVENT, 1, [])
+        assert k.felix_deliver(batch, 0, 1, NOW, True, 0, FRAME_MAX) == (EVENT_AT_42, 1, [])
 
     @pytest.mark.parametrize("message", DOCUMENT, ids=lambda message: message["type"])
     def test_every_message_of_the_document(self, k: ModuleType, message: dict[str, Any]) -> None:
@@ -235,8 +235,13 @@ class TestFelix:
 
     def test_every_cut_and_every_pair_of_cuts(self, k: ModuleType) -> None:
         fields = [
-            *((1, DEMO, [b"a", b""], -1, 0), (1, DEMO, [b"b"], -1, 0), (1, target("u"), [b"c"], 9, 2), (0, b"{}")),
-            *((1, DEMO, [], -1, 0), (3, 0x0010, b"x"), (4, 0x0041, b"y"), (1, DEMO, [b"d" * 20], -1, 0)),
+            *(
+                (1, DEMO, [b"a", b""], -1, 0, None),
+                (1, DEMO, [b"b"], -1, 0, None),
+                (1, target("u"), [b"c"], 9, 2, b"k"),
+            ),
+            *((0, b"{}"), (1, DEMO, [], -1, 0, None), (3, 0x0010, b"x"), (4, 0x0041, b"y"), (4, 0x0149, b"y")),
+            *((1, DEMO, [b"d" * 20], -1, 0, b""), (1, DEMO, [b"e"], -1, 0, b"k"), (3, 0x8009, bytes(range(9)))),
         ]
         data = b"".join(map(wire, fields))
         want = expected(fields), len(data), 0
@@ -288,29 +293,80 @@ class TestFelix:
             with pytest.raises(ValueError):
                 k.felix_publish(DEMO, values, -1, 0)
 
+    # -- keys ---------------------------------------------------------------------------------------------------------
+
+    def test_a_key_stands_before_the_tenant_and_is_every_record_s(self, k: ModuleType) -> None:
+        """The bytes are those of the published conformance vectors."""
+        body = bytes.fromhex("00026b3700027431000764656661756c74000464656d6f000000010000000568656c6c6f")
+        acked = bytes.fromhex("000000000000000702") + body
+        for flag in (0x0040, 0x0100):
+            assert k.felix_publish(DEMO, [b"hello"], -1, 0, b"k7", flag) == frame(0x0001 | flag, body)
+            assert k.felix_publish(DEMO, [b"hello"], 7, 2, b"k7", flag) == frame(0x0009 | flag, acked)
+            data = frame(0x0001 | flag, body) * 2 + frame(0x0009 | flag, acked) + unacked(DEMO, b"x")
+            items, consumed, fatal = k.felix_split(data, 0, FRAME_MAX, 0x0009 | flag, True, ORIGIN, NOW, flag)
+            assert (consumed, fatal) == (len(data), 0)
+            assert [(item[1], *item[3:]) for item in items] == [
+                (DEMO, 2, -1, 0, b"k7"), (DEMO, 1, 7, 2, b"k7"), (DEMO, 1, -1, 0),
+            ]  # fmt: skip
+            rows = [row[2:4] for item in items for row in k.rows(item[2], 0, item[3])]
+            assert rows == [(b"k7", b"hello")] * 3 + [(None, b"x")]
+
+    def test_other_keys_are_other_batches(self, k: ModuleType) -> None:
+        data = b"".join(unacked(DEMO, b"v", key=key) for key in (b"a", b"a", b"b", b"", None, None))
+        items = k.felix_split(data, 0, FRAME_MAX, KNOWN, True, ORIGIN, NOW, 0x0100)[0]
+        assert [(item[3], *item[6:]) for item in items] == [(2, b"a"), (1, b"b"), (1, b""), (2,)]
+
+    def test_a_key_that_makes_a_batch_too_large_is_refused(self, k: ModuleType) -> None:
+        """It is stored with every record: 64 KiB a thousand times would be 64 MiB of one frame of 70 KiB."""
+        data = acked(DEMO, 5, 1, *[b""] * 513, key=bytes(65_535))
+        assert k.felix_split(data, 0, FRAME_MAX, KNOWN, True, ORIGIN, NOW, 0x0100)[0] == [(2, 7, 5)]
+        fits = acked(DEMO, 5, 1, *[b""] * 512, key=bytes(65_535))
+        assert k.felix_split(fits, 0, FRAME_MAX, KNOWN, True, ORIGIN, NOW, 0x0100)[0][0][3] == 512
+
+    @pytest.mark.parametrize("payload", [b"", b"\0", b"\0\2k", b"\0\2k7", b"\0\2k7" + DEMO[:-1]])
+    def test_a_key_that_ends_early(self, k: ModuleType, payload: bytes) -> None:
+        items = k.felix_split(frame(0x0041, payload), 0, FRAME_MAX, 0x0041, True, ORIGIN, NOW, 0x0040)[0]
+        assert items == [(2, 1, -1)]
+
+    def test_flags_nobody_knows_still_say_whose_request_it_is(self, k: ModuleType) -> None:
+        data = frame(0x8009, struct.pack(">Q", 7) + b"?") + frame(0x8009, b"short") + frame(0x8001, bytes(9))
+        items = k.felix_split(data, 0, FRAME_MAX, KNOWN, True, ORIGIN, NOW)[0]
+        assert items == [(3, 0x8009, 7), (3, 0x8009, -1), (3, 0x8001, -1)]
+
+    def test_keys_are_delivered_to_those_who_know_them(self, k: ModuleType) -> None:
+        batch = k.build([b"a", b"b", b"c"], keys=[b"k", None, b""])
+        k.place(batch, 100, NOW)
+        data, count, omitted = k.felix_deliver(batch, 0, 3, NOW, True, 0, FRAME_MAX, True)
+        body = b"\0\0\0\2k\0\0\0\1a" + b"\0\0\0\0\0\0\0\1b" + b"\0\0\0\1\0\0\0\1c"
+        assert data == frame(0x0124, struct.pack(">QI", 100, 3) + body) and (count, omitted) == (3, [])
+        assert k.felix_received(data, 0, FRAME_MAX)[0] == [(4, -1, 100, [b"a", b"b", b"c"], [b"k", None, b""])]
+        plain = k.felix_deliver(k.build([b"hello"]), 0, 1, NOW, False, 0, FRAME_MAX, True)
+        assert plain == (EVENT, 1, [])
+
     # -- events -------------------------------------------------------------------------------------------------------
 
     def test_events_are_cut_into_frames(self, k: ModuleType) -> None:
         values = [bytes(size) for size in (10, 20, 5, 0, 100, 3)]
         batch = k.build(values)
-        data, count = k.felix_deliver(batch, 0, 6, NOW, False, 0, 4 + 14 + 24)
+        data, count, omitted = k.felix_deliver(batch, 0, 6, NOW, False, 0, 4 + 14 + 24)
         items, consumed, fatal = k.felix_received(data, 0, FRAME_MAX)
-        assert [item[3] for item in items] == [values[:2], values[2:4], values[4:5], values[5:]]
-        assert (count, consumed, fatal) == (6, len(data), 0)
-        assert k.felix_deliver(batch, 2, 2, NOW, False, 0, FRAME_MAX) == (b"", 0)
+        assert [item[3] for item in items] == [values[:2], values[2:4], values[5:]]
+        assert (count, consumed, fatal) == (5, len(data), 0)
+        assert omitted == [(len(data) - (12 + 4 + 7), 4, 4 + 4 + 100)]
+        assert k.felix_deliver(batch, 2, 2, NOW, False, 0, FRAME_MAX) == (b"", 0, [])
 
     def test_expired_and_missing_offsets_begin_a_frame(self, k: ModuleType) -> None:
         expiries = [0, NOW, NOW + 1, 0, NOW - 1, 0]
         batch = k.build([b"%d" % i for i in range(6)], expiries=expiries)
         k.place(batch, 100, NOW)
-        data, count = k.felix_deliver(batch, 0, 6, NOW, False, 0, FRAME_MAX)
+        data, count, _ = k.felix_deliver(batch, 0, 6, NOW, False, 0, FRAME_MAX)
         assert k.felix_received(data, 0, FRAME_MAX)[0] == [(4, -1, -1, [b"0", b"2", b"3", b"5"])] and count == 4
         high = 3 << 48
-        data, count = k.felix_deliver(batch, 0, 6, NOW, True, high, FRAME_MAX)
+        data, count, _ = k.felix_deliver(batch, 0, 6, NOW, True, high, FRAME_MAX)
         want = [(4, -1, high | 100, [b"0"]), (4, -1, high | 102, [b"2", b"3"]), (4, -1, high | 105, [b"5"])]
         assert k.felix_received(data, 0, FRAME_MAX)[0] == want and count == 4
         sparse = k.select(batch, [0, 3, 5])
-        data, count = k.felix_deliver(sparse, 0, 3, NOW, True, 0, FRAME_MAX)
+        data, count, _ = k.felix_deliver(sparse, 0, 3, NOW, True, 0, FRAME_MAX)
         assert [item[2:] for item in k.felix_received(data, 0, FRAME_MAX)[0]] == [
             (100, [b"0"]),
             (103, [b"3"]),
@@ -324,10 +380,10 @@ class TestFelix:
 
     def test_events_as_json(self, k: ModuleType) -> None:
         batch = k.build([b"hello", b"world"], expiries=[0, NOW + 1])
-        assert k.felix_events(batch, 0, 1, NOW, NAMES, FRAME_MAX) == (text(DOCUMENT[5]), 1)
-        assert k.felix_events(batch, 0, 2, NOW, NAMES, FRAME_MAX) == (text(DOCUMENT[6]), 2)
-        assert k.felix_events(batch, 0, 2, NOW + 1, NAMES, FRAME_MAX) == (text(DOCUMENT[5]), 1)
-        assert k.felix_events(batch, 0, 0, NOW, NAMES, FRAME_MAX) == (b"", 0)
+        assert k.felix_events(batch, 0, 1, NOW, NAMES, FRAME_MAX) == (text(DOCUMENT[5]), 1, [])
+        assert k.felix_events(batch, 0, 2, NOW, NAMES, FRAME_MAX) == (text(DOCUMENT[6]), 2, [])
+        assert k.felix_events(batch, 0, 2, NOW + 1, NAMES, FRAME_MAX) == (text(DOCUMENT[5]), 1, [])
+        assert k.felix_events(batch, 0, 0, NOW, NAMES, FRAME_MAX) == (b"", 0, [])
         assert k.felix_events(batch, 0, 1, NOW, b"", FRAME_MAX)[0] == text({"type": "event", "payload": "aGVsbG8="})
 
     @pytest.mark.parametrize("most", [1, 200, 1000, FRAME_MAX])
@@ -338,7 +394,7 @@ class TestFelix:
             bytes(40_000),
             bytes(30_000),
         ]
-        data, count = k.felix_events(k.build(values), 0, len(values), NOW, NAMES, most)
+        data, count, omitted = k.felix_events(k.build(values), 0, len(values), NOW, NAMES, most)
         got: list[bytes] = []
         sizes: list[tuple[int, int]] = []
         for flags, payload in split_frames(data):
@@ -347,8 +403,11 @@ class TestFelix:
             assert flags == 0 and (len(texts) > 1) is (message["type"] == "event_batch")
             sizes.append((len(texts), len(payload)))
             got += map(base64.b64decode, texts)
-        assert got == values and count == len(values)
-        assert all(n == 1 or (n <= 64 and size <= min(most, 65536)) for n, size in sizes)
+        missing = {row: values[row] for _, row, _ in omitted}
+        assert got == [value for row, value in enumerate(values) if row not in missing]
+        assert count == len(got) and all(size > most for _, _, size in omitted)
+        assert all(size <= most and (n == 1 or (n <= 64 and size <= 65536)) for n, size in sizes)
+        assert [at for at, _, _ in omitted] == sorted(at for at, _, _ in omitted) and (most > 1 or data == b"")
         if most == FRAME_MAX:
             assert max(n for n, _ in sizes) == 64
 
@@ -582,6 +641,54 @@ class TestFelix:
         data = ("{" + ",".join(f'"{i}":0' for i in range(count)) + "}").encode()
         assert k.json_fault(data, 2) == fault
         assert k.json_fault(b'{"in":' + data + b"}", 2) == fault
+
+    @pytest.mark.parametrize(
+        ("data", "fault"),
+        [
+            (b'{"a":[' + b"1," * 49_997 + b"1]}", 0),
+            (b'{"a":[' + b"1," * 49_998 + b"1]}", 5),
+            (b'{"a":"' + b"\\n" * 500_000 + b'"}', 0),
+            (b'{"a":"' + b"\\n" * 500_001 + b'"}', 5),
+            (b'{"a":"' + b"\\ud83d\\ude00" * 250_001 + b'"}', 5),
+            (b'{"' + b"\\n" * 500_001 + b'":1}', 5),
+        ],
+    )
+    def test_more_values_and_escapes_than_any_message_has(self, k: ModuleType, data: bytes, fault: int) -> None:
+        assert k.json_fault(data, 3) == fault
+
+    @pytest.mark.parametrize(
+        ("data", "head"),
+        [
+            (b'{"type":"ping"}', (0, b"ping")),
+            (b' {"a":[{"type":"x"}],"t\\u0079pe":"p\\u0069ng"}', (0, b"ping")),
+            (b'{"type":7}', (0, b"")),
+            (b'{"type":{"type":"x"}}', (0, b"")),
+            (b'{"type":"' + b"x" * 64 + b'"}', (0, b"x" * 64)),
+            (b'{"type":"' + b"x" * 65 + b'"}', (0, b"")),
+            (b'{"type":"ping"', (1, b"")),
+            (b'{"type":"a","type":"b"}', (2, b"")),
+        ],
+    )
+    def test_json_head_tells_the_type_of_a_sound_object(
+        self, k: ModuleType, data: bytes, head: tuple[int, bytes]
+    ) -> None:
+        assert k.json_head(data, 3) == head
+
+    @pytest.mark.parametrize(
+        ("data", "shape"),
+        [
+            (b"", (1, 0)),
+            (b"[1,2,3]", (4, 1)),
+            (b'{"a":{"b":[1]}}', (4, 3)),
+            (b'["[,{","\\"[,"]', (3, 1)),
+            (b'["[,[,', (2, 1)),
+            (b'"\\', (1, 0)),
+            (b"]]][[", (3, 2)),
+            (b"[" + b"{}," * 100_000 + b"{}]", (200_003, 2)),
+        ],
+    )
+    def test_json_shape_counts_outside_of_strings(self, k: ModuleType, data: bytes, shape: tuple[int, int]) -> None:
+        assert k.json_shape(data) == shape
 
     def test_hostile_depth_and_length(self, k: ModuleType) -> None:
         deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"

@@ -39,13 +39,13 @@ def cuts_of(r: random.Random, length: int) -> list[int]:
 
 def split_alike(native: ModuleType, data: bytes, r: random.Random) -> None:
     start, most = r.choice((0, 0, r.randrange(len(data) + 1))), r.choice((FRAME_MAX, FRAME_MAX, 60))
-    known, strict = r.choice(KNOWN_FLAGS), r.random() < 0.5
-    got = same(native, "felix_split", data, start, most, known, strict, ORIGIN, NOW)
+    known, strict, key_flag = r.choice(KNOWN_FLAGS), r.random() < 0.5, r.choice((0x0100, 0x0040, 0))
+    got = same(native, "felix_split", data, start, most, known, strict, ORIGIN, NOW, key_flag)
     assert start <= got[1] <= len(data) and got[2] in (0, 1, 2, 3)
-    whole = felix_frames.read_all(pure, data, [], known, strict)
-    assert felix_frames.read_all(native, data, cuts_of(r, len(data)), known, strict) == whole
+    whole = felix_frames.read_all(pure, data, [], known, strict, key_flag)
+    assert felix_frames.read_all(native, data, cuts_of(r, len(data)), known, strict, key_flag) == whole
     same(native, "felix_received", data, start, most)
-    same(native, "felix_batch", data[12:], r.choice((1, 9, 0x41, 0x49, 0)), ORIGIN, NOW)
+    same(native, "felix_batch", data[12:], r.choice((1, 9, 0x41, 0x49, 0x0101, 0x0149, 0)), ORIGIN, NOW)
 
 
 def reads(native: ModuleType, r: random.Random) -> None:
@@ -70,12 +70,18 @@ def events(native: ModuleType, r: random.Random) -> None:
         first, most = r.randrange(3), r.choice((1, 30, 100, FRAME_MAX))
         last, now = first + r.randrange(9), r.choice((0, 50, 100, NOW))
         offsets, high = r.random() < 0.5, r.choice((0, 3 << 48, felix_frames.MAX_U64, -1))
-        got = same(native, "felix_deliver", data, first, last, now, offsets, high, most)
+        keys = r.random() < 0.5
+        got = same(native, "felix_deliver", data, first, last, now, offsets, high, most, keys)
         if got != REFUSED:
             items, consumed, fatal = same(native, "felix_received", got[0], 0, FRAME_MAX)
             assert (sum(len(item[3]) for item in items), consumed, fatal) == (got[1], len(got[0]), 0)
+            assert all(len(payload) <= most for _, payload in felix_frames.split_frames(got[0]))
+            if keys and data is batch and high in (0, 3 << 48):
+                rows = {row[0]: row[2] for row in native.rows(data, first, last)}
+                told = {item[2] + i: key for item in items if len(item) > 4 for i, key in enumerate(item[4])}
+                assert not offsets or told.items() <= {high | at: key for at, key in rows.items()}.items()
         text = same(native, "felix_events", data, first, last, now, r.choice((NAMES, b"")), most)
-        if REFUSED not in (got, text):
+        if REFUSED not in (got, text) and not got[2] and not text[2]:
             values = [value for item in items for value in item[3]]
             messages = [json.loads(payload) for _, payload in felix_frames.split_frames(text[0])]
             sent = [one for m in messages for one in (m["payloads"] if "payloads" in m else [m["payload"]])]
@@ -86,7 +92,9 @@ def events(native: ModuleType, r: random.Random) -> None:
     )
     if r.random() < 0.1:
         where = generate.mutated(r, where)
-    same(native, "felix_publish", where, values, r.choice((*IDS, -1, -2, 1 << 64)), r.randrange(-1, 4))
+    key = r.choice((*felix_frames.RECORD_KEYS, bytes(65_536)))
+    numbers = r.choice((*IDS, -1, -2, 1 << 64)), r.randrange(-1, 4)
+    same(native, "felix_publish", where, values, *numbers, key, r.choice((0x0100, 0x0040, 1)))
 
 
 def answered_alike(
@@ -131,7 +139,8 @@ def texts(native: ModuleType, r: random.Random) -> None:
         data = felix_frames.json_soup(r)
         fault = same(native, "json_fault", data, depth)
         assert fault in felix_frames.json_faults(data, depth), (data, depth, fault)
-        same(native, "json_fault", generate.mutated(r, data), depth)
+        same(native, "json_head", generate.mutated(r, data), depth)
+        same(native, "json_shape", generate.mutated(r, data))
 
 
 @pytest.mark.parametrize("kind", [reads, replies, events, gets, texts])
@@ -144,10 +153,11 @@ def test_twins_agree_on_seeded_input(native: ModuleType, kind: Callable[[ModuleT
 
 
 targets = st.sampled_from([felix_frames.target(*names) for names in felix_frames.TARGETS])
+some_keys = st.sampled_from(felix_frames.RECORD_KEYS)
 some_values = st.lists(st.binary(max_size=20), max_size=4)
 one_request: st.SearchStrategy[Any] = st.one_of(
-    st.tuples(st.just(1), targets, some_values, st.just(-1), st.just(0)),
-    st.tuples(st.just(1), targets, some_values, st.sampled_from(IDS), st.integers(1, 2)),
+    st.tuples(st.just(1), targets, some_values, st.just(-1), st.just(0), some_keys),
+    st.tuples(st.just(1), targets, some_values, st.sampled_from(IDS), st.integers(1, 2), some_keys),
     st.tuples(st.just(0), st.binary(max_size=30)),
     st.tuples(st.just(4), st.sampled_from((0x0041, 0x0049)), st.binary(max_size=10)),
     st.tuples(st.just(3), st.sampled_from(felix_frames.OTHER_FLAGS), st.binary(max_size=10)),
@@ -192,11 +202,12 @@ def test_twins_agree_on_mutated_and_cut_frames(
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.binary(max_size=200), start=st.integers(-1, 201), depth=st.integers(-1, 9))
 def test_twins_agree_on_any_bytes(native: ModuleType, data: bytes, start: int, depth: int) -> None:
-    same(native, "felix_split", data, start, FRAME_MAX, KNOWN, True, ORIGIN, NOW)
+    for key_flag in (0, 0x0040, 0x0100, 0x0080):
+        same(native, "felix_split", data, start, FRAME_MAX, KNOWN, True, ORIGIN, NOW, key_flag)
     same(native, "felix_received", data, start, FRAME_MAX)
     same(native, "felix_gets", data, start, FRAME_MAX, {b"": {}}, NOW, 100, True)
     same(native, "json_fault", data, depth)
-    for flags in (0x0001, 0x0009):
+    for flags in (0x0001, 0x0009, 0x0101, 0x0109):
         same(native, "felix_batch", data, flags, ORIGIN, NOW)
 
 
@@ -210,9 +221,15 @@ def test_twins_agree_on_pieces_of_json(native: ModuleType, pieces: list[bytes], 
 
 def test_a_lost_or_moved_record_would_be_seen(native: ModuleType) -> None:
     here, there = felix_frames.target(), felix_frames.target("u")
-    fields = [(1, here, [b"a", b"b"], -1, 0), (1, there, [b"c"], -1, 0), (1, here, [b"d"], 7, 1)]
+    fields = [
+        (1, here, [b"a", b"b"], -1, 0, None),
+        (1, there, [b"c"], -1, 0, b"k"),
+        (1, here, [b"d"], 7, 1, None),
+    ]
     whole = felix_frames.expected(fields)
-    swapped = [(1, here, [b"b", b"a"], -1, 0), *fields[1:]]
-    for wrong in (fields[1:], swapped, [fields[1], fields[0], fields[2]], [*fields[:2], (1, here, [b"d"], 8, 1)]):
+    swapped = [(1, here, [b"b", b"a"], -1, 0, None), *fields[1:]]
+    other_key = [fields[0], (1, there, [b"c"], -1, 0, b"l"), fields[2]]
+    other_id = [*fields[:2], (1, here, [b"d"], 8, 1, None)]
+    for wrong in (fields[1:], swapped, [fields[1], fields[0], fields[2]], other_key, other_id):
         data = b"".join(map(felix_frames.wire, wrong))
         assert felix_frames.read_all(native, data, [])[0] != whole

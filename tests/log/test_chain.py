@@ -530,7 +530,7 @@ def test_anchors_are_kept_in_two_files_of_bounded_size() -> None:
     assert [line["seq"] for line in lines(harness.sim)][-1] == 39
 
 
-def test_a_start_with_less_than_was_anchored_says_so_and_anchors_nothing_lower() -> None:
+def test_a_start_with_less_than_was_anchored_says_so_and_uses_no_offset_again() -> None:
     harness = anchored()
     harness.write(harness.open(), 10)
     harness.close()
@@ -541,13 +541,45 @@ def test_a_start_with_less_than_was_anchored_says_so_and_anchors_nothing_lower()
         if harness.sim.read_file(f"/data/{name}") is not None:
             harness.sim.unlink(f"/data/{name}")
     harness.start()
-    harness.write(harness.open(), 2)
+    assert [row[0] for row in harness.write(harness.open(), 2)] == [10, 11]
+    [lost] = [fields for kind, fields in harness.reports if kind == "corrupt_range"]
+    assert (lost["first_offset"], lost["next_offset"]) == (6, 10)
     harness.tick(20_000_000)
-    assert "anchor_differs" in harness.kinds()
-    assert [line["heads"][0][2] for line in lines(harness.sim)] == [10]
     harness.write(harness.open(), 20)
     harness.close()
-    assert [line["heads"][0][2] for line in lines(harness.sim)] == [10, 28]
-    found = verify(harness.sim)
-    assert found.broken is not None  # it stays visible although the log is longer than it was
-    assert found.broken.kind == "rewritten"
+    assert [line["heads"][0][2] for line in lines(harness.sim)] == [10, 12, 32]
+    assert verify(harness.sim).broken is not None  # it stays visible although the log is longer than it was
+
+
+def test_with_the_newest_segment_and_both_checkpoints_gone_the_anchors_know_the_end() -> None:
+    harness = anchored()
+    partition = harness.open()
+    rows = harness.write(partition, 3)
+    assert isinstance(partition, FilePartition)
+    partition.seal_active()
+    harness.write(partition, 4, seed=2)
+    harness.close()
+    for path in [path for path in harness.sim.snapshot() if path.endswith((f"{3:020d}.seg", ".a", ".b"))]:
+        harness.sim.unlink(path)
+    harness.start()
+    partition = harness.open()
+    assert harness.read_all(partition) == rows
+    assert partition.end == 7
+    assert "corrupt_range" in harness.kinds()
+
+
+def test_a_flipped_bit_in_an_anchor_moves_no_end_of_a_log() -> None:
+    harness = anchored()
+    harness.write(harness.open(), 3)
+    harness.close()
+    image = harness.sim.snapshot()
+    data = file_of(harness.sim, ANCHORS)
+    disk = SimDisk()
+    for bit in range(8 * (len(data) - 1)):  # without its end it is a line that was not finished
+        broken = bytearray(data)
+        broken[bit >> 3] ^= 1 << (bit & 7)
+        disk.restore(image | {ANCHORS: bytes(broken)})
+        harness = anchored(disk)
+        assert harness.open().end == 3, bit
+        assert "anchors_damaged" in harness.kinds(), bit
+        assert "corrupt_range" not in harness.kinds(), bit

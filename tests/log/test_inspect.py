@@ -1,7 +1,9 @@
 """`quintet log verify` and `dump`: what they find, what they leave alone."""
 
+import json
 from pathlib import Path
 
+from quintet.log.base import TopicSpec
 from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.inspect import Summary, dump, verify
 from quintet.log.embedded.partition import FilePartition
@@ -79,3 +81,62 @@ def test_a_torn_tail_is_a_note_and_a_missing_end_is_corruption() -> None:
     summary = Summary()
     assert any(finding.corrupt for finding in verify(disk, "/data", summary))
     assert summary.status == 1
+
+
+def named(harness: Harness, rows: dict[int, str]) -> None:
+    """A row of `__topics` for each of these topics."""
+    table = harness.open(TopicSpec(1, "__topics", compact=True))
+    for number, name in rows.items():
+        row = json.dumps({"id": number, "name": name}).encode()
+        harness.append(table, [row], [name.encode()])
+    harness.scheduler.settle()
+
+
+def test_segments_in_the_folder_of_another_topic_are_corrupt() -> None:
+    harness = Harness()
+    named(harness, {TOPIC: "t", TOPIC + 1: "u"})
+    make(harness, clean=False)
+    for partition in harness.log.open_topic(TopicSpec(TOPIC + 1, "u", partitions=2)):
+        harness.write(partition, 3)
+    harness.close()
+    files = harness.sim.snapshot()
+    assert list(verify(harness.sim, "/data", Summary())) == []
+    first = f"/data/topics/{TOPIC + 1:08d}/0/{0:020d}.seg"
+    second = first.replace("/0/", "/1/")
+    for path, data in ((SEGMENT, files[first]), (first, files[SEGMENT]), (second, files[first])):
+        disk = SimDisk()
+        disk.restore(files | {path: data})
+        found = [finding for finding in verify(disk, "/data", Summary()) if "lies in the folder" in finding.what]
+        assert [(finding.file, finding.corrupt) for finding in found] == [(path, True)]
+        assert all(row[3] is not None for _, _, row in dump(disk, "/data", TOPIC))
+    harness = Harness(SimDisk())
+    named(harness, {TOPIC: "another"})
+    make(harness)
+    assert [f.corrupt for f in verify(harness.sim, "/data", Summary()) if "lies in" in f.what] == [True, True]
+
+
+def test_folders_and_rows_that_do_not_go_together_are_named() -> None:
+    harness = Harness()
+    named(harness, {TOPIC + 1: "u"})
+    make(harness, clean=False)
+    harness.write(harness.open(TopicSpec(TOPIC + 1, "u")), 3)
+    harness.close()
+    files = harness.sim.snapshot()
+    summary = Summary()
+    [orphan] = verify(harness.sim, "/data", summary)
+    assert (orphan.corrupt, "no row in __topics" in orphan.what) == (False, True)
+    gone = f"/data/topics/{TOPIC + 1:08d}"
+    disk = SimDisk()
+    disk.restore({path: data for path, data in files.items() if not path.startswith(gone)})
+    assert any("'u' is gone" in finding.what and finding.corrupt for finding in verify(disk, "/data", Summary()))
+
+
+def test_a_damaged_end_of_a_table_is_no_torn_tail() -> None:
+    harness = Harness()
+    named(harness, {TOPIC: "t"})
+    harness.sim.kill()
+    path = f"/data/topics/00000001/0/{0:020d}.seg"
+    data = bytearray(harness.sim.snapshot()[path] or b"")
+    data[600] ^= 1
+    harness.sim.damage(path, bytes(data))
+    assert [finding.corrupt for finding in verify(harness.sim, "/data", Summary())] == [True]

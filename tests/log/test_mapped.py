@@ -1,6 +1,7 @@
 """Ranges read straight out of the segment files of a real log, whatever the broker did to them meanwhile."""
 
 import os
+import shutil
 import struct
 from pathlib import Path
 from random import Random
@@ -370,3 +371,20 @@ def test_a_memory_partition_has_no_files_until_it_is_durable(harness: Harness) -
     harness.log.alter_topic(TopicSpec(TOPIC, "t", durability="fsync"))
     harness.scheduler.settle()
     assert read(partition.files(0, 5), 0, 5) == [(offset, value) for offset, _, value in rows]
+
+
+def test_files_of_another_topic_are_never_read(harness: Harness) -> None:
+    """Also not by a reader that passes over damage, nor by the broker's own while it runs."""
+    mine, other = opened(harness), harness.open(TopicSpec(TOPIC + 1, "payroll"))
+    assert isinstance(other, FilePartition)
+    rows = written(harness, mine, 10)
+    written(harness, other, 10)
+    files = mine.files(0, 10)
+    assert [part.count for part in mapped.read(files, TOPIC, 0, 0, 10, columns=1, rows_max=ROWS, name="t")] == [10]
+    for number, partition, name in ((TOPIC + 1, 0, "t"), (TOPIC, 1, "t"), (TOPIC, 0, "payroll")):
+        with pytest.raises(CorruptData, match="lies in the folder"):
+            list(mapped.read(files, number, partition, 0, 10, columns=1, rows_max=ROWS, name=name, fail_on_loss=False))
+    assert harness.read_all(harness.cold(mine))[-1][0] == rows[-1][0]
+    shutil.copyfile(other.files(0, 10)[0].path, files[0].path)
+    assert harness.read_all(harness.cold(mine)) == []
+    assert ("corrupt_range", "of another topic") in [(kind, fields.get("reason")) for kind, fields in harness.reports]

@@ -74,3 +74,15 @@ def test_only_the_newest_batches_of_all_topics_keep_encoded_frames() -> None:
     assert all(len(marks) == 24 and marks == sorted(marks) and sum(marks) >= 7 for marks in memos)
     assert sum(map(sum, memos)) == 15  # of 1 MiB and a little
     assert log._shared.memo_bytes <= limits.ENCODED_FOR_BYTES
+
+
+def test_places_in_the_order_do_not_pile_up_behind_an_idle_topic() -> None:
+    log, scheduler = engine(1 << 20)
+    idle = log.open_topic(TopicSpec(20, "idle", durability="memory"))[0]
+    busy = log.open_topic(TopicSpec(21, "busy", durability="memory", memory_bytes=5_000))[0]
+    idle.append(kernel.build([b"first"], [None]), None)
+    for _ in range(1_000):
+        busy.append(kernel.build([bytes(100)], [None]), None)
+        scheduler.settle()
+    assert len(log._shared.memory_order) < 100
+    assert idle.read_now(0)[0].rows()[0][3] == b"first"

@@ -133,7 +133,7 @@ def test_watchers_hear_once_per_commit_and_time_never_falls(store: tuple[Harness
     for _ in range(5):
         harness.append(partition, [b"x"])
     harness.scheduler.settle()
-    harness.scheduler.time -= 10_000_000
+    harness.scheduler.jump(-10_000_000)
     harness.append(partition, [b"y"])
     harness.scheduler.settle()
     partition.unwatch(call)

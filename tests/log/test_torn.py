@@ -9,7 +9,9 @@ from random import Random
 
 import pytest
 
+from quintet import kernel
 from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.torn import is_torn
 from quintet.testing.sim import SimDisk
 from tests.log.support import PARTITION, TOPIC, Harness, Rows
 
@@ -136,3 +138,33 @@ def test_a_log_cut_below_its_mark_says_so_and_uses_no_offset_twice() -> None:
     harness = Harness(disk)
     assert harness.read_all(harness.open()) == [*rows[:3], (6, None, b"new")]
     assert TOPIC in harness.log.topic_ids()
+
+
+# -- topics that are written one batch at a time (ADR 15) -------------------------------------------------------------------
+
+
+def sealed(value: bytes) -> bytes:
+    batch = kernel.build([value], [b"key"], origin=b"test:1")
+    kernel.seal(batch, 7, 1_000, 99)
+    return bytes(batch)
+
+
+@pytest.mark.parametrize("position", [512, 512 + 456, 1024 - 8])
+@pytest.mark.parametrize("value", [b"x" * 40, Random(1).randbytes(1000), bytes(1000)], ids=["short", "long", "zeros"])
+def test_what_lacks_something_is_torn_and_what_was_flipped_is_not(value: bytes, position: int) -> None:
+    batch = sealed(value)
+    room = bytes(4096)
+    for bit in range(0, 8 * len(batch), 53):
+        broken = bytearray(batch)
+        broken[bit >> 3] ^= 1 << (bit & 7)
+        assert not is_torn(bytes(broken) + room, position, 99), bit
+    first = 512 - position % 512
+    for start in [0, *range(first, len(batch), 512)]:  # each sector, as far as the batch reaches into it
+        end = min(start + 512 - (position + start) % 512, len(batch))
+        missing = batch[:start] + bytes(end - start) + batch[end:]
+        if missing != batch:
+            assert is_torn(missing + room, position, 99), start
+    for size in range(0, len(batch) - 40, 37):
+        assert is_torn(batch[:size], position, 99), size
+        assert is_torn(batch[:size] + room, position, 99), size
+    assert is_torn(b"\0\0\1" + room, position, 99)  # something flipped where nothing was

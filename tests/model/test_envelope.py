@@ -4,6 +4,9 @@ character, and everything that must not verify.
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
+from hmac import digest
 from random import Random
 
 import pytest
@@ -338,3 +341,49 @@ def test_times_are_written_as_go_does() -> None:
     assert envelope.rfc3339(1_779_105_600_000_000) == "2026-05-18T12:00:00Z"
     assert envelope.rfc3339(1_779_105_600_123_400) == "2026-05-18T12:00:00.1234Z"
     assert envelope.rfc3339(0) == "1970-01-01T00:00:00Z"
+
+
+# -- signed as the document says: verbatim ------------------------------------------------------------------------------
+
+ID = "01HZ0000000000000000000000"
+
+
+def verbatim(body: str, sender: str = "alice", spell: Callable[[str], str] = json.dumps) -> bytes:
+    """An envelope whose sender signs the texts as it writes them, blanks, <, & and U+2028 included."""
+    strings = {"protocol_version": "v1", "id": ID, "from": sender, "to": "bob", "ts": "2026-05-18T12:00:00Z"}
+    strings |= {"source": "peer-bus", "kind": "msg"}
+    texts = [f'"{name}":{spell(value)}' for name, value in strings.items()]
+    text = "{" + ",".join([*texts, f'"body":{body}'])
+    hmac = digest(SECRET, (text + "}").encode(), "sha256").hex()
+    return f'{text},"hmac":"{hmac}"}}'.encode()
+
+
+def test_the_known_digest_of_a_verbatim_body_is_taken() -> None:
+    made = verbatim('{"t":"a<b & c>d"}')
+    assert made.endswith(b'"hmac":"1fb48a4feff75398f9d19e5a306e2837e6f1efddc74ff08d66029c2cd199f917"}')
+    assert verify(made, SECRET)
+
+
+@pytest.mark.parametrize("sender", ["alice", "a<b&c", "\u00e9t\u00e9", "line\u2028separator"])
+@pytest.mark.parametrize(
+    "body", ['"<&>"', '"\u2028\u2029"', '{ "a" : [ 1 ,\t2 ] }', '{\n  "a": "<"\n}', "null", '"\\u003c"']
+)
+@pytest.mark.parametrize("ascii", [True, False])
+def test_texts_signed_as_they_stand_are_taken(body: str, sender: str, ascii: bool) -> None:
+    made = verbatim(body, sender, partial(json.dumps, ensure_ascii=ascii))
+    assert verify(made, SECRET) and not verify(made, SECRET[::-1])
+    found = parse(made)
+    assert (found.sender, found.body) == (sender, plain_body(body).encode()), "what is handed on is canonical"
+
+
+def test_strings_as_published_clients_write_them_with_a_verbatim_body_are_taken() -> None:
+    assert verify(verbatim('{ "x": "<" }', "a<b", plain_string), SECRET)
+
+
+def test_no_flipped_bit_of_a_verbatim_envelope_is_accepted() -> None:
+    made = verbatim('{ "t": "a<b & c>d" }', "a&b")
+    for bit in range(8 * len(made)):
+        changed = bytearray(made)
+        changed[bit // 8] ^= 1 << bit % 8
+        if bytes(changed) != made:
+            assert not verify(bytes(changed), SECRET), bit

@@ -57,6 +57,7 @@ class EchoSession:
         self.principal_name: str | None = None
         self.holding = False
         self.stopped = False
+        self.operation = "line"
         self.stream = stream
         self.seen = seen
         self.outlets: list[Outlet] = []
@@ -72,6 +73,7 @@ class EchoSession:
 
     def receive(self, view: memoryview, now: int) -> int:
         self.rechecks += not view
+        self.stopped = self.stopped and bool(view)  # offered again, with nothing: it has taken all
         data = bytes(view)
         end = data.rfind(b"\n") + 1
         used = 0
@@ -127,7 +129,7 @@ class EchoSession:
     def deadline(self) -> int | None:
         return self.due
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         self.due = None
         self._out.append(b"tick\n")
 
@@ -144,8 +146,8 @@ class ClockedListener(QuicListener):
 
     ahead = 0
 
-    def now(self) -> int:
-        return super().now() + self.ahead
+    def monotonic(self) -> int:
+        return super().monotonic() + self.ahead
 
 
 @asynccontextmanager

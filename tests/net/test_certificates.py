@@ -3,7 +3,7 @@
 import ipaddress
 import os
 import stat
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
@@ -85,6 +85,27 @@ def test_it_is_made_again_before_it_expires(tmp_path: Path, monkeypatch: pytest.
     assert development_certificate(tmp_path, NAMES) == first
     monkeypatch.setattr(certificates, "RENEW_WITHIN", timedelta(days=31))
     assert development_certificate(tmp_path, NAMES) != first
+
+
+def test_one_made_while_the_clock_was_ahead_is_valid_or_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ahead, kept in ((timedelta(days=40), True), (timedelta(days=400), False)):
+
+        class Clock(datetime):
+            """Ahead, as when the machine started."""
+
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> "Clock":
+                return super().now(tz) + ahead  # noqa: B023 - used within the turn
+
+        with monkeypatch.context() as patched:
+            patched.setattr(certificates, "datetime", Clock)
+            made = development_certificate(tmp_path / str(ahead.days), NAMES)
+        found = development_certificate(tmp_path / str(ahead.days), NAMES)
+        assert (found == made) is kept
+        leaf = leaf_of(found[0])
+        assert leaf.not_valid_before_utc <= datetime.now(UTC) < leaf.not_valid_after_utc
 
 
 def test_a_name_no_certificate_can_carry(tmp_path: Path) -> None:

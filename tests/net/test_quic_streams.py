@@ -61,6 +61,23 @@ async def test_single_bytes_and_a_frame_larger_than_the_window(tmp_path: Path) -
         assert seen.sessions[0].stream._rest == b"", "an idle stream keeps no buffer"
 
 
+async def test_a_quiet_peer_is_kept_and_one_that_vanished_is_not(tmp_path: Path) -> None:
+    """Neither sends keep-alives: a subscriber that only waits for messages does not, either."""
+    async with (
+        serving(tmp_path, idle_ms=1_000) as (listener, _),
+        peer_of(listener, tmp_path) as quiet,
+        peer_of(listener, tmp_path) as vanished,
+    ):
+        stream = await quiet.login()
+        await vanished.login()
+        asyncio.get_running_loop().remove_reader(vanished.endpoint._socket)  # it hears nothing, and says no farewell
+        await until(lambda: len(listener.connections) == 1)
+        await asyncio.sleep(1.5)
+        assert quiet.closed is None
+        quiet.send(stream, b"still here\n")
+        await quiet.answer(stream, b"still here\n")
+
+
 async def test_many_streams_of_one_connection(tmp_path: Path) -> None:
     async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
         first = await peer.login()
@@ -451,7 +468,7 @@ async def test_a_session_gets_its_tick(tmp_path: Path) -> None:
     async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
         stream = await peer.login()
         await asyncio.sleep(0.3)
-        seen.sessions[0].due = listener.now()
+        seen.sessions[0].due = listener.monotonic()
         seen.sessions[0].stream.watch()
         await peer.answer(stream, b"tick\n")
 
@@ -547,8 +564,6 @@ async def test_retry_when_many_handshakes_are_unfinished(tmp_path: Path) -> None
 
 
 async def test_a_mistake_ends_one_connection_and_no_other(tmp_path: Path) -> None:
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     async with (
         serving(tmp_path) as (listener, seen),
         peer_of(listener, tmp_path) as bad,
@@ -561,7 +576,8 @@ async def test_a_mistake_ends_one_connection_and_no_other(tmp_path: Path) -> Non
         await until(lambda: bad.closed is not None)
         assert bad.closed is not None and bad.closed[0] == quic.CODE_INTERNAL
         assert seen.closed == 1
-        assert [str(context["exception"]) for context in told] == ["a mistake"]
+        told = [str(fields["exc_info"]) for event, fields in seen.reports if event == "session_failed"]
+        assert told == ["a mistake"]
 
 
 async def test_unfinished_frames_of_a_connection_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

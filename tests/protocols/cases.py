@@ -1,10 +1,13 @@
 """Laws every door obeys, written once; each door's test module subclasses `DoorLaws` with its own bytes.
 
 chunking   every way of cutting the same bytes gives the same output
+turns      so does every way of cutting the work into turns of the loop
 order      replies keep the order of their requests, whatever the order in which durability completes
 """
 
 from random import Random
+
+import pytest
 
 from quintet.testing.line import Peer, SessionMaker, SimBroker
 
@@ -41,3 +44,18 @@ class DoorLaws:
         whole = self.run([])
         for position in range(1, len(self.script())):
             assert self.run([position]) == whole, f"cut at {position}"
+
+    @pytest.mark.parametrize("frames", [1, 2, 3, 7])
+    def test_every_length_of_turns_gives_one_output(self, frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        whole = self.run([])
+        offers: list[Peer] = []
+        again = Peer._let_go
+        monkeypatch.setattr(Peer, "turn_frames", frames)
+
+        def noted(peer: Peer) -> None:
+            again(peer)
+            offers.append(peer)
+
+        monkeypatch.setattr(Peer, "_let_go", noted)
+        assert self.run([]) == whole
+        assert frames > 2 or max(peer.offers for peer in offers) > 0, "no turn ended before the input did"

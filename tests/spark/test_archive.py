@@ -224,7 +224,7 @@ class TestRestore:
         since = datetime.datetime.fromtimestamp((START_US + 2 * SECOND_US) / SECOND_US, datetime.UTC).isoformat()
         until = str((START_US + 100 * SECOND_US) // 1000)
         options = archived.restore("fewer", since=since, until=until, offsets=":12", speed="2x", times="now")
-        result = restore.run(spark, options, now=clock.now, pause=clock.pause)
+        result = restore.run(spark, options, monotonic=clock.monotonic, pause=clock.pause)
         (rows,) = contents(archived.broker, "fewer")
         expected = {(partition, offset) for partition in range(PARTITIONS) for offset in range(2, 12)}
         assert all(at.timestamp() * SECOND_US > START_US + DAY_US * 300 for _, _, _, at in rows)
@@ -260,7 +260,7 @@ class Clock:
     def __init__(self) -> None:
         self.time = 0.0
 
-    def now(self) -> float:
+    def monotonic(self) -> float:
         return self.time
 
     def pause(self, seconds: float) -> None:

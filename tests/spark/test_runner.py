@@ -278,7 +278,7 @@ class FakeClock:
     def __init__(self, plan: Callable[[float], None] = lambda now: None) -> None:
         self.at, self.plan, self.waits = 0.0, plan, list[float]()
 
-    def now(self) -> float:
+    def monotonic(self) -> float:
         return self.at
 
     def today_us(self) -> int:

@@ -1,17 +1,78 @@
-"""uvicorn inside the broker's own loop: it gets a bound socket, and no say over signals or the process's life."""
+"""Runs uvicorn inside the broker's own loop: it gets a bound socket, and no say over signals or the process's life.
+
+Nobody logs in here, so strangers are bounded: one address has CONNECTIONS_PER_ADDRESS_MAX connections, and from the connection, or
+from the answer before, to the end of the next answer EXCHANGE_S seconds. So neither silence, nor a request that comes a byte at
+a time, nor an answer that nobody reads keeps a connection.
+"""
 
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 BACKLOG = 128
 KEEP_ALIVE_S = 5
 CONCURRENT_REQUESTS_MAX = 256
+CONNECTIONS_PER_ADDRESS_MAX = 64
+EXCHANGE_S = 10.0
 STOP_S = 2  # open requests get this long when the broker stops
+
+
+_REFUSAL: Final = (
+    b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%b"
+)
+
+
+class _Bounded(H11Protocol):
+    """One connection of the admin door. `addresses` counts those of the listener it belongs to."""
+
+    addresses: Counter[str]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if isinstance(peer, tuple) else "local"
+        self.addresses[self._address] += 1
+        self._refused = self.addresses[self._address] > CONNECTIONS_PER_ADDRESS_MAX
+        self._limit: asyncio.TimerHandle | None = None
+        if self._refused:
+            text = f"more than {CONNECTIONS_PER_ADDRESS_MAX} connections of {self._address}\n".encode()
+            transport.write(_REFUSAL % (len(text), text))
+            transport.close()
+            return
+        super().connection_made(transport)
+        self._await_answer()
+
+    def _await_answer(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        self._limit = self.loop.call_later(EXCHANGE_S, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
+
+    def eof_received(self) -> None:
+        if not self._refused:
+            super().eof_received()
+
+    def on_response_complete(self) -> None:
+        self._await_answer()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.addresses[self._address] -= 1
+        if not self.addresses[self._address]:
+            del self.addresses[self._address]
+        if self._limit is not None:
+            self._limit.cancel()
+        if not self._refused:
+            super().connection_lost(exc)
 
 
 class _Embedded(uvicorn.Server):
@@ -60,10 +121,11 @@ class AdminServer:
 
 async def serve_admin(app: FastAPI, host: str, port: int) -> AdminServer:
     """Bind, start, and return once requests are accepted. OSError if the address cannot be bound."""
+    bounded: Any = type("Bounded", (_Bounded,), {"addresses": Counter()})
     config = uvicorn.Config(
         app,
         loop="none",
-        http="h11",
+        http=bounded,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -21,9 +21,11 @@ class Family(NamedTuple):
     """One metric with all its label sets. Every sample has the same label names."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     help: str
     samples: Sequence[tuple[Mapping[str, str], float]]
+    """Of a histogram: how many there were up to each bound, with the bound as label `le` ("+Inf" last); its sum is `total`."""
+    total: float = 0.0
 
 
 class MetricsSource(Protocol):
@@ -42,6 +44,10 @@ class FamilyCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         for family in self.source.families():
             check_name(family)
+            if family.kind == "histogram":
+                buckets = [(labels["le"], count) for labels, count in family.samples]
+                yield HistogramMetricFamily(family.name, family.help, buckets, family.total)
+                continue
             labels = sorted(family.samples[0][0]) if family.samples else []
             made: CounterMetricFamily | GaugeMetricFamily
             if family.kind == "counter":

@@ -301,8 +301,8 @@ def publish_scheduled(
         start = time.monotonic_ns()
         sent = 0
         while sent < count or owed:
-            now = time.monotonic_ns()
-            due = min(count, int((now - start) / interval) + 1, sent + BURST_MAX) if sent < count else sent
+            monotonic = time.monotonic_ns()
+            due = min(count, int((monotonic - start) / interval) + 1, sent + BURST_MAX) if sent < count else sent
             if due > sent:
                 times = [start + int(number * interval) for number in range(sent, due)]
                 burst = b"".join([head + STAMP.pack(moment) + tail for moment in times])
@@ -333,11 +333,11 @@ def publish_scheduled(
 
 
 def _settle(owed: deque[tuple[int, list[int]]], came: int, latencies: Nanoseconds) -> None:
-    now = time.monotonic_ns()
+    monotonic = time.monotonic_ns()
     while came:
         answers, times = owed.popleft()
         if came < answers:
             owed.appendleft((answers - came, times))
             return
         came -= answers
-        latencies.extend([now - moment for moment in times])
+        latencies.extend([monotonic - moment for moment in times])

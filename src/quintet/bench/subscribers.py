@@ -151,16 +151,16 @@ def receive_scheduled(link: Link, load: Load, count: int, seen: Counters = None,
                 piece = sock.recv(READ_BYTES)
             except BlockingIOError as error:
                 raise BenchError(f"{load.wire.name}: {count - len(latencies)} of {count} messages lost.") from error
-            now = time.monotonic_ns()
+            monotonic = time.monotonic_ns()
             if not piece:
                 raise BenchError(f"{load.wire.name}: the server cut the subscriber. See its log.")
-            first = first or now
+            first = first or monotonic
             data += piece
             if noise and noise in piece:
                 data = data.replace(noise, b"")
             whole = len(data) // frame * frame
             for at in range(stamp_at, whole, frame):
-                latencies.append(now - unpack(data, at)[0])
+                latencies.append(monotonic - unpack(data, at)[0])
             if whole:
                 acks = load.wire.acknowledge(subscription, load.qos, data[:whole], frame)
                 if acks:

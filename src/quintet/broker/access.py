@@ -18,6 +18,7 @@ steps written down, row by row.
     key:SHA256           the key's own principal, or the user it belongs to                 the key is removed, the user disabled
     user:NAME:VERSION    the user that gave its password                                   disabled, deleted, another password
     subject:NAME         the user of that name, or a principal of its own (JSON tokens)     the user is disabled
+    subject:             (no subject): a JSON token that names nobody                       it expires
     anonymous:ROLE       (anonymous), with that role                                       the connection ends
 """
 
@@ -35,6 +36,8 @@ GROUP_PREFIX: Final = "group:"  # of ACL entries that speak of a consumer group
 EVERYTHING: Final = ("*",)
 USER_NAME_BYTES_MAX: Final = 255
 ANONYMOUS: Final = "(anonymous)"  # the owner of what clients do that need not log in; no user has this name
+NO_SUBJECT: Final = "(no subject)"  # whoever shows a token that names nobody
+TOKEN_PREFIX: Final = "(token) "  # of a token's subject that has the name of an API key: another owner than that key
 _SCRIPTS: Final = ("LATIN", "CYRILLIC", "GREEK")  # their letters look alike: a name keeps to one of them
 
 
@@ -192,6 +195,9 @@ class Access:
         self.on_refused: Callable[[Principal, Action, str, str], None] | None = None  # for the audit
         self._suffix = dead_letter_suffix
         self._keys: dict[str, Principal | str] = {}  # by identity; a str is the name of the user it belongs to
+        self._namesakes: dict[str, list[Principal]] | None = (
+            None  # keys without a user, by twin; None: not looked up yet
+        )
         self._users: dict[str, tuple[int, Principal]] = {}
         self._disabled: set[str] = set()
         self._twins: dict[str, str] = {}  # of all users, disabled ones among them
@@ -206,14 +212,18 @@ class Access:
     def replace(self, credentials: Iterable[Credential]) -> None:
         """Make these the API keys, whole and at once."""
         self._keys = {f"key:{found.secret_sha256}": _owner(found) for found in credentials}
-        self.epoch += 1
+        self._keys_changed()
 
     def set_key(self, credential: Credential) -> None:
         self._keys[f"key:{credential.secret_sha256}"] = _owner(credential)
-        self.epoch += 1
+        self._keys_changed()
 
     def drop_key(self, secret_sha256: str) -> None:
         self._keys.pop(f"key:{secret_sha256}", None)
+        self._keys_changed()
+
+    def _keys_changed(self) -> None:
+        self._namesakes = None
         self.epoch += 1
 
     def set_roles(self, roles: Iterable[Role]) -> None:
@@ -281,9 +291,14 @@ class Access:
         """(identity, principal) of whoever does not log in, where a listener allows that."""
         return f"anonymous:{role}", self.principal(ANONYMOUS, (role,))
 
+    def no_subject(self) -> tuple[str, Principal]:
+        """(identity, principal) of whoever shows a signed token that names nobody."""
+        return "subject:", Principal(NO_SUBJECT)
+
     def subject(self, name: str) -> tuple[str, Principal]:
         """(identity, principal) of whoever a signed token speaks of: the user of that name with its rights, or, where there
-        is no such user, a principal of its own that may publish and subscribe wherever no ACL leaves it out."""
+        is no such user, a principal of its own that may publish and subscribe wherever no ACL leaves it out. If an API key
+        has that name, it is still another principal than the key, and may do no more than it."""
         try:
             clean = check_user_name(name)
         except BadName as error:
@@ -315,8 +330,23 @@ class Access:
             user = self._users.get(rest)
             if user is not None:
                 return user[1]
-            return None if twin_key(rest) in self._twins else Principal(rest)
+            return None if rest and twin_key(rest) in self._twins else self._stranger(rest)
         return self.principal(ANONYMOUS, (rest,)) if kind == "anonymous" else None
+
+    def _stranger(self, name: str) -> Principal:
+        """The subject of a token that is no user."""
+        if not name:
+            return Principal(NO_SUBJECT)
+        if self._namesakes is None:
+            self._namesakes = {}
+            for owner in self._keys.values():
+                if isinstance(owner, Principal):
+                    self._namesakes.setdefault(twin_key(owner.name), []).append(owner)
+        keys = self._namesakes.get(twin_key(name), ())
+        if not keys:
+            return Principal(name)
+        publish, subscribe = (_common(key.publish for key in keys), _common(key.subscribe for key in keys))
+        return Principal(TOKEN_PREFIX + name, publish, subscribe)
 
     def principal(self, name: str, roles: tuple[str, ...]) -> Principal:
         """A user with these roles. A role that is no longer configured gives nothing."""
@@ -474,6 +504,18 @@ class Access:
 
 def _union(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(pattern for part in parts for pattern in part))
+
+
+def _common(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """What all of them have; a pattern of everything has what another has."""
+    first, *others = parts
+    for other in others:
+        first = tuple(
+            dict.fromkeys(
+                [*(one for one in first if covers(other, one)), *(one for one in other if covers(first, one))]
+            )
+        )
+    return first
 
 
 def _words(*rights: tuple[str, tuple[str, ...]]) -> tuple[str, ...]:

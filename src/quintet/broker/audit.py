@@ -8,7 +8,7 @@ cause at will (refusals, logins) has a rate; what is above it is counted and tol
 import csv
 import io
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from quintet import kernel
+from quintet.broker.slices import Steps, finish
 from quintet.log.base import Log, Partition, TopicSpec
 from quintet.model import limits
 from quintet.model.errors import BadRequest, QuintetError, TooLarge
@@ -30,7 +31,7 @@ FIELD_BYTES_MAX: Final = 255
 DETAILS_MAX: Final = 8
 QUERY_EVENTS_DEFAULT: Final = 100
 QUERY_EVENTS_MAX: Final = 1_000
-EXPORT_BYTES_MAX: Final = 16 * limits.MIB
+EXPORT_BYTES_MAX: Final = 8 * limits.MIB  # some milliseconds to copy into an answer
 SECOND_US: Final = 1_000_000
 
 TYPES: Final = frozenset(
@@ -71,6 +72,12 @@ class Event(msgspec.Struct, frozen=True):
     node_id: str
     details: dict[str, str]
     id: int = 0
+
+    def fields(self) -> dict[str, Any]:
+        """By name, as a door writes them: `id` as text, `details` as pairs."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        details = [{"key": key, "value": value} for key, value in self.details.items()]
+        return values | {"id": str(self.id), "details": details}
 
     def words(self) -> Iterator[str]:
         yield from (self.type, self.user, self.client_ip, self.resource, self.action, self.result, self.node_id)
@@ -143,6 +150,7 @@ class Audit:
         segment_bytes = max(bytes_max // SEGMENTS, limits.SEGMENT_BYTES_MIN)
         spec = TopicSpec(*AUDIT_TOPIC, retention_bytes=bytes_max, segment_bytes=segment_bytes)
         self.recorded = self.left_out = self.lost = 0
+        self._log = log
         self._partition: Partition = log.open_topic(spec)[0]
         self._scheduler = scheduler
         self._report = report
@@ -153,7 +161,7 @@ class Audit:
         self._encode = msgspec.json.Encoder().encode
 
     def load(self) -> None:
-        """Read the latest events back. Blocks: only used at start."""
+        """Read the latest events back. Blocks: only used at start. Raises TableDamaged."""
         partition = self._partition
         decode = msgspec.json.Decoder(Event).decode
         offset = max(partition.start, partition.visible - EVENTS_KEPT_MAX)
@@ -168,6 +176,7 @@ class Audit:
                     except msgspec.DecodeError as error:
                         self._report("audit_unreadable", {"id": id, "error": str(error)})
                 offset = batch.next_offset
+        self._log.check_sound(partition.topic_id, "the audit (__audit)")
 
     @property
     def partition(self) -> Partition:
@@ -188,8 +197,7 @@ class Audit:
     ) -> None:
         """Note what happened; returns at once and raises nothing."""
         assert type in TYPES, f"{type} is no type of audit event"
-        now = self._scheduler.now()
-        self.tick(now)
+        self.tick(self._scheduler.monotonic())
         rate = self._refusals if result != "success" else self._logins if type == "auth.success" else None
         if rate is not None:
             if rate.taken >= EVENTS_PER_SECOND_MAX:
@@ -197,20 +205,19 @@ class Audit:
                 self.left_out += 1
                 return
             rate.taken += 1
-        self._append(now, type, user, resource, result, peer, action, details)
+        self._append(type, user, resource, result, peer, action, details)
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """A second is over: say how many events were left out in it."""
-        second = now // SECOND_US
+        second = monotonic // SECOND_US
         for rate in (self._refusals, self._logins):
             if rate.second != second:
                 left_out, rate.second, rate.taken, rate.left_out = rate.left_out, second, 0, 0
                 if left_out:
-                    self._append(now, rate.type, "", "", rate.result, "", "summary", {"left_out": left_out})
+                    self._append(rate.type, "", "", rate.result, "", "summary", {"left_out": left_out})
 
     def _append(
         self,
-        now: int,
         type: str,
         user: str,
         resource: str,
@@ -221,7 +228,15 @@ class Audit:
     ) -> None:
         clipped = {_clip(name): _clip(str(value)) for name, value in islice(details.items(), DETAILS_MAX)}
         event = Event(
-            now // 1000, type, _clip(user), _clip(peer), _clip(resource), _clip(action), result, self._node_id, clipped
+            self._scheduler.now() // 1000,
+            type,
+            _clip(user),
+            _clip(peer),
+            _clip(resource),
+            _clip(action),
+            result,
+            self._node_id,
+            clipped,
         )
         batch = kernel.build([self._encode(event)], origin=b"quintet:broker")
         id = self._partition.end
@@ -252,28 +267,44 @@ class Audit:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def query(self, query: Query) -> tuple[list[Event], int, bool]:
+        """As query_steps, at once."""
+        return finish(self.query_steps(query))
+
+    def query_steps(self, query: Query) -> Steps[tuple[list[Event], int, bool]]:
         """(events, how many match in all, whether there are more after these)."""
-        found = self._find(query)
+        found = yield from self._find(query)
         first = max(query.offset, 0)
         limit = min(query.limit if query.limit > 0 else QUERY_EVENTS_DEFAULT, QUERY_EVENTS_MAX)
         return found[first : first + limit], len(found), first + limit < len(found)
 
-    def export(self, query: Query, format: str) -> bytes:
+    def export(self, query: Query, format: str) -> bytearray:
+        """As export_steps, at once."""
+        return finish(self.export_steps(query, format))
+
+    def export_steps(self, query: Query, format: str) -> Steps[bytearray]:
         """All that match (at most query.limit if it is not 0), as one JSON array or as CSV with a head line."""
-        first = max(query.offset, 0)
-        events = self._find(query)[first : first + query.limit if query.limit > 0 else None]
-        if format == "json":
-            data = msgspec.json.encode(events)
-        elif format == "csv":
-            data = _csv(events)
-        else:
+        if format not in ("json", "csv"):
             raise BadRequest(f"audit events are exported as json or csv, not as {_clip(format)!r}")
-        if len(data) > EXPORT_BYTES_MAX:
-            raise TooLarge(f"the export has {len(data)} bytes, the limit is {EXPORT_BYTES_MAX}", hint="ask for less")
+        first = max(query.offset, 0)
+        events = (yield from self._find(query))[first : first + query.limit if query.limit > 0 else None]
+        encode, between = (msgspec.json.encode, b",") if format == "json" else (_csv_row, b"")
+        data = bytearray(b"[" if format == "json" else _csv_line(COLUMNS))
+        for number, event in enumerate(events):
+            data += between if number else b""
+            data += encode(event)
+            if len(data) > EXPORT_BYTES_MAX:
+                raise TooLarge(f"the export has more than {EXPORT_BYTES_MAX} bytes", hint="ask for less")
+            yield
+        data += b"]" if format == "json" else b""
         return data
 
-    def _find(self, query: Query) -> list[Event]:
-        return [event for event in reversed(self._events.values()) if query.matches(event)]
+    def _find(self, query: Query) -> Steps[list[Event]]:
+        found = []
+        for event in list(reversed(self._events.values())):
+            if query.matches(event):
+                found.append(event)
+            yield
+        return found
 
 
 def _clip(text: str) -> str:
@@ -281,14 +312,15 @@ def _clip(text: str) -> str:
     return text.encode("utf-8", "replace")[:FIELD_BYTES_MAX].decode("utf-8", "ignore")
 
 
-def _csv(events: list[Event]) -> bytes:
+def _csv_row(event: Event) -> bytes:
+    details = msgspec.json.encode(event.details).decode()
+    row = [event.id, event.ts_ms, *(getattr(event, name) for name in COLUMNS[2:-1]), details]
+    return _csv_line([_harmless(cell) if isinstance(cell, str) else cell for cell in row])
+
+
+def _csv_line(cells: Iterable[object]) -> bytes:
     out = io.StringIO(newline="")
-    writer = csv.writer(out)
-    writer.writerow(COLUMNS)
-    for event in events:
-        details = msgspec.json.encode(event.details).decode()
-        row = [event.id, event.ts_ms, *(getattr(event, name) for name in COLUMNS[2:-1]), details]
-        writer.writerow([_harmless(cell) if isinstance(cell, str) else cell for cell in row])
+    csv.writer(out).writerow(cells)
     return out.getvalue().encode()
 
 

@@ -21,18 +21,19 @@ from typing import Any, cast
 import fastavro
 from fastavro.schema import SchemaParseException, UnknownType
 
+from quintet.broker.slices import Steps, finish
 from quintet.broker.validators import (
     DEFINITION_DEPTH_MAX,
+    DEFINITION_VALUES_MAX,
     MESSAGE_DEPTH_MAX,
+    MESSAGE_VALUES_MAX,
     NotStrictJson,
     clip,
     read_json,
     short_path,
+    too_large,
 )
 from quintet.model.errors import SchemaInvalid
-
-DEFINITION_VALUES_MAX = 10_000  # strings and numbers in one definition
-ITEMS_MAX = 100_000  # values of one message, nulls and empty records included; about 0.4 us each
 
 PRIMITIVES = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
 NAMED = frozenset(("record", "error", "enum", "fixed"))
@@ -58,8 +59,8 @@ class Cursor:
 
     def count(self) -> None:
         self.items += 1
-        if self.items > ITEMS_MAX:
-            raise Refused(f"more than {ITEMS_MAX} values")
+        if self.items > MESSAGE_VALUES_MAX:
+            raise Refused(f"more than {MESSAGE_VALUES_MAX} values")
 
     def down(self) -> None:
         self.count()
@@ -102,17 +103,25 @@ Walk = Callable[[Cursor], None]
 class AvroSchema:
     """A compiled Avro schema. `schema` has full names; `named` finds its records, enums and fixed types."""
 
+    schema: Any
+    named: dict[str, dict[str, Any]]
+
     def __init__(self, definition: bytes) -> None:
+        finish(self.build(definition))
+
+    def build(self, definition: bytes) -> Steps[None]:
+        """What the constructor does, in steps."""
         text = definition.strip()
         if text.decode("ascii", "replace") in PRIMITIVES:  # tools write a primitive without its quotes
             text = b'"' + text + b'"'
         try:
-            parsed = read_json(text, DEFINITION_DEPTH_MAX)
-            _check_size(parsed)
+            parsed = read_json(text, DEFINITION_DEPTH_MAX, DEFINITION_VALUES_MAX)
             if parsed is None:
                 raise NotStrictJson('null is a type only as a string: "null"')
-            self.named: dict[str, dict[str, Any]] = {}
-            self.schema: Any = fastavro.parse_schema(cast(Any, parsed), self.named)
+            yield
+            self.named = {}
+            self.schema = fastavro.parse_schema(cast(Any, parsed), self.named)
+            yield
             _check_types(self.schema)
         except (NotStrictJson, SchemaParseException) as error:
             raise SchemaInvalid(clip(f"the Avro schema is refused: {error}")) from error
@@ -122,10 +131,13 @@ class AvroSchema:
             raise SchemaInvalid(clip(f"the Avro schema is refused: a type has no {error}")) from error
         except (TypeError, ValueError, AttributeError) as error:
             raise SchemaInvalid(clip(f"the Avro schema is refused: {error!r}")) from error
+        yield
         self._walks: dict[str, Walk] = {}
         self._walk = self._compile(self.schema)
 
     def check(self, message: bytes) -> list[str]:
+        if reasons := too_large(message):
+            return reasons
         cursor = Cursor(message)
         try:
             self._walk(cursor)
@@ -165,18 +177,11 @@ class AvroSchema:
         return walk
 
 
-def _check_size(parsed: object) -> None:
-    waiting = [parsed]
-    values = 0
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-        values += 1
-    if values > DEFINITION_VALUES_MAX:
-        raise NotStrictJson(f"it has {values} values, the limit is {DEFINITION_VALUES_MAX}")
+def compile_steps(definition: bytes) -> Steps[AvroSchema]:
+    """An AvroSchema, made in steps."""
+    made = AvroSchema.__new__(AvroSchema)
+    yield from made.build(definition)
+    return made
 
 
 def _check_types(schema: Any) -> None:

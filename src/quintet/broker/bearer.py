@@ -5,7 +5,7 @@ the topic besides (broker/access.py). What is asked here is looked up again when
 may hold it as long as `valid` says so.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from quintet.broker.access import Action, Principal
 from quintet.broker.tenant_tokens import TenantClaims
@@ -13,6 +13,8 @@ from quintet.model.errors import AuthError, Forbidden
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
+
+TOKEN_CHECK_US: Final = 5_000_000  # a token's expiry is looked at again after this: the clock may have been set
 
 Scope = tuple[str, str, str]  # tenant, namespace, and a stream or a cache
 
@@ -41,7 +43,7 @@ class Bearer:
 
     def valid(self, now: int) -> bool:
         """Whether it still is who it was; what it may do is looked up again after a change."""
-        if self.claims is not None and now >= self.claims.expires:
+        if self.expired(now):
             return False
         if self.epoch == self.broker.access.epoch:
             return True
@@ -55,6 +57,17 @@ class Bearer:
             return False
         self.principal, self.epoch = principal, self.broker.access.epoch
         return True
+
+    def expired(self, now: int) -> bool:
+        return self.claims is not None and now >= self.claims.expires
+
+    def check_at(self) -> int | None:
+        """When to ask `expired` next, by the monotonic clock; None: never, it does not expire."""
+        if self.claims is None:
+            return None
+        scheduler = self.broker.scheduler
+        left = self.claims.expires - scheduler.now()
+        return scheduler.monotonic() + min(max(left, 0), TOKEN_CHECK_US)
 
     @property
     def owner(self) -> str:

@@ -61,7 +61,7 @@ class CacheOptions:
     memory_bytes: int = 256 * limits.MIB
     eviction: Literal["sieve", "refuse"] = "sieve"
     key_bytes_max: int = 4 * limits.KIB
-    value_bytes_max: int = limits.MIB
+    value_bytes_max: int = 2 * limits.MIB
     caches_max: int = 1_000
 
 
@@ -459,11 +459,12 @@ class Caches:
         return len(self._by_scope)
 
     def load(self) -> None:
-        """Fold the topics of all caches. Blocks: for starts only."""
+        """Fold the topics of all caches. Blocks: for starts only. Raises TableDamaged."""
         now = self.now()
         for topic in self._topics.all():
             if isinstance(topic, CacheTopic):
                 self._enter(_scope_of(topic.name), topic).fold(now)
+                self._topics.check_sound(topic)
 
     def get(self, scope: Scope) -> Cache | None:
         return self._by_scope.get(scope)

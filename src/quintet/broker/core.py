@@ -21,20 +21,31 @@ from quintet.broker.group import GroupRow
 from quintet.broker.groups import SESSION_TIMEOUT_US, Groups
 from quintet.broker.intents import IntentRow, Intents
 from quintet.broker.keys import CREDENTIALS_TABLE, CredentialRow, Keys
+from quintet.broker.mailbox import PeerRow
 from quintet.broker.passwords import Entropy
 from quintet.broker.peers import TABLE as PEERS_TABLE
-from quintet.broker.peers import PeerOptions, PeerRow, Peers
+from quintet.broker.peers import PeerOptions, Peers
 from quintet.broker.producers import ProducerRow, Producers
 from quintet.broker.queues import QueueOptions, Queues
-from quintet.broker.schemas import SCHEMAS_TABLE, SchemaRow, Schemas
+from quintet.broker.schemas import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
+from quintet.broker.slices import Slices
 from quintet.broker.stages import TABLE as FENCES_TABLE
 from quintet.broker.stages import FenceRow, Stages
-from quintet.broker.subscriptions import Report, SubscriptionRow, Subscriptions
+from quintet.broker.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
 from quintet.broker.table import T, Table
 from quintet.broker.tenant_tokens import TenantTokenOptions, TenantTokens
 from quintet.broker.tenants import TenantQuota, Tenants
 from quintet.broker.tokens import TokenOptions, Tokens
-from quintet.broker.topics import CACHE_PREFIX, Topic, TopicPolicy, TopicRow, TopicRule, Topics, refuse_cache
+from quintet.broker.topics import (
+    CACHE_PREFIX,
+    Topic,
+    TopicPolicy,
+    TopicRow,
+    TopicRule,
+    Topics,
+    refuse_cache,
+    text_of,
+)
 from quintet.broker.transactions import TransactionLimits, Transactions
 from quintet.broker.users import ConfiguredUser, Users
 from quintet.broker.waits import Wait, Waits
@@ -42,8 +53,9 @@ from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
 from quintet.model import limits
-from quintet.model.errors import AuthError, Forbidden, QuintetError, ShuttingDown
-from quintet.model.scheduler import Scheduler
+from quintet.model.clocks import WallClock
+from quintet.model.errors import AuthError, Forbidden, QuintetError, SchemaRejected, ShuttingDown
+from quintet.model.scheduler import Scheduler, call_each
 
 TOPICS_TABLE = (1, "__topics")
 SUBSCRIPTIONS_TABLE = (3, "__subscriptions")
@@ -87,12 +99,16 @@ class Broker:
     def __init__(self, log: Log, scheduler: Scheduler, options: BrokerOptions, report: Report) -> None:
         self.log = log
         self.scheduler = scheduler
+        self.clock = WallClock(scheduler.now(), scheduler.monotonic())
+        self._report = report
         self.access = Access(dead_letter_suffix=options.dead_letter_suffix)
         self.access.on_refused = self._refused
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
+        self.publishes_dropped = 0  # refused, of clients that asked for no answer
         self._waits = Waits(scheduler)
+        self.slices = Slices(scheduler)
         self._options = options
         topics_table = Table(log, *TOPICS_TABLE, TopicRow)
         subscriptions_table = Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow)
@@ -101,6 +117,7 @@ class Broker:
         self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
         self.audit.load()
         self.events = Events(log, scheduler, report, mode=options.events, bytes_max=options.events_bytes)
+        self.events.load()
         self.users = Users(log, scheduler, self.access, self.audit, options.entropy, options.password_bytes_min)
         self.users.load()
         self.keys = Keys(
@@ -108,8 +125,10 @@ class Broker:
             self.users, self.access, self.audit, scheduler, options.entropy,
         )  # fmt: skip
         self.keys.load()
-        self.topics = Topics(log, topics_table, replace(options.topics, cache_durability=options.caches.durability))
+        policy = replace(options.topics, cache_durability=options.caches.durability)
+        self.topics = Topics(log, topics_table, policy, options.entropy)
         self.topics.load()
+        self.topics.check_folders(report)
         self.keeps_rejected = options.keep_rejected
         self.intents = Intents(
             _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)), self.topics, scheduler, report, log.stages
@@ -140,7 +159,9 @@ class Broker:
         )
         self.queues.load()
         peers = _loaded(Table(log, *PEERS_TABLE, PeerRow))
-        self.peers = Peers(peers, self.topics, self.subscriptions, self.access, scheduler, options.peers)
+        self.peers = Peers(
+            peers, self.topics, self.subscriptions, self.access, scheduler, options.peers, report, self._discard_mailbox
+        )
         self.peers.load()
         self.tenants = Tenants(options.tenants, self.topics.count_of)
         self.caches = Caches(
@@ -163,7 +184,7 @@ class Broker:
         )
         self.groups.load()
         self.intents.on_effect("offset", self.groups.apply_commit)
-        self.schemas = Schemas(_loaded(Table(log, *SCHEMAS_TABLE, SchemaRow, packed=True)))
+        self.schemas = Schemas(_loaded(Table(log, *SCHEMAS_TABLE, SchemaRow, packed=True)), self.slices)
         delayed = _loaded(Table(log, *DELAYED_TABLE, DelayedRow, packed=True))
         self.delays = Delays(delayed, self.topics, self.intents, self.dead, scheduler, report)
         self.producers = Producers(_loaded(Table(log, *PRODUCERS_TABLE, ProducerRow, packed=True)), self.topics)
@@ -215,10 +236,26 @@ class Broker:
         """The topic this principal's publishes to `name` go to; a session may remember it until access.epoch changes."""
         if self.draining:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
-        self.access.require(principal, "publish", name.decode(), peer)
-        if name.startswith(CACHE_PREFIX.encode()):
-            refuse_cache(name.decode())
+        text = text_of(name)
+        self.access.require(principal, "publish", text, peer)
+        if text.startswith(CACHE_PREFIX):
+            refuse_cache(text)
         return self.topics.ensure(name, durable)
+
+    def reject(
+        self, topic: Topic, schema: Schema, reasons: list[str], key: bytes | None, value: bytes, origin: bytes,
+        done: Callable[[Exception], None],
+    ) -> None:  # fmt: skip
+        """A message does not fit this schema: done(SchemaRejected), after it was put among the dead letters if the
+        configuration wants that."""
+        said = "; ".join(reasons)
+        refused = SchemaRejected(f"schema validation failed: {said}", hint=f"the schema is {schema.id} ({schema.type})")
+        if not self.keeps_rejected:
+            done(refused)
+            return
+        self.dead.bury_rejected(
+            topic.raw, key, value, (), origin, f"{schema.id}: {said}", lambda error: done(error or refused)
+        )
 
     def create_topic(
         self, name: bytes, partitions: int, durability: str = "", retention_us: int = 0, retention_bytes: int = 0
@@ -242,6 +279,15 @@ class Broker:
         self._waits.end_all(topic.partitions)
         self.access.look_again()  # who has published to it must find the one that may be made in its place
         return True
+
+    def _discard_mailbox(self, topic: Topic) -> bool:
+        """Delete the topic of a mailbox that nobody wants any more, unless somebody else reads it: whether it was."""
+        if any(found.owner != MAILBOX_OWNER for found in topic.subscriptions) or self.groups.of_topic(topic.name):
+            return False
+        try:
+            return self.delete_topic(topic.raw, lambda _error: None)
+        except QuintetError:  # a full disk: it is tried again later
+            return False
 
     def dead_letters_of(self, principal: Principal, topic: str, peer: str = "") -> bytes:
         """The name of a topic that this principal may use, if it may see its dead letters, too: a rule for the topic they
@@ -281,7 +327,7 @@ class Broker:
 
     def subscribe(self, principal: Principal, name: bytes, qos: int, sink: Sink, token: object, peer: str = "") -> None:
         """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart."""
-        self.access.require(principal, "subscribe", name.decode(), peer)
+        self.access.require(principal, "subscribe", text_of(name), peer)
         topic = self.topics.ensure(name, durable=qos > 0)
         topic.after(partial(self._subscribe, principal, topic, qos, sink, token))
 
@@ -311,22 +357,38 @@ class Broker:
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    def tick(self, now: int) -> None:
-        """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep."""
-        self.queues.tick(now)
-        self.peers.tick(now)
-        self.subscriptions.tick(now)
-        self.keys.tick(now)
-        self.groups.tick(now)
-        self.delays.tick(now)
-        self.transactions.tick(now)
-        self.intents.tick(now)
-        self.stages.tick(now)
-        self.caches.tick(now)
-        self.producers.tick(now)
-        self.audit.tick(now)
-        self.events.tick(now)
-        self.log.maintain(now)
+    def tick(self) -> None:
+        """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep. Durations end by the
+        monotonic clock, dates come by wall time, and what deletes by a date does so by the settled one."""
+        now, monotonic = self.scheduler.now(), self.scheduler.monotonic()
+        jumped = self.clock.look(now, monotonic)
+        if jumped:
+            self._jumped(now, jumped)
+        settled = self.clock.settled(now)
+        lasting = (
+            self.subscriptions,
+            self.groups,
+            self.transactions,
+            self.intents,
+            self.stages,
+            self.producers,
+            self.audit,
+            self.events,
+        )
+        dated = [
+            partial(self.queues.tick, now, monotonic),
+            partial(self.peers.tick, settled, monotonic),
+            partial(self.keys.tick, now, settled),
+            partial(self.delays.tick, now),
+            partial(self.caches.tick, settled),
+        ]
+        call_each(self.scheduler, [*dated, *(partial(part.tick, monotonic) for part in lasting)])
+        self.log.maintain(settled)
+
+    def _jumped(self, now: int, jumped: int) -> None:
+        self.peers.clock_jumped(jumped)
+        hint = "time-outs go on as before; delays, expiry and tokens follow the new time"
+        self._report("clock_jumped", {"seconds": round(jumped / 1e6, 3), "now_us": now, "hint": hint})
 
     def save(self, done: Callable[[], None] | None = None) -> None:
         """Append the state that is saved from time to time only; done when all of it was appended."""

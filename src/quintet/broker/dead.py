@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -34,6 +34,7 @@ from quintet.model.scheduler import Scheduler
 TABLE: Final = (10, "__dead")
 PREFIX: Final = b"quintet-dead-"
 NOWHERE: Final = -1  # partition and offset of what was never in its topic
+ATTEMPTS_TOLD_MAX: Final = 1_000_000  # of a consumer that says how often it tried
 ERROR_BYTES_MAX: Final = 1024  # of an error's text
 BROWSE_MAX: Final = 1_000  # items of one answer
 BROWSE_BYTES_MAX: Final = 4 << 20  # of one answer
@@ -86,6 +87,15 @@ class DeadLetter:
     headers: Headers
     timestamp: int
     origin: bytes
+
+    def fields(self) -> dict[str, Any]:
+        """What a list of them shows, by name, as a door writes it."""
+        return {"id": self.id, "data": self.value or b"", "error": self.error or self.cause, "retries": self.attempts}
+
+    def details(self) -> dict[str, Any]:
+        """The rest."""
+        where = {"cause": self.cause, "partition": self.partition, "offset": max(self.offset, 0)}
+        return where | {"key": self.key or b"", "died_ms": self.last_us // 1000}
 
 
 Browsed = Callable[[list[DeadLetter], Exception | None], None]
@@ -170,7 +180,7 @@ class DeadLetters:
         row = (NOWHERE, self._scheduler.now(), key, value, headers, 0, origin)
         self.bury(source, NOWHERE, NOWHERE, row, Failure("schema rejected", reason), (), done)
 
-    def reject(self, topic: Topic, partition: int, offset: int, error: str, done: Rejected) -> None:
+    def reject(self, topic: Topic, partition: int, offset: int, error: str, done: Rejected, attempts: int = 1) -> None:
         """A consumer cannot process this record: keep a copy of it as a dead letter. `done(True, None)`: it is there;
         `done(False, None)`: it was there already. OffsetNotFound if there is no such record."""
         if self.is_dead(topic.name):
@@ -189,7 +199,7 @@ class DeadLetters:
             if row is None:
                 done(False, problem or OffsetNotFound(f"topic {topic.name!r} has no record {partition}-{offset}"))
                 return
-            failure = Failure("rejected by a consumer", error, 1)
+            failure = Failure("rejected by a consumer", error, min(max(attempts, 1), ATTEMPTS_TOLD_MAX))
             told = partial(self._rejected, done, self._intents.asked(token))
             self.bury(topic.raw, partition, offset, row, failure, (), told, token)
 

@@ -311,10 +311,13 @@ class Delays:
 
     def _put_back(self, rows: list[DelayedRow], error: Exception) -> None:
         self._report("delayed_wait", {"messages": len(rows), "error": str(error)})
-        again = self._scheduler.now() + RETRY_US
         for row in rows:
             self._leaving.discard(row.handle)
-            heapq.heappush(self._heap, (max(again, row.due), row.due, row.handle))
+        self._scheduler.later(RETRY_US, partial(self._try_again, rows))
+
+    def _try_again(self, rows: list[DelayedRow]) -> None:
+        for row in rows:
+            heapq.heappush(self._heap, (row.due, row.due, row.handle))
 
     def _sent(self, payload: bytes, done: Done) -> None:
         """The effect: these rows are gone, done when that is durable. Rows that are gone already are deleted again: the

@@ -32,6 +32,7 @@ from quintet.model.errors import QuintetError
 from quintet.model.scheduler import Scheduler
 
 EVENTS_TOPIC: Final = (15, "__events")
+EVENTS_CHECKED_MAX: Final = 10_000  # rows looked at by a start
 SEGMENTS: Final = 8  # the topic's bytes are removed in pieces of this share
 EVERY_US: Final = 200_000
 EVENTS_WAITING_MAX: Final = 10_000  # ranges in memory; at so many they are appended at once
@@ -76,6 +77,7 @@ class Events:
         self.recorded = self.lost = 0
         self.trails = None if mode == "off" else Trails(mode == "all", EVENTS_WAITING_MAX, self.flush)
         self._every = mode == "all"
+        self._log = log
         self._partition: Partition = log.open_topic(spec)[0]
         self._scheduler = scheduler
         self._report = report
@@ -85,7 +87,8 @@ class Events:
         self._flying: deque[tuple[int, list[Call]]] = deque()  # rows of an append on its way, and what waits for it
         self._unsynced = 0  # rows
         self._armed = False
-        self._flushed_at = self._reported_at = 0
+        self._flushed_at = scheduler.monotonic()
+        self._reported_at = self._flushed_at - REPORT_EVERY_US  # the first loss is reported at once
         self._unreported = 0
         self._encode = msgspec.json.Encoder().encode
 
@@ -93,6 +96,17 @@ class Events:
     def partition(self) -> Partition:
         """The topic, to be read."""
         return self._partition
+
+    def load(self) -> None:
+        """Look at the newest rows: they explain positions that are saved elsewhere. Blocks: only used at start. Raises
+        TableDamaged."""
+        offset = max(self._partition.start, self._partition.visible - EVENTS_CHECKED_MAX)
+        while offset < self._partition.visible:
+            batches = self._partition.read_now(offset)
+            if not batches:
+                break
+            offset = batches[-1].next_offset
+        self._log.check_sound(self._partition.topic_id, "the audit of deliveries (__events)")
 
     # -- collecting ------------------------------------------------------------------------------------------------
 
@@ -123,9 +137,9 @@ class Events:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """Called about every 50 ms."""
-        if not 0 <= now - self._flushed_at < EVERY_US:  # also when the clock was set back
+        if monotonic - self._flushed_at >= EVERY_US:
             self.flush()
 
     def after(self, call: Call) -> None:
@@ -144,10 +158,10 @@ class Events:
     def flush(self) -> None:
         """Append what was collected."""
         self._armed = False
-        now = self._flushed_at = self._scheduler.now()
-        rows = self._rows(now)
+        self._flushed_at = self._scheduler.monotonic()
+        rows = self._rows(self._scheduler.now())
         for first in range(0, len(rows), EVENTS_OF_BATCH_MAX):
-            self._append(rows[first : first + EVENTS_OF_BATCH_MAX], now)
+            self._append(rows[first : first + EVENTS_OF_BATCH_MAX])
         calls, self._calls = self._calls, []
         if self._flying:
             self._flying[-1][1].extend(calls)
@@ -162,9 +176,9 @@ class Events:
             rows += [EventRow(event, door, who, topic, partition, first, last, now, group) for first, last in found]
         return rows
 
-    def _append(self, rows: list[EventRow], now: int) -> None:
+    def _append(self, rows: list[EventRow]) -> None:
         if self._unsynced >= EVENTS_UNSYNCED_MAX:
-            self._lose(len(rows), f"{self._unsynced} rows wait for the disk already", now)
+            self._lose(len(rows), f"{self._unsynced} rows wait for the disk already")
             return
         encode = self._encode
         batch = kernel.build(
@@ -173,7 +187,7 @@ class Events:
         try:
             self._partition.append(batch, self._appended)
         except QuintetError as error:
-            self._lose(len(rows), str(error), now)
+            self._lose(len(rows), str(error))
             return
         self._unsynced += len(rows)
         self._flying.append((len(rows), []))
@@ -185,7 +199,7 @@ class Events:
         if error is None:
             self.recorded += rows
         else:
-            self._lose(rows, str(error), self._scheduler.now())
+            self._lose(rows, str(error))
         self._each(iter(calls))
 
     def _each(self, calls: Iterator[Call]) -> None:
@@ -197,10 +211,11 @@ class Events:
             self._scheduler.soon(partial(self._each, calls))
             raise
 
-    def _lose(self, rows: int, why: str, now: int) -> None:
+    def _lose(self, rows: int, why: str) -> None:
         """The disk would not have them: the broker's own log is the place that is left."""
         self.lost += rows
         self._unreported += rows
-        if now - self._reported_at >= REPORT_EVERY_US:
+        monotonic = self._scheduler.monotonic()
+        if monotonic - self._reported_at >= REPORT_EVERY_US:
             self._report("audit_lost", {"event": "deliver and ack", "rows": self._unreported, "error": why})
-            self._reported_at, self._unreported = now, 0
+            self._reported_at, self._unreported = monotonic, 0

@@ -12,8 +12,8 @@
 
 Patterns run in time linear in the record (RE2) and in bounded memory, but a record's byte may cost as much as the pattern
 is long: some 3 ns per instruction of its program. So a long pattern is tried on fewer bytes (PATTERN_STEPS_MAX), and
-on no value longer than that. JSON deeper than Python's stack allows, or larger than SLOW_BYTES_MAX, does not match. No
-pattern of Python's `re` may come from a client.
+on no value longer than that. JSON deeper than Python's stack allows, larger than SLOW_BYTES_MAX, or with more values than
+PATH_VALUES_MAX, does not match. No pattern of Python's `re` may come from a client.
 """
 
 import re
@@ -23,14 +23,17 @@ from typing import Any, Final
 import msgspec
 import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
+from quintet import kernel
 from quintet.model.errors import BadRequest
 
 FILTER_BYTES_MAX: Final = 1 << 10
 PATTERN_MEMORY_BYTES_MAX: Final = 1 << 20  # of one compiled pattern
 PATTERN_PROGRAM_MAX: Final = 2_000  # instructions, forwards and backwards
-PATTERN_STEPS_MAX: Final = 4_000_000  # bytes times instructions of one fetch: some 30 ms at worst
+PATTERN_STEPS_MAX: Final = 2_000_000  # bytes times instructions of one fetch: some 15 ms at worst
 PATH_STEPS_MAX: Final = 32
-MATCH_BYTES_MAX: Final = 4 << 20  # of one value: a longer one does not match a text or a pattern
+SCAN_BYTES_MAX: Final = 4 << 20  # of one fetch with a filter that costs little
+MATCH_BYTES_MAX: Final = 2 << 20  # of one value: a longer one does not match a text or a pattern
+PATH_VALUES_MAX: Final = 50_000  # in one value that a path is looked for in: about 0.1 us each
 SLOW_BYTES_MAX: Final = (
     1 << 20
 )  # the same for paths and texts beyond ASCII, which cost ten times as much; also of one fetch
@@ -47,7 +50,7 @@ class Filter:
 
     __slots__ = ("_test", "scan_bytes_max", "text")
 
-    def __init__(self, text: bytes, test: Test | None, scan_bytes_max: int = MATCH_BYTES_MAX) -> None:
+    def __init__(self, text: bytes, test: Test | None, scan_bytes_max: int = SCAN_BYTES_MAX) -> None:
         self.text = text
         self.scan_bytes_max = scan_bytes_max
         self._test = test
@@ -99,7 +102,7 @@ def _contains(words: str) -> tuple[Test, int]:
     compared as text."""
     if words.isascii():
         small = words.lower().encode()
-        return (lambda key, value: small in value.lower() or small in key.lower()), MATCH_BYTES_MAX
+        return (lambda key, value: small in value.lower() or small in key.lower()), SCAN_BYTES_MAX
     folded = words.casefold()
 
     def found(key: bytes, value: bytes) -> bool:
@@ -169,7 +172,7 @@ def _literal(text: str) -> Any:
 
 
 def _place(value: bytes, steps: list[str | int]) -> Any:
-    if len(value) > SLOW_BYTES_MAX:
+    if len(value) > SLOW_BYTES_MAX or (len(value) > PATH_VALUES_MAX and kernel.json_shape(value)[0] > PATH_VALUES_MAX):
         return _MISSING
     try:
         found = msgspec.json.decode(value)

@@ -22,7 +22,7 @@ or whoever an ACL on `group:NAME` lists; the door knows) may act for the owner. 
 Every verb either raises a QuintetError at once, or calls `done` exactly once later. Nothing here knows a wire format.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -50,6 +50,7 @@ from quintet.broker.group import (
     unknown,
 )
 from quintet.broker.seek import EVER, Seek
+from quintet.broker.slices import in_order
 from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
 from quintet.log.base import Partition
@@ -134,8 +135,9 @@ class Groups:
             end = topic.partitions[row.partition].visible
         if row.offset <= end:
             return
-        self._report(
-            "group_offset_clamped",
+        kept = topic is not None and topic.spec.id == row.topic_id and topic.spec.durability == "fsync"
+        self._report(  # of what is always synced first nothing can be missing: it was lost, or the folder is an older one
+            "group_beyond_end" if kept else "group_offset_clamped",
             {"topic": row.topic, "group": row.group, "partition": row.partition, "from": row.offset, "to": end},
         )
         place = group.places[row.partition]
@@ -158,7 +160,6 @@ class Groups:
         mode: str,
         member: object,
         member_name: str,
-        now: int,
         done: Answer,
     ) -> None:
         """Partition >= 0: a plain subscription, the answer is where to start. Partition -1: join the group, or be heard
@@ -170,7 +171,7 @@ class Groups:
             raise BadName(f"the name of a group's member has at most {MEMBER_NAME_BYTES_MAX} bytes")
         found = self._admit(actor, privileged, topic.name, group) or self._make(actor, topic.name, group)
         if partition == ASSIGN:
-            call = partial(self._join, found, actor, topic, mode, member, member_name, now, done)
+            call = partial(self._join, found, actor, topic, mode, member, member_name, done)
         else:
             call = partial(self._attend, found, topic, partition, mode, member, done)
         if found.waiting is not None:  # its connection may close before the group is made
@@ -199,7 +200,6 @@ class Groups:
         mode: str,
         member: object,
         member_name: str,
-        now: int,
         done: Answer,
     ) -> None:
         slot = group.by_member.get(member)
@@ -210,7 +210,7 @@ class Groups:
                 f"this connection is already in group {group.name} as {slot.name or 'a dynamic member'!r}",
                 hint="use one connection for each member, or always the same member name",
             )
-        self._hear(slot, now)
+        self._hear(slot)
         if group.topic is not topic or group.count != len(topic.partitions):
             group.topic = topic
             group.changed = True
@@ -236,8 +236,8 @@ class Groups:
         if len(group.slots) + len(group.plain) >= self._members_max:
             raise LimitExceeded(f"group {group.name} has {self._members_max} members, which is the limit (MEMBERS_MAX)")
 
-    def _hear(self, slot: Slot, now: int) -> None:
-        slot.heard = now
+    def _hear(self, slot: Slot) -> None:
+        slot.heard = self._scheduler.monotonic()
         self._heard.pop(slot, None)
         self._heard[slot] = None
 
@@ -255,11 +255,11 @@ class Groups:
             elif slot is not None:
                 self._remove(slot)
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """Remove members that were silent for too long."""
         while self._heard:
             slot = next(iter(self._heard))
-            if now - slot.heard < self._timeout_us:
+            if monotonic - slot.heard < self._timeout_us:
                 return
             group = slot.group
             self.expired += 1
@@ -372,7 +372,7 @@ class Groups:
             self.fenced += 1
             raise
         if slot is not None:
-            self._hear(slot, self._scheduler.now())
+            self._hear(slot)
 
     def _version(self, group: Group, partition: int) -> int:
         """Higher than any given out before for this partition, also by a group of this name that was deleted."""
@@ -477,13 +477,26 @@ class Groups:
         return found.committed(partition) or 0
 
     def list(self, actor: str, privileged: bool, allowed: Callable[[str], bool] | None = None) -> list[GroupInfo]:
-        """The groups this caller may see, by topic and name: its own, all if privileged, and those whose name is `allowed`."""
-        return [
-            group.info()
-            for _, groups in sorted(self._groups.items())
-            for _, group in sorted(groups.items())
-            if privileged or group.owner == actor or (allowed is not None and allowed(group.name))
-        ]
+        """As walk, all at once."""
+        return [info for info in self.walk(actor, privileged, allowed) if info is not None]
+
+    def walk(
+        self, actor: str, privileged: bool, allowed: Callable[[str], bool] | None = None
+    ) -> Iterator[GroupInfo | None]:
+        """The groups this caller may see, by topic and name: its own, all if privileged, and those whose name is `allowed`.
+        None is a pause: there may be thousands."""
+        for topic in in_order(list(self._groups), str):
+            yield None
+            for name in in_order(list(self._groups.get(topic or "", ())), str):
+                group = self._groups.get(topic or "", {}).get(name or "")
+                shown = group is not None and (
+                    privileged or group.owner == actor or (allowed is not None and allowed(group.name))
+                )
+                yield group.info() if shown and group is not None else None
+
+    def of_topic(self, topic: str) -> tuple[str, ...]:
+        """The names of the groups that read this topic."""
+        return tuple(self._groups.get(topic, ()))
 
     def topics_of(self, group: str) -> tuple[str, ...]:
         """The topics that have a group of this name."""
@@ -584,7 +597,7 @@ class Groups:
 
     def _delete(self, group: Group, done: Answer) -> None:
         check_still(group)
-        self._erase(group, partial(self._deleted, group, done))
+        self._erase([group], partial(self._deleted, group, done))
 
     def _deleted(self, group: Group, done: Answer, error: Exception | None) -> None:
         if error is not None and self._find(group.topic_name, group.name) is None:
@@ -594,35 +607,27 @@ class Groups:
     def forget_topic(self, name: str, done: Done | None = None) -> None:
         """Its topic was deleted: so are all its groups; done(error) when they would stay gone after a restart."""
         groups = list(self._groups.get(name, {}).values())
-        left = len(groups)
-        failed: Exception | None = None
-
-        def erased(error: Exception | None) -> None:
-            nonlocal left, failed
-            left -= 1
-            failed = failed or error
-            if not left and done is not None:
-                done(failed)
-
-        for group in groups:
-            self._erase(group, erased)
-        if not groups and done is not None:
+        if groups:
+            self._erase(groups, done or (lambda _error: None))
+        elif done is not None:
             self._scheduler.soon(partial(done, None))
 
-    def _erase(self, group: Group, done: Done) -> None:
-        """Its offsets first and its owner last: what a crash leaves of it is never without an owner."""
-        for partition, place in group.places.items():
-            if place.issued:
-                self._table.delete(offset_key(group, partition))
-        self._table.delete(group.key, done)
-        self._take_out(group)
-        self._unsettled.pop(group, None)
-        group.tell(unknown(group.topic_name, group.name))
-        for member in {*group.by_member, *group.plain, *group.fenced}:
-            self._of[member].pop(group)
-        for slot in list(group.slots):
-            del self._heard[slot]
-            group.remove(slot)
+    def _erase(self, groups: Sequence[Group], done: Done) -> None:
+        """The offsets of each first and its owner last: what a crash leaves of it is never without an owner."""
+        keys = []
+        for group in groups:
+            keys += [offset_key(group, partition) for partition, place in group.places.items() if place.issued]
+            keys.append(group.key)
+        self._table.delete_many(keys, done)
+        for group in groups:
+            self._take_out(group)
+            self._unsettled.pop(group, None)
+            group.tell(unknown(group.topic_name, group.name))
+            for member in {*group.by_member, *group.plain, *group.fenced}:
+                self._of[member].pop(group)
+            for slot in list(group.slots):
+                del self._heard[slot]
+                group.remove(slot)
 
     # -- finding and making ----------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
 from quintet.log.base import Partition, Stages
 from quintet.model.batch import RecordBatch
+from quintet.model.clocks import since
 from quintet.model.errors import CorruptData, LimitExceeded, QuintetError, StorageError, TooLarge
 from quintet.model.scheduler import Scheduler
 
@@ -154,6 +155,7 @@ class Intents:
         self._running: dict[int, _Running] = {}
         self._asked: dict[str, _Running] = {}  # by token, until it is written
         self._by_token: dict[str, IntentRow] = {}
+        self._since: dict[str, int] = {}  # by token, when it was written, by the monotonic clock
         self._again: list[tuple[int, Callable[[], None]]] = []
         self._last = 0
         self._bytes = 0
@@ -281,6 +283,7 @@ class Intents:
         if row.token:
             self._asked.pop(row.token, None)
             self._by_token[row.token] = row
+            self._since[row.token] = self._scheduler.monotonic()
         self._carry_out(running, row, range(len(row.appends)))
 
     def _refused(self, running: _Running, error: Exception) -> None:
@@ -404,7 +407,7 @@ class Intents:
             self._table.put(_key(row.number), running.row)
 
     def _retry(self, call: Callable[[], None]) -> None:
-        self._again.append((self._scheduler.now() + RETRY_EVERY_US, call))
+        self._again.append((self._scheduler.monotonic() + RETRY_EVERY_US, call))
 
     def _one_less(self, running: _Running) -> None:
         running.missing -= 1
@@ -455,10 +458,12 @@ class Intents:
     def recover(self) -> None:
         """Carry out what the last run committed and did not finish. Blocks on reads: only used at start, after all that
         has effects was loaded."""
+        now, monotonic = self._scheduler.now(), self._scheduler.monotonic()
         for row in sorted(self._table, key=lambda row: row.number):
             self._last = max(self._last, row.number)
             if row.token:
                 self._by_token[row.token] = row
+                self._since[row.token] = since(row.at, now, monotonic, MARK_KEEP_US)
             if row.done:
                 self._emptied(row.stages)
                 continue
@@ -535,17 +540,17 @@ class Intents:
             offset = batches[-1].next_offset
         return found
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """Try again what was refused, forget outcomes nobody will ask for. Called about every 50 ms."""
         if self._again:
             again, self._again = self._again, []
             for at, call in again:
-                if now < at <= now + RETRY_EVERY_US:  # further off: the clock was put back
+                if monotonic < at:
                     self._again.append((at, call))
                 else:
                     call()
         for row in list(islice(self._by_token.values(), MARKS_PER_TICK_MAX)):
-            if row.done and now - row.at < MARK_KEEP_US and len(self._by_token) <= MARKS_MAX:
+            if row.done and monotonic - self._since[row.token] < MARK_KEEP_US and len(self._by_token) <= MARKS_MAX:
                 break
             del self._by_token[row.token]
             if not row.done:  # to the end of the line: it must not hold up the others
@@ -553,6 +558,7 @@ class Intents:
                 continue
             try:
                 self._table.delete(_key(row.number))
+                del self._since[row.token]
             except QuintetError:
                 self._by_token[row.token] = row
                 break

@@ -1,4 +1,4 @@
-"""What the readers of tokens share: three parts, base64url in one spelling, JSON in one meaning, times in whole seconds.
+"""What the readers of tokens share: three parts, base64url in one spelling, JSON in one meaning, times in seconds.
 
 Two kinds of token come to the broker: those of the Fast door (quintet.broker.tokens) and those of Felix tenants
 (quintet.broker.tenant_tokens). Which keys count and which claims are wanted differs, and is theirs. How the text is taken
@@ -40,9 +40,9 @@ RULES: Final = {
     "signature": "its signature is wrong",
     "claims json": "its claims are no JSON object of UTF-8 text with each key once",
     "sub": "its sub is not the name of a user",
-    "exp": "its exp is not a whole number of seconds since 1970",
-    "nbf": "its nbf is not a whole number of seconds since 1970",
-    "iat": "its iat is not a whole number of seconds since 1970",
+    "exp": "its exp is not a number of seconds since 1970",
+    "nbf": "its nbf is not a number of seconds since 1970",
+    "iat": "its iat is not a number of seconds since 1970",
     "no exp": "it has no exp, and this broker wants one",
     "iss": "its iss is not the issuer this broker trusts",
     "aud": "its aud does not name this broker",
@@ -128,12 +128,13 @@ def subject(value: object) -> str:
 
 
 def seconds(claims: Mapping[str, Any], name: str) -> int | None:
+    """The time of a claim in whole microseconds. RFC 7519, 2: a number of seconds, fractions allowed."""
     if name not in claims:
         return None
     value = claims[name]
-    if type(value) is not int or not 0 <= value <= SECONDS_MAX:  # True is an int, too, but not of this type
+    if type(value) not in (int, float) or not 0 <= value <= SECONDS_MAX:  # True is an int, too, but not of this type
         refuse(name)
-    return value
+    return int(value * SECOND)
 
 
 def check_party(claims: Mapping[str, Any], issuer: str, audience: str) -> None:
@@ -153,11 +154,11 @@ def check_times(expires: int | None, not_before: int | None, leeway_us: int, now
     """(until, since) in microseconds with the leeway in them, 0 for none; a refusal if `now` is not between them."""
     until = since = 0
     if expires is not None:
-        until = expires * SECOND + leeway_us
+        until = expires + leeway_us
         if now >= until:
             refuse("expired")
     if not_before is not None:
-        since = max(0, not_before * SECOND - leeway_us)
+        since = max(0, not_before - leeway_us)
         if now < since:
             refuse("too early")
     return until, since

@@ -17,28 +17,31 @@ from collections.abc import Iterable, Iterator
 
 import jsonschema_rs
 
+from quintet.broker.slices import Steps, finish
 from quintet.broker.validators import (
     DEFINITION_DEPTH_MAX,
+    DEFINITION_VALUES_MAX,
     MESSAGE_DEPTH_MAX,
+    MESSAGE_VALUES_MAX,
     NotStrictJson,
     bounded,
     clip,
     read_json,
     short_path,
+    too_large,
 )
 from quintet.model.errors import SchemaInvalid
 
-DEFINITION_VALUES_MAX = 10_000  # strings, numbers and literals in one definition
 SUBSCHEMAS_MAX = 1_000  # per definition, references counted once
 LINKS_MAX = 5_000  # pairs of subschemas where one leads to the other, references and combinations written out
 IN_PLACE_MAX = 500  # subschemas that apply to one value, references and combinations written out
 PATTERN_CHARS_MAX = 512  # of one regular expression
 PATTERN_PROGRAM_BYTES_MAX = 64 * 1024  # of one compiled regular expression
 PATTERN_CACHE_BYTES_MAX = 1024 * 1024  # of its lazily built automaton
-CHECKS_MAX = 2_000_000  # keyword evaluations per message; about 15 ns each
-TEXT_STEPS_MAX = 4_000_000  # pattern states times characters per message; about 7 ns each
-LISTED_CHECKS_MAX = 2_000  # evaluations up to which all errors are listed, not only the first; 8 to 20 us per error
-STEPS_MAX = 20_000  # of following a message's keys to count exactly; about 1 us each
+CHECKS_MAX = 500_000  # keyword evaluations per message; about 15 ns each
+TEXT_STEPS_MAX = 1_000_000  # pattern states times characters per message; about 7 ns each
+LISTED_CHECKS_MAX = 400  # evaluations up to which all errors are listed, not only the first; 8 to 20 us per error
+STEPS_MAX = 5_000  # of following a message's keys to count exactly; about 1 us each
 
 # How a keyword's subschemas apply: to the same value, or to its children.
 IN_PLACE_ONE = ("not", "if", "then", "else")
@@ -78,18 +81,25 @@ _PATTERN_OPTIONS = jsonschema_rs.RegexOptions(
 class JsonSchema:
     """A compiled JSON Schema."""
 
+    schema: dict[str, object] | bool
+    _graph: "_Graph"
+    _validator: "jsonschema_rs.Validator"
+
     def __init__(self, definition: bytes) -> None:
+        finish(self.build(definition))
+
+    def build(self, definition: bytes) -> Steps[None]:
+        """What the constructor does, in steps."""
         try:
-            schema = read_json(definition, DEFINITION_DEPTH_MAX)
+            schema = read_json(definition, DEFINITION_DEPTH_MAX, DEFINITION_VALUES_MAX)
         except NotStrictJson as error:
             raise SchemaInvalid(f"the JSON Schema is refused: {error}") from error
         if not isinstance(schema, dict | bool):
             raise SchemaInvalid("a JSON Schema is an object, true or false")
-        values = sum(1 for _ in _scalars([schema]))
-        if values > DEFINITION_VALUES_MAX:
-            raise SchemaInvalid(f"the JSON Schema has {values} values, the limit is {DEFINITION_VALUES_MAX}")
-        self.schema: dict[str, object] | bool = schema
+        yield
+        self.schema = schema
         self._graph = _Graph(schema)
+        yield from self._graph.build()
         try:
             self._validator = jsonschema_rs.validator_for(
                 schema, pattern_options=_PATTERN_OPTIONS, validate_formats=True, offline=True
@@ -98,8 +108,10 @@ class JsonSchema:
             raise SchemaInvalid(clip(f"the JSON Schema is refused: {_say(error)}")) from error
 
     def check(self, message: bytes) -> list[str]:
+        if reasons := too_large(message):
+            return reasons
         try:
-            value = read_json(message, MESSAGE_DEPTH_MAX)
+            value = read_json(message, MESSAGE_DEPTH_MAX, MESSAGE_VALUES_MAX)
         except NotStrictJson as error:
             return [clip(f"the message is refused: {error}")]
         # Every value but the root stands after a comma, a colon or an opening bracket.
@@ -123,6 +135,13 @@ class JsonSchema:
         except jsonschema_rs.ValidationError as error:
             return bounded([_reason(error)])
         raise AssertionError("jsonschema-rs calls a message both valid and invalid")
+
+
+def compile_steps(definition: bytes) -> Steps[JsonSchema]:
+    """A JsonSchema, made in steps."""
+    made = JsonSchema.__new__(JsonSchema)
+    yield from made.build(definition)
+    return made
 
 
 def _reason(error: jsonschema_rs.ValidationError) -> str:
@@ -174,12 +193,18 @@ class _Graph:
         if isinstance(schema, dict):
             self._find_anchors(schema)
         self.root = self._node(schema, "#")
+        self._flat: dict[_Node, dict[str, dict[_Node, int]]] = {}
+        self.checks_per_value = self.states_per_value = 0
+
+    def build(self) -> Steps[None]:
+        """Look at all subschemas, one after the other."""
         while self._open:
             self._fill(*self._open.pop())
-        self._flat: dict[_Node, dict[str, dict[_Node, int]]] = {}
+            yield
         for node in list(self._nodes.values()):
             self._closure(node, [])
-        self.checks_per_value, self.states_per_value = self._per_value()
+            yield
+        self.checks_per_value, self.states_per_value = yield from self._per_value()
 
     # -- building --------------------------------------------------------------------------------------------------
 
@@ -323,7 +348,7 @@ class _Graph:
 
     # -- what a message costs --------------------------------------------------------------------------------------
 
-    def _per_value(self) -> tuple[int, int]:
+    def _per_value(self) -> Steps[tuple[int, int]]:
         """The most checks, and pattern states, that can apply to one value at any depth of a message."""
         found = {self.root}
         reached = [self.root]
@@ -331,6 +356,7 @@ class _Graph:
             for applies in self._children(node).values():
                 reached += applies.keys() - found
                 found |= applies.keys()
+            yield
         own = {node: self._own(node) for node in reached}
         now = own
         checks, states = own[self.root]
@@ -343,6 +369,7 @@ class _Graph:
                     b = sum(now[child][1] * times for child, times in applies.items())
                     best = (max(best[0], a), max(best[1], b))
                 deeper[node] = (min(best[0], CHECKS_MAX), min(best[1], TEXT_STEPS_MAX))
+                yield
             if deeper == now:
                 break
             now = deeper

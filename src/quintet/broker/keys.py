@@ -30,6 +30,7 @@ from quintet.broker.access import (
 )
 from quintet.broker.audit import Audit
 from quintet.broker.passwords import Entropy
+from quintet.broker.slices import in_order
 from quintet.broker.table import Table
 from quintet.broker.users import CONFIGURATION, Users
 from quintet.model.errors import (
@@ -126,7 +127,8 @@ class Keys:
         self._audit = audit
         self._scheduler = scheduler
         self._entropy = entropy
-        self._due: float = inf  # no key expires before this, in microseconds since 1970
+        self._due: float = inf  # no live key expires before this, in microseconds since 1970
+        self._ended: set[str] = set()  # digests of keys that have expired, and are still in the table
         users.on_deleted = self._forget_user
 
     def load(self) -> None:
@@ -175,7 +177,11 @@ class Keys:
         self._due = min(self._due, row.expires_us or inf)
 
     def list(self, actor: Principal, user: str, everyone: bool, peer: str = "") -> Iterator[KeyInfo]:
-        """The keys of this user ("": the actor's own), or of everyone; the oldest first."""
+        """As walk, without pauses."""
+        return (info for info in self.walk(actor, user, everyone, peer) if info is not None)
+
+    def walk(self, actor: Principal, user: str, everyone: bool, peer: str = "") -> Iterator[KeyInfo | None]:
+        """The keys of this user ("": the actor's own), or of everyone; the oldest first. None is a pause."""
         if everyone and not self._access.may_administer(actor):
             self._deny("key.list", actor, "", peer)
             raise Forbidden(f"{actor.name} may not see the keys of everyone", hint="the role admin may")
@@ -184,8 +190,8 @@ class Keys:
         except Forbidden:
             self._deny("key.list", actor, user, peer)
             raise
-        rows = sorted(self._table, key=lambda row: (row.user, row.created_us, row.name))
-        return (_info(row) for row in rows if everyone or row.user == owner)
+        rows = in_order(tuple(self._table), lambda row: (row.user, row.created_us, row.name))
+        return (_info(row) if row is not None and (everyone or row.user == owner) else None for row in rows)
 
     def remove(self, actor: Principal, user: str, id: str, done: Told, *, peer: str = "") -> None:
         """The key of this id stops working, at once: done(KeyInfo, None). The user is whose it is ("": the actor's)."""
@@ -202,14 +208,25 @@ class Keys:
             return
         self._change(row.secret_sha256, None, partial(told, _info(row)))
 
-    def tick(self, now: int) -> None:
-        """Keys whose time is over go. One that the disk will not let go of is not live all the same, and goes at the next
-        start."""
-        if now < self._due:
-            return
-        for row in [row for row in self._table if self._due <= row.expires_us <= now]:
-            self._change(row.secret_sha256, None, partial(self._expired, row))
-        self._due = self._next_due(now)
+    def tick(self, now: int, settled: int) -> None:
+        """Keys whose time is over are refused at once, and deleted when that is sure: a clock that was set ahead may be set
+        back. One that the disk will not let go of goes at the next start."""
+        if now >= self._due:
+            ended = [row.secret_sha256 for row in self._table if self._due <= row.expires_us <= now]
+            self._ended.update(ended)
+            for digest in ended:
+                self._follow(digest)
+            self._due = self._next_due(now)
+        for digest in tuple(self._ended):
+            row = self._table.get(digest.encode())
+            if row is None or row.expires_us <= settled:
+                self._ended.discard(digest)
+                if row is not None:
+                    self._change(digest, None, partial(self._expired, row))
+            elif row.expires_us > now:
+                self._ended.discard(digest)
+                self._follow(digest)
+                self._due = min(self._due, row.expires_us)
 
     def _next_due(self, now: int) -> float:
         return min((row.expires_us for row in self._table if row.expires_us > now), default=inf)

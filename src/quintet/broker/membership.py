@@ -16,6 +16,7 @@ from quintet.broker.groups import ASSIGN, Groups
 from quintet.broker.subscriptions import Subscriptions
 from quintet.broker.table import Done
 from quintet.broker.topics import Topic
+from quintet.delivery.consumer import Consumer
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
 from quintet.model.errors import Fenced, QuintetError
@@ -41,7 +42,7 @@ class Membership:
         rights: Callable[[], tuple[str, bool]],
         over: Callable[[], None],
     ) -> None:
-        self.credit = 0  # the most not acknowledged, of each partition; 0: as configured
+        self.consumer = Consumer(subscriptions.push_timeout_us)  # one consumer, however many partitions it has
         self._groups = groups
         self._subscriptions = subscriptions
         self._scheduler = scheduler
@@ -68,6 +69,10 @@ class Membership:
         """What it is assigned."""
         return sorted(self._of)
 
+    def subscription(self, partition: int) -> Subscription | None:
+        """Through which it gets this partition, if it is assigned to it."""
+        return self._of.get(partition)
+
     # -- being there -----------------------------------------------------------------------------------------------
 
     def join(self, done: Done) -> None:
@@ -91,10 +96,7 @@ class Membership:
 
     def _ask(self) -> None:
         """Join, or be heard of again: the answer is what is assigned now."""
-        now = self._scheduler.now()
-        self._groups.subscribe(
-            *self._rights(), self._topic, self._group, ASSIGN, self._mode, self, "", now, self._assigned
-        )
+        self._groups.subscribe(*self._rights(), self._topic, self._group, ASSIGN, self._mode, self, "", self._assigned)
 
     def _beat(self, number: int) -> None:
         if number == self._beats and not self._left:
@@ -160,7 +162,7 @@ class Membership:
                 starts=[starts[partition]],
                 partitions=[partition],
             )
-            subscription.limit(in_flight_max=self.credit)
+            subscription.consumer = self.consumer
             self._of[partition] = subscription
             self._committed[partition] = starts[partition]
             if self._sink is not None:

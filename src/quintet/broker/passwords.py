@@ -1,7 +1,7 @@
 """Slow hashes of passwords: argon2id through the scheduler's `offload`, never on the loop.
 
-At most HASHES_AT_ONCE at a time, which leaves disk threads to the log; the others wait in a line of bounded length.
-Nothing here keeps a password longer than its hash takes.
+At most HASHES_AT_ONCE at a time, which leaves disk threads to the log; the others wait in a line of bounded length, until
+it is their turn or they give up. Nothing here keeps a password longer than its hash takes.
 """
 
 import re
@@ -17,7 +17,7 @@ from quintet.model.errors import BadRequest, Busy
 from quintet.model.scheduler import Scheduler
 
 HASHES_AT_ONCE: Final = 2
-HASHES_WAITING_MAX: Final = 100  # under two seconds of work
+HASHES_WAITING_MAX: Final = 1_000  # some ten seconds of work; who comes then is told that the broker is busy
 HASH_MEMORY_KIB: Final = 19 * 1024
 HASH_PASSES: Final = 2
 HASH_LANES: Final = 1
@@ -25,6 +25,7 @@ HASH_BYTES: Final = 32
 SALT_BYTES: Final = 16
 # Of a random password that nobody kept: what is verified for a user that is not there.
 NOBODY_HASH: Final = "$argon2id$v=19$m=19456,t=2,p=1$cXVpbnRldC1uby11c2VyLg$82drlqSiSYFMOde50c83FicOk5LG7neGu+L5srPw+yA"
+HASH_COSTS_MAX: Final = 4  # different costs of stored hashes: each login pays for all of them
 # The most a hash made elsewhere may ask of every login.
 FOREIGN_MEMORY_KIB_MAX: Final = 256 * 1024
 FOREIGN_PASSES_MAX: Final = 10
@@ -34,6 +35,10 @@ _FOREIGN: Final = re.compile(
 )
 
 Entropy = Callable[[int], bytes]
+Costs = tuple[int, int, int]  # memory in KiB, passes, lanes
+
+OUR_COSTS: Final[Costs] = (HASH_MEMORY_KIB, HASH_PASSES, HASH_LANES)
+_COSTS: Final = re.compile(r"\$m=(\d+),t=(\d+),p=(\d+)\$")
 
 
 def _hash(password: bytes, salt: bytes) -> str:
@@ -49,6 +54,24 @@ def _verify(stored: str, password: bytes) -> bool:
         return False
 
 
+def costs_of(stored: str) -> Costs:
+    """What verifying against this hash takes."""
+    found = _COSTS.search(stored)
+    return OUR_COSTS if found is None else (int(found[1]), int(found[2]), int(found[3]))
+
+
+def verify_evenly(stored: str, password: bytes, costs: tuple[Costs, ...]) -> bool:
+    """Is it right? Takes one hash of each of these costs, whatever the stored one has; `stored` may be empty."""
+    own = costs_of(stored) if stored else None
+    right = _verify(stored, password) if stored else False
+    for memory_kib, passes, lanes in costs:
+        if (memory_kib, passes, lanes) != own:
+            low_level.hash_secret_raw(
+                password, bytes(SALT_BYTES), passes, memory_kib, lanes, HASH_BYTES, low_level.Type.ID
+            )
+    return right
+
+
 def check_hash(text: str) -> str:
     """A hash made elsewhere that this broker is willing to compute at every login, or BadRequest."""
     match = _FOREIGN.fullmatch(text)
@@ -61,35 +84,67 @@ def check_hash(text: str) -> str:
     return text
 
 
+class Waiting:
+    """A place in the line."""
+
+    __slots__ = ("_hashing", "done", "work")
+
+    def __init__(self, hashing: "Hashing", work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self._hashing = hashing
+        self.work: Callable[[], Any] | None = work
+        self.done = done
+
+    def give_up(self) -> bool:
+        """Leave the line; False if its turn has come: then it is hashed, and told."""
+        return self._hashing.leave(self)
+
+
 class Hashing:
     """Slow hashes elsewhere, a few at once, the others in line."""
 
     def __init__(self, scheduler: Scheduler, entropy: Entropy) -> None:
         self._scheduler = scheduler
         self._entropy = entropy
-        self._waiting: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self._line: deque[Waiting] = deque()  # those that left it are there until their turn would have come
         self._running = 0
+        self.waiting = 0
 
     def hash(self, password: bytes, done: Callable[[str | BaseException], None], must: bool = False) -> None:
         """Raises Busy if too many wait, unless it must be: what the configuration asks for is not turned away."""
-        self._run(partial(_hash, password, self._entropy(SALT_BYTES)), done, must)
+        self.run(partial(_hash, password, self._entropy(SALT_BYTES)), done, must)
 
     def verify(
         self, stored: str, password: bytes, done: Callable[[bool | BaseException], None], must: bool = False
     ) -> None:
-        self._run(partial(_verify, stored, password), done, must)
+        self.run(partial(_verify, stored, password), done, must)
 
-    def _run(self, work: Callable[[], Any], done: Callable[[Any], None], must: bool) -> None:
-        if len(self._waiting) >= HASHES_WAITING_MAX and not must:
-            raise Busy(f"{len(self._waiting)} passwords wait to be checked", hint="try again in a moment")
-        self._waiting.append((work, done))
+    def run(self, work: Callable[[], Any], done: Callable[[Any], None], must: bool = False) -> Waiting:
+        if self.waiting >= HASHES_WAITING_MAX and not must:
+            raise Busy(
+                f"{self.waiting} passwords wait to be checked, the limit is {HASHES_WAITING_MAX}: the broker is busy",
+                hint="try again in a moment",
+            )
+        place = Waiting(self, work, done)
+        self._line.append(place)
+        self.waiting += 1
         self._start()
+        return place
+
+    def leave(self, place: Waiting) -> bool:
+        if place.work is None:
+            return False
+        place.work = None
+        self.waiting -= 1
+        return True
 
     def _start(self) -> None:
-        while self._waiting and self._running < HASHES_AT_ONCE:
-            work, done = self._waiting.popleft()
-            self._running += 1
-            self._scheduler.offload(work, partial(self._finished, done))
+        while self._line and self._running < HASHES_AT_ONCE:
+            place = self._line.popleft()
+            work, place.work = place.work, None
+            if work is not None:
+                self.waiting -= 1
+                self._running += 1
+                self._scheduler.offload(work, partial(self._finished, place.done))
 
     def _finished(self, done: Callable[[Any], None], result: Any) -> None:
         self._running -= 1

@@ -48,7 +48,7 @@ class Status:
 
     report: Report
     owner: str
-    seen_us: int
+    heard_us: int  # by the monotonic clock
     stop_of: int | None = None
 
     @property
@@ -66,32 +66,32 @@ class Pipelines:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def report(self, owner: str, report: Report, now: int) -> bool:
+    def report(self, owner: str, report: Report, monotonic: int) -> bool:
         """Take a report; True: it shall stop."""
         _check(report)
-        self._forget(now)
+        self._forget(monotonic)
         place = (owner, report.name)
         known = self._by_name.get(place)
         if known is None:
             self._check_room(owner)
-            known = self._by_name[place] = Status(report, owner, now)
+            known = self._by_name[place] = Status(report, owner, monotonic)
             self._owned[owner] += 1
-        known.report, known.seen_us = report, now
+        known.report, known.heard_us = report, monotonic
         self._by_name.move_to_end(place)
         if known.stop_of is not None and (not known.up or report.started_us != known.stop_of):
             known.stop_of = None
         return known.stop_of is not None
 
-    def seen(self, owner: str, everything: bool, now: int) -> list[Status]:
+    def seen(self, owner: str, everything: bool, monotonic: int) -> list[Status]:
         """Those of this owner, or all, by owner and name."""
-        self._forget(now)
+        self._forget(monotonic)
         return [
             status for (whose, _), status in sorted(self._by_name.items(), key=_place) if everything or whose == owner
         ]
 
-    def stop(self, owner: str, everything: bool, name: str, now: int) -> None:
+    def stop(self, owner: str, everything: bool, name: str, monotonic: int) -> None:
         """Let the pipeline of this name stop: the asker's own; if it has none and may, all of that name."""
-        self._forget(now)
+        self._forget(monotonic)
         found = [self._by_name[owner, name]] if (owner, name) in self._by_name else []
         if not found and everything:
             found = [status for (_, known), status in self._by_name.items() if known == name]
@@ -120,10 +120,10 @@ class Pipelines:
             self._remove(place)
         return place is not None
 
-    def _forget(self, now: int) -> None:
+    def _forget(self, monotonic: int) -> None:
         while self._by_name:
             place, status = next(iter(self._by_name.items()))
-            if now - status.seen_us < FORGET_US:
+            if monotonic - status.heard_us < FORGET_US:
                 return
             self._remove(place)
 

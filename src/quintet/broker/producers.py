@@ -264,9 +264,9 @@ class Producers:
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
-    def tick(self, now: int) -> None:
-        if self._dirty and now - self._saved_at >= SAVE_EVERY_US:
-            self._saved_at = now
+    def tick(self, monotonic: int) -> None:
+        if self._dirty and monotonic - self._saved_at >= SAVE_EVERY_US:
+            self._saved_at = monotonic
             self.save()
 
     def save(self) -> None:

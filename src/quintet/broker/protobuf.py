@@ -20,10 +20,12 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from quintet.broker import protofile
-from quintet.broker.validators import bounded, clip, short_path
+from quintet.broker.slices import Steps
+from quintet.broker.validators import bounded, clip, short_path, too_large
 from quintet.model.errors import SchemaInvalid
 
-FIELDS_LOOKED_AT_MAX = 10_000  # of one message that does not fit, or has unknown fields; about 1 us each
+FIELDS_LOOKED_AT_MAX = 5_000  # of one message that does not fit, or has unknown fields; about 1 us each
+UNCOUNTED_BYTES_MAX = 64 * 1024  # of a message that is parsed without counting its fields: some milliseconds at most
 DEPTH_MAX = 100  # of nested messages: the parser's own limit
 DESCRIPTORS_MAX = 64  # files in a FileDescriptorSet
 WELL_KNOWN = frozenset(
@@ -75,6 +77,13 @@ class ProtobufSchema:
         self._class = message_factory.GetMessageClass(self.descriptor)
 
     def check(self, message: bytes) -> list[str]:
+        if reasons := too_large(message):
+            return reasons
+        if len(message) > UNCOUNTED_BYTES_MAX and _has_many_fields(self.descriptor, message):
+            return [
+                f"the message has {len(message)} bytes with more than {FIELDS_LOOKED_AT_MAX} fields, which is too much "
+                f"to check; without counting it may have {UNCOUNTED_BYTES_MAX} bytes"
+            ]
         parsed = self._class()
         try:
             parsed.MergeFromString(message)
@@ -92,6 +101,12 @@ class ProtobufSchema:
             numbers = ", ".join(map(str, sorted({number for number, *_ in _fields(message, [0])})[:5]))
             reasons.append(f"the message: no field of {self.descriptor.full_name} is there, only fields {numbers}")
         return bounded(list(dict.fromkeys(reasons)))
+
+
+def compile_steps(definition: bytes) -> Steps[ProtobufSchema]:
+    """A ProtobufSchema. It has one step: 20,000 words and signs take some milliseconds."""
+    yield
+    return ProtobufSchema(definition)
 
 
 def _add_text(
@@ -137,6 +152,38 @@ def _add(pool: descriptor_pool.DescriptorPool, file: descriptor_pb2.FileDescript
         why = str(error).removeprefix("Couldn't build proto file into descriptor pool: ")
         raise SchemaInvalid(clip(f"the Protobuf schema is refused: {why}")) from error
     added.add(file.name)
+
+
+def _has_many_fields(descriptor: Descriptor, data: bytes) -> bool:
+    """Are there more than FIELDS_LOOKED_AT_MAX fields, nested ones included? Groups are counted as what follows them, so
+    that nothing can hide in one; bytes that are not fields are the parser's matter."""
+    looked = 0
+    waiting: list[tuple[Descriptor | None, int, int]] = [(descriptor, 0, len(data))]
+    while waiting:
+        kind, position, end = waiting.pop()
+        try:
+            while position < end:
+                looked += 1
+                if looked > FIELDS_LOOKED_AT_MAX:
+                    return True
+                tag, position = _varint(data, position)
+                wire = tag & 7
+                if wire == _VARINT:
+                    _, position = _varint(data, position)
+                elif wire in (_FIXED64, _FIXED32):
+                    position += 8 if wire == _FIXED64 else 4
+                elif wire == _LENGTH:
+                    length, position = _varint(data, position)
+                    field = None if kind is None else kind.fields_by_number.get(tag >> 3)
+                    inside = None if field is None else field.message_type
+                    if inside is not None or kind is None:
+                        waiting.append((inside, position, min(position + length, end)))
+                    position += length
+                else:
+                    kind = None  # a group: whose fields follow is not followed any more, so all that may be fields are
+        except _Broken:
+            continue
+    return False
 
 
 # -- why a message does not fit -----------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class Member:
         self.subscription: Subscription | None = None  # of its own, or the queue's; None: it shares
         self.feed = sink  # what that is attached to
         self.began: list[int] = []  # where its own began, by partition: what is behind that it never got
-        self.grace = 0  # until when an old key is good enough; 0: its key is the queue's
+        self.grace = 0  # until when an old key is good enough, by the monotonic clock; 0: its key is the queue's
         self.due = 0  # its earliest entry in the heap; 0: none
         self.entries = 0  # how many it has there
 
@@ -179,7 +179,8 @@ class Queues:
         self._scheduler = scheduler
         self._report = report
         self._by_id: dict[int, Queue] = {}
-        self._deadlines: list[tuple[int, int, Member]] = []
+        self._deadlines: list[tuple[int, int, Member]] = []  # of tokens: dates
+        self._graces: list[tuple[int, int, Member]] = []  # of old keys: monotonic
         self._order = 0
         self._stale = 0  # about how many of them belong to nobody any more
         self._leftover: list[Subscription] = []  # which the disk would not let go yet
@@ -229,8 +230,11 @@ class Queues:
     def bearer(self, token: bytes, now: int) -> Bearer:
         """Whoever a token speaks of, as far as access.epoch does not change; AuthError with the reason."""
         claims = self._tokens.verify(token, now)
-        identity, principal = self._access.subject(claims.subject)
+        identity, principal = self._subject(claims)
         return Bearer(token, claims, identity, principal, sha256(claims.key).digest())
+
+    def _subject(self, claims: Claims) -> tuple[str, Principal]:
+        return self._access.subject(claims.subject) if claims.subject else self._access.no_subject()
 
     def authorize(self, bearer: Bearer, id: int, permission: str, peer: str = "") -> Queue:
         """The queue of that number, if this bearer may do this there."""
@@ -260,7 +264,7 @@ class Queues:
     # -- making ----------------------------------------------------------------------------------------------------
 
     def create(self, bearer: Bearer, raw: bytes, flags: int, done: Done, peer: str = "") -> Queue:
-        """Bind the bearer's key to a topic, made if need be; done when that would survive a restart (perhaps within the
+        """Bind the bearer's key to a topic, made if need be; done when that is as durable as the topic (perhaps within the
         call). The same key again changes nothing; another key, and a number that another name has, are refused."""
         name = raw.decode("utf-8", "replace")
         self._require(bearer, "create" if self.options.require_create else "", name, peer)
@@ -469,13 +473,14 @@ class Queues:
         if queue.rotating:
             raise Busy(f"a key of topic {queue.topic.name!r} is just being changed", hint="try again in a moment")
         queue.key, queue.rotating = fresh, True
-        until = self._scheduler.now() + self.options.rotation_grace_us
+        until = self._scheduler.monotonic() + self.options.rotation_grace_us
         told = []
         for member in queue.members.values():
             if not member.grace:
                 member.grace = until
                 told.append(member)
-                self._watch(member)
+                self._order += 1
+                heapq.heappush(self._graces, (until, self._order, member))
         rotated = partial(self._rotated, queue, old, key, told, bearer, peer, done)
         if queue.making is None:
             self._store_key(queue, rotated, None)
@@ -524,9 +529,8 @@ class Queues:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def _deadline(self, member: Member) -> int:
-        """When the place ends unless something changes; 0: it does not."""
-        expires = member.bearer.claims.expires if self.options.expire_subscriptions else 0
-        return min(expires, member.grace) if expires and member.grace else expires or member.grace
+        """The date at which its token ends the place unless something changes; 0: it does not."""
+        return member.bearer.claims.expires if self.options.expire_subscriptions else 0
 
     def _watch(self, member: Member) -> None:
         """An entry in the heap that is no later than its deadline. Later deadlines are found when it comes up."""
@@ -545,7 +549,13 @@ class Queues:
             self._deadlines = [entry for entry in self._deadlines if _is_here(entry[2])]
             heapq.heapify(self._deadlines)
 
-    def tick(self, now: int) -> None:
+    def tick(self, now: int, monotonic: int) -> None:
+        while self._graces and self._graces[0][0] <= monotonic:
+            until, _, member = heapq.heappop(self._graces)
+            if member.grace == until and _is_here(member):
+                name = member.queue.topic.name
+                hint = "SUBSCRIBE with a token that has the new one"
+                self._end(member, WrongKey(f"the key of topic {name!r} was rotated", hint=hint))
         while self._deadlines and self._deadlines[0][0] <= now:  # ending a member may replace the list
             due, _, member = heapq.heappop(self._deadlines)
             member.entries -= 1
@@ -556,7 +566,7 @@ class Queues:
                 continue
             deadline = self._deadline(member)
             if deadline and deadline <= now:
-                self._end(member, _ending(member, now))
+                self._end(member, _expired(member))
             else:
                 self._watch(member)
         leftover, self._leftover = self._leftover, []
@@ -586,7 +596,7 @@ class Queues:
         if verify and (self.options.expire_subscriptions or not expires or now < expires):
             bearer = self.bearer(bearer.token, now)
         else:  # also of a token that has expired, where subscriptions may outlive theirs: then only the user counts
-            identity, principal = self._access.subject(bearer.claims.subject)
+            identity, principal = self._subject(bearer.claims)
             bearer = replace(bearer, identity=identity, principal=principal)
         self._require(bearer, "subscribe", member.queue.topic.name, "")
         member.bearer = bearer
@@ -606,10 +616,8 @@ def _extra(key: bytes, flags: int) -> dict[str, str]:
     return {EXTRA_KEY: key.hex(), EXTRA_FLAGS: str(flags)}
 
 
-def _ending(member: Member, now: int) -> QuintetError:
+def _expired(member: Member) -> QuintetError:
     name = member.queue.topic.name
-    if member.grace and member.grace <= now:
-        return WrongKey(f"the key of topic {name!r} was rotated", hint="SUBSCRIBE with a token that has the new one")
     return AuthError(f"the token of the subscription to {name!r} has expired", hint="SUBSCRIBE again with a fresh one")
 
 

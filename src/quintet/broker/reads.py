@@ -7,17 +7,19 @@ Who may read is decided before; groups and their positions are elsewhere.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from quintet.broker.filters import Filter
 from quintet.broker.seek import EVER, Seek
+from quintet.broker.slices import Slices, Steps
 from quintet.log.base import Fetched, Partition
 from quintet.model.batch import RecordBatch, Row
-from quintet.model.errors import OffsetNotFound
+from quintet.model.errors import OffsetNotFound, QuintetError
 
 READ_BYTES: Final = 1 << 20  # asked of the log at a time
 SCAN_RECORDS_MAX: Final = 1_000  # looked at by one filtered fetch
 SCAN_BYTES_MAX: Final = 4 << 20  # the same in bytes; a filter that costs more looks at less
+FETCH_BATCHES_MAX: Final = 5_000  # of one fetch: about 1 us each, however small they are
 
 # One record of a filtered fetch: (offset, key, value).
 Match = tuple[int, bytes | None, bytes | None]
@@ -75,7 +77,7 @@ class _Collector:
         self._batches: list[RecordBatch] = []
 
     def go(self) -> None:
-        while self._offset < self._visible and self._room_records > 0 and self._room_bytes > 0:
+        while self._offset < self._visible and self._has_room():
             size = min(self._room_bytes, READ_BYTES)
             found = self._partition.read(self._offset, size)
             if found is None:
@@ -84,6 +86,9 @@ class _Collector:
             if not self._take(found):
                 break
         self._done(self._batches, None)
+
+    def _has_room(self) -> bool:
+        return self._room_records > 0 and self._room_bytes > 0 and len(self._batches) < FETCH_BATCHES_MAX
 
     def _fetched(self, batches: list[RecordBatch], error: Exception | None) -> None:
         if error is not None and not self._batches:
@@ -96,7 +101,7 @@ class _Collector:
     def _take(self, batches: list[RecordBatch]) -> bool:
         """False: there is nothing sound up to the end."""
         for batch in batches:
-            if self._room_records <= 0 or self._room_bytes <= 0:
+            if not self._has_room():
                 break
             self._batches.append(batch)
             self._room_records -= batch.count - batch.index_of(self._offset)
@@ -107,30 +112,30 @@ class _Collector:
 
 def fetch(partition: Partition, offset: int, max_records: int, max_bytes: int, done: Fetched) -> None:
     """`done(batches, None)`: enough of them from `offset` on to hold max_records records or about max_bytes (at least
-    one batch, if there is one). The first may begin before `offset` and the last may hold more than was asked for: the
+    one batch, if there is one), but no more than FETCH_BATCHES_MAX. The first may begin before `offset` and the last may hold more than was asked for: the
     caller cuts. Past the end there are none; below the start it goes on at the start."""
     _Collector(partition, offset, max_records, max_bytes, done).go()
 
 
+class Patience(NamedTuple):
+    """Where a long search runs in slices, and whether its caller still waits for it."""
+
+    slices: Slices
+    wanted: Callable[[], bool] = lambda: True
+
+
 class _Scan:
-    """One filtered fetch under way."""
+    """One filtered fetch under way. A step looks at one record."""
 
     __slots__ = (
-        "_bytes",
-        "_done",
-        "_filter",
-        "_next",
-        "_now",
-        "_partition",
-        "_records",
-        "_rows",
-        "_visible",
+        "_bytes", "_done", "_filter", "_next", "_now", "_partition", "_patience", "_records", "_rows", "_visible",
         "_wanted",
-    )
+    )  # fmt: skip
 
     def __init__(
-        self, partition: Partition, offset: int, wanted: int, records: int, filter: Filter, now: int, done: Peeked
-    ) -> None:
+        self, partition: Partition, offset: int, wanted: int, records: int, filter: Filter, now: int, done: Peeked,
+        patience: Patience,
+    ) -> None:  # fmt: skip
         self._partition = partition
         self._visible = partition.visible
         self._next = max(offset, partition.start) if offset < self._visible else offset
@@ -140,17 +145,19 @@ class _Scan:
         self._filter = filter
         self._now = now
         self._done = done
+        self._patience = patience
         self._rows: list[Row] = []
 
     def go(self) -> None:
-        while self._open():
-            size = min(self._bytes, READ_BYTES)
-            found = self._partition.read(self._next, size)
-            if found is None:
-                self._partition.fetch(self._next, size, partial(self._fetched, self._visible))
-                return
-            self._look(found)
-        self._done(self._rows, self._next, None)
+        if not self._open():
+            self._done(self._rows, self._next, None)
+            return
+        size = min(self._bytes, READ_BYTES)
+        found = self._partition.read(self._next, size)
+        if found is None:
+            self._partition.fetch(self._next, size, partial(self._fetched, self._visible))
+        else:
+            self._search(found)
 
     def _open(self) -> bool:
         return self._next < self._visible and len(self._rows) < self._wanted and self._records > 0 and self._bytes > 0
@@ -161,10 +168,21 @@ class _Scan:
             return
         if not batches:  # nothing sound is left up to there
             self._next = visible
-        self._look(batches)
-        self.go()
+        self._search(batches)
 
-    def _look(self, batches: list[RecordBatch]) -> None:
+    def _search(self, batches: list[RecordBatch]) -> None:
+        try:
+            self._patience.slices.run(self._look(batches), self._looked, self._patience.wanted)
+        except QuintetError as refused:
+            self._looked(None, refused)
+
+    def _looked(self, _result: None, error: Exception | None) -> None:
+        if error is not None:
+            self._done(self._rows, self._next, error)
+        else:
+            self.go()
+
+    def _look(self, batches: list[RecordBatch]) -> Steps[None]:
         matches = self._filter.matches
         for batch in batches:
             first = batch.index_of(self._next)
@@ -182,7 +200,19 @@ class _Scan:
                 self._bytes -= size
                 if not (expiry and expiry <= self._now) and matches(key, value):
                     self._rows.append(row)
+                yield
             self._next = max(self._next, batch.next_offset)
+
+
+def ranges(offsets: list[int]) -> list[tuple[int, int]]:
+    """Rising offsets as ranges (first, last + 1): neighbours are one range."""
+    found: list[tuple[int, int]] = []
+    for offset in offsets:
+        if found and found[-1][1] == offset:
+            found[-1] = (found[-1][0], offset + 1)
+        else:
+            found.append((offset, offset + 1))
+    return found
 
 
 def fetch_filtered(
@@ -193,6 +223,7 @@ def fetch_filtered(
     filter: Filter,
     now: int,
     done: Scanned,
+    patience: Patience,
 ) -> None:
     """`done(rows, next_offset, None)`: up to max_records records that pass and have not expired, of the next
     scan_records_max (at most SCAN_RECORDS_MAX) records or SCAN_BYTES_MAX bytes; next_offset is the first one not looked
@@ -201,19 +232,20 @@ def fetch_filtered(
     def found(rows: list[Row], following: int, error: Exception | None) -> None:
         done([(row[0], row[2], row[3]) for row in rows], following, error)
 
-    _Scan(partition, offset, max_records, scan_records_max, filter, now, found).go()
+    _Scan(partition, offset, max_records, scan_records_max, filter, now, found, patience).go()
 
 
 def peek(
-    partition: Partition, offset: int, since_us: int, max_records: int, filter: Filter, now: int, done: Peeked
-) -> None:
+    partition: Partition, offset: int, since_us: int, max_records: int, filter: Filter, now: int, done: Peeked,
+    patience: Patience,
+) -> None:  # fmt: skip
     """As fetch_filtered, with whole rows; with `since_us` (not 0) from the first record that is not older on."""
 
     def begin(first: int, error: Exception | None) -> None:
         if error is not None:
             done([], offset, error)
         else:
-            _Scan(partition, max(offset, first), max_records, SCAN_RECORDS_MAX, filter, now, done).go()
+            _Scan(partition, max(offset, first), max_records, SCAN_RECORDS_MAX, filter, now, done, patience).go()
 
     if since_us:
         offset_for_time(partition, since_us, begin)

@@ -4,21 +4,26 @@ A subject is a name, usually a topic's. Its versions count 1, 2, 3 ...; a number
 delete. Each subject has a compatibility mode that a new version must satisfy against the latest one (compatibility.py).
 A version is seen by readers when it is durable, and not before.
 
+Compiling a definition and comparing two may take a tenth of a second: both are done in slices (slices.py), registrations
+one after the other, so that each is compared with the one before it.
+
 The table has two kinds of rows in one shape: (name, 0) is the subject, with its mode and the last number given out;
 (name, n) is version n. The subject's row is written first, so that a crash between the two skips a number, no more.
 """
 
 import re
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import msgspec
 
+from quintet.broker.slices import Slices, Steps, finish, in_order
 from quintet.broker.table import Table
 from quintet.broker.topics import check_name
-from quintet.broker.validators import Validator, clip, compile_schema
+from quintet.broker.validators import Validator, clip, compile_steps
 from quintet.model.errors import (
+    Busy,
     LimitExceeded,
     QuintetError,
     SchemaIncompatible,
@@ -32,6 +37,7 @@ SUBJECTS_MAX = 10_000
 VERSIONS_MAX = 1_000  # of one subject, at a time
 DEFINITIONS_BYTES_MAX = 64 * 1024 * 1024  # of all versions together: they are kept in memory
 COMPILED_MAX = 256  # validators kept ready
+REGISTRATIONS_MAX = 100  # waiting for those before them
 
 TYPES = {"json": "json", "avro": "avro", "protobuf": "protobuf", "proto": "protobuf"}
 MODES = ("backward", "forward", "full", "none")
@@ -84,14 +90,24 @@ Found = list[Schema]
 Registered = Callable[[Schema | None, Exception | None], None]
 Deleted = Callable[[int, Exception | None], None]  # how many versions were deleted
 Changed = Callable[[str, Exception | None], None]  # the mode
+Judged = Callable[[Reasons | None, Exception | None], None]
+Wanted = Callable[[], bool]
+_Registration = tuple[str, str, bytes, str | None, Registered, Wanted]
+
+
+def _always() -> bool:
+    return True
 
 
 class Schemas:
-    """The registry's verbs. What is refused is raised at once; `done` comes when the change is durable, or failed."""
+    """The registry's verbs. What is refused at once is raised; `done` comes when the change is durable, or failed. Nothing
+    is done any more for a caller whose `wanted` says no."""
 
-    def __init__(self, table: Table[SchemaRow]) -> None:
+    def __init__(self, table: Table[SchemaRow], slices: Slices) -> None:
         """`table` is loaded."""
         self._table = table
+        self._slices = slices
+        self._registrations: deque[_Registration] = deque()  # the first is under way
         self._subjects: dict[str, _Subject] = {}
         self._compiled: OrderedDict[tuple[str, int], Validator] = OrderedDict()
         self._bytes = 0
@@ -106,30 +122,53 @@ class Schemas:
 
     # -- changing --------------------------------------------------------------------------------------------------
 
-    def register(self, name: str, type: str, definition: bytes, compatibility: str | None, done: Registered) -> None:
+    def register(
+        self, name: str, type: str, definition: bytes, compatibility: str | None, done: Registered,
+        wanted: Wanted = _always,
+    ) -> None:  # fmt: skip
         """A new version, or the latest one if it has this very definition. A given mode is kept for the subject."""
         check_name(name.encode())
         kind = TYPES.get(type.lower())
         if kind is None:
             raise SchemaInvalid(clip(f"{type!r} is no type of schema; there are json, avro and protobuf"))
+        mode = None if compatibility is None else _mode(compatibility)
+        if len(self._registrations) >= REGISTRATIONS_MAX:
+            raise Busy(
+                f"{len(self._registrations)} registrations of schemas wait already", hint="try again in a moment"
+            )
+        self._registrations.append((name, kind, definition, mode, done, wanted))
+        if len(self._registrations) == 1:
+            self._next_registration()
+
+    def _next_registration(self) -> None:
+        name, kind, definition, mode, done, _ = self._registrations[0]
+        steps = self._register(name, kind, definition, mode, done)
+        try:
+            self._slices.run(steps, partial(self._prepared, done))
+        except QuintetError as refused:
+            self._prepared(done, None, refused)
+
+    def _prepared(self, done: Registered, _result: None, error: Exception | None) -> None:
+        """It is on its way to the disk, or was refused."""
+        self._registrations.popleft()
+        while self._registrations and not self._registrations[0][-1]():
+            self._registrations.popleft()
+        if self._registrations:
+            self._next_registration()
+        if error is not None:
+            done(None, error)
+
+    def _register(self, name: str, kind: str, definition: bytes, asked: str | None, done: Registered) -> Steps[None]:
         known = self._subjects.get(name)
-        mode = _mode(compatibility) if compatibility is not None else (known or _Subject()).compatibility
+        mode = asked or (known or _Subject()).compatibility
         latest = known.versions[max(known.versions)] if known is not None and known.versions else None
         if known is not None and latest is not None and (latest.type, latest.definition) == (kind, definition):
             self._register_again(known, latest, mode, done)
             return
-        validator = compile_schema(kind, definition)
+        validator = yield from compile_steps(kind, definition)
         if latest is not None:
-            from quintet.broker.compatibility import incompatibilities  # with it come three schema libraries
-
-            reasons = incompatibilities(mode, self._compile(latest), validator)
-            if reasons:
-                raise SchemaIncompatible(
-                    f"the new version of schema {name!r} is not {mode} compatible with version {latest.version}: "
-                    + "; ".join(reasons),
-                    reasons=tuple(reasons),
-                    hint="change the definition, or set the subject's compatibility to none",
-                )
+            yield from self._compare(name, mode, latest, validator)
+        known = self._subjects.get(name)  # versions may have been deleted meanwhile, none was added
         self._make_room(name, known, len(definition))
         subject = self._subjects.setdefault(name, _Subject())
         row = SchemaRow(name, subject.last + 1, kind, definition)
@@ -139,6 +178,19 @@ class Schemas:
         subject.versions[row.version] = row
         subject.waiting[row.version] = [done]
         self._bytes += len(definition)
+
+    def _compare(self, name: str, mode: str, latest: SchemaRow, validator: Validator) -> Steps[None]:
+        from quintet.broker.compatibility import incompatibility_steps  # with it come three schema libraries
+
+        before = yield from self._compile_steps(latest)
+        reasons = yield from incompatibility_steps(mode, before, validator)
+        if reasons:
+            raise SchemaIncompatible(
+                f"the new version of schema {name!r} is not {mode} compatible with version {latest.version}: "
+                + "; ".join(reasons),
+                reasons=tuple(reasons),
+                hint="change the definition, or set the subject's compatibility to none",
+            )
 
     def _register_again(self, subject: _Subject, latest: SchemaRow, mode: str, done: Registered) -> None:
         if mode != subject.compatibility:
@@ -210,13 +262,17 @@ class Schemas:
         return self._schema(self._row(name, version))
 
     def list(self, name: str | None = None) -> Found:
-        """All versions of a subject, or of all; by name, then version. An unknown subject has none."""
-        names = sorted(self._subjects) if name is None else [name] if name in self._subjects else []
-        return [
-            self._schema(self._subjects[each].versions[version])
-            for each in names
-            for version in sorted(self._subjects[each].durable())
-        ]
+        """As walk, all at once."""
+        return [schema for schema in self.walk(name) if schema is not None]
+
+    def walk(self, name: str | None = None) -> Iterator[Schema | None]:
+        """All versions of a subject, or of all; by name, then version. An unknown subject has none. None is a pause."""
+        for each in in_order(list(self._subjects) if name is None else [name], str):
+            subject = self._subjects.get(each or "")
+            for version in sorted(subject.durable()) if subject is not None else ():
+                row = subject.versions.get(version) if subject is not None else None
+                yield None if row is None else self._schema(row)
+            yield None
 
     def find(self, name_or_id: str) -> Schema:
         """By subject (its latest version), or by id ("orders-v2"). A subject that is itself called so comes first."""
@@ -226,9 +282,18 @@ class Schemas:
             return self.get(name_or_id)
         return self.get(match["name"], int(match["version"]))
 
+    def judge(self, name: str, version: int, message: bytes, done: Judged, wanted: Wanted = _always) -> None:
+        """`done(reasons, None)`, none if the message is valid; within the call unless the schema must be compiled first and
+        is a large one."""
+        self._slices.run(self._judge(self._row(name, version), message), done, wanted)
+
+    def _judge(self, row: SchemaRow, message: bytes) -> Steps[Reasons]:
+        validator = yield from self._compile_steps(row)
+        return validator.check(message)
+
     def validate(self, name: str, version: int, message: bytes) -> Reasons:
-        """The reasons against a message, none if it is valid."""
-        return self._compile(self._row(name, version)).check(message)
+        """As judge, at once."""
+        return finish(self._judge(self._row(name, version), message))
 
     def require(self, name_or_id: str, message: bytes) -> Schema:
         """The schema that this message fits; SchemaRejected with the reasons if it does not."""
@@ -260,11 +325,12 @@ class Schemas:
         mode = self._subjects[row.name].compatibility
         return Schema(row.name, f"{row.name}-v{row.version}", row.version, row.type, row.definition, mode)
 
-    def _compile(self, row: SchemaRow) -> Validator:
+    def _compile_steps(self, row: SchemaRow) -> Steps[Validator]:
         key = (row.name, row.version)
         found = self._compiled.get(key)
         if found is None:
-            found = self._compiled[key] = compile_schema(row.type, row.definition)
+            found = yield from compile_steps(row.type, row.definition)
+            self._compiled[key] = found
             if len(self._compiled) > COMPILED_MAX:
                 self._compiled.popitem(last=False)
         else:

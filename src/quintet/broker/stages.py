@@ -32,6 +32,7 @@ from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topics
 from quintet.log.base import Stage
 from quintet.log.base import Stages as Files
+from quintet.model.clocks import since
 from quintet.model.errors import (
     BadName,
     BadRequest,
@@ -95,10 +96,11 @@ class Stages:
         self._entropy = entropy
         self._open: dict[str, Stage] = {}
         self._sealed: dict[str, Stage] = {}
+        self._since: dict[str, int] = {}  # of both, when it was opened, by the monotonic clock
         self._sealed_bytes: Counter[str] = Counter()  # by owner, as the next two
         self._sealed_parts: Counter[str] = Counter()
         self._count: Counter[str] = Counter()
-        self._writers: dict[str, dict[str, int]] = {}  # of each owner, the one that committed nothing for longest first
+        self._writers: dict[str, dict[str, int]] = {}  # of each owner, since when each commits nothing: longest first
         self._swept = 0
         self._unswept: list[str] = []
         self.committed = self.repeated = 0
@@ -107,11 +109,13 @@ class Stages:
 
     def load(self) -> None:
         """Find what was sealed before the last stop."""
+        now, monotonic = self._scheduler.now(), self._scheduler.monotonic()
         for stage in self._files.load():
             self._count[stage.owner] += 1
+            self._since[stage.id] = since(stage.created, now, monotonic, STAGE_KEEP_US)
             self._seal(stage)
         for row in sorted(self._table, key=lambda row: row.at):
-            self._writers.setdefault(row.owner, {})[row.writer] = row.at
+            self._writers.setdefault(row.owner, {})[row.writer] = since(row.at, now, monotonic, FENCE_KEEP_US)
 
     def __len__(self) -> int:
         return len(self._open) + len(self._sealed)
@@ -129,6 +133,7 @@ class Stages:
         self._check_owner(owner)
         stage = self._files.open(self._entropy(STAGE_ID_BYTES).hex(), owner, writer, epoch)
         self._open[stage.id] = stage
+        self._since[stage.id] = self._scheduler.monotonic()
         self._count[owner] += 1
         return stage
 
@@ -173,6 +178,7 @@ class Stages:
                 stage = self._open.pop(id, None)
             if stage is not None:
                 self._count[stage.owner] -= 1
+                del self._since[id]
                 gone.append(id)
         if gone:
             self._files.remove(gone)
@@ -276,7 +282,7 @@ class Stages:
         if len(writers) < FENCES_OF_OWNER_MAX:
             return
         idle, at = next(iter(writers.items()))
-        if self._scheduler.now() - at < FENCE_KEEP_US:
+        if self._scheduler.monotonic() - at < FENCE_KEEP_US:
             raise LimitExceeded(
                 f"{FENCES_OF_OWNER_MAX} writers of {owner} have committed batches, the most that are kept apart",
                 hint="use the checkpoints that are there, or another user",
@@ -324,31 +330,30 @@ class Stages:
         epochs = dict(row.epochs if row is not None else ())
         epochs[epoch] = rows
         kept = tuple(sorted(epochs.items())[-EPOCHS_KEPT:])
-        now = self._scheduler.now()
-        self._table.put(_key(owner, writer), FenceRow(owner, writer, kept, now), done)
+        self._table.put(_key(owner, writer), FenceRow(owner, writer, kept, self._scheduler.now()), done)
         writers = self._writers.setdefault(owner, {})
         writers.pop(writer, None)
-        writers[writer] = now
+        writers[writer] = self._scheduler.monotonic()
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """Throw away what nobody will commit. Called about every 50 ms."""
-        if 0 <= now - self._swept < SWEEP_EVERY_US:
+        if monotonic - self._swept < SWEEP_EVERY_US:
             return
-        self._swept = now
+        self._swept = monotonic
         self._unswept = self._unswept or list(self._sealed)
         looked, self._unswept = self._unswept[:SWEPT_AT_ONCE_MAX], self._unswept[SWEPT_AT_ONCE_MAX:]
         stages = [stage for id in looked if (stage := self._sealed.get(id)) is not None]
-        gone = [stage.id for stage in stages if self._abandoned(stage, now)]
-        late = [stage.id for stage in self._open.values() if now - stage.created > STAGE_KEEP_US]
+        gone = [stage.id for stage in stages if self._abandoned(stage, monotonic)]
+        late = [stage.id for stage in self._open.values() if monotonic - self._since[stage.id] > STAGE_KEEP_US]
         self._drop(gone + late)
 
-    def _abandoned(self, stage: Stage, now: int) -> bool:
+    def _abandoned(self, stage: Stage, monotonic: int) -> bool:
         if self._intents.needs(stage.id):
             return False
         passed = stage.epoch != ONCE and stage.epoch <= self.fence(stage.owner, stage.writer)
-        return passed or now - stage.created > STAGE_KEEP_US
+        return passed or monotonic - self._since[stage.id] > STAGE_KEEP_US
 
 
 def _check_names(writer: str, epoch: int) -> None:

@@ -120,6 +120,10 @@ class Subscriptions:
         return self._delivered_by_removed + sum(s.delivered for s in self._by_id.values())
 
     @property
+    def push_timeout_us(self) -> int:
+        return self._policy.push_timeout_us
+
+    @property
     def in_flight_max(self) -> int:
         """Of one partition of a subscription, unless its reader wants another."""
         return self._policy.in_flight_max
@@ -138,11 +142,18 @@ class Subscriptions:
                 lane = Lane(partition, partition.visible)
                 if number < len(row.lanes) and not topic.in_memory:
                     saved = row.lanes[number]
+                    if saved.position > partition.visible and topic.spec.durability == "fsync":
+                        self._beyond_end(row, number, saved.position, partition.visible)
                     lane.restore(min(saved.position, partition.visible), saved.pending)
                 lanes.append(lane)
             # Its idle time starts again with the broker.
             self._open(row.id, row.owner, topic, row.qos, lanes, row.door, row.name)
             self._last_id = max(self._last_id, row.id)
+
+    def _beyond_end(self, row: SubscriptionRow, partition: int, position: int, end: int) -> None:
+        """Of what is always synced first nothing can be missing: it was lost, or the topic's folder is an older one."""
+        fields = {"subscription": row.id, "topic": row.topic, "partition": partition, "from": position, "to": end}
+        self._report("subscription_beyond_end", fields)
 
     def create(
         self,
@@ -245,6 +256,7 @@ class Subscriptions:
             lanes,
             policy,
             self._scheduler.now,
+            self._scheduler.monotonic,
             self._changed,
             door=door,
             who=who,
@@ -293,13 +305,13 @@ class Subscriptions:
         self._dirty.append(subscription)
         self._timed.add(subscription)
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """Redeliver what is due, bury what is dead, save what changed. Called about every 50 ms."""
         for subscription in list(self._timed):
             deadline = subscription.next_deadline()
-            if deadline is not None and deadline <= now:
+            if deadline is not None and deadline <= monotonic:
                 self.redelivered += 1
-                subscription.expire(now)
+                subscription.expire(monotonic)
             if subscription.failed:
                 subscription.read_again()
             dead = subscription.collect_dead()
@@ -307,10 +319,10 @@ class Subscriptions:
                 self._bury(subscription, lane, offsets)
             if deadline is None and not dead and not subscription.dirty and not subscription.failed:
                 self._timed.discard(subscription)
-        if not 0 <= now - self._saved_at < SAVE_EVERY_US:  # below 0: the clock was set back
-            self._saved_at = now
+        if monotonic - self._saved_at >= SAVE_EVERY_US:
+            self._saved_at = monotonic
             self.save()
-            self._drop_idle(now)
+            self._drop_idle(monotonic)
 
     def save(self) -> None:
         """Append the state of every subscription that changed."""
@@ -339,12 +351,12 @@ class Subscriptions:
                 subscription.dirty = True
                 self._changed(subscription)
 
-    def _drop_idle(self, now: int) -> None:
-        if not self._idle_us or 0 <= now - self._idle_checked_at < IDLE_CHECK_EVERY_US:
+    def _drop_idle(self, monotonic: int) -> None:
+        if not self._idle_us or monotonic - self._idle_checked_at < IDLE_CHECK_EVERY_US:
             return
-        self._idle_checked_at = now
+        self._idle_checked_at = monotonic
         for subscription in list(self._by_id.values()):
-            idle = subscription.sink is None and now - subscription.last_used > self._idle_us
+            idle = subscription.sink is None and monotonic - subscription.last_used > self._idle_us
             if idle and subscription.owner not in (KEPT_OWNER, MAILBOX_OWNER):
                 self._report("subscription_expired", {"subscription": subscription.id, "owner": subscription.owner,
                                                       "backlog": subscription.backlog()})  # fmt: skip

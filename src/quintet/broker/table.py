@@ -1,11 +1,11 @@
 """From a verb to a durable fact and back: a keyed internal topic folded into a dict (decision D4).
 
 `put` and `delete` append to the topic and change the dict at once; `done` is called when the change is durable, or with
-the error after it was taken back. At start `load` folds what the log holds. Compaction keeps the topic as small as the
-dict.
+the error after it was taken back. At start `load` folds what the log holds, and refuses if anything of it is lost: without
+the last row of a key the one before it would count again (ADR 15). Compaction keeps the topic as small as the dict.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -28,10 +28,12 @@ class Table(Generic[T]):
     def __init__(self, log: Log, topic_id: int, name: str, kind: type[T], *, packed: bool = False) -> None:
         spec = TopicSpec(id=topic_id, name=name, compact=True, segment_bytes=TABLE_SEGMENT_BYTES)
         self.name = name
+        self._log = log
         self._partition: Partition = log.open_topic(spec)[0]
         self._decode: Callable[[bytes], T] = (msgspec.msgpack if packed else msgspec.json).Decoder(kind).decode
         self._encode: Callable[[T], bytes] = (msgspec.msgpack if packed else msgspec.json).Encoder().encode
         self._rows: dict[bytes, T] = {}
+        self._deleted: set[bytes] = set()
 
     @property
     def partition(self) -> Partition:
@@ -39,7 +41,7 @@ class Table(Generic[T]):
         return self._partition
 
     def load(self) -> None:
-        """Fold the whole topic. Blocks: only used at start."""
+        """Fold the whole topic. Blocks: only used at start. Raises TableDamaged."""
         offset = self._partition.start
         while offset < self._partition.visible:
             batches = self._partition.read_now(offset)
@@ -49,11 +51,18 @@ class Table(Generic[T]):
                 for _, _, key, value, _, _, _ in batch.rows():
                     self._fold(key or b"", value)
                 offset = batch.next_offset
+        self._log.check_sound(self._partition.topic_id, f"table {self.name}")
+
+    def deleted(self) -> set[bytes]:
+        """Keys whose last row said that they are gone, as far as `load` found one; for the rest of the start only."""
+        return self._deleted
 
     def _fold(self, key: bytes, value: bytes | None) -> None:
         if value is None:
             self._rows.pop(key, None)
+            self._deleted.add(key)
             return
+        self._deleted.discard(key)
         try:
             self._rows[key] = self._decode(value)
         except msgspec.DecodeError as error:
@@ -64,6 +73,20 @@ class Table(Generic[T]):
 
     def delete(self, key: bytes, done: Done | None = None) -> None:
         self._append(key, None, None, done)
+
+    def delete_many(self, keys: Sequence[bytes], done: Done) -> None:
+        """All of them in one batch, in this order."""
+        batch = kernel.build([None] * len(keys), list(keys), origin=b"quintet:broker")
+        before = {key: self._rows[key] for key in keys if key in self._rows}
+
+        def appended(_offset: int, error: Exception | None) -> None:
+            if error is not None:
+                self._rows = before | self._rows  # what was written again meanwhile stays
+            done(error)
+
+        self._partition.append(batch, appended)
+        for key in keys:
+            self._rows.pop(key, None)
 
     def _append(self, key: bytes, value: bytes | None, row: T | None, done: Done | None) -> None:
         batch = kernel.build([value], [key], origin=b"quintet:broker")

@@ -99,7 +99,7 @@ class Tenants:
 
     # -- what is published -----------------------------------------------------------------------------------------
 
-    def published(self, tenant: str, size: int, now: int) -> int:
+    def published(self, tenant: str, size: int, monotonic: int) -> int:
         """So many bytes were published (0: who only asks): for how many microseconds nothing more should be taken from this
         tenant."""
         quota = self._quotas.get(tenant)
@@ -110,9 +110,9 @@ class Tenants:
             return 0
         bucket = self._buckets.get(tenant)
         if bucket is None:
-            bucket = self._buckets[tenant] = Bucket(quota.publish_bytes_per_second, now)
-        bucket.take(size, now)
-        return bucket.wait(now)
+            bucket = self._buckets[tenant] = Bucket(quota.publish_bytes_per_second, monotonic)
+        bucket.take(size, monotonic)
+        return bucket.wait(monotonic)
 
 
 def _less(counter: Counter[str], tenant: str) -> None:

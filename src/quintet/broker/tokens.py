@@ -11,9 +11,9 @@ run in this order, and each needs the one before:
 
 The header is read with no key in sight, and its `alg` only chooses among the algorithms of the configuration. `kid` is
 ignored: it never leads to a key, a file or an address. Claims are read after the signature is known to be right. A time
-is a whole number of seconds: RFC 7519 would allow a fraction, but a float is where texts, infinities and rounding get
-in, and issuers that write seconds lose nothing. A claim that is not named above is ignored; `iss` and `aud` are looked
-at when the configuration names them.
+is a number of seconds, also with a fraction (RFC 7519, 2); what is no finite number is no JSON here. `sub` may be missing: the
+document of Fast only shows it in examples. A claim that is not named above is ignored; `iss` and `aud` are looked at when
+the configuration names them.
 
 RFC 8725 wants one algorithm for a key: that is the default, and listing several is the operator's choice. The clock is
 a parameter. Nothing here logs, and no error repeats a part of a token.
@@ -65,7 +65,7 @@ def refuse(rule: str) -> NoReturn:
 class Claims:
     """What a token that was accepted says. Times are microseconds since 1970, 0 for none; the leeway is in them."""
 
-    subject: str
+    subject: str  # "": it names nobody
     key: bytes
     permissions: frozenset[str]
     expires: int = 0  # from here on it is refused
@@ -172,7 +172,7 @@ def check_header(header: Mapping[str, Any], algorithms: tuple[str, ...]) -> str:
 
 def check_claims(claims: Mapping[str, Any], options: TokenOptions, now: int) -> Claims:
     """The claims, if they follow the rules at `now`; the signature is not looked at here."""
-    subject = jose.subject(claims.get("sub"))
+    subject = jose.subject(claims["sub"]) if "sub" in claims else ""
     key = _queue_key(claims.get("queue_key"))
     permissions = _permissions(claims.get("permissions", ()))
     expires, not_before, _ = jose.seconds(claims, "exp"), jose.seconds(claims, "nbf"), jose.seconds(claims, "iat")

@@ -9,7 +9,8 @@ alone. Doors may read it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -17,13 +18,15 @@ from typing import Any, NoReturn
 import msgspec
 
 from quintet.broker.access import INTERNAL_PREFIX
+from quintet.broker.passwords import Entropy
 from quintet.broker.table import Table
 from quintet.delivery.subscription import Subscription
-from quintet.log.base import Appended, Durability, Log, Partition, TopicSpec
+from quintet.log.base import Appended, Durability, Log, Partition, TopicFiles, TopicSpec
 from quintet.model import limits
 from quintet.model.errors import (
     BadName,
     BadRequest,
+    DataDirError,
     Forbidden,
     LimitExceeded,
     PartitionNotFound,
@@ -42,6 +45,8 @@ CACHE_PREFIX = "cache/"
 CACHE_SLASHES = 3  # cache/TENANT/NAMESPACE/NAME
 CACHE_SEGMENT_BYTES = 4 << 20  # compaction begins with the second segment: a cache of few keys stays small on disk
 CACHE_TOMBSTONE_US = 3600 * 1_000_000  # for readers to see what was deleted
+LOST_SHOWN_MAX = 5  # topics named by a start that is refused
+IDENTITY_BYTES = 16  # of chance in a topic's identity, written as twice as many hexadecimal digits
 STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
 
 
@@ -57,6 +62,7 @@ class TopicRow(msgspec.Struct, frozen=True):
     compact: bool
     segment_bytes: int
     extra: dict[str, str] = {}
+    identity: str = ""  # "": a row from before topics had one
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,22 +295,51 @@ class CacheTopic(Topic):
 class Topics:
     """All topics by name."""
 
-    def __init__(self, log: Log, table: Table[TopicRow], policy: TopicPolicy) -> None:
+    def __init__(self, log: Log, table: Table[TopicRow], policy: TopicPolicy, entropy: Entropy) -> None:
         self._log = log
         self._table = table
         self._policy = policy
+        self._entropy = entropy
         self._by_name: dict[bytes, Topic] = {}
         self._of_tenant: Counter[str] = Counter()
         self._last_id = max(limits.TOPIC_ID_FIRST_USER - 1, log.last_topic_id)
 
     def load(self) -> None:
-        """Open every topic that `__topics` knows."""
-        for row in self._table:
+        """Open every topic that `__topics` knows. One from before topics had an identity gets it now."""
+        for row in list(self._table):
+            if not row.identity:
+                row = msgspec.structs.replace(row, identity=self._new_identity())
+                with suppress(StorageError):  # a full disk: it has this one until the next start
+                    self._table.put(row.name.encode(), row)
             spec = TopicSpec(**msgspec.structs.asdict(row), memory_bytes=self._policy.rule_for(row.name).memory_bytes)
             if _is_cache(spec):
                 spec = replace(spec, tombstone_us=CACHE_TOMBSTONE_US)
             self._last_id = max(self._last_id, row.id)
             self._enter(self._open(spec, ready=True))
+
+    def check_sound(self, topic: Topic) -> None:
+        """Raise TableDamaged if something of a topic that is folded by its keys is lost."""
+        self._log.check_sound(topic.spec.id, f"topic {topic.name!r}")
+
+    def check_folders(self, report: Callable[[str, dict[str, object]], None]) -> None:
+        """After `load`: what deletions left is removed. A folder whose row is lost is DataDirError: the next use of its name
+        would make another topic."""
+        ids = {topic.raw: topic.spec.id for topic in self._by_name.values()}
+        lost, left = folders_without_row(self._log, ids, self._table.deleted())
+        if lost:
+            names = [f"{found.name!a} (number {id})" for id, found in lost.items()]
+            shown = ", ".join(names[:LOST_SHOWN_MAX]) + (", ..." if len(names) > LOST_SHOWN_MAX else "")
+            report("topics_without_row", {"topics": len(names), "shown": shown})
+            raise DataDirError(
+                f"{len(names)} topics have files and no row in __topics, which was lost or is older than they are: {shown}",
+                hint="restore __topics, or see what can be made again with `quintet log repair DIR`",
+            )
+        for id in left:
+            report("deletion_finished", {"topic_id": id})
+            self._log.delete_topic(id)
+
+    def _new_identity(self) -> str:
+        return self._entropy(IDENTITY_BYTES).hex()
 
     def _open(self, spec: TopicSpec, ready: bool) -> Topic:
         kind = CacheTopic if _is_cache(spec) else Topic
@@ -500,6 +535,7 @@ class Topics:
             compact=rule.compact and not name.startswith(CACHE_PREFIX),  # dead letters of a cache are no cache
             segment_bytes=rule.segment_bytes,
             memory_bytes=rule.memory_bytes,
+            identity=self._new_identity(),
         )
         spec = replace(spec, **(changes or {}))
         topic = self._open(spec, ready=spec.durability == "memory")
@@ -521,14 +557,39 @@ class Topics:
         topic.release(error)
 
 
+def folders_without_row(
+    log: Log, ids: Mapping[bytes, int], deleted: Collection[bytes]
+) -> tuple[dict[int, TopicFiles], list[int]]:
+    """Topics that have files and no row: those whose row must be lost; and what deletions left behind when the power went,
+    which is told by a tombstone, a later topic of that name, an anchor, or that there is nothing in them."""
+    lost: dict[int, TopicFiles] = {}
+    left: list[int] = []
+    known = set(ids.values())
+    for id in log.topic_ids():
+        if id < limits.TOPIC_ID_FIRST_USER or id in known:
+            continue
+        found = log.files_of(id)
+        raw = found.name.encode() if found is not None else b""
+        if found is None or log.was_deleted(id) or (raw and (raw in deleted or ids.get(raw, 0) > id)):
+            left.append(id)
+        else:
+            lost[id] = found
+    return lost, left
+
+
+def text_of(raw: bytes) -> str:
+    """A name as a client sent it, as text; BadName if it is none. Doors hand over the very bytes."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadName(f"a topic name is UTF-8, this one is not at byte {error.start}") from None
+
+
 def check_name(raw: bytes) -> str:
     """A topic name as text, or BadName with the reason. `__` names are the broker's own."""
     if not raw or len(raw) > limits.TOPIC_NAME_BYTES_MAX:
         raise BadName(f"a topic name has 1 to {limits.TOPIC_NAME_BYTES_MAX} bytes, this one has {len(raw)}")
-    try:
-        name = raw.decode()
-    except UnicodeDecodeError as error:
-        raise BadName("a topic name is UTF-8") from error
+    name = text_of(raw)
     if "\0" in name:
         raise BadName("a topic name has no NUL byte")
     if name.startswith(INTERNAL_PREFIX):
@@ -550,7 +611,12 @@ def refuse_cache(name: str) -> NoReturn:
 
 def _is_cache(spec: TopicSpec) -> bool:
     """Not one of three or five parts that is older than caches are."""
-    return spec.compact and spec.name.startswith(CACHE_PREFIX) and spec.name.count("/") == CACHE_SLASHES
+    return spec.compact and is_cache_name(spec.name)
+
+
+def is_cache_name(name: str) -> bool:
+    """Is it cache/TENANT/NAMESPACE/NAME?"""
+    return name.startswith(CACHE_PREFIX) and name.count("/") == CACHE_SLASHES
 
 
 def _tenant_of(name: str) -> str:

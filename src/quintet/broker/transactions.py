@@ -118,9 +118,9 @@ class Transactions:
                 f"{owner} has {limits.open_max} open transactions, the most one may have",
                 hint="commit or roll back one of them",
             )
-        now = self._scheduler.now()
+        monotonic = self._scheduler.monotonic()
         id = f"txn-{self._entropy(TXN_ID_BYTES).hex()}"
-        transaction = Transaction(id, owner, name, now, now + (timeout_us or limits.timeout_us))
+        transaction = Transaction(id, owner, name, monotonic, monotonic + (timeout_us or limits.timeout_us))
         self._by_id[id] = transaction
         self._open[owner] = self._open.get(owner, 0) + 1
         if name:
@@ -235,7 +235,7 @@ class Transactions:
         else:  # as far as is known nothing was written: it is open again, and may be committed again
             transaction.state = OPEN
             transaction.doubtful |= isinstance(error, StorageError) and not isinstance(error, StorageFull)
-            transaction.deadline = max(transaction.deadline, self._scheduler.now() + self._limits.timeout_us)
+            transaction.deadline = max(transaction.deadline, self._scheduler.monotonic() + self._limits.timeout_us)
         for done in waiters:
             done(error)
 
@@ -249,9 +249,9 @@ class Transactions:
             )
         self._end(transaction, "rolled back")
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """Roll back what took too long. Called about every 50 ms."""
-        late = [t for t in self._by_id.values() if t.deadline <= now and t.state is OPEN] if self._by_id else ()
+        late = [t for t in self._by_id.values() if t.deadline <= monotonic and t.state is OPEN] if self._by_id else ()
         for transaction in late:
             self._end(transaction, f"timed out after {(transaction.deadline - transaction.began) // 1_000_000} s")
 

@@ -8,12 +8,12 @@ administrators away.
     verb -> (hash the password, elsewhere) -> queue of changes -> check, write, live -> durable: done(result, None)
                                                                                     -> refused: taken back, done(None, error)
 
-Who is not known, or disabled, is checked against a hash nobody has the password of, so the time of an answer tells
-nothing. Passwords and hashes are in no repr, no log and no error.
+Who is not known, or disabled, costs the same hashes (logins.py), so the time of an answer tells nothing. Passwords and
+hashes are in no repr, no log and no error.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -32,7 +32,9 @@ from quintet.broker.access import (
     user_identity,
 )
 from quintet.broker.audit import Audit, Result
-from quintet.broker.passwords import NOBODY_HASH, Entropy, Hashing
+from quintet.broker.logins import Logins
+from quintet.broker.passwords import HASH_COSTS_MAX, NOBODY_HASH, Entropy, Hashing, costs_of
+from quintet.broker.slices import in_order
 from quintet.broker.table import Table
 from quintet.log.base import Log
 from quintet.model import limits
@@ -151,6 +153,7 @@ class Users:
         self._audit = audit
         self._password_bytes_min = password_bytes_min
         self._hashing = Hashing(scheduler, entropy)
+        self._logins = Logins(self._hashing, scheduler, entropy)
         self._table = Table(log, *USERS_TABLE, UserRow)
         self._acls = Table(log, *ACLS_TABLE, AclRow)
         self._twins: dict[str, str] = {}
@@ -174,17 +177,21 @@ class Users:
 
     # -- who -------------------------------------------------------------------------------------------------------
 
-    def authenticate_password(self, name: str, password: bytes, done: Told, *, peer: str = "") -> None:
-        """done((identity, principal), None), or done(None, AuthError or Busy)."""
+    def authenticate_password(self, name: str, password: bytes, done: Told, *, peer: str = "") -> Callable[[], None]:
+        """done((identity, principal), None), or done(None, AuthError or Busy). What is returned gives up, for a connection
+        that has gone: then `done` is not called any more."""
         row = self._find(name)
         if row is None or not row.enabled or not 1 <= len(password) <= limits.PASSWORD_BYTES_MAX:
-            row, password = None, b"nobody"
+            row = None
         told = partial(self._authenticated, name, row, peer, done)
+        version, stored = (row.version, row.hash) if row is not None else (0, "")
         try:
-            self._hashing.verify(NOBODY_HASH if row is None else row.hash, password, told)
+            clean = row.name if row is not None else name
+            return self._logins.verify(clean, version, stored, password[: limits.PASSWORD_BYTES_MAX], told)
         except Busy as error:
             self._audit.record("auth.failure", name, "", "failure", peer, "login", reason="busy")
             self._scheduler.soon(partial(done, None, error))
+            return lambda: None
 
     def _authenticated(
         self, name: str, row: UserRow | None, peer: str, done: Told, result: bool | BaseException
@@ -211,15 +218,24 @@ class Users:
         return None if row is None else row.created_us
 
     def list(self) -> Sequence[UserInfo]:
-        return [self._info(row) for row in sorted(self._table, key=lambda row: row.name) if not row.gone]
+        return [info for info in self.walk() if info is not None]
+
+    def walk(self) -> Iterator[UserInfo | None]:
+        """All users by name; None is a pause."""
+        for row in in_order(tuple(self._table), lambda row: row.name):
+            yield None if row is None or row.gone else self._info(row)
 
     def acl_get(self, pattern: str) -> Acl | None:
         row = self._acls.get(pattern.encode("utf-8", "replace"))
         return None if row is None else Acl(row.pattern, row.public, row.users, row.roles)
 
     def acl_list(self) -> Sequence[Acl]:
-        rows = sorted(self._acls, key=lambda row: row.pattern)
-        return [Acl(row.pattern, row.public, row.users, row.roles) for row in rows]
+        return [acl for acl in self.acl_walk() if acl is not None]
+
+    def acl_walk(self) -> Iterator[Acl | None]:
+        """All access rules by pattern; None is a pause."""
+        for row in in_order(tuple(self._acls), lambda row: row.pattern):
+            yield None if row is None else Acl(row.pattern, row.public, row.users, row.roles)
 
     def roles(self) -> Sequence[Role]:
         return self._access.roles()
@@ -363,6 +379,11 @@ class Users:
                 wanted[self._check_configured(user)] = user
             if len({twin_key(name) for name in wanted}) < len(users):
                 raise UserExists("two configured users have the same name, or names that look the same")
+            if len({costs_of(user.password_hash) for user in users}) > HASH_COSTS_MAX:
+                raise BadRequest(
+                    f"the hashes of the configured users have more than {HASH_COSTS_MAX} different costs (m, t, p)",
+                    hint="each login pays for all of them: hash the passwords again with the same costs",
+                )
         except QuintetError as error:
             refused = error
         if refused is not None:
@@ -546,8 +567,9 @@ class Users:
         return self._put(UserRow(row.name, "", (), False, row.version, row.created_us, now, gone=True), finish)
 
     def _follow_user(self, name: str) -> None:
-        """Access and twins say what the table says."""
+        """Access, logins and twins say what the table says."""
         row = self._table.get(name.encode())
+        self._logins.follow(name, row.hash if row is not None and row.enabled and not row.gone else "")
         if row is not None and not row.gone:
             self._twins[twin_key(name)] = name
         elif self._twins.get(twin_key(name)) == name:

@@ -7,14 +7,18 @@ definition names.
 """
 
 import json
-import re
 from collections.abc import Callable
 from typing import Protocol
 
+from quintet import kernel
+from quintet.broker.slices import Steps, finish
 from quintet.model.errors import SchemaInvalid
 
 DEFINITION_BYTES_MAX = 256 * 1024
 DEFINITION_DEPTH_MAX = 64  # nested objects and arrays of a JSON or Avro definition
+DEFINITION_VALUES_MAX = 10_000  # in a JSON or Avro definition: strings, numbers, literals, objects and arrays
+MESSAGE_BYTES_MAX = 1024 * 1024  # of a message that is checked
+MESSAGE_VALUES_MAX = 10_000  # in a message that is checked, empty ones included; up to 1 us each
 MESSAGE_DEPTH_MAX = 32  # nested objects and arrays of a JSON message, nested records of an Avro message
 REASONS_MAX = 10  # per message or comparison
 REASON_CHARS_MAX = 200
@@ -22,26 +26,39 @@ PATH_CHARS_MAX = 80  # of the names that lead to a field, in a reason
 
 
 class Validator(Protocol):
-    """A compiled definition. `check` gives the reasons against a message, none if it is valid; it never raises."""
+    """A compiled definition. `check` gives the reasons against a message, none if it is valid; it never raises, and takes
+    some milliseconds at most: what would take longer is refused, with that reason."""
 
     def check(self, message: bytes) -> list[str]: ...
 
 
 def compile_schema(type: str, definition: bytes) -> Validator:
     """The validator of a definition; SchemaInvalid with the reason if it is not a schema of that type."""
+    return finish(compile_steps(type, definition))
+
+
+def compile_steps(type: str, definition: bytes) -> Steps[Validator]:
+    """As compile_schema, a few milliseconds at a time."""
     from quintet.broker import avro, json_schema, protobuf
 
-    makers: dict[str, Callable[[bytes], Validator]] = {
-        "json": json_schema.JsonSchema,
-        "avro": avro.AvroSchema,
-        "protobuf": protobuf.ProtobufSchema,
+    makers: dict[str, Callable[[bytes], Steps[Validator]]] = {
+        "json": json_schema.compile_steps,
+        "avro": avro.compile_steps,
+        "protobuf": protobuf.compile_steps,
     }
     if len(definition) > DEFINITION_BYTES_MAX:
         raise SchemaInvalid(
             f"the definition has {len(definition)} bytes, the limit is {DEFINITION_BYTES_MAX}",
             hint="split the schema, or remove what is only documentation",
         )
-    return makers[type](definition)
+    return (yield from makers[type](definition))
+
+
+def too_large(message: bytes) -> list[str]:
+    """The reason against a message that has too many bytes to be checked."""
+    if len(message) <= MESSAGE_BYTES_MAX:
+        return []
+    return [f"the message has {len(message)} bytes, a schema check takes {MESSAGE_BYTES_MAX}"]
 
 
 def clip(text: str) -> str:
@@ -89,21 +106,21 @@ def _constant(text: str) -> object:
     raise NotStrictJson(f"{text} is not JSON")
 
 
-# Possessive, and an open string runs to the end of the text: each character is looked at once, whatever the text is.
-_STRUCTURE = re.compile(r'[\[\]{}]|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _DECODER = json.JSONDecoder(object_pairs_hook=_members, parse_float=_float, parse_constant=_constant)
 
 
-def read_json(data: bytes, depth_max: int) -> object:
-    """JSON in UTF-8: no duplicate keys, no NaN, no infinity, no lone surrogates, no more nesting than `depth_max`."""
+def read_json(data: bytes, depth_max: int, values_max: int) -> object:
+    """JSON in UTF-8: no duplicate keys, no NaN, no infinity, no lone surrogates, no more nesting than `depth_max` and no
+    more values than `values_max`. Both are counted by the kernel, before the parser makes an object of each."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise NotStrictJson(f"not UTF-8 at byte {error.start}") from error
-    # Brackets inside strings make this count too high, never too low: only then is the value itself looked at.
-    may_be_deep = data.count(b"[") + data.count(b"{") > depth_max
-    if may_be_deep:
-        _check_depth(text, depth_max)
+    values, depth = kernel.json_shape(data)
+    if depth > depth_max:
+        raise NotStrictJson(f"nested deeper than {depth_max} levels")
+    if values > values_max:
+        raise NotStrictJson(f"it has up to {values} values, the limit is {values_max}")
     try:
         value: object = _DECODER.decode(text)
     except json.JSONDecodeError as error:
@@ -117,18 +134,6 @@ def read_json(data: bytes, depth_max: int) -> object:
     if b"\\u" in data and _has_surrogate(value):
         raise NotStrictJson("a string has half of a surrogate pair")
     return value
-
-
-def _check_depth(text: str, depth_max: int) -> None:
-    """Refuse nesting before the parser recurses into it."""
-    depth = 0
-    for match in _STRUCTURE.finditer(text):
-        if match[0] in "[{":
-            depth += 1
-            if depth > depth_max:
-                raise NotStrictJson(f"nested deeper than {depth_max} levels")
-        elif match[0] in "]}":
-            depth -= 1
 
 
 def _has_surrogate(value: object) -> bool:

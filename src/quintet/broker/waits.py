@@ -31,14 +31,16 @@ class Wait:
         ends[self] = here[self] = None
 
     def __call__(self) -> None:
+        call = self._call
         if self.cancel():
-            self._call()
+            call()
 
     def cancel(self) -> bool:
         """It is not called any more. False: it was called or cancelled before."""
         if self._ends.pop(self, self) is self:
             return False
         del self._here[self]
+        self._call = _nothing  # who asked may hold this wait: no work for the collector
         self.partition.unwatch(self)
         return True
 
@@ -56,12 +58,12 @@ class Waits:
 
     def add(self, partition: Partition, longest_us: int, call: Callable[[], None]) -> Wait:
         """Call once: when something new is visible in this partition, or after that time."""
-        now = self._scheduler.now()
-        step = (now + longest_us) // STEP_US + 1
+        monotonic = self._scheduler.monotonic()
+        step = (monotonic + longest_us) // STEP_US + 1
         others = self._ends.get(step)
         if others is None:
             others = self._ends[step] = {}
-            self._scheduler.later(step * STEP_US - now, partial(self._end, step))
+            self._scheduler.later(step * STEP_US - monotonic, partial(self._end, step))
         wait = Wait(partition, call, others, self._of.setdefault(partition, {}))
         partition.watch(wait)
         return wait
@@ -75,3 +77,7 @@ class Waits:
     def _end(self, step: int) -> None:
         for wait in tuple(self._ends.pop(step)):
             wait()
+
+
+def _nothing() -> None:
+    """What is called in the place of who was called before."""

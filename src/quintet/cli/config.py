@@ -158,6 +158,22 @@ SIGHUP, whatever was changed on the wire (a disabled one stays disabled); users 
 the log and stay. `quintet acl set` narrows topics down further. `deploy/quintet.service` is a unit for systemd."""
 
 
+def _reload() -> str:
+    from quintet.config.reloading import CERTIFICATES, TAKEN
+
+    sections = [name for name in TAKEN if f"{name}.*" not in TAKEN and "." not in name]
+    doors = sorted({path.split(".")[1] for path in CERTIFICATES})
+    felix = [path for path in TAKEN if path.startswith("listeners.")]
+    return f"""\
+## SIGHUP
+
+The file and the files it names are read again: all or nothing, and whatever is wrong with them, the old policy stays. Taken at
+once are `{"`, `".join([*sections, "[tokens]", "[peers]"])}`, `{"`, `".join(felix)}`, and another
+certificate (`tls_cert`, `tls_key`) of {", ".join(doors)} for connections to come.
+Everything else waits for a restart, a certificate that is added or taken away too: the log line `reloaded` names what was
+`taken`, and `restart_needed` names, at every reload until then, which `options` wait."""
+
+
 def reference() -> str:
     """docs/CONFIGURATION.md."""
     lines = [
@@ -170,6 +186,8 @@ def reference() -> str:
         "`quintet config init` writes a file to begin with, `quintet config explain KEY` explains one key.",
         "",
         *GUIDE.splitlines(),
+        "",
+        *_reload().splitlines(),
     ]
     for table in tables():
         name = ".".join(table.path)

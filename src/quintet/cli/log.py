@@ -1,5 +1,5 @@
-"""`quintet log`: check and read a data folder also while a broker runs. Read-only; the work is done by
-quintet.log.embedded.inspect, this file only chooses and prints."""
+"""`quintet log`: check and read a data folder also while a broker runs. Read-only but for `repair` (cli/repair.py); the work
+is done by quintet.log.embedded.inspect, this file only chooses and prints."""
 
 import json
 from dataclasses import asdict
@@ -11,6 +11,7 @@ import click
 
 from quintet.cli.common import text_or_base64
 from quintet.cli.output import echo
+from quintet.cli.repair import repair
 from quintet.model.errors import DataDirError, TopicNotFound
 
 if TYPE_CHECKING:
@@ -25,13 +26,17 @@ FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path)
 
 @click.group()
 def log() -> None:
-    """Verify and read a data folder. Nothing is changed.
+    """Verify, read and repair a data folder. Only `repair --accept-loss` changes anything.
 
     \b
     quintet log verify /var/lib/quintet
+    quintet log repair /var/lib/quintet
     quintet log dump /var/lib/quintet --topic orders --from 100 --limit 10
     quintet log dump /var/lib/quintet --format json | jq .value
     """
+
+
+log.add_command(repair)
 
 
 @log.command()

@@ -15,6 +15,7 @@ from quintet.cli.peer import URL_DEFAULT, with_secret
 from quintet.client.errors import BadName, BadUrl
 from quintet.client.mcp import McpServer
 from quintet.client.peer import peer
+from quintet.client.presence import Presence
 
 
 @click.command()
@@ -41,7 +42,8 @@ def mcp(url: str, name: str | None, secret_file: Path | None, timeout: float) ->
     {"command": "quintet", "args": ["mcp", "--url", "peerbus://:TOKEN@127.0.0.1:47821?name=alice"],
      "env": {"QUINTET_PEERBUS_SECRET": "..."}}
 
-    It ends when stdin does.
+    It starts without a broker and registers when there is one; it registers again when its name was freed. If another process
+    takes the name over and over, it gives it up and says so. It ends when stdin does.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="quintet mcp: %(levelname)s %(message)s")
     out = sys.stdout.buffer
@@ -51,11 +53,26 @@ def mcp(url: str, name: str | None, secret_file: Path | None, timeout: float) ->
         out.flush()
 
     async def session() -> None:
-        async with peer(with_secret(url, secret_file), name=name, timeout=timeout) as me:
-            server = McpServer(me, write)
+        where = with_secret(url, secret_file)
+        presence = Presence(lambda: peer(where, name=name, timeout=timeout, give_way=True))
+        server = McpServer(presence, write)
+
+        async def read() -> None:
             async for chunk in stdin.chunks():
                 await server.feed(chunk)
+            await presence.started()
             await server.close()
+
+        registered, reading = asyncio.create_task(presence.run()), asyncio.create_task(read())
+        try:
+            await asyncio.wait((registered, reading), return_when=asyncio.FIRST_COMPLETED)
+            if registered.done():
+                await registered  # refused at the start: that is the end; given up later: the host is still answered
+            await reading
+        finally:
+            for task in (registered, reading):
+                task.cancel()
+            await asyncio.gather(registered, reading, return_exceptions=True)
 
     try:
         asyncio.run(session())

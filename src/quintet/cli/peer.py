@@ -142,7 +142,7 @@ def send(
 def broadcast(
     url: str, name: str | None, secret_file: Path | None, timeout: float, id: str | None, body: str | None
 ) -> None:
-    """Send BODY, or each line of stdin, to every other registered peer.
+    """Send BODY, or each line of stdin, to every other connected peer.
 
     \b
     quintet peer broadcast '{"text": "hello, all"}' --name alice

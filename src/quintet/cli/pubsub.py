@@ -441,10 +441,10 @@ class Progress:
         self._start = self._shown = self._loop.time()
 
     def show(self, total: int) -> None:
-        now = self._loop.time()
-        if self._on and now - self._shown >= self.EVERY_S:
-            self._shown = now
-            click.echo(f"\r{total:,} {self._what}, {total / (now - self._start):,.0f}/s ", err=True, nl=False)
+        at = self._loop.time()
+        if self._on and at - self._shown >= self.EVERY_S:
+            self._shown = at
+            click.echo(f"\r{total:,} {self._what}, {total / (at - self._start):,.0f}/s ", err=True, nl=False)
 
     def end(self) -> None:
         if self._on and self._shown > self._start:

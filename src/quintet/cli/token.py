@@ -324,8 +324,13 @@ def _value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+_SECONDS_MAX: Final = 253_402_300_799  # the end of year 9999
+
+
 def _time(value: object, now: int) -> str:
-    if type(value) is not int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _SECONDS_MAX:
         return f"{_value(value)} (no time)"
     away = value - now / 1000
-    return f"{value}: {when(value * 1000)[:19]}, " + (f"in {lasting(away)}" if away >= 0 else f"{lasting(-away)} ago")
+    return f"{value}: {when(int(value * 1000))[:19]}, " + (
+        f"in {lasting(away)}" if away >= 0 else f"{lasting(-away)} ago"
+    )

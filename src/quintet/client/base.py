@@ -172,6 +172,23 @@ class PushLink(Link):
     def ack(self, subscription: int, tags: Sequence[int]) -> None:
         """Acknowledge deliveries: a single one soon, several with one write now."""
 
+    @property
+    def words(self) -> bool:
+        """Whether the three calls below can be made: the server knows what they say (ADR 14)."""
+        return False
+
+    async def credit(self, subscription: int, count: int) -> float:
+        """Attach, and be sent no more than so many that are not acknowledged; the server's time-out in seconds."""
+        raise NotImplementedError
+
+    def working(self, subscription: int, tags: Sequence[int]) -> None:
+        """Their clocks start again."""
+        raise NotImplementedError
+
+    def nack(self, subscription: int, tags: Sequence[int], delay: float | None) -> None:
+        """They come again after so many seconds, or as configured."""
+        raise NotImplementedError
+
 
 class RequestLink(Link):
     """A link of a door that has operations beside publishing and receiving."""
@@ -230,6 +247,7 @@ class Wanted(NamedTuple):
     member: str
     filter: str
     durable: str = ""
+    prefetch: int = 0  # messages it has room for; 0: it does not say
 
 
 class Setup(NamedTuple):

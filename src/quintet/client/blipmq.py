@@ -1,4 +1,4 @@
-"""The BlipMQ door: HELLO version 2, AUTH, and then publishes under barriers and pushed deliveries.
+"""The BlipMQ door: HELLO, AUTH, and then publishes under barriers and pushed deliveries.
 
 A publish has no answer when it succeeds, so a PING behind it is the answer: its PONG says that every earlier QoS 1
 publish of this connection is durable, and a failed one was NACKed with its correlation id before. All that is published
@@ -6,6 +6,9 @@ in one turn of the loop shares one write and one PING:
 
     PUBLISH PUBLISH PUBLISH ... PING  -->                one group
                                      <--  NACK* PONG     the group is settled
+
+It asks for our own version first, which has words for credit, "still working" and giving back (ADR 14), and for version 2
+where the server does not know that one.
 
 A DELIVER frame does not name its subscription, therefore each subscription has a connection of its own.
 
@@ -36,7 +39,7 @@ from quintet.client.base import (
     dial,
     shake_hands,
 )
-from quintet.client.errors import BadUrl, ServerError
+from quintet.client.errors import BadUrl, ServerError, SubscriptionEnded
 from quintet.client.message import Rows, log
 from quintet.client.push import PushSource
 from quintet.client.subscription import Source
@@ -54,21 +57,31 @@ from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.errors import FATAL
 from quintet.protocols.blipmq.frames import (
     ACK,
+    CREDIT,
+    DELAY_CONFIGURED,
     DELIVER,
     FRAME_BYTES_MAX,
+    GIVE_BACK,
     NACK,
     NAMES,
+    OURS,
     PONG,
     PUBLISH,
     TOPIC_BYTES_MAX,
+    WORKING,
 )
 
-VERSION: Final = 2
+VERSIONS: Final = (OURS, 2)  # in the order they are asked for
 IDS_FROM: Final = 1 << 63
 HEARTBEAT_ID: Final = (1 << 64) - 1
 ACKS_PER_WRITE: Final = 256  # single acknowledgements gathered at most before they are written
 FAILURES_KEPT_MAX: Final = 1_000  # per publish call; a storm of NACKs beyond it is only counted
 KEY_BYTES_MAX: Final = 65_535
+U32_MAX: Final = (1 << 32) - 1
+
+
+class Unspoken(ProtocolError):
+    """The server does not speak the version that was asked for."""
 
 
 # NACK code -> [(text it starts with, error, what to do)], first match wins.
@@ -149,17 +162,24 @@ class BlipLink(StreamLink, PushLink):
         self._calls: list[_Call] = []  # published in this turn, not sent yet
         self._groups: deque[_Group] = deque()  # in the order of their PINGs
         self._acks: list[bytes] = []
+        self._version = 0  # as agreed
 
     # -- handshake and requests ------------------------------------------------------------------------------------
 
     async def handshake(self, key: bytes) -> None:
         """HELLO and AUTH in one write; if HELLO is refused, its answer is the one that counts."""
-        first, second = self._new_id(), self._new_id()
-        answers = [self._expect(first), self._expect(second)]
-        self.write(codec.hello(first, VERSION) + codec.auth(second, key))
-        for answer in await asyncio.gather(*answers, return_exceptions=True):
-            if isinstance(answer, BaseException):
-                raise answer
+        for version in VERSIONS:
+            first, second = self._new_id(), self._new_id()
+            answers = [self._expect(first), self._expect(second)]
+            self.write(codec.hello(first, version) + codec.auth(second, key))
+            greeted, known = await asyncio.gather(*answers, return_exceptions=True)
+            if isinstance(greeted, Unspoken) and version != VERSIONS[-1]:
+                continue
+            for answer in (greeted, known):
+                if isinstance(answer, BaseException):
+                    raise answer
+            self._version = version
+            return
 
     async def subscribe(self, topic: str, qos: int) -> int:
         id = self._new_id()
@@ -172,6 +192,40 @@ class BlipLink(StreamLink, PushLink):
 
     def attach(self, subscription: int) -> None:
         self.write(codec.poll(self._new_id(), subscription))
+
+    @property
+    def words(self) -> bool:
+        return self._version == OURS
+
+    async def credit(self, subscription: int, count: int) -> float:
+        id = self._new_id()
+        answer = self._expect(id)
+        self.write(codec.word(id, CREDIT, subscription, min(count, U32_MAX)))
+        try:
+            timeout_ms = codec.parse_u64(await answer)
+        except UnknownSubscription:
+            raise SubscriptionEnded(
+                f"there is no subscription {subscription} of this API key",
+                hint="it was idle for too long, or made with another key: subscribe without resume=",
+            ) from None
+        if timeout_ms is None:
+            raise ProtocolError("the server's answer to CREDIT holds no time-out")
+        return timeout_ms / 1000
+
+    def working(self, subscription: int, tags: Sequence[int]) -> None:
+        self._flush_acks()
+        runs: list[tuple[int, int]] = []
+        for tag in sorted(tags):
+            if runs and sum(runs[-1]) == tag:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((tag, 1))
+        self.write(b"".join(codec.word(tag, WORKING, subscription, count) for tag, count in runs))
+
+    def nack(self, subscription: int, tags: Sequence[int], delay: float | None) -> None:
+        self._flush_acks()
+        argument = DELAY_CONFIGURED if delay is None else min(round(delay * 1000), DELAY_CONFIGURED - 1)
+        self.write(b"".join(codec.word(tag, GIVE_BACK, subscription, argument) for tag in tags))
 
     async def barrier(self) -> None:
         self._flush_acks()
@@ -298,7 +352,8 @@ class BlipLink(StreamLink, PushLink):
         waiting = self._requests.get(id)
         if waiting is not None:
             if not waiting.done():
-                waiting.set_exception(error_of(*parsed))
+                error = error_of(*parsed)
+                waiting.set_exception(Unspoken(str(error), hint=error.hint) if parsed[0] == 426 else error)
         elif id < IDS_FROM:
             self._target.on_refused(id, error_of(*parsed))
         elif not self._blame(id, parsed):
@@ -381,7 +436,7 @@ class BlipDoor:
         return link
 
     def source(self, setup: Setup, wanted: Wanted) -> Source:
-        return PushSource(setup, wanted.topic, qos=wanted.qos, resume=wanted.resume)
+        return PushSource(setup, wanted.topic, qos=wanted.qos, resume=wanted.resume, credit=wanted.prefetch)
 
 
 DOOR: Final = BlipDoor()

@@ -123,6 +123,11 @@ class Bus:
         return self._setup.name
 
     @property
+    def door(self) -> Door:
+        """The door of its URL."""
+        return self._setup.door
+
+    @property
     def connected(self) -> bool:
         """Whether there is a connection for publishing right now."""
         return self._channel is not None and self._channel.current is not None
@@ -368,7 +373,8 @@ class Bus:
         member    a name of one's own, under which a member that comes back soon has its partitions again
         durable   a name under which the server keeps where this subscription is (Felix): go on with the same name
         filter    only messages that pass, in the server's language of filters
-        prefetch  messages kept here before no more are taken from the server
+        prefetch  messages that the server sends before one of them is acknowledged (BlipMQ, Felix), or that are fetched
+                  ahead (FlyMQ); a reader that takes more than so many without acknowledging gets more, too
         """
         self._open()
         self._check(topic, qos, None)
@@ -378,7 +384,7 @@ class Bus:
         if prefetch < 1:
             raise ValueError("prefetch is a number of messages from 1 up")
         door = self._setup.door
-        wanted = Wanted(topic, qos, resume, group or "", start, member or "", filter or "", durable or "")
+        wanted = Wanted(topic, qos, resume, group or "", start, member or "", filter or "", durable or "", prefetch)
         subscription = Subscription(
             door.source(self._setup, wanted), topic, prefetch=prefetch, timeout=self._limit(timeout)
         )

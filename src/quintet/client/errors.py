@@ -83,7 +83,8 @@ class Unsupported(QuintetError, NotImplementedError):
 
 
 class Backpressure(QuintetError, BlockingIOError):
-    """A bounded buffer of the client is full: wait for it (`await producer.ready()`) and send again."""
+    """A bounded buffer of the client is full: wait for it (`await producer.ready()`) and send again; or acknowledge what
+    was handed out, if it is a subscription that says so."""
 
     code = "E2004"
     retryable = True
@@ -112,6 +113,16 @@ class SubscriptionEnded(QuintetError):
     """The server ended a subscription: its token expired, the key was rotated, or the topic is gone."""
 
     code = "E2008"
+
+
+def crashed(what: str, error: BaseException) -> QuintetError:
+    """For a task of the client that ended by a fault of its own: those who wait for it learn of it."""
+    if isinstance(error, QuintetError):
+        return error
+    found = ServerError(f"{what} failed: {error!r}", hint="this is a fault of the client: report it with its trace")
+    found.retryable = False
+    found.__cause__ = error
+    return found
 
 
 # Code on the wire -> the error it means, and what to do about it where the server's text does not say.

@@ -34,7 +34,7 @@ from quintet.client.base import (
     Target,
     Wanted,
 )
-from quintet.client.errors import BadUrl, Closed, ConnectionLost, SubscriptionEnded, Unsupported
+from quintet.client.errors import BadUrl, Closed, ConnectionLost, SubscriptionEnded, TooLarge, Unsupported
 from quintet.client.felix_source import FelixSource, Names, OffsetGone
 from quintet.client.felix_wire import (
     CLOSE_CODES,
@@ -169,6 +169,7 @@ class FelixLink(PushLink, RequestLink):
         self._owed: dict[int, list[_Part]] = {}  # request -> whose messages are in its frame
         self._calls: list[Call] = []  # published in this turn, not sent yet
         self._acks: list[int] = []
+        self.timeout = 0.0  # of acknowledgements; 0: the server did not say
         self._gone = asyncio.Event()
         self._out: list[bytes] = []  # written in this turn, not sent yet
         self._heard: Callable[[Fields], None] | None = None
@@ -246,6 +247,11 @@ class FelixLink(PushLink, RequestLink):
     def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
         if self._lost is not None:
             raise self._lost
+        for key in load.keys or ():
+            if key is not None and not self._flags & frames.KEYS:
+                raise Unsupported(f"{self._trunk.where} does not know keys", hint="a Quintet broker does")
+            if key is not None and len(key) > frames.KEY_BYTES_MAX:
+                raise TooLarge(f"the key has {len(key)} bytes, the limit is {frames.KEY_BYTES_MAX}")
         done: asyncio.Future[Outcome] = self._loop.create_future()
         if not self._calls:
             self._loop.call_soon(self._flush_calls)
@@ -279,27 +285,33 @@ class FelixLink(PushLink, RequestLink):
         values: list[bytes] = []
         parts: list[_Part] = []
         size = 0
+        key: bytes | None = None
 
         def close() -> None:
             nonlocal values, parts, size
-            found.append(self._frame(topic, qos, values, parts))
+            found.append(self._frame(topic, qos, key, values, parts))
             values, parts, size = [], [], 0
 
         for call in calls:
             begun = 0
+            keys = call.load.keys
             for at, value in enumerate(call.load.values):
-                if values and (size + len(value) > FRAME_VALUE_BYTES_MAX or len(values) == FRAME_VALUES_MAX):
+                other = None if keys is None else keys[at]
+                cost = len(value) + len(other or b"")  # the broker stores the key with every message
+                full = size + cost > FRAME_VALUE_BYTES_MAX or len(values) == FRAME_VALUES_MAX
+                if values and (full or other != key):
                     if at > begun:
                         parts.append((call, begun, at - begun))
                     begun = at
                     close()
+                key = other
                 values.append(value)
-                size += len(value)
+                size += cost
             parts.append((call, begun, len(call.load.values) - begun))
         close()
         return found
 
-    def _frame(self, topic: str, qos: int, values: list[bytes], parts: list[_Part]) -> bytes:
+    def _frame(self, topic: str, qos: int, key: bytes | None, values: list[bytes], parts: list[_Part]) -> bytes:
         id = self._new_id() if qos else -1
         if qos:
             self._owed[id] = parts
@@ -311,7 +323,7 @@ class FelixLink(PushLink, RequestLink):
             return json_frame(
                 {"type": "publish_batch", **scope, "payloads": values, "request_id": id, "ack": "per_batch"}
             )
-        data = kernel.felix_publish(self._door.names.target(topic), values, id, PER_BATCH if qos else 0)
+        data = kernel.felix_publish(self._door.names.target(topic), values, id, PER_BATCH if qos else 0, key)
         if self._flags & frames.ZSTD and len(data) >= ZSTD_BYTES_MIN:
             return packed(data)
         return data
@@ -332,7 +344,9 @@ class FelixLink(PushLink, RequestLink):
         self._qos = int(fields.get("ack") == "explicit")
         self._durable = str(fields.get("durable", ""))
         self._trunk.listeners[id] = self
-        return await self.request(name, {**fields, "subscription_id": id})
+        answer = await self.request(name, {**fields, "subscription_id": id})
+        self.timeout = float(answer.get("ack_timeout_ms") or 0) / 1000
+        return answer
 
     def greeted(self, stream: int) -> bool:
         """The event stream of this subscription is here; it has one."""
@@ -364,11 +378,35 @@ class FelixLink(PushLink, RequestLink):
         if len(tags) > 1 or len(self._acks) >= ACKS_PER_WRITE:
             self._flush_acks()
 
+    @property
+    def words(self) -> bool:
+        return self.timeout > 0
+
+    async def credit(self, subscription: int, count: int) -> float:
+        await self.request(
+            "credit", {"subscription_id": self._subscription, "credit": min(count, frames.ACK_RECORDS_MAX)}
+        )
+        return self.timeout
+
+    def working(self, subscription: int, tags: Sequence[int]) -> None:
+        self._say("working", tags)
+
+    def nack(self, subscription: int, tags: Sequence[int], delay: float | None) -> None:
+        self._say("nack", tags, {} if delay is None else {"delay_ms": round(delay * 1000)})
+
     def _flush_acks(self) -> None:
-        """One write; runs of offsets as [first, count]."""
         if not self._acks or self._lost is not None:
             return
-        tags, self._acks = sorted(set(self._acks)), []
+        tags, self._acks = self._acks, []
+        self._say("ack", tags)
+
+    def _say(self, kind: str, said: Sequence[int], more: Fields | None = None) -> None:
+        """Something about these messages: runs of offsets as [first, count]."""
+        if kind != "ack":
+            self._flush_acks()
+        if self._lost is not None:
+            return
+        tags = sorted(set(said))
         while tags:
             some, tags = tags[:ACKS_PER_WRITE], tags[ACKS_PER_WRITE:]
             ranges: list[list[int]] = []
@@ -377,7 +415,8 @@ class FelixLink(PushLink, RequestLink):
                     ranges[-1][1] += 1
                 else:
                     ranges.append([tag, 1])
-            self._write([json_frame({"type": "ack", "subscription_id": self._subscription, "ranges": ranges})])
+            said_of = {"type": kind, "subscription_id": self._subscription, "ranges": ranges}
+            self._write([json_frame({**said_of, **(more or {})})])
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -447,7 +486,7 @@ class FelixLink(PushLink, RequestLink):
         """One frame of the event stream."""
         kind = item[0]
         if kind == frames.EVENTS:
-            self._events_came(item[2], item[3])
+            self._events_came(item[2], item[3], item[4] if len(item) > 4 else None)
         elif kind == 0:
             message = decode_json(item[1])
             if message.get("type") == "event":
@@ -458,11 +497,16 @@ class FelixLink(PushLink, RequestLink):
             elif self._heard is not None:
                 self._heard(message)
 
-    def _events_came(self, base: int, values: list[bytes]) -> None:
+    def _events_came(self, base: int, values: list[bytes], keys: list[bytes | None] | None = None) -> None:
         if self._lost is not None or not values:
             return
         qos = self._qos
-        rows: Rows = [(base + at if base >= 0 else -1, qos, value) for at, value in enumerate(values)]
+        rows: Rows
+        if keys is None:
+            rows = [(base + at if base >= 0 else -1, qos, value) for at, value in enumerate(values)]
+        else:
+            both = enumerate(zip(values, keys, strict=True))
+            rows = [(base + at if base >= 0 else -1, qos, value, key) for at, (value, key) in both]
         self._target.on_records(self._topic, rows)
 
     # -- flow ------------------------------------------------------------------------------------------------------
@@ -573,7 +617,6 @@ class FelixDoor:
         in_flight_max=1_000,
     )
     lacks: Final = {
-        "key": "the FlyMQ door carries keys; bus.kv is for values by key",
         "partition": "the FlyMQ door has partitions to choose",
         "delay": "the FlyMQ door delays messages",
         "schema": "the FlyMQ door checks schemas",

@@ -24,6 +24,7 @@ from quintet.client.push import ACKED_TAGS_MAX, PushSource
 from quintet.client.url import Endpoint
 from quintet.model.errors import OffsetNotFound, QuintetError
 from quintet.protocols.felix import codec
+from quintet.protocols.felix.frames import ACK_RECORDS_MAX as CREDIT_MAX
 from quintet.protocols.felix.frames import DEFAULT_SCOPE, OFFSET_MASK, PARTITION_SHIFT
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class FelixSource(PushSource):
     """A subscription that ends with its stream, and is made again on the next where it was."""
 
     def __init__(self, setup: Setup, wanted: Wanted, names: Names) -> None:
-        super().__init__(setup, wanted.topic, qos=wanted.qos, resume=None)
+        super().__init__(setup, wanted.topic, qos=wanted.qos, resume=None, credit=wanted.prefetch)
         self._wanted = wanted
         self._names = names
         self._begin = _start_of(wanted)
@@ -142,11 +143,15 @@ class FelixSource(PushSource):
             raise Unsupported("the server keeps no positions", hint="durable= and group= need a Quintet broker")
         if self._qos and felix.extended:
             fields["ack"] = "explicit"
+            self._credit = self._prefetch = min(self._prefetch, CREDIT_MAX)
+            if self._credit:
+                fields["credit"] = self._credit
         for option in ("durable", "group"):
             if name := getattr(self._wanted, option):
                 fields[option] = name
         answer = await self._listen(felix, fields)
         self._id = 0
+        self._timeout = felix.timeout
         offsets = answer.get("offsets")
         if isinstance(offsets, list) and not self._kept:
             self._partitions = len(offsets)
@@ -198,8 +203,8 @@ class FelixSource(PushSource):
         self._room.set()  # as the link is let go on: its subscription has no pause any more
         await super().flush()
 
-    def release(self, rows: Rows) -> None:
-        super().release(rows)
+    def _let_go(self, rows: Rows, delay: float | None) -> None:
+        super()._let_go(rows, delay)
         if len(self._owed) < OWED_MAX:
             self._owed.update(row[0] for row in rows if row[1])
 

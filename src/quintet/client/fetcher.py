@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
 from quintet.client.base import AskLink, Channel, Fetched, Setup, Silent
-from quintet.client.errors import ConnectionLost
+from quintet.client.errors import ConnectionLost, crashed
 from quintet.client.message import log
 from quintet.model.errors import QuintetError
 
@@ -90,6 +90,9 @@ class Fetcher:
                     return
                 log.info("fetching %s: %s", self._topic, error)
                 await asyncio.sleep(RETRY_S)
+            except Exception as error:  # a fault here must not end in silence
+                self._reader.fail(crashed(f"fetching {self._topic!r}", error))
+                return
 
     async def _round(self, link: AskLink, room: int) -> None:
         parts = self._parts = [*self._parts[1:], self._parts[0]]

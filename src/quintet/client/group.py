@@ -6,6 +6,9 @@
 Within a partition only what is acknowledged without a gap is committed. A commit that is fenced means that the group
 moved on: join again, take what is assigned now, drop the rest. Without a group all partitions are read from `start` on
 and nothing is committed. fetcher.py has the fetching; this file the membership and the acknowledgements.
+
+A partition that is kept over a rebalance may be asked for by two fetchers at once: the long poll of the old one is still
+at the server. Each offset counts once: an answer begins at `Part.position`, whatever was asked.
 """
 
 import asyncio
@@ -15,7 +18,7 @@ from contextlib import suppress
 from typing import Final
 
 from quintet.client.base import CLOSE_S, AskLink, Channel, Fetched, Link, Setup, Silent, Wanted, deadline
-from quintet.client.errors import Closed, ConnectionLost, Fenced, Unsupported
+from quintet.client.errors import Backpressure, Closed, ConnectionLost, Fenced, Unsupported, crashed
 from quintet.client.fetcher import Fetcher
 from quintet.client.message import Place, Rows, log
 from quintet.client.subscription import Inbox, Source
@@ -33,6 +36,10 @@ STARTS: Final = ("earliest", "latest", "commit")
 
 _SHIFT: Final = 48  # a tag is the partition above and the offset below this bit
 _MASK: Final = (1 << _SHIFT) - 1
+
+
+class Nacked(Exception):
+    """Stands for the cause of a dead letter whose consumer named none."""
 
 
 class Part:
@@ -104,6 +111,14 @@ class GroupSource(Source):
         loop = asyncio.get_running_loop()
         if self._group:
             self._tasks = [loop.create_task(self._beat()), loop.create_task(self._commit_forever())]
+            for task in self._tasks:
+                task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Without this task nothing is committed any more: say so, however it ended."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.fail(crashed(f"the consumer of {self._topic!r} in group {self._group}", error))
 
     async def close(self) -> None:
         if self._tasks and self._channel.current is not None and self._failed is None:
@@ -148,6 +163,14 @@ class GroupSource(Source):
     @property
     def stuck(self) -> bool:
         return self._outstanding >= OUTSTANDING_MAX
+
+    def stuck_error(self) -> QuintetError | None:
+        return Backpressure(
+            f"{self._outstanding:,} messages of {self._topic!r} were handed out to group {self._group} and are not "
+            f"acknowledged; the limit is {OUTSTANDING_MAX:,}: nothing more is fetched",
+            hint="acknowledge every message (`await msg.ack()`, `async with msg.process()`): one that is left out holds "
+            "back the committed offset of its partition",
+        )
 
     def fail(self, error: QuintetError) -> None:
         """Nothing will ever come again: those who wait learn why."""
@@ -195,12 +218,15 @@ class GroupSource(Source):
             self._assign({row["partition"]: row["offset"] for row in answer["assigned"]})
 
     def _assign(self, offsets: dict[int, int]) -> None:
-        """These partitions are ours now. What we had of them stays, unless somebody else got further meanwhile."""
+        """These partitions are ours now. What we had of them stays, unless somebody else got further meanwhile, or the
+        committed offset was set back."""
         before, self._parts = self._parts, {}
         for number, offset in offsets.items():
             part = before.get(number)
-            if part is None or offset > part.floor:
+            if part is None or not part.committed <= offset <= part.floor:
                 part = Part(number, offset)
+            elif part.floor > offset:
+                self._to_commit()  # acknowledged, and not committed before the group moved on
             self._parts[number] = part
         gone = {number for number, part in before.items() if self._parts.get(number) is not part}
         if gone and self._inbox is not None:
@@ -247,14 +273,18 @@ class GroupSource(Source):
         if self._parts.get(part.number) is not part or self._inbox is None:
             return False
         new = found.next_offset > part.position
-        part.position = found.next_offset
-        if not found.rows:
+        fresh = found.rows
+        if fresh and fresh[0][0] < part.position:  # another fetcher had the partition before, and its answer came first
+            fresh = [row for row in fresh if row[0] >= part.position]
+        part.position = max(part.position, found.next_offset)
+        if not fresh:
             self._advance([part])
             return new
         base = part.number << _SHIFT
-        part.outstanding.extend([row[0] for row in found.rows])
-        self._outstanding += len(found.rows)
-        rows: Rows = [(base | offset, 1, value, key) for offset, key, value in found.rows]
+        if self._group:
+            part.outstanding.extend([row[0] for row in fresh])
+            self._outstanding += len(fresh)
+        rows: Rows = [(base | offset, 1, value, key) for offset, key, value in fresh]
         self._inbox.put(self._topic, rows)
         return True
 
@@ -275,6 +305,10 @@ class GroupSource(Source):
         """Noted here, committed soon, together with others."""
         if self.failed is not None:
             raise self.failed
+        if not self._group:  # nothing waits for it
+            for tag in tags:
+                self._attempts.pop(tag, None)
+            return
         touched: dict[int, Part] = {}
         for tag in tags:
             part = self._parts.get(tag >> _SHIFT)
@@ -293,10 +327,13 @@ class GroupSource(Source):
         for part in parts:
             self._outstanding -= part.advance()
             if part.floor > part.committed and self._group:
-                self._clean.clear()
-                self._dirty.set()
+                self._to_commit()
         if was_stuck and not self.stuck:
             self.resume()
+
+    def _to_commit(self) -> None:
+        self._clean.clear()
+        self._dirty.set()
 
     async def _commit_forever(self) -> None:
         """All that was acknowledged since the last time, in one write; again when that is answered."""
@@ -322,6 +359,7 @@ class GroupSource(Source):
                 self._clean.set()
 
     async def _commit(self, link: AskLink) -> None:
+        generation = self._generation
         asked = [
             (part, part.floor, link.request("COMMIT", self._commit_fields(part.number, part.floor)))
             for part in self._parts.values()
@@ -338,11 +376,10 @@ class GroupSource(Source):
                 raise answer
             part.committed = max(part.committed, floor)
         if fenced:
-            generation = self._generation
             await self._rejoin()
             left = [part for part in self._parts.values() if part.floor > part.committed]
-            if left and self._generation != generation:
-                self._dirty.set()  # still ours, under the new generation
+            if left and (self._generation != generation or self._channel.current is not link):
+                self._dirty.set()  # still ours, under the new generation, which a heartbeat may have learned of first
             else:
                 self._refused += len(left)
 
@@ -369,6 +406,11 @@ class GroupSource(Source):
 
     async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
         """Hand them out again after a pause, or give them up."""
+        return await self._hand_out_again(rows, error, retry, dead_letter, None)
+
+    async def _hand_out_again(
+        self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None
+    ) -> str:
         most = RETRIES_DEFAULT if retry is None else retry
         again: Rows = []
         for row in rows:
@@ -378,16 +420,19 @@ class GroupSource(Source):
             else:
                 await self._give_up(row[0], error, dead_letter)
         if again:
-            pause = min(RETRY_FIRST_S * 2 ** (self._attempts[again[0][0]] - 1), RETRY_MAX_S)
-            self._later(pause, again)
+            pause = min(RETRY_FIRST_S * 2 ** (self._attempts.get(again[0][0], 1) - 1), RETRY_MAX_S)
+            self._later(pause if delay is None else delay, again)
         fates = [f"{len(again)} delivered again"] * bool(again)
         fates += [f"{len(rows) - len(again)} given up"] * (len(again) < len(rows))
         return "will be delivered again" if len(again) == len(rows) else " and ".join(fates)
 
     def _later(self, pause: float, rows: Rows) -> None:
+        parts = self._parts
+
         def now() -> None:
+            """What was another member's meanwhile is fetched again by itself."""
             self._timers.discard(timer)
-            self.release(rows)
+            self.release([row for row in rows if parts.get(row[0] >> _SHIFT) is self._parts.get(row[0] >> _SHIFT)])
 
         timer = asyncio.get_running_loop().call_later(pause, now)
         self._timers.add(timer)
@@ -397,9 +442,22 @@ class GroupSource(Source):
         if kept and self._inbox is not None:
             self._inbox.put(self._topic, kept, first=True)
 
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        """Handed out again from here, as when a `process()` block failed."""
+        await self._hand_out_again(rows, Nacked("given back by its consumer"), None, True, delay)
+
+    async def working(self, tags: Sequence[int]) -> None:
+        """A member of a group has its partitions for as long as it is there: no time runs out."""
+
     async def _give_up(self, tag: int, error: BaseException, dead_letter: bool) -> None:
         text = f"{type(error).__name__}: {error}"[:ERROR_TEXT_MAX]
-        fields = {"topic": self._topic, "partition": tag >> _SHIFT, "offset": tag & _MASK, "error": text}
+        fields = {
+            "topic": self._topic,
+            "partition": tag >> _SHIFT,
+            "offset": tag & _MASK,
+            "error": text,
+            "attempts": self._attempts.get(tag, 1),
+        }
         while dead_letter:
             try:
                 link = await self._channel.link()

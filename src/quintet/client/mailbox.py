@@ -9,6 +9,7 @@ When the connection is lost, what is queued is thrown away, because the broker d
 somebody's hands is remembered by its id, and settled there. Sockets and frames are known by peerbus.py alone.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
@@ -67,6 +68,7 @@ class PeerSource(Source):
         self._seen: OrderedDict[Known, None] = OrderedDict()  # what is settled, the last used last
         self.forged = 0
         self.duplicates = 0
+        self.over = asyncio.Event()  # it was closed, or has failed for good
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
@@ -84,6 +86,7 @@ class PeerSource(Source):
                 log.warning("the last acknowledgements of %s may be lost: %s", self._topic, error)
         self._post.leave(self)
         await self._channel.close()
+        self.over.set()
 
     def _down(self, error: QuintetError) -> None:
         """What is queued comes again; what is in somebody's hands is settled on the next connection."""
@@ -93,6 +96,8 @@ class PeerSource(Source):
             self._inbox.drop(lambda row: False)
             if self._channel.failed is not None:
                 self._inbox.wake()
+        if self._channel.failed is not None:
+            self.over.set()
 
     @property
     def id(self) -> int:
@@ -149,7 +154,7 @@ class PeerSource(Source):
         except ProtocolError as error:
             self._drop(str(error))
             return None
-        if self._me.verify and not envelope.genuine(letter, self._me.secret):
+        if self._me.verify and not envelope.genuine(letter, self._me.secret, data):
             self._drop("its signature is not right")
             return None
         if self._me.verify and letter.to not in (self._me.name, envelope.EVERYONE):
@@ -232,6 +237,13 @@ class PeerSource(Source):
     def release(self, rows: Rows) -> None:
         for row in rows:
             self._forget(row[0])
+
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        hint = "leave it unacknowledged: the next connection of this name gets it again"
+        raise Unsupported("peerbus sends nothing twice over one connection", hint=hint)
+
+    async def working(self, tags: Sequence[int]) -> None:
+        """No time runs out here: what is not acknowledged waits for the next connection."""
 
     def place(self, tag: int) -> Place | None:
         return None

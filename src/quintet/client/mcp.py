@@ -8,7 +8,8 @@
     ping                        {}
     tools/list, tools/call      bus.send {to, body}, bus.broadcast {body}, bus.peers {}, bus.drain {max?}
 
-What bus.drain hands over is acknowledged when the answer is written, so that what never reached the host comes again.
+What bus.drain hands over is acknowledged when the answer is written, so that what never reached the host comes again. While
+the peer is not registered, every tool says why (client/presence.py); an empty list means that there is nothing.
 Calls run side by side, and their answers may overtake each other. stdin and stdout belong to the command (cli/mcp.py).
 """
 
@@ -19,8 +20,10 @@ from typing import Any, Final, NamedTuple
 from msgspec import DecodeError, Raw, json
 
 from quintet import __version__
+from quintet.client.errors import ConnectionLost
 from quintet.client.message import log
-from quintet.client.peer import Peer, PeerMessage
+from quintet.client.peer import PeerMessage
+from quintet.client.presence import Presence
 from quintet.model.errors import QuintetError
 
 VERSION: Final = "2025-06-18"  # of MCP, where the host does not say one
@@ -44,7 +47,7 @@ TOOLS: Final[dict[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
         {"to": {"type": "string", "description": "The peer's name."}, "body": _BODY},
         ("to", "body"),
     ),
-    "bus.broadcast": ("Send a message to every other registered peer.", {"body": _BODY}, ("body",)),
+    "bus.broadcast": ("Send a message to every other connected peer.", {"body": _BODY}, ("body",)),
     "bus.peers": ("The own name, and the names of all peers that are connected.", {}, ()),
     "bus.drain": (
         "Take the messages that have arrived since the last call. Each is handed over once.",
@@ -149,8 +152,8 @@ class Answer(NamedTuple):
 class McpServer:
     """One host, one peer. `write` takes whole lines."""
 
-    def __init__(self, peer: Peer, write: Callable[[bytes], None]) -> None:
-        self._peer = peer
+    def __init__(self, presence: Presence, write: Callable[[bytes], None]) -> None:
+        self._presence = presence
         self._write = write
         self._frames = Frames()
         self._calls: dict[str | int, asyncio.Task[None]] = {}
@@ -216,7 +219,7 @@ class McpServer:
                 "protocolVersion": asked if isinstance(asked, str) and asked else VERSION,
                 "capabilities": {"tools": {"listChanged": False}},
                 "serverInfo": {"name": "quintet-peerbus", "version": __version__},
-                "instructions": f"You are the peer {self._peer.name}. bus.drain hands over what others have sent you.",
+                "instructions": f"You are the peer {self._presence.name}. bus.drain hands over what others have sent you.",
             }
         if method == "ping":
             return {}
@@ -280,23 +283,29 @@ class McpServer:
         to = arguments["to"]
         if not isinstance(to, str) or not to or to == "*":
             raise Refused(INVALID_PARAMS, "to is the name of one peer; bus.broadcast sends to all")
-        return Answer({"id": await self._peer.send(to, arguments["body"])})
+        peer = await self._presence.peer()
+        return Answer({"id": await peer.send(to, arguments["body"])})
 
     async def _broadcast(self, arguments: dict[str, Any]) -> Answer:
-        return Answer({"id": await self._peer.broadcast(arguments["body"])})
+        peer = await self._presence.peer()
+        return Answer({"id": await peer.broadcast(arguments["body"])})
 
     async def _peers(self, arguments: dict[str, Any]) -> Answer:
-        return Answer({"self": self._peer.name, "peers": await self._peer.peers()})
+        peer = await self._presence.peer()
+        return Answer({"self": peer.name, "peers": await peer.peers()})
 
     async def _drain(self, arguments: dict[str, Any]) -> Answer:
         most = arguments.get("max", DRAIN_MAX)
         if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= DRAIN_MAX:
             raise Refused(INVALID_PARAMS, f"max is a number from 1 to {DRAIN_MAX}")
+        peer = await self._presence.peer()
         taken: list[PeerMessage] = []
         size = 0
-        while len(taken) < most and size < DRAIN_BYTES_MAX and (some := await self._peer.drain(max=1)):
+        while len(taken) < most and size < DRAIN_BYTES_MAX and (some := await peer.drain(max=1)):
             taken += some
             size += len(some[0].raw)
+        if not taken and not peer.connected:
+            raise ConnectionLost("there is no connection to the broker now", hint="messages are kept; ask again later")
         # Bodies as they are: one that cannot be decoded (1e400) would take all that were taken with it.
         rows = [{"id": one.id, "from": one.sender, "source": one.source, "body": Raw(one.raw)} for one in taken]
-        return Answer({"messages": rows, "more": self._peer.queued > 0}, tuple(taken))
+        return Answer({"messages": rows, "more": peer.queued > 0}, tuple(taken))

@@ -81,6 +81,12 @@ class Settler(Protocol):
     def release(self, rows: Rows) -> None:
         """Whoever worked on them was stopped: let them come again."""
 
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        """They failed: let them come again after so many seconds, or after those that are configured."""
+
+    async def working(self, tags: Sequence[int]) -> None:
+        """They are being worked on, and it takes longer."""
+
     def place(self, tag: int) -> Place | None:
         """Where it is, if the door tells."""
 
@@ -202,6 +208,16 @@ class Message:
         if self.qos:
             await self._settler.settle((self.tag,), timeout)
 
+    async def nack(self, *, delay: float | None = None) -> None:
+        """It failed: let it come again after `delay` seconds; None: after a pause that doubles with each attempt. When its
+        attempts are used up it is put among the dead letters. Not for QoS 0, which is never sent twice."""
+        await self._settler.nack([_row_of(self)], delay)
+
+    async def working(self) -> None:
+        """It takes longer: the time after which it is delivered again starts anew. `process()` says so by itself."""
+        if self.qos:
+            await self._settler.working((self.tag,))
+
     def process(
         self,
         *,
@@ -216,7 +232,7 @@ class Message:
                      delivers again by itself (BlipMQ), as that is configured
         dead_letter  given up means put among the dead letters; False: acknowledged all the same
         """
-        rows: Rows = [(self.tag, self.qos, self.value, self.key, self.headers)] if self.qos else []
+        rows: Rows = [_row_of(self)] if self.qos else []
         return Processing(
             self._settler, rows, self, retry=retry, dead_letter=dead_letter, reraise=reraise, timeout=timeout
         )
@@ -256,6 +272,15 @@ class MessageBatch:
         if self.tags:
             await self._settler.settle(self.tags, timeout)
 
+    async def nack(self, *, delay: float | None = None) -> None:
+        """All of them failed, see Message.nack."""
+        await self._settler.nack(list(self._rows), delay)
+
+    async def working(self) -> None:
+        """All of them take longer, see Message.working."""
+        if self.tags:
+            await self._settler.working(self.tags)
+
     def process(
         self,
         *,
@@ -272,6 +297,10 @@ class MessageBatch:
 
     def __repr__(self) -> str:
         return f"<MessageBatch topic={self.topic!r} count={len(self)}>"
+
+
+def _row_of(message: Message) -> Row:
+    return (message.tag, message.qos, message.value, message.key, message.headers)
 
 
 def settling(message: Message | MessageBatch) -> tuple[Settler, Sequence[int]]:

@@ -18,6 +18,7 @@ from quintet.client.mailbox import TOPIC_PREFIX, PeerSource
 from quintet.client.message import Message
 from quintet.client.subscription import Subscription
 from quintet.model import envelope
+from quintet.model.errors import QuintetError
 
 PEERS_S: Final = 5.0  # how long the list of peers may take
 
@@ -29,16 +30,24 @@ def peer(
     timeout: float = TIMEOUT_S,
     reconnect: bool = True,
     tls: ssl.SSLContext | None = None,
+    give_way: bool = False,
 ) -> "Peer":
     """`async with peer("peerbus://:TOKEN@HOST:47821?name=alice") as me`. The name may also be given here.
 
     The secret that peers share is in the file of `?secret_file=`, or in QUINTET_PEERBUS_SECRET.
-    timeout and reconnect are those of `connect`.
+    timeout and reconnect are those of `connect`. give_way: if another connection takes the name over and over, it ends with
+    NameClaimed instead of taking it back for ever.
     """
     endpoint = urls.parse(url)
     if endpoint.door != "peerbus":
         raise BadUrl(f"peers meet at the peerbus door, not at {endpoint.door}", hint="use peerbus:// or peerbus+tcp://")
-    return Peer(connect(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls), endpoint.name or name or "")
+    bus = connect(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls)
+    if give_way:
+        from quintet.client.peerbus import PeerDoor
+
+        assert isinstance(bus.door, PeerDoor), "the door of the URL, which was looked at above"
+        bus.door.give_way = True
+    return Peer(bus, endpoint.name or name or "")
 
 
 class PeerMessage:
@@ -134,6 +143,12 @@ class Peer:
         """Messages that came again and were not handed out again."""
         return 0 if self._source is None else self._source.duplicates
 
+    async def ended(self) -> QuintetError:
+        """Wait until it was closed or has failed for good; why. A connection that comes back is no end."""
+        assert self._source is not None, "it was opened"
+        await self._source.over.wait()
+        return self._source.failed or Closed("the peer was closed")
+
     # -- sending ---------------------------------------------------------------------------------------------------
 
     async def send(self, to: str, body: object, *, id: str | None = None, timeout: float | None = None) -> str:
@@ -145,7 +160,7 @@ class Peer:
         return await self._send(to, body, id, timeout)
 
     async def broadcast(self, body: object, *, id: str | None = None, timeout: float | None = None) -> str:
-        """Send to every other peer that is registered now; the message's id."""
+        """Send to every other peer that is connected now; the message's id."""
         return await self._send(envelope.EVERYONE, body, id, timeout)
 
     async def _send(self, to: str, body: object, id: str | None, timeout: float | None) -> str:
@@ -185,6 +200,8 @@ class Peer:
         acknowledged yet."""
         mailbox = self._inbox()
         if not mailbox.queued and wait <= 0:
+            if self._source is not None and self._source.failed is not None:
+                raise self._source.failed
             return []
         try:
             batch = await mailbox.get_batch(max=max, wait=0.0, timeout=wait or None)

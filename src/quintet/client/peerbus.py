@@ -12,7 +12,7 @@ read all that was sent before, and (ours) that what it took is on disk. It does 
 nobody knows, a full mailbox, a wrong signature are passed over without a word. So no publish is called durable here.
 
 What becomes of a delivery is decided in mailbox.py; one without a delivery key is dropped here, because it could never be
-acknowledged.
+acknowledged, and so is one that cannot be read: neither ends the connection.
 """
 
 import asyncio
@@ -58,6 +58,7 @@ from quintet.model.errors import (
     BadName,
     Busy,
     Forbidden,
+    LimitExceeded,
     NameClaimed,
     ProtocolError,
     QuintetError,
@@ -76,6 +77,7 @@ READ_BYTES_MAX: Final = 17 * 1024 * 1024  # the largest object a listener can be
 STEADY_S: Final = 5.0  # a connection that ends sooner is followed by a pause: two with one name would fight for it
 FIGHT_FIRST_S: Final = 0.1
 FIGHT_MAX_S: Final = 5.0
+FIGHT_LOSSES_MAX: Final = 3  # in a row, each soon after the register; then who gives way gives the name up
 
 _TOKEN_HINT: Final = "put the token into the URL: peerbus://:TOKEN@HOST:47821?name=NAME"
 # (close code, reason) -> the error, and what to do. What is not here is a lost connection.
@@ -92,6 +94,7 @@ _CLOSES: Final[dict[tuple[int, str], tuple[type[QuintetError], str]]] = {
     wire.MALFORMED: (ProtocolError, ""),
     wire.NOT_TEXT: (ProtocolError, ""),
     wire.TAKEOVERS: (Busy, "somebody else connects with this name and token again and again"),
+    wire.NAMES: (LimitExceeded, "end a connection, read what waits for a name, or raise peers.names_per_owner_max"),
     wire.TOO_BIG: (TooLarge, "split it"),
     wire.SHUTTING_DOWN: (ShuttingDown, "connect again when the broker is back"),
 }
@@ -106,6 +109,7 @@ class _Deliver(msgspec.Struct, gc=False):
     envelope: msgspec.Raw = msgspec.Raw(b"")
 
 
+_DELIVER: Final = b'"deliver"'
 _decode: Final = msgspec.json.Decoder(_Deliver).decode
 
 
@@ -164,8 +168,9 @@ class Wire(StreamLink):
         self._early: list[tuple[str, bytes]] = []
         self._early_bytes = 0
         self.missed = False  # a delivery came that nobody could take: it comes again with the next connection
-        self._full = False
+        self._full = self._has_name = False
         self.no_key = 0  # deliveries without a delivery key
+        self.unreadable = 0  # deliveries that are not JSON as it must be, or nested too deeply
 
     # -- objects ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +192,12 @@ class Wire(StreamLink):
         """One JSON object of the broker."""
         try:
             got = _decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            if _DELIVER in data and self._registered.done():  # it would come again with every connection, and end it
+                self.unreadable += 1
+                if str(self.unreadable).strip("0") == "1":  # 1, 10, 100, ...
+                    log.warning("%s delivered what cannot be read: %s (%d so far)", self._where, error, self.unreadable)
+                return
             raise ProtocolError(
                 f"{self._where} sent what is not an object of peerbus: {error}",
                 hint="is this a peerbus port of a Quintet broker?",
@@ -199,6 +209,7 @@ class Wire(StreamLink):
 
     def _peers(self, names: tuple[str, ...]) -> None:
         if not self._registered.done():
+            self._has_name = True
             self._registered.set_result(None)
         elif self._groups:
             group = self._groups.popleft()
@@ -332,6 +343,11 @@ class Wire(StreamLink):
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
+    def count_loss(self) -> int:
+        """1 if it was registered and then dropped without a word, as who is taken over is; only the first time."""
+        counts, self._has_name = self._has_name and type(self._lost) is ConnectionLost, False
+        return int(counts)
+
     async def ended(self) -> None:
         """Wait until there is no connection any more."""
         await self._gone.wait()
@@ -445,7 +461,7 @@ def recipient(topic: str) -> str:
     if name == topic or not name:
         raise BadName(
             f"peerbus reaches mailboxes only, and {topic!r} is none",
-            hint=f"publish to {TOPIC_PREFIX}NAME, or to {TOPIC_PREFIX}* for everyone who is registered",
+            hint=f"publish to {TOPIC_PREFIX}NAME, or to {TOPIC_PREFIX}* for everyone who is connected",
         )
     return name
 
@@ -535,6 +551,8 @@ class PeerDoor:
         self._source: PeerSource | None = None  # who reads the mailbox, through reconnects
         self._lock = asyncio.Lock()
         self._pause = 0.0
+        self._losses = 0
+        self.give_way = False
 
     def for_bus(self, endpoint: Endpoint, name: str) -> Door:
         return PeerDoor(identity(endpoint, name))
@@ -589,8 +607,12 @@ class PeerDoor:
         """Two who are given one name would take it from each other without end: each lets the other be for a while."""
         last = self._wire
         if last is None or asyncio.get_running_loop().time() - last.opened > STEADY_S:
-            self._pause = 0.0
+            self._pause, self._losses = 0.0, 0
             return
+        self._losses += last.count_loss()
+        if self.give_way and self._losses >= FIGHT_LOSSES_MAX:
+            hint = "another process uses this name and token: end it, or give one of them another name, and start again"
+            raise NameClaimed(f"another connection took the name {self.me.name!r} {self._losses} times", hint=hint)
         self._pause = min(max(self._pause * 2, FIGHT_FIRST_S), FIGHT_MAX_S, setup.timeout / 2)
         await asyncio.sleep(uniform(self._pause / 2, self._pause))
 

@@ -37,6 +37,12 @@ class Unsettled:
     def release(self, rows: Rows) -> None:
         """It is where it was."""
 
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        raise Unsupported("a message that was only read is not delivered again", hint="subscribe to it")
+
+    async def working(self, tags: Sequence[int]) -> None:
+        """Nothing is delivered again."""
+
     def place(self, tag: int) -> Place | None:
         return Place(tag >> _SHIFT, tag & ((1 << _SHIFT) - 1), 0)
 

@@ -11,16 +11,19 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol
 
 from quintet.client.base import deadline
-from quintet.client.errors import Closed
-from quintet.client.message import Message, MessageBatch, Place, Row, Rows
+from quintet.client.errors import Closed, Unsupported
+from quintet.client.message import Message, MessageBatch, Place, Row, Rows, log
 from quintet.model.errors import QuintetError
 
 PREFETCH_DEFAULT: Final = 8_192  # messages
 PREFETCH_BYTES_MAX: Final = 16 * 1024 * 1024
+DELAY_S_MAX: Final = 30 * 86_400  # of a message that is given back
+STUCK_S: Final = 30.0  # without any acknowledgement while nothing comes for the lack of them: then it is said
 
 
 class Inbox(Protocol):
@@ -88,6 +91,11 @@ class Source(ABC):
     def stuck(self) -> bool:
         """Nothing comes before something is acknowledged."""
 
+    def stuck_error(self) -> QuintetError | None:
+        """What a reader is told that waits while it is stuck; None: a warning in the log is enough, because the server
+        delivers again what is not acknowledged."""
+        return None
+
     @abstractmethod
     def pause(self) -> None: ...
 
@@ -116,6 +124,19 @@ class Source(ABC):
         """Whoever worked on them was stopped: let them come again."""
 
     @abstractmethod
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        """They failed: let them come again after so many seconds, or as configured. Unsupported where that cannot be said."""
+
+    @abstractmethod
+    async def working(self, tags: Sequence[int]) -> None:
+        """They take longer. Does nothing where no time runs out; Unsupported where it does and that cannot be said."""
+
+    def want_more(self) -> bool:
+        """A reader waits, although all that the server sends before an acknowledgement was handed out. Whether the server
+        was asked for more."""
+        return False
+
+    @abstractmethod
     def place(self, tag: int) -> Place | None: ...
 
     @abstractmethod
@@ -139,7 +160,9 @@ class Subscription:
         self._prefetch = prefetch
         self._timeout = timeout
         self._opened = False
+        self._opening = asyncio.Lock()
         self._closed = False
+        self._settled = 0  # calls of settle
         self._runs: deque[tuple[str, Rows]] = deque()  # rows are reversed: the next one is popped from the end
         self._queued = 0
         self._queued_bytes = 0
@@ -160,12 +183,17 @@ class Subscription:
         await self.close()
 
     async def open(self) -> None:
-        """Subscribe, join the group, or take up the subscription given as `resume`. Iterating does it too."""
-        if self._closed:
-            raise Closed("the subscription is closed", hint="subscribe again, with resume=sub.id to go on where it was")
-        if not self._opened:
-            self._opened = True
-            await self._source.open(self)
+        """Subscribe, join the group, or take up the subscription given as `resume`. Iterating does it too. When it fails,
+        the next call, or the next iteration, tries again."""
+        if self._opened and not self._closed:
+            return
+        async with self._opening:
+            if self._closed:
+                hint = "subscribe again, with resume=sub.id to go on where it was"
+                raise Closed("the subscription is closed", hint=hint)
+            if not self._opened:
+                await self._source.open(self)
+                self._opened = True
 
     async def close(self) -> None:
         """Stop, after the server has taken the acknowledgements. Where it was is kept: resume it by id, or by group."""
@@ -173,7 +201,8 @@ class Subscription:
             return
         self._closed = True
         self.drop(lambda row: False)
-        await self._source.close()
+        async with self._opening:  # what is being opened is closed when it is there
+            await self._source.close()
         self.wake()
 
     @property
@@ -333,8 +362,26 @@ class Subscription:
                 return False
             if self._source.failed is not None:
                 raise self._source.failed
-            await self._ready.wait()
+            if self._source.stuck:
+                await self._wait_stuck()
+            else:
+                await self._ready.wait()
         return True
+
+    async def _wait_stuck(self) -> None:
+        """Wait for a message that comes only if somebody acknowledges one of those that were handed out."""
+        self._source.want_more()
+        settled = self._settled
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STUCK_S):
+                await self._ready.wait()
+                return
+        if self._queued or self._settled != settled or not self._source.stuck:
+            return
+        error = self._source.stuck_error()
+        if error is not None:
+            raise error
+        log.warning("nothing more comes of %r before messages that were handed out are acknowledged", self._topic)
 
     async def _linger(self, most: int, wait: float) -> None:
         self._goal = min(most, self._prefetch)
@@ -369,6 +416,7 @@ class Subscription:
     async def settle(self, tags: Sequence[int], timeout: float | None) -> None:
         if self._closed:
             raise Closed("the subscription is closed: its messages can no longer be acknowledged")
+        self._settled += 1
         await self._source.settle(tags, self._timeout if timeout is None else timeout)
 
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
@@ -379,6 +427,22 @@ class Subscription:
 
     def release(self, rows: Rows) -> None:
         self._source.release(rows)
+
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        if delay is not None and not 0 <= delay <= DELAY_S_MAX:
+            raise ValueError(f"delay is 0 to {DELAY_S_MAX:,} seconds, not {delay!r}")
+        if not all(row[1] for row in rows):
+            raise Unsupported("a message of QoS 0 is not delivered again", hint="subscribe with qos=1")
+        if self._closed:
+            raise Closed("the subscription is closed: what was not acknowledged is delivered again")
+        self._settled += 1
+        await self._source.nack(rows, delay)
+
+    async def working(self, tags: Sequence[int]) -> None:
+        if self._closed:
+            raise Closed("the subscription is closed: what was not acknowledged is delivered again")
+        self._settled += 1
+        await self._source.working(tags)
 
     def place(self, tag: int) -> Place | None:
         return self._source.place(tag)

@@ -4,7 +4,7 @@ Written by generate.py from the asynchronous classes; do not edit. `python -m qu
 """
 
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -124,6 +124,15 @@ class Message:
         """It is dealt with: the server may forget it. Does nothing for QoS 0."""
         return self._portal.run(self._inner.ack(timeout=timeout))
 
+    def nack(self, *, delay: float | None = None) -> None:
+        """It failed: let it come again after `delay` seconds; None: after a pause that doubles with each attempt. When its
+        attempts are used up it is put among the dead letters. Not for QoS 0, which is never sent twice."""
+        return self._portal.run(self._inner.nack(delay=delay))
+
+    def working(self) -> None:
+        """It takes longer: the time after which it is delivered again starts anew. `process()` says so by itself."""
+        return self._portal.run(self._inner.working())
+
     def process(
         self, *, retry: int | None = None, dead_letter: bool = True, reraise: bool = False, timeout: float | None = None
     ) -> Processing:
@@ -180,6 +189,14 @@ class MessageBatch:
     def ack(self, *, timeout: float | None = None) -> None:
         """All of them are dealt with: one write."""
         return self._portal.run(self._inner.ack(timeout=timeout))
+
+    def nack(self, *, delay: float | None = None) -> None:
+        """All of them failed, see Message.nack."""
+        return self._portal.run(self._inner.nack(delay=delay))
+
+    def working(self) -> None:
+        """All of them take longer, see Message.working."""
+        return self._portal.run(self._inner.working())
 
     def process(
         self, *, retry: int | None = None, dead_letter: bool = True, reraise: bool = False, timeout: float | None = None
@@ -252,7 +269,8 @@ class Subscription:
         return self._portal.run(self._inner.__aexit__(kind, error, trace))
 
     def open(self) -> None:
-        """Subscribe, join the group, or take up the subscription given as `resume`. Iterating does it too."""
+        """Subscribe, join the group, or take up the subscription given as `resume`. Iterating does it too. When it fails,
+        the next call, or the next iteration, tries again."""
         return self._portal.run(self._inner.open())
 
     def close(self) -> None:
@@ -328,6 +346,12 @@ class Subscription:
 
     def release(self, rows: Rows) -> None:
         return self._portal.call(self._inner.release, rows)
+
+    def nack(self, rows: Rows, delay: float | None) -> None:
+        return self._portal.run(self._inner.nack(rows, delay))
+
+    def working(self, tags: Sequence[int]) -> None:
+        return self._portal.run(self._inner.working(tags))
 
 
 class Transaction:
@@ -583,7 +607,8 @@ class Bus:
         member    a name of one's own, under which a member that comes back soon has its partitions again
         durable   a name under which the server keeps where this subscription is (Felix): go on with the same name
         filter    only messages that pass, in the server's language of filters
-        prefetch  messages kept here before no more are taken from the server
+        prefetch  messages that the server sends before one of them is acknowledged (BlipMQ, Felix), or that are fetched
+                  ahead (FlyMQ); a reader that takes more than so many without acknowledging gets more, too
         """
         return Subscription(
             self._portal,

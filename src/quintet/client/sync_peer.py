@@ -135,7 +135,7 @@ class Peer:
         return self._portal.run(self._inner.send(to, body, id=id, timeout=timeout))
 
     def broadcast(self, body: object, *, id: str | None = None, timeout: float | None = None) -> str:
-        """Send to every other peer that is registered now; the message's id."""
+        """Send to every other peer that is connected now; the message's id."""
         return self._portal.run(self._inner.broadcast(body, id=id, timeout=timeout))
 
     def peers(self, *, timeout: float | None = None) -> list[str]:

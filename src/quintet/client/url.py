@@ -66,6 +66,7 @@ OPTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "namespace": (("felix",), ()),
 }
 FELIX_COMPRESSIONS: Final = ("none", "zstd")
+TYPO_RATIO: Final = 0.75  # how alike an unknown scheme is to one of ours to be a slip: fasts:// is not nats://
 _TLS_OPTIONS: Final = ("ca", "cert", "key")
 _KEY_DOORS: Final = ("blipmq", "fast", "peerbus", "felix")  # who is known by one secret: it may stand alone
 _EXAMPLE: Final = "a URL looks like flymq://admin:admin@127.0.0.1:9092 or blipmq://:dev-key@127.0.0.1:5555"
@@ -146,7 +147,7 @@ def _with_tls(name: str) -> str:
 
 def _unknown_scheme(name: str) -> BadUrl:
     known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-    near = difflib.get_close_matches(name, SCHEMES, n=1)
+    near = difflib.get_close_matches(name, SCHEMES, n=1, cutoff=TYPO_RATIO)
     guess = f"did you mean {near[0]}://? " if near and near[0] != name else ""
     what = f"no door has the scheme {name}://" if name else "the URL has no scheme"
     return BadUrl(what, hint=f"{guess}known schemes: {known}; {_EXAMPLE}")

@@ -280,13 +280,14 @@ class Delivery(Section):
     )
     push_timeout_ms: Count = Field(
         default=30_000,
-        description="Wait for the acknowledgement of a pushed message before it is sent again, in milliseconds.",
+        description="Wait for the acknowledgement of a pushed message, from when its consumer reached it, before it is sent "
+        "again, in milliseconds.",
     )
     max_attempts: Count = Field(
         default=5, description="Deliveries of a message before it goes to the dead-letter topic."
     )
     in_flight_max: Count = Field(
-        default=1_000, description="Messages delivered and not yet acknowledged, per subscription."
+        default=1_000, description="Messages delivered and not yet acknowledged, per partition of a subscription."
     )
     queue_messages_max: int = Field(
         default=0,
@@ -328,6 +329,11 @@ class Limits(Section):
     memory_topics_bytes: Annotated[Bytes, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
         default=limits.MEMORY_TOPICS_BYTES,
         description="What all memory topics together keep, in bytes; the oldest go first.",
+    )
+    output_bytes_max: Annotated[Bytes, Field(ge=limits.BATCH_BYTES_MAX)] = Field(
+        default=limits.OUTPUT_BYTES_MAX,
+        description="Large answers and deliveries that readers have not taken yet, over all connections, in bytes; "
+        "more of them wait.",
     )
     connections_max: Count = Field(default=10_000, description="Connections open at once over all listeners.")
     connections_per_address_max: Count = Field(default=1_000, description="Connections open at once from one address.")

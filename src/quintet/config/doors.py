@@ -206,7 +206,9 @@ class FelixListener(TlsListener):
         default=4096, description="Subscriptions one connection may have at once."
     )
     idle_seconds: Annotated[int, Field(ge=5, le=3600)] = Field(
-        default=30, description="Silence after which a connection is closed, in seconds; keep-alives count as sound."
+        default=30,
+        description="Silence after which a connection is closed, in seconds. The door asks a quiet peer three times as often, "
+        "and at least every 10 s, whether it is there: only one that does not answer is silent.",
     )
     retry_above: int = Field(
         default=100,

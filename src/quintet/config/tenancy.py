@@ -25,7 +25,7 @@ class Cache(Section):
         default=4 * limits.KIB, description="Longest key, in bytes."
     )
     max_value_bytes: Annotated[Bytes, Field(ge=1, le=8 * limits.MIB)] = Field(
-        default=limits.MIB, description="Largest value, in bytes."
+        default=2 * limits.MIB, description="Largest value, in bytes."
     )
     max_caches: Count = Field(default=1_000, description="Caches that may exist; one more is refused.")
 

@@ -122,8 +122,17 @@ class Peers(Section):
     mailbox_ttl_seconds: int = Field(
         default=7 * 24 * 3600, ge=0, description="Age at which a waiting message is dropped, in seconds; 0: never."
     )
+    broadcast_ttl_seconds: Count = Field(
+        default=24 * 3600,
+        description="Age at which a waiting copy of a broadcast is dropped, in seconds; mailbox_ttl_seconds if that is less.",
+    )
     name_idle_days: Count = Field(
         default=30, description="Days after which the name of a peer that does not come back is free again."
+    )
+    names_per_owner_max: Count = Field(
+        default=1_000,
+        description="Names one key or user may have. For one more, its name that was not used for longest is freed, unless "
+        "all are connected or have messages waiting.",
     )
     _secret: bytes = PrivateAttr(default=b"")
 

@@ -11,6 +11,9 @@ Every offset below `position` is in exactly one of these, and moves only along t
                  attempts used  v
                                dead ----dead letter durable--> settled
 
+A record that is given back with a delay stays in flight, with nobody, until that is over. How long the acknowledgement of
+a pushed record may take, and from when on that counts, is the business of its consumer (consumer.py).
+
 Settled offsets are not remembered: what is pending is. So `state()` is small and a restart redelivers just what was not
 acknowledged.
 """
@@ -22,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from quintet import kernel
+from quintet.delivery.consumer import Consumer, Flight
 from quintet.delivery.sink import Sink
 from quintet.delivery.trail import Trail
 from quintet.log.base import Partition
@@ -31,17 +35,6 @@ READ_BYTES = 1 << 20  # asked of the log at a time
 
 # A run of records of one batch, and the QoS they are delivered with.
 Run = tuple[RecordBatch, int, int]
-
-
-class Flight:
-    """Records handed to a peer together: one attempt, one deadline."""
-
-    __slots__ = ("attempt", "offsets", "sink")
-
-    def __init__(self, attempt: int, offsets: Sequence[int], sink: Sink) -> None:
-        self.attempt = attempt
-        self.offsets = offsets
-        self.sink = sink
 
 
 class Lane:
@@ -54,6 +47,7 @@ class Lane:
         "_order",
         "_timers",
         "_wakes",
+        "_working",
         "dead",
         "failed",
         "inflight",
@@ -74,6 +68,7 @@ class Lane:
         self.trail: Trail | None = None  # what is told to the audit
         self._timers: list[tuple[int, int, Flight]] = []
         self._order = 0
+        self._working: dict[int, int] = {}  # offset -> when its consumer last said that it works on it
         self._held: list[RecordBatch] = []
         self._held_from = 0  # the offset they were asked for: the first of them may start behind it
         self.failed = False  # the last read from disk failed; none is tried until somebody sets this back
@@ -131,8 +126,11 @@ class Lane:
             self.position = self._behind(batch, first - alive)
         return None
 
-    def sent(self, run: Run, qos: int, sink: Sink, deadline: int) -> int:
-        """The run was handed to a peer. QoS 1: it is in flight until `deadline`. Returns the attempt number."""
+    def sent(
+        self, run: Run, qos: int, sink: Sink, deadline: int, consumer: Consumer | None = None, now: int = 0
+    ) -> int:
+        """The run was handed to a peer. QoS 1: it is in flight until `deadline`, or longer if the consumer has not reached
+        it by then (`consumer`; `now` is when it was sent). Returns the attempt number."""
         batch, first, last = run
         offsets = self._offsets(batch, first, last)
         start = offsets[0]
@@ -144,10 +142,11 @@ class Lane:
         else:
             end = self.position = self._behind(batch, last)
         if qos:
-            flight = Flight(attempt, offsets, sink)
+            flight = Flight(attempt, offsets, sink, consumer)
+            if consumer is not None:
+                consumer.handed(flight, now, deadline - now)
             self.inflight.update(dict.fromkeys(offsets, flight))
-            self._order += 1
-            heapq.heappush(self._timers, (deadline, self._order, flight))
+            self._time(flight, deadline)
         trail = self.trail
         if trail is not None and (qos or trail.every):
             if trail.given == start:
@@ -165,12 +164,46 @@ class Lane:
 
     def ack(self, offset: int) -> bool:
         """Settle one record; False if it is not pending."""
-        return self.inflight.pop(offset, None) is not None or self.retry.pop(offset, None) is not None
+        return self._land(offset) is not None or self.retry.pop(offset, None) is not None
+
+    def _land(self, offset: int) -> Flight | None:
+        """It is no longer in flight; the flight it was in."""
+        flight = self.inflight.pop(offset, None)
+        if flight is not None:
+            flight.one_less()
+            if self._working:
+                self._working.pop(offset, None)
+        return flight
+
+    def _time(self, flight: Flight, deadline: int) -> None:
+        self._order += 1
+        heapq.heappush(self._timers, (deadline, self._order, flight))
+
+    def working(self, offset: int, now: int) -> bool:
+        """The consumer works on it: its clock starts again. False if nobody has it."""
+        flight = self.inflight.get(offset)
+        if flight is None or flight.consumer is None:
+            return False
+        self._working[offset] = now
+        return True
+
+    def nack(self, offset: int, due: int, attempts_max: int) -> bool:
+        """The consumer failed: it is due again at `due`, or dead when its attempts are used up. False if nobody has it."""
+        flight = self.inflight.get(offset)
+        if flight is None or flight.sink is None:
+            return False
+        self._land(offset)
+        if flight.attempt >= attempts_max:
+            self.dead[offset] = flight.attempt
+        else:
+            self.inflight[offset] = waiting = Flight(flight.attempt, [offset], None)
+            self._time(waiting, due)
+        return True
 
     def settle(self, offset: int) -> None:
         """Settle one record wherever it is, any number of times. After a crash the position may be behind it: then what
         lies between is due."""
-        if self.inflight.pop(offset, None) is None and self.retry.pop(offset, None) is None:
+        if self._land(offset) is None and self.retry.pop(offset, None) is None:
             self.dead.pop(offset, None)
         if offset >= self.position:
             self.retry.update(dict.fromkeys(range(self.position, offset), 0))
@@ -178,22 +211,25 @@ class Lane:
 
     def next_deadline(self) -> int | None:
         timers = self._timers
-        while timers and not self._open(timers[0][2]):
+        while timers and not timers[0][2].left:
             heapq.heappop(timers)
         return timers[0][0] if timers else None
 
-    def expire(self, now: int, attempts_max: int) -> None:
+    def expire(self, monotonic: int, attempts_max: int) -> None:
         """Move what was not acknowledged in time to retry, or to dead when its attempts are used up."""
         timers = self._timers
-        while timers and timers[0][0] <= now:
-            self._give_back(heapq.heappop(timers)[2], attempts_max)
+        while timers and timers[0][0] <= monotonic:
+            flight = heapq.heappop(timers)[2]
+            due = self._give_back(flight, monotonic, attempts_max)
+            if due is not None:
+                self._time(flight, due)
 
     def release(self, sink: Sink, attempts_max: int) -> None:
         """A peer is gone: what it had is due again at once. Only the record it was most likely working on, the first one
         it had not settled, counts as an attempt: what was merely sent ahead must not end as a dead letter."""
         held = [(offset, flight) for offset, flight in self.inflight.items() if flight.sink is sink]
         for number, (offset, flight) in enumerate(held):
-            del self.inflight[offset]
+            self._land(offset)
             if number == 0 and flight.attempt >= attempts_max:
                 self.dead[offset] = flight.attempt
             else:
@@ -201,16 +237,25 @@ class Lane:
         if held and len(self.retry) > len(held):  # others were due already, and those came later
             self.retry = dict(sorted(self.retry.items()))
 
-    def _open(self, flight: Flight) -> bool:
-        inflight = self.inflight
-        return any(inflight.get(offset) is flight for offset in flight.offsets)
-
-    def _give_back(self, flight: Flight, attempts_max: int) -> None:
+    def _give_back(self, flight: Flight, now: int, attempts_max: int) -> int | None:
+        """What its time is over for; when to look at the rest again, if there is any."""
         target = self.dead if flight.attempt >= attempts_max else self.retry
+        due = None
         for offset in flight.offsets:
-            if self.inflight.get(offset) is flight:
-                del self.inflight[offset]
-                target[offset] = flight.attempt
+            if self.inflight.get(offset) is not flight:
+                continue
+            if flight.consumer is not None:
+                since = flight.consumer.since(flight, offset, due is None)
+                if since is None:  # it waits, and so does what is behind it: at the earliest it is reached now
+                    return min(now + flight.wait_us, due or now + flight.wait_us)
+                end = max(since, self._working.get(offset, 0)) + flight.wait_us
+                if end > now:
+                    due = end if due is None else min(due, end)
+                    continue
+                flight.consumer.timed_out(now)
+            self._land(offset)
+            target[offset] = flight.attempt
+        return due
 
     # -- what survives a restart -----------------------------------------------------------------------------------
 

@@ -65,7 +65,6 @@ class Share:
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         takers = self._takers()[: last - first]
-        assert takers, "records were handed over although no member has room"
         size, more = divmod(last - first, len(takers))
         self._turn = self._members.index(takers[more - 1]) + 1  # behind the last one that got one more than others
         for number, member in enumerate(takers):
@@ -76,9 +75,10 @@ class Share:
             first = end
 
     def _takers(self) -> list[Sink]:
-        """Members with room, the next in turn first."""
+        """Members with room, the next in turn first; that one alone if the turn of the loop ended since room was asked for."""
         start = self._turn % len(self._members)
-        return [member for member in self._members[start:] + self._members[:start] if member.room() > 0]
+        members = self._members[start:] + self._members[:start]
+        return [member for member in members if member.room() > 0] or members[:1]
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         raise AssertionError("a share publishes nothing")

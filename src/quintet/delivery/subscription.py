@@ -9,6 +9,7 @@ business (broker/subscriptions.py, broker/events.py); this file only says when t
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from quintet.delivery.consumer import Consumer
 from quintet.delivery.lane import Lane, Run
 from quintet.delivery.sink import Sink
 from quintet.delivery.trail import Trail, Trails
@@ -31,8 +32,8 @@ class Subscription:
     """`qos` is the highest a record is delivered with; a record published with QoS 0 stays at 0."""
 
     __slots__ = (
-        "_changed", "_now", "_parked", "_policy", "_pumping", "_trails", "_turn", "delivered", "dirty", "door", "id", "lanes",
-        "last_used", "name", "owner", "qos", "sink", "topic_name",
+        "_changed", "_monotonic", "_now", "_parked", "_policy", "_pumping", "_trails", "_turn", "consumer", "delivered", "dirty", "door",
+        "id", "lanes", "last_used", "name", "owner", "qos", "sink", "topic_name",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +45,7 @@ class Subscription:
         lanes: list[Lane],
         policy: Policy,
         now: Callable[[], int],
+        monotonic: Callable[[], int],
         changed: Callable[["Subscription"], None],
         *,
         door: str = "blipmq",
@@ -61,11 +63,13 @@ class Subscription:
         self._trails = trails
         self.served_by(who or owner)
         self.sink: Sink | None = None
+        self.consumer = Consumer(policy.push_timeout_us)  # of its consumer, who may have others: then they share one
         self.dirty = False
         self.delivered = 0
-        self.last_used = now()
+        self.last_used = monotonic()
         self._policy = policy
-        self._now = now
+        self._now = now  # judges what expires; deadlines are of the other clock
+        self._monotonic = monotonic
         self._changed = changed
         self._pumping = False
         self._parked = False
@@ -88,6 +92,12 @@ class Subscription:
 
     # -- push ------------------------------------------------------------------------------------------------------
 
+    def grant(self, credit: int) -> None:
+        """The consumer holds at most so many at a time; 0: as many as configured."""
+        self.consumer.credit = credit
+        self.consumer.feed()
+        self.pump()
+
     def attach(self, sink: Sink) -> None:
         """Push to this sink from now on; whoever had it before loses it."""
         if self.sink is sink:
@@ -104,7 +114,7 @@ class Subscription:
         """The sink is gone: stop pushing to it, and what it had in flight is due again."""
         for lane in self.lanes:
             lane.release(sink, self._policy.attempts_max)
-        self.last_used = self._now()
+        self.last_used = self._monotonic()
         self._touch()
         if self.sink is sink:
             self.sink = None
@@ -140,15 +150,18 @@ class Subscription:
                 sink.park(self._unpark)
                 return False
             limit = self._credit(lane)
+            if self.qos and self.consumer.room < limit:
+                limit = self.consumer.room
+                if limit <= 0:
+                    self.consumer.starve(self.pump)
             if limit <= 0:
                 return True
-            now = self._now()
-            run = lane.take(limit, now, self.pump)
+            run = lane.take(limit, self._now(), self.pump)
             if run is None:
                 if lane.failed:
                     self._touch()
                 return True
-            self._hand_over(lane, run, sink, self._policy.push_timeout_us, now)
+            self._hand_over(lane, run, sink, self._policy.push_timeout_us)
             if self.sink is not sink:
                 return False
         return True
@@ -162,11 +175,12 @@ class Subscription:
             MESSAGES_PER_RUN_MAX if not self.qos else self._policy.in_flight_max - len(lane.inflight) - len(lane.dead)
         )
 
-    def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int, now: int) -> None:
+    def _hand_over(self, lane: Lane, run: Run, sink: Sink, timeout_us: int) -> None:
         batch, first, last = run
         qos = self.effective_qos(run)
-        deadline = now + _backoff(timeout_us, lane.attempt_of(run)) if qos else 0
-        lane.sent(run, qos, sink, deadline)
+        monotonic = self._monotonic()
+        deadline = monotonic + _backoff(timeout_us, lane.attempt_of(run)) if qos else 0
+        lane.sent(run, qos, sink, deadline, self.consumer, monotonic)
         self._turn += 1
         self.delivered += last - first
         self._touch()
@@ -177,12 +191,16 @@ class Subscription:
 
     # -- poll ------------------------------------------------------------------------------------------------------
 
-    def poll(self, count: int, sink: Sink, wake: Callable[[], None]) -> tuple[list[tuple[int, Run]], bool]:
-        """Up to count records now as (partition, run), and whether more may come once `wake` was called (they are being read from disk)."""
+    def poll(
+        self, count: int, sink: Sink, wake: Callable[[], None], bytes_max: int
+    ) -> tuple[list[tuple[int, Run]], bool]:
+        """Up to count records now as (partition, run), no more of them once they have bytes_max; and whether more may come
+        once `wake` was called (they are being read from disk)."""
         runs: list[tuple[int, Run]] = []
-        now = self.last_used = self._now()
+        now, monotonic = self._now(), self._monotonic()
+        self.last_used = monotonic
         for lane in self._in_turn():
-            while count > 0 and (lane.position < lane.partition.visible or lane.retry):
+            while count > 0 and bytes_max > 0 and (lane.position < lane.partition.visible or lane.retry):
                 limit = min(count, self._credit(lane))
                 if limit <= 0:
                     break
@@ -194,9 +212,10 @@ class Subscription:
                         self._touch()
                     break
                 qos = self.effective_qos(run)
-                lane.sent(run, qos, sink, now + _backoff(self._policy.poll_backoff_us, lane.attempt_of(run)))
+                lane.sent(run, qos, sink, monotonic + _backoff(self._policy.poll_backoff_us, lane.attempt_of(run)))
                 self._turn += 1
                 count -= run[2] - run[1]
+                bytes_max -= run[0].length * (run[2] - run[1]) // run[0].count
                 self.delivered += run[2] - run[1]
                 self._touch()
                 runs.append((lane.partition.number, run))
@@ -211,15 +230,49 @@ class Subscription:
             return list(range(first, first + min(count, MESSAGES_PER_RUN_MAX)))
         lane = self.lanes[partition]
         last = first + min(count, MESSAGES_PER_RUN_MAX)
+        flight = lane.inflight.get(last - 1)
+        number = -1 if flight is None or flight.consumer is not self.consumer else flight.number_of(last - 1)
+        self.consumer.acknowledged(number, self._monotonic())
         unknown = [offset for offset in range(first, last) if not lane.ack(offset)]
         if lane.trail is not None:
             for missing in (*unknown, last):
                 if first < missing:
                     lane.trail.acked(first, missing)
                 first = missing + 1
+        self._freed()
+        return unknown
+
+    def working(self, partition: int, first: int, count: int) -> None:
+        """The consumer works on these: their clocks start again. What it does not hold is passed over: it was too late."""
+        if 0 <= partition < len(self.lanes):
+            lane, now = self.lanes[partition], self._monotonic()
+            for offset in range(first, first + min(count, MESSAGES_PER_RUN_MAX)):
+                lane.working(offset, now)
+
+    def nack(self, partition: int, first: int, count: int, delay_us: int | None) -> list[int]:
+        """The consumer failed with these: each is due again after the delay (None: as polled ones are, doubling with each
+        attempt), or dead when its attempts are used up. Returns those that it does not hold."""
+        self._touch()
+        offsets = range(first, first + min(count, MESSAGES_PER_RUN_MAX))
+        if not 0 <= partition < len(self.lanes):
+            return list(offsets)
+        lane, now, policy = self.lanes[partition], self._monotonic(), self._policy
+        unknown = []
+        for offset in offsets:
+            flight = lane.inflight.get(offset)
+            attempt = 1 if flight is None else flight.attempt
+            wait = _backoff(policy.poll_backoff_us, attempt) if delay_us is None else delay_us
+            if not lane.nack(offset, now + wait, policy.attempts_max):
+                unknown.append(offset)
+        self.consumer.acknowledged(-1, now)
+        self._freed()
+        return unknown
+
+    def _freed(self) -> None:
+        """Places in the window, and credit, may have become free."""
+        self.consumer.feed()
         if self.sink is not None:
             self.pump()
-        return unknown
 
     def _touch(self) -> None:
         if not self.dirty:
@@ -229,12 +282,12 @@ class Subscription:
     def next_deadline(self) -> int | None:
         return min((d for lane in self.lanes if (d := lane.next_deadline()) is not None), default=None)
 
-    def expire(self, now: int) -> None:
+    def expire(self, monotonic: int) -> None:
         """Deadlines have passed: give back what was not acknowledged, and push again."""
         for lane in self.lanes:
-            lane.expire(now, self._policy.attempts_max)
+            lane.expire(monotonic, self._policy.attempts_max)
         self._touch()
-        self.pump()
+        self._freed()
 
     @property
     def failed(self) -> bool:
@@ -252,6 +305,10 @@ class Subscription:
         has buried them."""
         return [(lane, dict(lane.dead)) for lane in self.lanes if lane.dead]
 
+    def bytes_ahead(self) -> int:
+        """About how many bytes are not delivered yet, over all partitions."""
+        return sum(lane.partition.bytes_from(lane.position) for lane in self.lanes)
+
     def backlog(self) -> int:
         """Records not settled yet, over all partitions."""
         return sum(lane.partition.visible - lane.position + lane.pending for lane in self.lanes)
@@ -264,6 +321,10 @@ class Subscription:
     @property
     def in_flight_max(self) -> int:
         return self._policy.in_flight_max
+
+    @property
+    def push_timeout_us(self) -> int:
+        return self._policy.push_timeout_us
 
     @property
     def attempts_max(self) -> int:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from quintet.model.errors import Busy, ShuttingDown
+from quintet.net.turns import Turns
 
 T = TypeVar("T")
 Done = Callable[[Any, Exception | None], None]
@@ -26,8 +27,9 @@ class NoAnswer(Busy):
 class Bridge:
     """Made on the loop thread; `ask` and `wait_for` are for other threads only."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, answer_s: float = ANSWER_S, turns: Turns | None = None) -> None:
         self._loop = loop
+        self._turns = turns or Turns(loop)
         self._answer_s = answer_s
         self.closed = False
 
@@ -45,7 +47,7 @@ class Bridge:
         if self.closed:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
         try:
-            self._loop.call_soon_threadsafe(work, told)
+            self._loop.call_soon_threadsafe(self._turns.run, work, told)
         except RuntimeError as error:  # the loop is closed
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment") from error
         try:

@@ -107,13 +107,13 @@ class Login:
         return Caller(identity, principal.name, peer)
 
     def _known_token(self, token: str, peer: str) -> Caller:
-        now, digest = self._broker.scheduler.now(), hash_secret(token.encode())
+        monotonic, digest = self._broker.scheduler.monotonic(), hash_secret(token.encode())
         identity, used = self._tokens.get(digest, ("", 0))
-        principal = self._broker.access.current(identity) if identity and now - used < TOKEN_IDLE_US else None
+        principal = self._broker.access.current(identity) if identity and monotonic - used < TOKEN_IDLE_US else None
         if principal is None:
             self._forget(digest)
             raise AuthError("the token is no longer valid", hint="log in again: authenticate_basic_token()")
-        self._tokens[digest] = (identity, now)
+        self._tokens[digest] = (identity, monotonic)
         self._tokens.move_to_end(digest)
         return Caller(identity, principal.name, peer)
 
@@ -123,7 +123,7 @@ class Login:
             self._forget(next(digest for digest, (whose, _) in self._tokens.items() if whose == caller.identity))
         elif len(self._tokens) >= TOKENS_MAX:
             self._forget(next(iter(self._tokens)))
-        self._tokens[hash_secret(token.encode())] = (caller.identity, self._broker.scheduler.now())
+        self._tokens[hash_secret(token.encode())] = (caller.identity, self._broker.scheduler.monotonic())
         self._issued[caller.identity] += 1
         return token
 
@@ -139,7 +139,7 @@ class Login:
         identity, since = self._proven.get(proof, ("", 0))
         if not identity:  # who was right before is not kept out by others who guess at the same name
             self._check_rate(address)
-        if identity and self._broker.scheduler.now() - since < PROVEN_US:
+        if identity and self._broker.scheduler.monotonic() - since < PROVEN_US:
             principal = self._broker.access.current(identity)
             if principal is not None:
                 done(Caller(identity, principal.name, peer), None)
@@ -157,19 +157,19 @@ class Login:
             done(None, error)
             return
         identity, principal = result
-        self._proven[proof] = (identity, self._broker.scheduler.now())
+        self._proven[proof] = (identity, self._broker.scheduler.monotonic())
         self._proven.move_to_end(proof)
         if len(self._proven) > PROVEN_MAX:
             self._proven.popitem(last=False)
         done(Caller(identity, principal.name, peer), None)
 
     def _check_rate(self, address: str) -> None:
-        if self._failures.blocked(address, self._broker.scheduler.now()):
+        if self._failures.blocked(address, self._broker.scheduler.monotonic()):
             raise Busy(f"too many failed authentications of {address}", hint="try again in a minute")
 
     def _fail(self, address: str) -> None:
         self.failed += 1
-        self._failures.add(address, self._broker.scheduler.now())
+        self._failures.add(address, self._broker.scheduler.monotonic())
 
 
 class Headers(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow ships no types

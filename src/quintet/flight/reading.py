@@ -99,6 +99,7 @@ def _from_files(files: list[SegmentFile], planned: Plan, ask: wire.Ticket) -> It
         bytes_max=columns.BYTES_PER_BATCH,
         now=planned.now,
         fail_on_loss=ask.fail_on_data_loss,
+        name=planned.source.name,
     )
 
 

@@ -28,6 +28,8 @@ from quintet.flight import columns, reading, verbs, wire, writing
 from quintet.flight.bridge import Bridge, Done
 from quintet.flight.errors import to_flight
 from quintet.flight.login import MIDDLEWARE, Caller, Login, LoginFactory, NoHandshakePayload, peer_of
+from quintet.flight.outgoing import Outgoing
+from quintet.model import limits
 from quintet.model.errors import BadRequest, Busy, LimitExceeded, ShuttingDown, StorageError, TooLarge
 
 STREAMS_OF_PRINCIPAL_MAX: Final = 64  # do_get and do_put at once
@@ -35,7 +37,10 @@ REQUEST_BYTES_MAX: Final = 4 << 20  # of a ticket, a descriptor or the body of a
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 FLIGHTS_LISTED_MAX: Final = 10_000
 
+READS_NOTHING: Final = "the reader took nothing of a stream for too long, and shut with it were all its streams"
+
 T = TypeVar("T")
+Report = Callable[[str, dict[str, object]], None]
 Verb = Callable[[verbs.Call, Any, Done], None]
 
 # What each action does, for list_actions; the names are those of wire.ACTIONS.
@@ -72,6 +77,7 @@ class DoorOptions:
     certificate: bytes = b""
     key: bytes = b""
     client_ca: bytes = b""
+    output_bytes_max: int = limits.OUTPUT_BYTES_MAX
 
 
 class Figures:
@@ -80,6 +86,7 @@ class Figures:
     def __init__(self) -> None:
         self.calls = self.refused = self.reads = self.rows_out = self.bytes_out = 0
         self.puts = self.rows_in = self.bytes_in = 0
+        self.cut = 0  # connections whose reader took nothing
 
 
 class _Slot:
@@ -96,8 +103,12 @@ class _Slot:
 class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
     """Serves as soon as it is made. Made and closed on the loop thread; the handlers run elsewhere."""
 
-    def __init__(self, broker: Broker, bridge: Bridge, options: DoorOptions, entropy: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, broker: Broker, bridge: Bridge, options: DoorOptions, entropy: Callable[[int], bytes], report: Report
+    ) -> None:
         self.figures = Figures()
+        self.outgoing = Outgoing(options.output_bytes_max, self._stalled)
+        self._report = report
         self.pipelines = Pipelines()
         self.login = Login(broker, bridge, entropy, options.failures_per_minute)
         self.draining = False
@@ -149,6 +160,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
     def close(self) -> None:
         """Refuse what comes, end the streams with their next batch, and go when all calls are answered: see `closed`."""
         self.draining = True
+        self.outgoing.close()
         self._closer = threading.Thread(target=self.shutdown, name="quintet-flight-close", daemon=True)
         self._closer.start()
 
@@ -273,7 +285,8 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 plan = self._ask(caller, lambda call: reading.plan(call, ask))
                 with self._lock:
                     self.figures.reads += 1
-                batches = self._counted(reading.read(self._bridge, plan, ask), slot)
+                peer = peer_of(context.peer())
+                batches = self._counted(reading.read(self._bridge, plan, ask), slot, peer)
                 return flight.GeneratorStream(columns.schema_of(ask.columns), batches)
             except BaseException:
                 slot.release()
@@ -281,21 +294,36 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         except Exception as error:
             raise to_flight(error) from None
 
-    def _counted(self, batches: Iterator[Any], slot: _Slot) -> Iterator[Any]:
+    def _counted(self, batches: Iterator[Any], slot: _Slot, peer: str) -> Iterator[Any]:
         """Each batch on its way out. The slot goes with this generator, also if it is never begun."""
-        figures = self.figures
+        figures, outgoing = self.figures, self.outgoing
         try:
-            for batch in batches:
-                if self.draining:
-                    raise ShuttingDown("the broker is shutting down", hint="connect again, and go on at this offset")
-                with self._lock:
-                    figures.rows_out += batch.num_rows
-                    figures.bytes_out += batch.nbytes
-                yield batch
+            while True:
+                held = outgoing.hold(peer, columns.BYTES_PER_BATCH)
+                try:
+                    batch = next(batches, None)
+                    if batch is None:
+                        return
+                    outgoing.made(held, batch.nbytes)
+                    if self.draining:
+                        raise ShuttingDown(
+                            "the broker is shutting down", hint="connect again, and go on at this offset"
+                        )
+                    with self._lock:
+                        figures.rows_out += batch.num_rows
+                        figures.bytes_out += batch.nbytes
+                    yield batch
+                finally:
+                    outgoing.release(held)
         except Exception as error:
             raise to_flight(error) from None
         finally:
             slot.release()
+
+    def _stalled(self, peer: str) -> None:
+        with self._lock:
+            self.figures.cut += 1
+        self._report("connection_closed", {"door": "flight", "peer": peer, "reason": READS_NOTHING})
 
     def do_put(
         self,

@@ -382,20 +382,22 @@ def dead(call: Call, ask: wire.DeadRequest, done: Done) -> None:
 
 def pipeline_report(pipelines: Pipelines, call: Call, ask: wire.PipelineReport, done: Done) -> None:
     report = Report(**msgspec.structs.asdict(ask))
-    done(wire.PipelineOrder(pipelines.report(call.owner, report, call.broker.scheduler.now())), None)
+    done(wire.PipelineOrder(pipelines.report(call.owner, report, call.broker.scheduler.monotonic())), None)
 
 
 def pipelines_seen(pipelines: Pipelines, call: Call, _ask: wire.Nothing, done: Done) -> None:
-    now = call.broker.scheduler.now()
+    now, monotonic = call.broker.scheduler.now(), call.broker.scheduler.monotonic()
     found = (
-        wire.PipelineStatus(wire.PipelineReport(**asdict(status.report)), status.owner, status.seen_us)
-        for status in pipelines.seen(call.owner, call.administers, now)
+        wire.PipelineStatus(
+            wire.PipelineReport(**asdict(status.report)), status.owner, now - (monotonic - status.heard_us)
+        )
+        for status in pipelines.seen(call.owner, call.administers, monotonic)
     )
     done(wire.Pipelines(tuple(found), now), None)
 
 
 def pipeline_stop(pipelines: Pipelines, call: Call, ask: wire.PipelineName, done: Done) -> None:
-    pipelines.stop(call.owner, call.administers, ask.name, call.broker.scheduler.now())
+    pipelines.stop(call.owner, call.administers, ask.name, call.broker.scheduler.monotonic())
     done(wire.Nothing(), None)
 
 

@@ -61,5 +61,7 @@ felix_events = _chosen.felix_events
 felix_publish = _chosen.felix_publish
 felix_received = _chosen.felix_received
 json_fault = _chosen.json_fault
+json_head = _chosen.json_head
+json_shape = _chosen.json_shape
 # A class with a thread, not a function over buffers: only the native kernel has it.
 QuicEndpoint: "type[_chosen.QuicEndpoint] | None" = getattr(_chosen, "QuicEndpoint", None)

@@ -318,12 +318,12 @@ def fly_received(data: Buffer, start: int, max_frame: int, sdk: bool) -> tuple[l
 # In all of them frame_bytes_max, the greatest payload of a frame, is 1 byte to 32 MiB.
 
 def felix_split(
-    data: Buffer, start: int, frame_bytes_max: int, known: int, strict: bool, origin: bytes, now: int
+    data: Buffer, start: int, frame_bytes_max: int, known: int, strict: bool, origin: bytes, now: int, key_flag: int = 0
 ) -> tuple[list[tuple[Any, ...]], int, int]:
     """Split a read into what the session must act on: (items, consumed, fatal).
 
     known: the flag bits that may be on a frame. strict: a frame with another bit is refused; else other bits are masked
-    away first.
+    away first. key_flag: which of them says that a batch has a key, 0x0040 (then none is packed) or 0x0100; 0: none does.
 
     items, in wire order:
       (1, target, batch, count, request_id, ack_mode)  a binary batch (0x0001: request_id -1 and ack_mode 0; 0x0009:
@@ -331,18 +331,22 @@ def felix_split(
                           valid UTF-8. batch is unsealed, as build makes it, with `origin`; None if count is 0.
                           Neighbouring 0x0001 frames with one target are one item, until it would have over 32 MiB of
                           values or 2**20 records; 0x0009 is never merged.
+                          With a key there is a seventh: the key (bytes), which every record has. Only neighbours with the
+                          same key are merged, and the key counts with each value.
       (0, payload)        a JSON frame (flags 0); payload as bytes, unchecked
       (2, code, request_id)  a malformed batch: code 1 ends early, 2 count larger than what follows, 3 bytes behind the end,
-                          4 ack mode not 1 or 2, 5 name not UTF-8, 6 over 2**20 records. request_id -1 if there is none.
-      (3, flags, -1)      flags (as on the wire) that are not known, or not sensible from a client
-      (4, flags, payload)  a batch that is still packed: flags 0x0041 or 0x0049
+                          4 ack mode not 1 or 2, 5 name not UTF-8, 6 over 2**20 records, 7 over 32 MiB with the key. request_id -1 if
+                          there is none.
+      (3, flags, request_id)  flags (as on the wire) that are not known, or not sensible from a client; request_id of one
+                          that is an acknowledged batch beside that, else -1
+      (4, flags, payload)  a batch that is still packed: flags 0x0041 or 0x0049, with a key 0x0141 or 0x0149
     consumed: position behind the last whole frame taken. fatal: 0, or 1 bad magic, 2 unknown version, 3 length above
     frame_bytes_max, each judged as soon as its bytes are in; the items before it are still good. `now` must be microseconds
     since 1970; no record is given an expiry."""
 
 def felix_batch(payload: Buffer, flags: int, origin: bytes, now: int) -> tuple[Any, ...]:
     """The item (1, ...) or (2, ...) of felix_split for the payload (at most 32 MiB) of one batch, already unpacked. flags
-    are 0x0001 or 0x0009, with or without 0x0040."""
+    are 0x0001 or 0x0009, with or without 0x0040 and 0x0100 (a key)."""
 
 def felix_gets(
     data: Buffer,
@@ -364,39 +368,58 @@ def felix_gets(
     reply has bytes_max (at least 1)."""
 
 def felix_deliver(
-    batch: Buffer, first: int, last: int, now: int, offsets: bool, high: int, frame_bytes_max: int
-) -> tuple[bytes, int]:
-    """Event frames 0x0004 for records first..last-1 of a batch: (bytes, events). Records whose expiry is not 0 and not
+    batch: Buffer, first: int, last: int, now: int, offsets: bool, high: int, frame_bytes_max: int, keys: bool = False
+) -> tuple[bytes, int, list[tuple[int, int, int]]]:
+    """Event frames 0x0004 for records first..last-1 of a batch: (bytes, events, omitted). Records whose expiry is not 0 and not
     after `now` are left out; a null value is sent as an empty one. With offsets 0x0024, whose base offset has the bits of
-    `high` set: a gap in the offsets begins a new frame. A frame ends before it would pass frame_bytes_max; a record that
-    alone is longer has a frame of its own."""
+    `high` set: a gap in the offsets begins a new frame. With keys, if the batch has any, 0x0104 or 0x0124: each value is
+    behind its key. A frame ends before it would pass frame_bytes_max; a record that alone is longer is not in `bytes` but in
+    `omitted`: (where in `bytes` it would stand, its number in the batch, the bytes its frame would have)."""
 
 def felix_events(
     batch: Buffer, first: int, last: int, now: int, target_json: bytes, frame_bytes_max: int
-) -> tuple[bytes, int]:
-    """The same records as JSON frames: (bytes, events). `event` if one is in it, else `event_batch`: at most 64, and at most
-    64 KiB or frame_bytes_max of JSON; an event that alone is longer has a frame of its own. target_json are the fields
-    behind "type", such as b'"tenant_id":"t","namespace":"n","stream":"s"'."""
+) -> tuple[bytes, int, list[tuple[int, int, int]]]:
+    """The same records as JSON frames: (bytes, events, omitted). `event` if one is in it, else `event_batch`: at most 64, and
+    at most 64 KiB or frame_bytes_max of JSON; an event longer than 64 KiB has a frame of its own, and one longer than
+    frame_bytes_max is in `omitted`. target_json are the fields behind "type", such as b'"tenant_id":"t","namespace":"n","stream":"s"'."""
 
-def felix_publish(target: bytes, values: Sequence[bytes], request_id: int, ack_mode: int) -> bytes:
+def felix_publish(
+    target: bytes,
+    values: Sequence[bytes],
+    request_id: int,
+    ack_mode: int,
+    key: bytes | None = None,
+    key_flag: int = 0x0100,
+) -> bytes:
     """One batch of a client: a frame 0x0001 (request_id -1 and ack_mode 0) or 0x0009 (ack_mode 1 or 2). target as in
-    felix_split. ValueError for over 2**20 values or a payload over 32 MiB."""
+    felix_split. With a key (at most 65,535 bytes) the frame has key_flag, 0x0040 or 0x0100, too. ValueError for over 2**20
+    values or a payload over 32 MiB."""
 
 def felix_received(data: Buffer, start: int, frame_bytes_max: int) -> tuple[list[tuple[Any, ...]], int, int]:
     """Split what a client reads: (items, consumed, fatal).
 
-      (4, subscription_id or -1, base_offset or -1, [value, ...])  events: 0x0002, 0x0004, 0x0022 or 0x0024
+      (4, subscription_id or -1, base_offset or -1, [value, ...])  events: 0x0002, 0x0004, 0x0022 or 0x0024;
+                                                                   with 0x0100 a fifth: [key or None, ...]
       (0x10, status, request_id, message)                          the acknowledgement of a batch; message as str
       (0, payload)                                                 a JSON frame
-      (0x40, flags, payload)                                       events that are still packed: flags 0x0044 or 0x0064
+      (0x40, flags, payload)                                       events that are still packed: flags 0x0044, 0x0064, 0x0144, 0x0164
     fatal as in felix_split, 4 a payload that does not add up (or has over 2**20 values), and 5 flags that no server may
     send; consumed is then the start of that frame."""
 
 def json_fault(data: Buffer, depth_max: int) -> int:
     """What is wrong with a text, by the first fault in it: 0 nothing, 1 not one JSON object (RFC 8259) of UTF-8 with white
     space around it at most, 2 a duplicate key in an object (escapes are resolved), 3 deeper than depth_max (1 to 10,000;
-    objects and arrays count, the outermost is 1), 4 more than 1,024 keys in an object. Half of a surrogate pair is not UTF-8.
-    Time is linear."""
+    objects and arrays count, the outermost is 1), 4 more than 1,024 keys in an object, 5 more than 50,000 values, or more
+    than 500,000 escapes in strings. Half of a surrogate pair is not UTF-8. Time is linear; other threads run while much is
+    scanned, and must not write to it."""
+
+def json_head(data: Buffer, depth_max: int) -> tuple[int, bytes]:
+    """What json_fault finds, and the text that is the value of the object's own key "type": empty if there is a fault, no
+    such key, another kind of value, or more than 64 bytes."""
+
+def json_shape(data: Buffer) -> tuple[int, int]:
+    """(values, depth) of a JSON text, sound or not: at most that many values are in it (one, and one for each comma and
+    opening bracket outside of strings), nested that deep. Time is linear, and other threads run as in json_fault."""
 
 # -- WebSocket --------------------------------------------------------------------------------------------------------
 

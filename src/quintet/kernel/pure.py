@@ -31,7 +31,7 @@ from quintet.kernel.pure_felix import (
     felix_received,
     felix_split,
 )
-from quintet.kernel.pure_felix_json import felix_gets, json_fault
+from quintet.kernel.pure_felix_json import felix_gets, json_fault, json_head, json_shape
 from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split
 from quintet.kernel.pure_ws import ws_split
 
@@ -64,6 +64,8 @@ __all__ = [
     "follow",
     "gather",
     "json_fault",
+    "json_head",
+    "json_shape",
     "layout",
     "merge",
     "place",

@@ -131,12 +131,16 @@ def felix_gets(
 
 # -- what is wrong with a text ----------------------------------------------------------------------------------------
 
-FINE, NOT_JSON, DUPLICATE_KEY, TOO_DEEP, TOO_MANY_KEYS = range(5)
+FINE, NOT_JSON, DUPLICATE_KEY, TOO_DEEP, TOO_MANY_KEYS, TOO_MANY_VALUES = range(6)
 KEYS_MAX = 1024  # of one object: no message has more than a few
 MAX_DEPTH = 10_000
+VALUES_MAX = 50_000  # of one text
+ESCAPES_MAX = 500_000  # in the strings of one text
+TYPE_BYTES_MAX = 64  # of a type that is worth telling
 
 BLANK = re.compile(r"[ \t\n\r]*+")
 STRING = re.compile(r'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"')
+ESCAPE = re.compile(r"\\.")
 PLAIN = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null")
 
 # What may come next.
@@ -164,6 +168,9 @@ class _Scan:
         self.at = 0
         self.open: list[set[str] | None] = []
         self.next = VALUE_NEXT
+        self.values = self.escapes = 0
+        self.at_type = False
+        self.kind = b""
 
     def blank(self) -> str:
         """The next character that is no white space; "" at the end."""
@@ -176,12 +183,16 @@ class _Scan:
         if found is None:
             return None
         self.at = found.end()
+        self.escapes += len(ESCAPE.findall(found.group()))
         return _unescaped(found.group())
 
     def key(self) -> int:
         name = self.string()
         if name is None:
             return NOT_JSON
+        if self.escapes > ESCAPES_MAX:
+            return TOO_MANY_VALUES
+        self.at_type = len(self.open) == 1 and name == "type"
         keys = self.open[-1]
         if keys is None or name in keys:
             return DUPLICATE_KEY
@@ -196,6 +207,10 @@ class _Scan:
 
     def value(self, first: str) -> int:
         self.next = COMMA_OR_END
+        self.values += 1
+        if self.values > VALUES_MAX:
+            return TOO_MANY_VALUES
+        at_type, self.at_type = self.at_type, False
         if first in ("{", "["):
             if len(self.open) == self.depth_max:
                 return TOO_DEEP
@@ -204,7 +219,10 @@ class _Scan:
             self.next = KEY_OR_END if first == "{" else VALUE_OR_END
             return FINE
         if first == '"':
-            return NOT_JSON if self.string() is None else FINE
+            text = self.string()
+            if text is not None and at_type and len(text.encode()) <= TYPE_BYTES_MAX:
+                self.kind = text.encode()
+            return NOT_JSON if text is None else TOO_MANY_VALUES if self.escapes > ESCAPES_MAX else FINE
         found = PLAIN.match(self.text, self.at)
         if found is None:
             return NOT_JSON
@@ -236,12 +254,37 @@ class _Scan:
         return fault or (FINE if self.blank() == "" else NOT_JSON)
 
 
-def json_fault(data: Buffer, depth_max: int) -> int:
+def json_head(data: Buffer, depth_max: int) -> tuple[int, bytes]:
     view = view_of(data)
     if not 1 <= depth_max <= MAX_DEPTH:
         raise ValueError("depth_max must be 1 to 10,000")
     try:
         text = bytes(view).decode()
     except UnicodeDecodeError:
-        return NOT_JSON
-    return _Scan(text, depth_max).run()
+        return NOT_JSON, b""
+    scan = _Scan(text, depth_max)
+    fault = scan.run()
+    return fault, b"" if fault else scan.kind
+
+
+def json_fault(data: Buffer, depth_max: int) -> int:
+    return json_head(data, depth_max)[0]
+
+
+# -- how much there is to read ----------------------------------------------------------------------------------------
+
+# Possessive, and an open string runs to the end of the text: each character is looked at once, whatever the text is.
+TEXTS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+BRACKETS = re.compile(rb"[\[\]{}]")
+
+
+def json_shape(data: Buffer) -> tuple[int, int]:
+    bare = TEXTS.sub(b"", bytes(view_of(data)))
+    depth = deepest = 0
+    for found in BRACKETS.finditer(bare):
+        if found[0] in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        else:
+            depth = max(depth - 1, 0)
+    return 1 + bare.count(b",") + bare.count(b"[") + bare.count(b"{"), deepest

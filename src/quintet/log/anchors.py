@@ -84,6 +84,7 @@ class Anchored:
     hashes: dict[int, str] = field(default_factory=dict)
     keyed: bool = False
     torn: int = 0
+    damaged: int = 0  # lines that were passed over by a start
     time: int = 0
     _places: dict[int, set[tuple[int, int]]] = field(default_factory=dict)  # of each topic: many are deleted
 
@@ -116,16 +117,18 @@ class Anchored:
             self.starts.pop(place, None)
 
 
-def parse(data: bytes, into: Anchored, keys: dict[str, bytes] | None) -> None:
-    """Take in the lines of one file. keys None: hashes are not looked at (the broker's own start). AnchorsBroken: a line was
-    changed, taken out or put in; KeyMissing."""
+def parse(data: bytes, into: Anchored, keys: dict[str, bytes] | None, own_keys: dict[str, bytes] | None = None) -> None:
+    """Take in the lines of one file. keys None: a line that does not check out is counted and passed over, and one made with
+    a key that is not in own_keys is believed (the broker's own start). AnchorsBroken: a line was changed, taken out or put
+    in; KeyMissing."""
     lines = data.split(b"\n")
     into.torn = len(lines.pop())
     for number, text in enumerate(lines, 1):
         line = _read(text)
+        if keys is None and (line is None or not _is_whole(text, line, own_keys or {})):
+            into.damaged += 1
+            continue
         if line is None:
-            if keys is None:
-                continue
             raise AnchorsBroken(f"line {number} is not an anchor")
         if keys is not None:
             _check(text, line, number, into, keys)
@@ -139,6 +142,14 @@ def _read(text: bytes) -> Line | None:
         return _decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
+
+
+def _is_whole(text: bytes, line: Line, keys: dict[str, bytes]) -> bool:
+    """Is its hash right? One bit of a number would move the end of a log."""
+    if line.key and line.key not in keys:
+        return True
+    body, _, ending = text.rpartition(_HASH)
+    return ending == line.hash.encode() + _END and _digest(body, keys[line.key] if line.key else b"") == line.hash
 
 
 def _check(text: bytes, line: Line, number: int, before: Anchored, keys: dict[str, bytes]) -> None:
@@ -156,7 +167,9 @@ def _check(text: bytes, line: Line, number: int, before: Anchored, keys: dict[st
         raise AnchorsBroken("the first anchor does not begin a chain")
 
 
-def load(disk: Disk, path: str, keys: dict[str, bytes] | None) -> Anchored | None:
+def load(
+    disk: Disk, path: str, keys: dict[str, bytes] | None, own_keys: dict[str, bytes] | None = None
+) -> Anchored | None:
     """The anchors of a file and of the one before it; None if there are none. Raises as parse."""
     for _ in range(READS_MAX):
         both = [disk.read_file(path + OLD_SUFFIX), disk.read_file(path)]
@@ -166,5 +179,5 @@ def load(disk: Disk, path: str, keys: dict[str, bytes] | None) -> Anchored | Non
         return None
     found = Anchored()
     for data in both:
-        parse(data or b"", found, keys)
+        parse(data or b"", found, keys, own_keys)
     return found

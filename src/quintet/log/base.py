@@ -36,6 +36,13 @@ class TopicSpec:
     segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT
     memory_bytes: int = limits.MEMORY_TOPIC_BYTES_DEFAULT
     extra: dict[str, str] = field(default_factory=dict)
+    identity: str = ""  # random, made with the topic: another topic of this name, or number, has another
+
+    @property
+    def is_strict(self) -> bool:
+        """Is it written one batch at a time, each durable before the next, because a lost batch would change what others
+        mean? The broker's own topics, and what is folded by its keys (ADR 15)."""
+        return self.durability == "fsync" and (self.compact or self.id < limits.TOPIC_ID_FIRST_USER)
 
 
 class SegmentFile(NamedTuple):
@@ -47,6 +54,13 @@ class SegmentFile(NamedTuple):
     position: int
     base: int
     next_offset: int
+
+
+class TopicFiles(NamedTuple):
+    """What the folder of a topic says without its row. name "": no header checks out."""
+
+    name: str
+    partitions: int
 
 
 class Partition(Protocol):
@@ -167,6 +181,22 @@ class Log(Protocol):
 
     def delete_topic(self, topic_id: int) -> None:
         """Close and remove a topic and its files."""
+
+    def check_sound(self, topic_id: int, name: str) -> None:
+        """Raise TableDamaged if something of a topic is lost, as far as it was read, and no operator accepted that. `name` is
+        what the error calls it."""
+
+    def topic_ids(self) -> list[int]:
+        """Numbers of the topics that have files, whether or not they were opened."""
+
+    def files_of(self, topic_id: int) -> TopicFiles | None:
+        """What the files under this number say of themselves; None if there are none."""
+
+    def losses(self, topic_id: int) -> list[str]:
+        """What check_sound would raise for: one line for each range, with its file."""
+
+    def was_deleted(self, topic_id: int) -> bool:
+        """Does the log itself remember that this topic was deleted? False also if it cannot tell."""
 
     @property
     def last_topic_id(self) -> int:

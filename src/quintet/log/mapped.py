@@ -28,7 +28,9 @@ from quintet.log.embedded.segment import (
     HEADER_BYTES,
     REASONS,
     Header,
+    Owner,
     index_name,
+    misplaced,
     parse_header,
     parse_index,
     segment_name,
@@ -71,10 +73,9 @@ class Gathered:
 
 
 class Wish(NamedTuple):
-    """What is read of every file. `lenient`: what is lost or damaged is passed over."""
+    """What is read of every file. `lenient`: what is lost or damaged is passed over; a file of another topic never is."""
 
-    topic_id: int
-    partition: int
+    owner: Owner
     last: int
     columns: int
     rows_max: int
@@ -95,10 +96,12 @@ def read(
     bytes_max: int = READ_BYTES_DEFAULT,
     now: int = 0,
     fail_on_loss: bool = True,
+    name: str = "",
 ) -> Iterator[Gathered]:
-    """The records first <= offset < last. DataLost if some of these offsets are in no file, CorruptData if a batch is not
-    sound; with fail_on_loss False both are passed over. What was yielded before is good in any case."""
-    wish = Wish(topic_id, partition, last, columns, rows_max, bytes_max, now, not fail_on_loss)
+    """The records first <= offset < last of the topic with this number, and with this name if one is given. DataLost if some
+    of these offsets are in no file, CorruptData if a batch is not sound; with fail_on_loss False both are passed over. What
+    was yielded before is good in any case. A file of another topic is CorruptData always."""
+    wish = Wish(Owner(topic_id, partition, name), last, columns, rows_max, bytes_max, now, not fail_on_loss)
     offset = first
     for file in files:
         if file.base >= last:
@@ -117,7 +120,7 @@ def _lost(wish: Wish, first: int, last: int) -> int:
     if wish.lenient:
         return last
     raise DataLost(
-        f"partition {wish.partition} of topic number {wish.topic_id}: offsets {first} to {last - 1} are no longer there",
+        f"partition {wish.owner.partition} of topic number {wish.owner.topic_id}: offsets {first} to {last - 1} are no longer there",
         first=first,
         last=last,
         hint="retention took them or a file is missing; begin later, or say that data loss is accepted",
@@ -249,12 +252,9 @@ class _Segment:
             header = parse_header(self._data[:HEADER_BYTES])
         except ValueError as error:
             raise DataDirError(f"{self._path}: {error}: written by a newer broker; use its version") from None
-        wish = self._wish
-        if header is not None and (header.topic_id, header.partition) != (wish.topic_id, wish.partition):
-            raise CorruptData(
-                f"{self._path}: is of topic number {header.topic_id}, partition {header.partition}, and not of"
-                f" {wish.topic_id}, {wish.partition}"
-            )
+        wrong = misplaced(header, self._wish.owner) if header is not None else ""
+        if wrong:
+            raise CorruptData(f"{self._path}: {wrong}", hint="put every folder back where it was: quintet log verify")
         return header
 
     def _seed(self, header: Header | None) -> int:

@@ -14,9 +14,13 @@ An envelope is one JSON object with exactly nine members. The signature covers e
 
 The members may come in any order, with blanks, and with any spelling of their strings: the signature is over the form
 above. Each must be there once, its name written plainly; a second `id` would let two readers see two messages.
+
+That is what published clients sign. The document says "verbatim", and a client written from it signs texts as they stand in the
+frame. So whoever verifies takes these, too: each text in its canonical form or as it stands, the body also without blanks only.
+All of them are spellings of the one envelope, so none means anything else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from hashlib import sha256
 from hmac import compare_digest, digest
@@ -173,19 +177,50 @@ def _anyhow(data: bytes, strict: bool) -> Envelope:
     return Envelope(version, id, sender, to, ts, source, kind, _escaped(raws.get("body", b"null")), hmac)
 
 
-def genuine(envelope: Envelope, secret: bytes) -> bool:
-    """Whether an envelope that was parsed carries the signature of this secret. In constant time; without a secret, or
-    with an hmac that is not 64 lowercase hexadecimal digits, it does not."""
+def genuine(envelope: Envelope, secret: bytes, data: bytes = b"") -> bool:
+    """Whether an envelope that was parsed from `data` carries the signature of this secret: over its canonical form, or over
+    its texts as they stand there. Compared in constant time; without a secret, or with an hmac that is not 64 lowercase
+    hexadecimal digits, it does not."""
     hmac = envelope.hmac
     if not secret or len(hmac) != HMAC_DIGITS or not _HEX.issuperset(hmac):
         return False
-    return compare_digest(hmac, signature(envelope, secret))
+    return any(compare_digest(hmac, digest(secret, form, sha256).hex()) for form in _forms(envelope, data))
+
+
+def _forms(envelope: Envelope, data: bytes) -> Iterator[bytes]:
+    """The bytes that may have been signed, each once, the canonical ones first."""
+    first = canonical(envelope)
+    yield first
+    raws = _raws(data)
+    if raws is None:
+        return
+    given = {first}
+    version, id, sender, to, ts, source, kind, _, _ = envelope
+    own = [string(text) for text in (version, id, sender, to, ts, source, kind)]
+    verbatim = [raws[name] for name in SIGNED[:-1]]
+    for texts in (own, verbatim):
+        for body in (envelope.body, _compact(raws["body"]), raws["body"]):
+            form = b"{%b}" % b",".join(
+                b'"%b":%b' % (name.encode(), raw) for name, raw in zip(SIGNED, (*texts, body), strict=True)
+            )
+            if form not in given:
+                given.add(form)
+                yield form
+
+
+def _raws(data: bytes) -> dict[str, bytes] | None:
+    """The texts of the members as they stand; None if one is missing."""
+    try:
+        raws = {name: bytes(raw) for name, raw in _RAWS.decode(data).items()}
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return raws if raws.keys() >= set(SIGNED) else None
 
 
 def verify(data: bytes, secret: bytes) -> bool:
     """Whether these bytes are an envelope, whole and as its sender signed it."""
     try:
-        return genuine(parse(data), secret)
+        return genuine(parse(data), secret, data)
     except ProtocolError:
         return False
 

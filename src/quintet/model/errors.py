@@ -255,6 +255,13 @@ class CorruptData(StorageError):
     code = "E1503"
 
 
+class TableDamaged(CorruptData):
+    """Something is lost of what the broker itself keeps, so older rows would count again: it does not start until an
+    operator accepts that."""
+
+    code = "E1505"
+
+
 class DataDirError(StorageError):
     """The data directory cannot be used (locked, unreadable, newer format). Nothing was touched."""
 

@@ -11,25 +11,24 @@ class Bucket:
 
     __slots__ = ("_at", "_full", "_level", "per_second")
 
-    def __init__(self, per_second: int, now: int) -> None:
+    def __init__(self, per_second: int, monotonic: int) -> None:
         self.per_second = per_second
         self._full = self._level = per_second * SECOND_US  # in millionths: whole numbers do not drift
-        self._at = now
+        self._at = monotonic
 
-    def _refill(self, now: int) -> None:
-        if now > self._at:
-            self._level = min(self._full, self._level + (now - self._at) * self.per_second)
-        self._at = now  # also back, when the clock was set back
+    def _refill(self, monotonic: int) -> None:
+        self._level = min(self._full, self._level + (monotonic - self._at) * self.per_second)
+        self._at = monotonic
 
-    def take(self, count: int, now: int) -> None:
-        self._refill(now)
+    def take(self, count: int, monotonic: int) -> None:
+        self._refill(monotonic)
         self._level -= count * SECOND_US
 
-    def wait(self, now: int) -> int:
+    def wait(self, monotonic: int) -> int:
         """Microseconds until it is paid back."""
-        self._refill(now)
+        self._refill(monotonic)
         return max(0, -(self._level // self.per_second))
 
-    def full(self, now: int) -> bool:
-        self._refill(now)
+    def full(self, monotonic: int) -> bool:
+        self._refill(monotonic)
         return self._level >= self._full

@@ -4,8 +4,9 @@ In the broker this is `net/loop.py` (uvloop and a few disk threads); in tests it
 still until it is told to move and disk work finishes when the test says so.
 """
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NoReturn, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -27,3 +28,22 @@ class Scheduler(Protocol):
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run blocking disk work elsewhere, then done(result or the exception it raised) on the loop."""
+
+
+def call_each(scheduler: Scheduler, calls: Iterable[Callable[[], object]]) -> None:
+    """Call all of them in order. One that raises stops none of the others: its exception is raised alone, at the end of
+    the turn, where the scheduler reports it."""
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            raise_soon(scheduler, error)
+
+
+def raise_soon(scheduler: Scheduler, error: Exception) -> None:
+    """Raise at the end of the turn, so that whoever goes on now is not stopped."""
+    scheduler.soon(partial(_raise, error))
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 CERTIFICATE_NAME = "felix-certificate.pem"
 KEY_NAME = "felix-key.pem"
 VALID_FOR = timedelta(days=3640)  # some days less than ten years
-VALID_BEFORE = timedelta(hours=1)  # clocks of clients may be late
+VALID_BEFORE = timedelta(days=365)  # clocks of clients may be late, and ours may be ahead when it is made
 RENEW_WITHIN = timedelta(days=30)  # of its end
 COMMON_NAME = "Quintet, made by itself"
 
 
 def development_certificate(folder: Path, names: Sequence[str]) -> tuple[bytes, bytes, Path]:
     """Certificate and key in PEM, and where the certificate lies, for clients to trust. Made at the first call, made again
-    when the names changed, when it is about to expire, or when one of the files cannot be used."""
+    when the names changed, when it is not valid by this clock or about to expire, or when one of the files cannot be used."""
     certificate, key = folder / CERTIFICATE_NAME, folder / KEY_NAME
     try:
         found = certificate.read_bytes(), key.read_bytes()
@@ -100,7 +100,7 @@ def _leaf(certificate: bytes, name: str) -> "x509.Certificate":
 
 
 def _serves(certificate: bytes, names: Sequence[str]) -> bool:
-    """Whether a certificate we made still does: the same names, and not about to expire."""
+    """Whether a certificate we made still does: the same names, valid by now, and not about to expire."""
     from cryptography import x509
 
     leaf = _leaf(certificate, CERTIFICATE_NAME)
@@ -108,7 +108,9 @@ def _serves(certificate: bytes, names: Sequence[str]) -> bool:
         said = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return False
-    return set(said) == set(_general_names(names)) and leaf.not_valid_after_utc - datetime.now(UTC) > RENEW_WITHIN
+    now = datetime.now(UTC)
+    valid = leaf.not_valid_before_utc <= now and leaf.not_valid_after_utc - now > RENEW_WITHIN
+    return valid and set(said) == set(_general_names(names))
 
 
 def _general_names(names: Sequence[str]) -> "list[x509.GeneralName]":
@@ -137,7 +139,8 @@ def _make(names: Sequence[str]) -> tuple[bytes, bytes]:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, COMMON_NAME)])
-    begin = datetime.now(UTC) - VALID_BEFORE
+    now = datetime.now(UTC)
+    begin = now - VALID_BEFORE
     usage = x509.KeyUsage(
         digital_signature=True,
         content_commitment=False,
@@ -156,7 +159,7 @@ def _make(names: Sequence[str]) -> tuple[bytes, bytes]:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(begin)
-        .not_valid_after(begin + VALID_FOR)
+        .not_valid_after(now + VALID_FOR)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(_general_names(names)), critical=False)
         .add_extension(usage, critical=True)

@@ -6,15 +6,21 @@
 All connections of a listener share one read buffer: what a session does not consume is copied out before the next
 read. Only a frame larger than that buffer gets one of its own, which grows with the bytes that really arrive. An idle
 connection thus holds no buffer at all.
+
+A session takes frames until the turn of the loop is over (net/turns.py, ADR 13); what it leaves is offered again in a later
+turn, and until then nothing is read. Deliveries stop in the same way: when the turn is over there is no room.
+An exception that a session raises while it receives ends its connection, and no other.
 """
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from time import time_ns
 from typing import TYPE_CHECKING, cast
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
+from quintet.net.output import OWN_BYTES_MAX, PRESSED_BYTES_MIN, PRESSED_STALL_US
 from quintet.protocols.base import STALL, WAIT, Session
 
 if TYPE_CHECKING:
@@ -28,19 +34,25 @@ STALL_STEP_S = 0.001  # how long a congested publisher is not read from before l
 STALL_STEPS_MAX = 10  # ... and how often, when the reason is a slow subscriber and not the disk
 STALL_STEPS_EVEN = 16  # looks of the same distance, then they come further apart, up to ...
 STALL_STEP_MAX_S = 0.02  # ... this: thousands of connections may wait for one slow disk
-CHOKE_BYTES = 4 * limits.WRITE_HIGH_BYTES  # of answers the peer does not take: above this it may not ask for more
+CHOKE_BYTES = OWN_BYTES_MAX  # of answers the peer does not take: above this it may not ask for more
+
+READS_TOO_SLOWLY = (
+    f"the peer took less than {PRESSED_BYTES_MIN // limits.KIB} KiB of its answers in {PRESSED_STALL_US // 1_000_000} "
+    "seconds while others waited (limits.output_bytes_max)"
+)
 
 
 class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
-        "_choked", "_failures", "_held", "_large", "_large_used", "_listener", "_lost", "_parked", "_receiving", "_rest",
-        "_session", "_stalled_bytes", "_stalled_since", "_transport", "peer",
+        "_choked", "_claimed", "_failures", "_held", "_large", "_large_used", "_listener", "_lost", "_parked", "_queued", "_receiving", "_rest",
+        "_session", "_stalled_bytes", "_stalled_since", "_transport", "_turns", "_waking", "peer",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener") -> None:
         self._listener = listener
+        self._turns = listener.turns
         self._transport: asyncio.Transport | None = None
         self._session: Session
         self._rest = b""
@@ -52,8 +64,11 @@ class Connection(asyncio.BufferedProtocol):
         self._failures = 0
         self._lost = False
         self._choked = False
+        self._claimed = False  # bytes of the output budget are held for an answer that is being made
         self._held = False  # the session leaves whole frames here until a late answer
         self._receiving = False
+        self._queued = False  # what the session left is offered again in a later turn
+        self._waking = False  # those that are parked are woken in a later turn
         self.peer = ""
 
     # -- from the socket -------------------------------------------------------------------------------------------
@@ -70,7 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._large is not None:
             if self._large_used == len(self._large):
                 self._large.extend(bytes(len(self._large)))  # doubled, only after it was really filled
-            return memoryview(self._large)[self._large_used :]
+            return memoryview(self._large)[self._large_used : self._large_used + limits.TURN_BYTES]
         view = self._listener.read_view
         if self._rest:
             view[: len(self._rest)] = self._rest
@@ -78,6 +93,9 @@ class Connection(asyncio.BufferedProtocol):
         return view
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._turns.run(self._read, nbytes)
+
+    def _read(self, nbytes: int) -> None:
         listener = self._listener
         listener.bytes_in += nbytes
         if self._large is not None:
@@ -104,12 +122,15 @@ class Connection(asyncio.BufferedProtocol):
     def _offer(self, available: memoryview) -> None:
         """Give the session what it has not consumed, keep what it leaves, send what it made."""
         self._receiving = True
-        consumed = self._session.receive(available, time_ns() // 1000)
-        self._receiving = False
-        if consumed != len(available) or self._rest or self._large is not None:
-            self._keep(available[consumed:])
-        self._drain()
-        self._count_failures()
+        try:
+            consumed = self._session.receive(available, time_ns() // 1000)
+            self._receiving = False
+            if consumed != len(available) or self._rest or self._large is not None:
+                self._keep(available[consumed:])
+            self._drain()
+            self._count_failures()
+        except Exception as fault:
+            self.fault("receive", fault)
 
     def _count_failures(self) -> None:
         failed = self._session.auth_failures - self._failures
@@ -117,14 +138,31 @@ class Connection(asyncio.BufferedProtocol):
             self._failures += failed
             self._listener.auth_failed(self, failed)
 
-    def _let_go(self) -> None:
+    def turn_facts(self) -> dict[str, object]:
+        operation = getattr(self._session, "operation", "")
+        return {"door": self._listener.options.name, "operation": operation, "peer": self.peer, "who": self.who}
+
+    def turn_over(self) -> bool:
+        return self._turns.over()
+
+    def _offer_again(self) -> None:
+        self._queued = False
+        if self._held:
+            self._let_go(fresh=True)
+
+    def _let_go(self, fresh: bool = False) -> None:
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
-        for room. Reading goes on when it has taken them."""
+        for room. Reading goes on when it has taken them. `fresh`: this turn is its own, something is taken in any case."""
         session = self._session
-        while not (self._receiving or self._lost or session.holding or self.room() <= 0):
-            if not self._rest and self._large is None:
+        while not (self._queued or self._receiving or self._lost or session.holding or self._unsent_room() <= 0):
+            if not self._rest and self._large is None and not session.stopped:
                 self._go_on()
                 return
+            if self._turns.over() and not fresh:
+                self._queued = True
+                self._turns.later(self._offer_again)
+                return
+            fresh = False
             left = memoryview(self._large)[: self._large_used] if self._large is not None else memoryview(self._rest)
             self._offer(left)
             if not session.stopped and not session.holding:
@@ -157,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.stalls += not resuming
         if congestion == WAIT or (congestion == STALL and step < STALL_STEPS_MAX):
             delay = min(STALL_STEP_S * (1 + step // STALL_STEPS_EVEN), STALL_STEP_MAX_S)
-            self._listener.loop.call_later(delay, self._stall, step + 1)
+            self._listener.loop.call_later(delay, self._turns.run, self._stall, step + 1)
         elif not self._choked and not self._held:
             self._transport.resume_reading()
 
@@ -167,21 +205,47 @@ class Connection(asyncio.BufferedProtocol):
     def _watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
         assert self._transport is not None
-        self._stalled_since = self._listener.now()
+        self._stalled_since = self._listener.monotonic()
         self._stalled_bytes = self._transport.get_write_buffer_size()
         self._listener.watch_stall(self)
 
     def resume_writing(self) -> None:
+        self._turns.run(self._has_room)
+
+    def _has_room(self) -> None:
         self._stalled_since = None
+        if not self._claimed:
+            self._listener.output.hold(self, 0)
         if self._choked and self._transport is not None:
             self._choked = False
             if not self._held:
                 self._transport.resume_reading()
         if self._held:
             self._let_go()
+        self._wake()
+
+    def _take_parked(self) -> list[Callable[[], None]]:
         parked, self._parked = self._parked, None
-        for call in parked or ():
-            call()
+        return parked or []
+
+    def _wake(self) -> None:
+        """Those that wait for room, in the order in which they parked, as long as there is some."""
+        parked = self._take_parked()
+        for number, call in enumerate(parked, 1):
+            try:
+                call()
+            except Exception as fault:
+                self.fault("room", fault)
+                return
+            if number < len(parked) and self.room() <= 0:
+                again = self._take_parked()
+                for later in (*parked[number:], *again):  # who was called just now is the last of them
+                    self.park(later)
+                return
+
+    def _wake_later(self) -> None:
+        self._waking = False
+        self._wake()
 
     def eof_received(self) -> bool:
         return False
@@ -189,32 +253,63 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self._parked = None
-        self._session.closed()
+        try:
+            self._session.closed()
+        except Exception as fault:
+            self.fault("closed", fault)
+        self._listener.output.drop(self)
         self._listener.closed(self)
         self._transport = None
 
     # -- from the broker: the Sink ---------------------------------------------------------------------------------
 
     def room(self) -> int:
-        if self._transport is None or self._transport.is_closing():
+        return 0 if self._turns.over() else self._unsent_room()
+
+    def _unsent_room(self) -> int:
+        if self._transport is None or self._transport.is_closing() or self._listener.output.full:
             return 0
         # One more than the mark: at the mark itself the transport has not paused, so nobody would wake who parks.
         return limits.WRITE_HIGH_BYTES + 1 - self._transport.get_write_buffer_size()
 
     def park(self, call: Callable[[], None]) -> None:
+        if self._stalled_since is None:  # its own socket has room: what is full is the budget of all
+            self._listener.output.park(call)
+            return
         if self._parked is None:
             self._parked = []
         self._parked.append(call)
+        if not self._waking and self._unsent_room() > 0:  # only the turn is over: the transport will not call
+            self._waking = True
+            self._turns.later(self._wake_later)
+
+    def claim(self, size: int, token: object) -> bool:
+        """See ClaimingSink. What was claimed is given back when the answer was handed to the socket."""
+        if self._lost:
+            return False
+        self._claimed = True
+        return self._listener.output.claim(self, size, partial(self.completed, token, None, None))
+
+    def unclaim(self) -> None:
+        if not self._lost:
+            self._claimed = False
+            self._listener.output.answered(self, self._unsent())
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         if not self._lost:
-            self._session.on_appended(token, offset, error)
-            self._answered()
+            try:
+                self._session.on_appended(token, offset, error)
+                self._answered()
+            except Exception as fault:
+                self.fault("appended", fault)
 
     def completed(self, token: object, result: object, error: Exception | None) -> None:
         if not self._lost:
-            self._session.on_completed(token, result, error)
-            self._answered()
+            try:
+                self._session.on_completed(token, result, error)
+                self._answered()
+            except Exception as fault:
+                self.fault("completed", fault)
 
     def _answered(self) -> None:
         if not self._receiving:  # else the read under way sends it, together with what else it makes
@@ -224,18 +319,37 @@ class Connection(asyncio.BufferedProtocol):
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         if not self._lost:
-            self._session.on_records(subscription, partition, batch, first, last)
-            self._drain()
+            try:
+                self._session.on_records(subscription, partition, batch, first, last)
+                self._drain()
+            except Exception as fault:
+                self.fault("records", fault)
+
+    def fault(self, where: str, error: Exception) -> None:
+        """An exception of ours in its session ends this connection and no other: whoever called goes on with the next."""
+        self._lost = True  # nothing more enters the session but `closed`
+        self._parked = None
+        self._listener.fault(self, where, error)
+        if self._transport is not None:
+            self._transport.abort()
 
     def evict(self, reason: str) -> None:
-        self._session.closing = self._session.closing or reason
-        self._drain()
+        if self._lost:
+            return
+        try:
+            self._session.closing = self._session.closing or reason
+            self._drain()
+        except Exception as fault:
+            self.fault("evict", fault)
 
     def recheck(self) -> None:
         """Credentials changed: let the session look at its own now, not only when the peer speaks next."""
         if not self._lost:
-            self._session.receive(memoryview(b""), self._listener.now())
-            self._drain()
+            try:
+                self._session.receive(memoryview(b""), self._listener.now())
+                self._drain()
+            except Exception as fault:
+                self.fault("recheck", fault)
 
     def watch(self) -> None:
         """The session has a deadline again: the listener's sweep looks at it."""
@@ -244,6 +358,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- to the socket ---------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
+        self._turns.last = self
         output = self._session.take_output()
         transport = self._transport
         if transport is None:
@@ -254,6 +369,9 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 transport.writelines(output)
             self._listener.bytes_out += sum(map(len, output))
+            if self._claimed or self._stalled_since is not None:
+                self._claimed = False
+                self._listener.output.answered(self, self._unsent())
             if self._stalled_since is not None and not self._choked and transport.get_write_buffer_size() > CHOKE_BYTES:
                 self._choked = True  # deliveries stop by themselves (room); only replies come this far
                 transport.pause_reading()
@@ -264,20 +382,33 @@ class Connection(asyncio.BufferedProtocol):
             if transport.get_write_buffer_size():
                 self._watch_unsent()  # a peer that reads nothing must not keep a closing connection for ever
 
-    def check(self, now: int) -> None:
+    def _unsent(self) -> int:
+        """What its peer has not taken, if that is more than the socket's own mark."""
+        assert self._transport is not None
+        return self._transport.get_write_buffer_size() if self._stalled_since is not None else 0
+
+    def check(self, monotonic: int) -> None:
         """Called by the listener's sweep while there is a deadline or a stalled write."""
-        deadline = self._session.deadline()
-        if deadline is not None and now >= deadline:
-            self._session.tick(now)
-            self._drain()
+        if self._lost:
+            return
+        try:
+            deadline = self._session.deadline()
+            if deadline is not None and monotonic >= deadline:
+                self._session.tick(monotonic)
+                self._drain()
+        except Exception as fault:
+            self.fault("tick", fault)
         stalled = self._stalled_since
         if stalled is None or self._transport is None:
             return
         unsent = self._transport.get_write_buffer_size()
-        if unsent < self._stalled_bytes:
-            self._stalled_since, self._stalled_bytes = now, unsent
-        elif now - stalled >= limits.WRITE_STALL_US:
-            self._listener.closing(self, "the peer has read nothing for 10 seconds")
+        pressed = self._listener.output.pressed and unsent > limits.WRITE_HIGH_BYTES
+        if self._stalled_bytes - unsent >= (PRESSED_BYTES_MIN if pressed else 1):
+            self._stalled_since, self._stalled_bytes = monotonic, unsent
+            if not self._claimed:
+                self._listener.output.hold(self, unsent)
+        elif monotonic - stalled >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):
+            self._listener.closing(self, READS_TOO_SLOWLY if pressed else "the peer has read nothing for 10 seconds")
             self._transport.abort()
 
     @property

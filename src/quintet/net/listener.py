@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from quintet.model import limits
 from quintet.net.connection import Connection
+from quintet.net.output import OutputBudget
+from quintet.net.turns import Turns
 from quintet.protocols.base import Session
 
 SWEEP_S = 0.25
@@ -52,12 +54,12 @@ class Failures:
         self._counts: Counter[str] = Counter()
         self._minute = 0
 
-    def add(self, address: str, now: int, count: int = 1) -> None:
-        self.blocked(address, now)  # a new minute begins with none
+    def add(self, address: str, monotonic: int, count: int = 1) -> None:
+        self.blocked(address, monotonic)  # a new minute begins with none
         self._counts[address] += count
 
-    def blocked(self, address: str, now: int) -> bool:
-        minute = now // MINUTE_US
+    def blocked(self, address: str, monotonic: int) -> bool:
+        minute = monotonic // MINUTE_US
         if minute != self._minute:
             self._minute = minute
             self._counts.clear()
@@ -73,13 +75,17 @@ class Listener:
         make_session: Callable[[Connection], Session],
         report: Report,
         tls: ssl.SSLContext | None = None,
+        output: OutputBudget | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.options = options
+        self.output = output or OutputBudget()
         self.make_session = make_session
         self.loop = asyncio.get_running_loop()
+        self.turns = turns or Turns(self.loop)
         self.read_view = memoryview(bytearray(limits.READ_BUFFER_BYTES))
         self.connections: set[Connection] = set()
-        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = 0
+        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
         self._tls = tls
         self._report = report
         self._server: asyncio.Server | None = None
@@ -109,6 +115,9 @@ class Listener:
     def now(self) -> int:
         return time.time_ns() // 1000
 
+    def monotonic(self) -> int:
+        return time.monotonic_ns() // 1000
+
     # -- called by connections -------------------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
@@ -117,7 +126,7 @@ class Listener:
         self.connections.add(connection)
         self._addresses[address] += 1
         self._watched.add(connection)
-        blocked = self._failures.blocked(address, self.now())
+        blocked = self._failures.blocked(address, self.monotonic())
         waiting = self._waiting() if len(self._watched) > self.options.unauthenticated_max else 0
         reason = self.options.refusal(address, len(self.connections), self._addresses[address], blocked, waiting)
         if reason:
@@ -127,9 +136,9 @@ class Listener:
     def auth_failed(self, connection: Connection, count: int) -> None:
         """Count them against the address; past the limit, its connections end and new ones are refused for the minute."""
         address = connection.peer.rpartition(":")[0]
-        self._failures.add(address, self.now(), count)
+        self._failures.add(address, self.monotonic(), count)
         self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
-        if self._failures.blocked(address, self.now()):
+        if self._failures.blocked(address, self.monotonic()):
             connection.evict("too many failed authentications")
 
     def _waiting(self) -> int:
@@ -149,15 +158,24 @@ class Listener:
         self._report("connection_closed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
                                            "reason": reason})  # fmt: skip
 
+    def fault(self, connection: Connection, where: str, error: Exception) -> None:
+        """A session raised: say on which connection, once for each."""
+        self.faults += 1
+        self._report("session_failed", {**connection.turn_facts(), "where": where, "error": repr(error),
+                                        "exc_info": error})  # fmt: skip
+
     def watch_stall(self, connection: Connection) -> None:
         self._watched.add(connection)
 
     # -- time and end ----------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        now = self.now()
+        self.turns.run(self._check_all)
+
+    def _check_all(self) -> None:
+        monotonic = self.monotonic()
         for connection in list(self._watched):
-            connection.check(now)
+            connection.check(monotonic)
             if not connection.watched:
                 self._watched.discard(connection)
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)

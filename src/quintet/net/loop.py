@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from quintet.net.turns import Turns, name_of
+
 T = TypeVar("T")
 
 DISK_THREADS = 4
@@ -21,11 +23,15 @@ Job = tuple[Callable[[], Any], Callable[[Any], None]]
 class LoopScheduler:
     """See model/scheduler.py. `close` ends the threads when all handed-in work is done."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int = DISK_THREADS) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, threads: int = DISK_THREADS, turns: Turns | None = None
+    ) -> None:
         self._loop = loop
+        self.turns = turns or Turns(loop)
         self._calls: list[Callable[[], None]] = []  # wanted soon
         self._due = False  # a turn for them is on its way
         self._gathering = False  # a callback runs that will settle them itself
+        self._running: object = None  # of them, the one that was called last
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"quintet-disk-{n}", daemon=True) for n in range(threads)
@@ -41,7 +47,11 @@ class LoopScheduler:
 
     def soon(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
-        if not self._gathering and not self._due:
+        if not self._gathering:
+            self._call_soon()
+
+    def _call_soon(self) -> None:
+        if not self._due:
             self._due = True
             self._loop.call_soon(self._turn)
 
@@ -56,19 +66,27 @@ class LoopScheduler:
 
     def _turn(self) -> None:
         self._due = False
-        self._run()
+        self.turns.run(self._run)
 
     def _run(self) -> None:
-        """All that waits, in order; not what it wants soon in its turn."""
+        """What waits, in order; not what it wants soon in its turn. What one turn has no time for is done in the next."""
         calls, self._calls = self._calls, []
-        for call in calls:
+        for number, call in enumerate(calls, 1):
+            self._running = call
             try:
                 call()
             except Exception as error:
                 self._loop.call_exception_handler({"message": f"in {call}", "exception": error})
+            if self.turns.over() and number < len(calls):
+                self._calls[:0] = calls[number:]
+                self._call_soon()
+                return
+
+    def turn_facts(self) -> dict[str, object]:
+        return {"callback": name_of(self._running)}
 
     def later(self, delay_us: int, call: Callable[[], None]) -> None:
-        self._loop.call_later(delay_us / 1e6, call)
+        self._loop.call_later(delay_us / 1e6, self.turns.run, call)
 
     def offload(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._jobs.put((work, done))
@@ -86,6 +104,6 @@ class LoopScheduler:
             except BaseException as error:  # handed to the loop, which knows what it means
                 result = error
             try:
-                self._loop.call_soon_threadsafe(done, result)
+                self._loop.call_soon_threadsafe(self.turns.run, done, result)
             except RuntimeError:
                 return  # the loop is closed: the broker is going down and nobody waits for this

@@ -19,8 +19,10 @@ from typing import Any, Final
 from quintet.model import limits
 from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
 from quintet.net.loop import LoopScheduler
+from quintet.net.output import OutputBudget
 from quintet.net.quic_endpoint import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE, Endpoint, make_endpoint
 from quintet.net.quic_streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
+from quintet.net.turns import Turns
 from quintet.protocols.base import LOST, Outlet, StreamSession
 
 TAKE_BYTES = limits.MIB  # of one wake-up; then other work of the loop has its turn
@@ -30,6 +32,8 @@ STRANGER_KEPT_BYTES_MAX = 64 * limits.KIB  # ... while it is not known who is th
 GOODBYE_STEP_S = 0.02  # between looks at whether what was sent before the end is out ...
 GOODBYE_STEPS_MAX = 20  # ... and how many at most
 GOODBYE_STEPS_MIN = 4  # QUIC itself has some to send when the endpoint has none
+KEEP_ALIVES_PER_IDLE = 3  # a quiet peer is asked so often within the idle time: two may be lost ...
+KEEP_ALIVE_MS_MAX = 10_000  # ... and at least this often, for peers whose own idle time is shorter than ours
 STREAM_WINDOW_BYTES = limits.MIB  # a peer may send ahead of what was read, on one stream ...
 CONNECTION_WINDOW_BYTES = 16 * limits.MIB  # ... and on all streams of a connection
 SEND_WINDOW_BYTES = 4 * limits.MIB  # unacknowledged bytes of a connection
@@ -58,11 +62,12 @@ class QuicOptions:
 class QuicConnection:
     """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
 
-    __slots__ = ("_code", "_crowded", "_empty_since", "_opened_at", "_outlets", "_reason", "_streams", "_used", "_watched",
-                 "_who", "closing", "kept", "listener", "number", "peer", "shared", "unsent")  # fmt: skip
+    __slots__ = ("_code", "_crowded", "_empty_since", "_holds", "_opened_at", "_outlets", "_reason", "_streams", "_used", "_waiting",
+                 "_watched", "_who", "closing", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
 
     def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
         self.listener = listener
+        self.turns = listener.turns
         self.number = number
         self.peer = peer
         self.shared: object | None = None
@@ -71,12 +76,14 @@ class QuicConnection:
         self.kept = 0  # bytes of unfinished frames over all its streams
         self._code = 0
         self._reason = ""
-        self._opened_at = listener.now()
+        self._opened_at = listener.monotonic()
         self._empty_since: int | None = self._opened_at
         self._streams: dict[int, Stream] = {}
         self._outlets: dict[int, OutletStream] = {}
         self._watched: set[Writer] | None = None
+        self._waiting: dict[Writer, None] = {}  # for a later turn of the loop, in their order
         self._crowded = False
+        self._holds = False  # bytes of the output budget
         self._used = False  # the peer has opened a stream, at least once
         self._who: str | None = None
 
@@ -100,6 +107,34 @@ class QuicConnection:
             if reason:
                 self.listener.closing(self, reason)
             self.listener.shut_later(self)
+
+    def later(self, writer: Writer) -> None:
+        """`writer.go_on` in a later turn: one for all streams of this connection, behind those of other connections."""
+        if not self._waiting:
+            self.turns.later(self._go_on)
+        self._waiting[writer] = None
+
+    def _go_on(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        while waiting and not self.closing:
+            writer = next(iter(waiting))
+            del waiting[writer]
+            try:
+                writer.go_on()
+            except Exception as error:
+                self.fault("turn", error)
+            if self.turns.over():
+                break
+        again, self._waiting = self._waiting, {}
+        for writer in (*waiting, *again):  # who went on just now is the last of them
+            self.later(writer)
+
+    def turn_facts(self) -> dict[str, object]:
+        return {"door": self.listener.options.name, "peer": self.peer, "who": self.who}
+
+    def fault(self, where: str, error: Exception) -> None:
+        """A session, or a feed of this connection, raised: see QuicListener.fault."""
+        self.listener.fault(self, where, error)
 
     # -- for the server --------------------------------------------------------------------------------------------
 
@@ -144,7 +179,10 @@ class QuicConnection:
             stream.recheck()
         recheck = getattr(self.shared, "recheck", None)  # subscriptions whose stream is long closed
         if recheck is not None:
-            recheck(self.listener.now())
+            try:
+                recheck(self.listener.now())
+            except Exception as error:
+                self.fault("recheck", error)
 
     def evict(self, reason: str) -> None:
         self.shut(CODE_SHUTTING_DOWN if reason == SHUTTING_DOWN else CODE_REVOKED, reason)
@@ -188,7 +226,7 @@ class QuicConnection:
         if self._watched is not None:
             self._watched.discard(writer)
         if not self._streams and not self._outlets and not self.closing:
-            self._empty_since = self.listener.now()
+            self._empty_since = self.listener.monotonic()
             self.listener.watch(self)
 
     def crowd(self) -> None:
@@ -197,8 +235,14 @@ class QuicConnection:
             self._crowded = True
             self.listener.watch(self)
 
+    def account(self) -> None:
+        """What its peer has not taken counts against the bound of all connections, above the mark of one (ADR 16)."""
+        if self.unsent > limits.WRITE_HIGH_BYTES or self._holds:
+            self._holds = self.unsent > limits.WRITE_HIGH_BYTES
+            self.listener.output.hold(self, self.unsent if self._holds else 0)
+
     def _uncrowd(self) -> None:
-        if self._crowded and self.unsent <= CONNECTION_HIGH_BYTES:
+        if self._crowded and self.unsent <= CONNECTION_HIGH_BYTES and not self.listener.output.full:
             self._crowded = False
             for writer in self._writers():
                 writer.look_again()
@@ -210,18 +254,18 @@ class QuicConnection:
         """Whether the endpoint still has to give something of it to QUIC."""
         return any(self.listener.endpoint.queued(self.number, writer.number) > 0 for writer in self._writers())
 
-    def check(self, now: int) -> None:
+    def check(self, monotonic: int) -> None:
         """Called by the sweep while something has a deadline."""
-        if self.who is None and now - self._opened_at >= limits.HANDSHAKE_US and not self.in_reserve:
+        if self.who is None and monotonic - self._opened_at >= limits.HANDSHAKE_US and not self.in_reserve:
             self.shut(CODE_UNAUTHENTICATED, "not authenticated within 5 seconds")
-        elif self._empty_since is not None and now - self._empty_since >= EMPTY_US and not self.in_reserve:
+        elif self._empty_since is not None and monotonic - self._empty_since >= EMPTY_US and not self.in_reserve:
             self.shut(CODE_LIMIT, "no stream was open for 60 seconds")
         if self._crowded:
             for writer in self._writers():
                 writer.watch_unsent()
             self._uncrowd()
         for writer in list(self._watched or ()):
-            writer.check(now)
+            writer.check(monotonic)
             if not writer.watched and self._watched is not None:
                 self._watched.discard(writer)
         if not self._watched:
@@ -239,6 +283,7 @@ class QuicConnection:
     def lost(self) -> None:
         """It is gone: let go of everything."""
         self.closing = True
+        self.listener.output.drop(self)
         self.listener.closed(self)
         closed = getattr(self.shared, "closed", None)
         for let_go in (*(partial(writer.gone, LOST) for writer in self._writers()), closed):
@@ -246,7 +291,7 @@ class QuicConnection:
                 if let_go is not None:
                     let_go()
             except Exception as error:  # the others are let go of all the same
-                self.listener.loop.call_exception_handler({"message": f"at the end of {self.peer}", "exception": error})
+                self.fault("closed", error)
         self.shared = None
 
 
@@ -260,12 +305,15 @@ class QuicListener:
         make_session: Callable[[Stream], StreamSession],
         report: Report,
         scheduler: LoopScheduler | None = None,
+        output: OutputBudget | None = None,
     ) -> None:
         self.options = options
+        self.output = output or OutputBudget()
         self.make_session = make_session
         self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop) if scheduler is None else scheduler.turns
         self.connections: set[QuicConnection] = set()
-        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = 0
+        self.bytes_in = self.bytes_out = self.accepted = self.refused = self.cut = self.stalls = self.faults = 0
         self.endpoint: Endpoint
         self.quic = quic
         self._report = report
@@ -293,7 +341,7 @@ class QuicListener:
             streams_max=quic.streams_max,
             uni_max=0,
             idle_ms=quic.idle_ms,
-            keep_alive_ms=0,
+            keep_alive_ms=min(quic.idle_ms // KEEP_ALIVES_PER_IDLE, KEEP_ALIVE_MS_MAX),
             connections_max=options.connections_max,
             half_open_max=quic.half_open_max,
             retry_above=quic.retry_above,
@@ -315,6 +363,9 @@ class QuicListener:
     def now(self) -> int:
         return time.time_ns() // 1000
 
+    def monotonic(self) -> int:
+        return time.monotonic_ns() // 1000
+
     def set_certificate(self, certificate: bytes, key: bytes, client_ca: bytes) -> None:
         """For connections from now on. ValueError: what is wrong with it, and the old one stays."""
         self.endpoint.set_certificate(certificate, key, client_ca)
@@ -325,6 +376,9 @@ class QuicListener:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _ready(self) -> None:
+        self.turns.run(self._take)
+
+    def _take(self) -> None:
         self._soon = True  # what this turn makes is flushed below, not by another callback
         self.endpoint.hold()
         if self._scheduler is not None:
@@ -353,11 +407,13 @@ class QuicListener:
                     self.bytes_in += len(event[3])
                 connection.event(kind, event[2], event)
         except Exception as error:
-            self._failed(connection, error)
+            self.fault(connection, "receive", error)
 
-    def _failed(self, connection: QuicConnection, error: Exception) -> None:
-        """A mistake of ours ends the connection it happened on; what others were sent in the same turn is not lost."""
-        self.loop.call_exception_handler({"message": f"on the connection of {connection.peer}", "exception": error})
+    def fault(self, connection: QuicConnection, where: str, error: Exception) -> None:
+        """A session raised: its connection ends, and no other; what others were sent in the same turn is not lost."""
+        self.faults += 1
+        self._report("session_failed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
+                                        "where": where, "error": repr(error), "exc_info": error})  # fmt: skip
         connection.shut(CODE_INTERNAL, "internal error")
 
     def touch(self, writer: Writer) -> None:
@@ -372,7 +428,7 @@ class QuicListener:
     def _flush_soon(self) -> None:
         if not self._soon:
             self._soon = True
-            self.loop.call_soon(self._flush)
+            self.loop.call_soon(self.turns.run, self._flush)
 
     def _flush(self) -> None:
         """The end of a turn: everything it made goes to the endpoint, which sends it at once if it is little."""
@@ -387,7 +443,7 @@ class QuicListener:
                     try:
                         writer.flush()
                     except Exception as error:
-                        self._failed(writer.connection, error)
+                        self.fault(writer.connection, "flush", error)
                 ending, self._to_shut = self._to_shut, []
                 for connection in ending:
                     if connection in self.connections:
@@ -405,7 +461,7 @@ class QuicListener:
         self._by_number[connection.number] = connection
         self._addresses[address] += 1
         self._watched.add(connection)
-        blocked = self._failures.blocked(address, self.now())
+        blocked = self._failures.blocked(address, self.monotonic())
         waiting = self._waiting() if len(self._watched) > self.options.unauthenticated_max else 0
         reason = self.options.refusal(address, len(self.connections), self._addresses[address], blocked, waiting)
         if reason:
@@ -424,9 +480,9 @@ class QuicListener:
     def auth_failed(self, connection: QuicConnection, count: int) -> None:
         """Count them against the address; past the limit, its connections end and new ones are refused for the minute."""
         address = connection.host
-        self._failures.add(address, self.now(), count)
+        self._failures.add(address, self.monotonic(), count)
         self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
-        if self._failures.blocked(address, self.now()):
+        if self._failures.blocked(address, self.monotonic()):
             connection.shut(CODE_LIMIT, "too many failed authentications")
 
     def closed(self, connection: QuicConnection) -> None:
@@ -457,16 +513,16 @@ class QuicListener:
     # -- time and end ----------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        now = self.now()
+        monotonic = self.monotonic()
         self._at_work = None
         for connection in list(self._watched):
             try:
-                connection.check(now)
+                connection.check(monotonic)
             except Exception as error:
-                self._failed(connection, error)
+                self.fault(connection, "tick", error)
             if not connection.watched:
                 self._watched.discard(connection)
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        self._sweeper = self.loop.call_later(SWEEP_S, self.turns.run, self._sweep)
 
     def stop_accepting(self) -> None:
         self.endpoint.set_accepting(False)
@@ -485,7 +541,7 @@ class QuicListener:
             return
         again = step < GOODBYE_STEPS_MIN or any(connection.unfinished() for connection in self.connections)
         if self.connections and again and step < GOODBYE_STEPS_MAX:
-            self.loop.call_later(GOODBYE_STEP_S, self._goodbye, reason, step + 1)
+            self.loop.call_later(GOODBYE_STEP_S, self.turns.run, self._goodbye, reason, step + 1)
             return
         for connection in list(self.connections):
             connection.evict(reason)

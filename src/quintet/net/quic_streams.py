@@ -2,11 +2,12 @@
 
 Reading of a stream is paused while any of three reasons stands; then the peer's flow control fills up, for this stream only:
 
-    held      the session left whole frames until a late answer, or until its peer has room
+    held      the session left whole frames until a late answer, until its peer has room, or for a later turn of the loop
     choked    the peer does not take its answers
     stalling  the session says that what it publishes to is behind (congestion)
 
-A stream that ends keeps its place until the endpoint has sent everything, so that a peer which reads nothing is noticed.
+Turns belong to the connection (QuicConnection.later): its streams that wait for one go on in the order in which they came,
+as many as one turn has time for. A stream that ends keeps its place until the endpoint has sent everything, so that a peer which reads nothing is noticed.
 """
 
 from collections.abc import Callable
@@ -17,11 +18,13 @@ from quintet.model.batch import RecordBatch
 from quintet.net.connection import (
     CHOKE_BYTES,
     LARGE_REST_BYTES,
+    READS_TOO_SLOWLY,
     STALL_STEP_MAX_S,
     STALL_STEP_S,
     STALL_STEPS_EVEN,
     STALL_STEPS_MAX,
 )
+from quintet.net.output import PRESSED_BYTES_MIN, PRESSED_STALL_US
 from quintet.protocols.base import LOST, STALL, TOO_SLOW, WAIT, Streams, StreamSession
 
 if TYPE_CHECKING:
@@ -54,11 +57,14 @@ class Writer:
         self._stalled_bytes = 0  # unsent when last looked at: fewer now means that the peer reads
 
     def room(self) -> int:
+        return 0 if self.connection.turns.over() else self._unsent_room()
+
+    def _unsent_room(self) -> int:
         if self.dead or self.ending or self.connection.closing:
             return 0
         if self._queued > limits.WRITE_LOW_BYTES:
             self._measure()
-        if self.connection.unsent > CONNECTION_HIGH_BYTES:
+        if self.connection.unsent > CONNECTION_HIGH_BYTES or self.connection.listener.output.full:
             self.connection.crowd()
             return 0
         # One more than the mark: at the mark itself the endpoint will not say when it is writable again.
@@ -68,6 +74,8 @@ class Writer:
         if self._parked is None:
             self._parked = []
         self._parked.append(call)
+        if self._unsent_room() > 0:  # only the turn is over: the endpoint owes no WRITABLE
+            self.connection.later(self)
 
     def push(self, data: list[bytes]) -> None:
         """Output for the end of this turn."""
@@ -95,9 +103,10 @@ class Writer:
             return  # STOPPED or CLOSED is among the events to come
         listener.bytes_out += size
         self._count(queued)
+        self.connection.account()
         if queued > limits.WRITE_HIGH_BYTES or (finish and queued):
             self.watch_unsent()
-        elif self._parked is not None and self.room() > 0:
+        elif self._parked is not None and self._unsent_room() > 0:
             self._wake()
 
     def _count(self, queued: int) -> None:
@@ -112,36 +121,55 @@ class Writer:
         """The endpoint sent enough."""
         if not self.dead:
             self._measure()
+            self.connection.account()
             self._stalled_since = None
             self._wake()
 
-    def _wake(self) -> None:
+    def _take_parked(self) -> list[Callable[[], None]]:
         parked, self._parked = self._parked, None
-        for call in parked or ():
+        return parked or []
+
+    def _wake(self) -> None:
+        """Those that wait for room, in the order in which they parked, as long as there is some."""
+        parked = self._take_parked()
+        for number, call in enumerate(parked, 1):
             call()
+            if number < len(parked) and self.room() <= 0:
+                again = self._take_parked()
+                for later in (*parked[number:], *again):  # who was called just now is the last of them
+                    self.park(later)
+                return
 
     def look_again(self) -> None:
         """The connection as a whole has room again."""
-        if self._parked is not None and self.room() > 0:
+        if self._parked is not None and self._unsent_room() > 0:
             self._wake()
+
+    def go_on(self) -> None:
+        """A later turn of the loop, which this asked for."""
+        if not self.dead:
+            self.look_again()
 
     def watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
         if self._stalled_since is None and self._measure():
-            self._stalled_since = self.connection.listener.now()
+            self._stalled_since = self.connection.listener.monotonic()
             self._stalled_bytes = self._queued
             self.connection.watch(self)
 
-    def check(self, now: int) -> None:
+    def check(self, monotonic: int) -> None:
         if self._stalled_since is None or self.dead:
             return
         unsent = self._measure()
         if not unsent:
             self._stalled_since = None
-        elif unsent < self._stalled_bytes:
-            self._stalled_since, self._stalled_bytes = now, unsent
-        elif now - self._stalled_since >= limits.WRITE_STALL_US:
-            self.connection.listener.stream_reset(self.connection, READS_NOTHING)
+            return
+        self.connection.account()
+        pressed = self.connection.listener.output.pressed and unsent > limits.WRITE_HIGH_BYTES
+        if self._stalled_bytes - unsent >= (PRESSED_BYTES_MIN if pressed else 1):
+            self._stalled_since, self._stalled_bytes = monotonic, unsent
+        elif monotonic - self._stalled_since >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):
+            self.connection.listener.stream_reset(self.connection, READS_TOO_SLOWLY if pressed else READS_NOTHING)
             self.connection.listener.endpoint.reset(self.connection.number, self.number, TOO_SLOW)
             self.gone(TOO_SLOW)
 
@@ -238,6 +266,11 @@ class Stream(Writer):
             self._choked = self._fresh = True
             self._apply()
             return
+        if data and self.connection.turns.over():
+            self._held = self._fresh = True
+            self._apply()
+            self.connection.later(self)
+            return
         if data:
             self._offer()
         self._look()
@@ -245,11 +278,12 @@ class Stream(Writer):
     def _crowded_out(self) -> bool:
         """Deliveries stop at the mark itself: so much more are answers that nobody takes, of whatever streams."""
         connection = self.connection
-        if connection.unsent > 2 * CONNECTION_HIGH_BYTES and not connection._crowded:
+        most = limits.WRITE_HIGH_BYTES if connection.listener.output.full else 2 * CONNECTION_HIGH_BYTES
+        if connection.unsent > most and not connection._crowded:
             connection.crowd()
             for writer in connection._writers():
                 writer._measure()
-        return connection.unsent > 2 * CONNECTION_HIGH_BYTES
+        return connection.unsent > most
 
     def _append(self, data: bytes) -> None:
         self.connection.kept += len(data)
@@ -265,8 +299,10 @@ class Stream(Writer):
         self._fresh = False
         view = memoryview(self._rest)
         self._receiving = True
-        consumed = self._session.receive(view, self.connection.listener.now())
-        self._receiving = False
+        try:
+            consumed = self._session.receive(view, self.connection.listener.now())
+        finally:
+            self._receiving = False
         left = len(view) - consumed
         self.connection.kept -= consumed
         if not left:
@@ -305,18 +341,46 @@ class Stream(Writer):
         self._failures += failed
         self.connection.listener.auth_failed(self.connection, failed)
 
-    def _let_go(self) -> None:
+    def _let_go(self, fresh: bool = False) -> None:
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
-        for room. Reading goes on when it has taken them."""
+        for room. Reading goes on when it has taken them. `fresh`: this turn is its own, something is taken in any case."""
         session = self._session
-        while self._held and not (self._receiving or session.holding or self.room() <= 0):
-            if self._rest:
+        while self._held and not (self._receiving or session.holding or self._unsent_room() <= 0):
+            if self.connection.turns.over() and not fresh:
+                self.connection.later(self)
+                return
+            fresh = False
+            if self._rest or session.stopped:
                 self._offer()
             if self.dead or self.ending:
                 return
-            if not (self._session.holding or (session.stopped and self._rest)):
+            if not (self._session.holding or session.stopped):
                 self._held = False
                 self._stall(0)
+
+    def go_on(self) -> None:
+        if self.dead:
+            return
+        if self._held:
+            self._let_go(fresh=True)
+        super().go_on()
+
+    def claim(self, size: int, token: object) -> bool:
+        """See Link. It is the connection that holds; a stream's own answers keep within its room."""
+        return True
+
+    def unclaim(self) -> None:
+        """Nothing was claimed."""
+
+    def turn_over(self) -> bool:
+        return self.connection.turns.over()
+
+    def turn_facts(self) -> dict[str, object]:
+        return {
+            **self.connection.turn_facts(),
+            "operation": getattr(self._session, "operation", ""),
+            "stream": self.number,
+        }
 
     def _stall(self, step: int) -> None:
         """Back-pressure: a slow disk may hold a publisher back as long as it is slow; a slow subscriber only for a few
@@ -328,7 +392,7 @@ class Stream(Writer):
             self._stalling = True
             self._apply()
             delay = min(STALL_STEP_S * (1 + step // STALL_STEPS_EVEN), STALL_STEP_MAX_S)
-            self.connection.listener.loop.call_later(delay, self._stall, step + 1)
+            self.connection.listener.loop.call_later(delay, self.connection.turns.run, self._stall, step + 1)
         else:
             self._stalling = False
             self._go_on()
@@ -336,6 +400,11 @@ class Stream(Writer):
     def _go_on(self) -> None:
         """One reason not to read is gone; perhaps it was the last."""
         if self._held or self._choked or self._stalling or self.dead or self.ending:
+            return
+        if self._fresh and self.connection.turns.over():
+            self._held = True
+            self._apply()
+            self.connection.later(self)
             return
         if self._fresh:
             self._offer()
@@ -365,7 +434,7 @@ class Stream(Writer):
         super().writable()
 
     def look_again(self) -> None:
-        if self.room() > 0:
+        if self._unsent_room() > 0:
             self._ease()
         super().look_again()
 
@@ -405,14 +474,20 @@ class Stream(Writer):
     # -- from the broker: the Sink ---------------------------------------------------------------------------------
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
-        if self._open:
-            self._session.on_appended(token, offset, error)
-            self._answered()
+        if self._open and not self.connection.closing:
+            try:
+                self._session.on_appended(token, offset, error)
+                self._answered()
+            except Exception as fault:
+                self.connection.fault("appended", fault)
 
     def completed(self, token: object, result: object, error: Exception | None) -> None:
-        if self._open:
-            self._session.on_completed(token, result, error)
-            self._answered()
+        if self._open and not self.connection.closing:
+            try:
+                self._session.on_completed(token, result, error)
+                self._answered()
+            except Exception as fault:
+                self.connection.fault("completed", fault)
 
     def _answered(self) -> None:
         if not self._receiving:  # else the read under way sends it, together with what else it makes
@@ -421,20 +496,29 @@ class Stream(Writer):
                 self._let_go()
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
-        if self._open:
-            self._session.on_records(subscription, partition, batch, first, last)
-            self._drain()
+        if self._open and not self.connection.closing:
+            try:
+                self._session.on_records(subscription, partition, batch, first, last)
+                self._drain()
+            except Exception as fault:
+                self.connection.fault("records", fault)
 
     def evict(self, reason: str) -> None:
-        if self._open:
-            self._session.closing = self._session.closing or reason
-            self._drain()
+        if self._open and not self.connection.closing:
+            try:
+                self._session.closing = self._session.closing or reason
+                self._drain()
+            except Exception as fault:
+                self.connection.fault("evict", fault)
 
     def recheck(self) -> None:
         """Credentials changed: let the session look at its own now, not only when the peer speaks next."""
-        if self._open and not self.ending:
-            self._session.receive(memoryview(b""), self.connection.listener.now())
-            self._drain()
+        if self._open and not self.ending and not self.connection.closing:
+            try:
+                self._session.receive(memoryview(b""), self.connection.listener.now())
+                self._drain()
+            except Exception as fault:
+                self.connection.fault("recheck", fault)
 
     def watch(self) -> None:
         """The session has a deadline again: the listener's sweep looks at it."""
@@ -445,6 +529,7 @@ class Stream(Writer):
     def _drain(self) -> None:
         if self.dead or self.ending:
             return
+        self.connection.turns.last = self
         output = self._session.take_output()
         if output:
             self.push(output)
@@ -471,17 +556,17 @@ class Stream(Writer):
             if not self._fin:
                 self.connection.listener.endpoint.stop(self.connection.number, self.number, CODE_DONE)
             self._let_session_go()
-        elif (self._held or self._choked) and self._queued <= limits.WRITE_HIGH_BYTES and self.room() > 0:
+        elif (self._held or self._choked) and self._queued <= limits.WRITE_HIGH_BYTES and self._unsent_room() > 0:
             self._ease()  # all of it was taken at once: the endpoint owes no WRITABLE
 
-    def check(self, now: int) -> None:
+    def check(self, monotonic: int) -> None:
         """Called by the sweep while there is a deadline or a stalled write."""
         if self._open and not self.ending:
             deadline = self._session.deadline()
-            if deadline is not None and now >= deadline:
-                self._session.tick(now)
+            if deadline is not None and monotonic >= deadline:
+                self._session.tick(monotonic)
                 self._drain()
-        super().check(now)
+        super().check(monotonic)
 
     @property
     def watched(self) -> bool:

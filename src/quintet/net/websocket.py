@@ -15,7 +15,7 @@ import base64
 import binascii
 import hashlib
 import struct
-from time import time_ns
+from collections.abc import Callable
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
@@ -34,6 +34,7 @@ FRAGMENTS_US: Final = 10_000_000  # from the first fragment of a message to its 
 PINGS_MAX: Final = 100  # answered between two beats, then the peer is cut
 PINGS_MISSED_MAX: Final = 2
 PART_US: Final = 2_000_000
+SKIPPED_AT_ONCE: Final = 4_096  # frames behind our close; then others have their turn
 REASON_BYTES_MAX: Final = 123  # a control frame has 125 bytes, two are the code
 CONTROL_BYTES_MAX: Final = 125
 
@@ -66,11 +67,14 @@ class Messages(Protocol):
     principal_name: str | None
 
     @property
+    def operation(self) -> str: ...
+
+    @property
     def holding(self) -> bool: ...
 
     @property
     def enough(self) -> bool:
-        """Its answers are large, or owed: the next messages stay where they are for now."""
+        """Its answers are large, or owed, or the turn is over: the next messages stay where they are for now."""
 
     @property
     def message_bytes_max(self) -> int:
@@ -90,7 +94,7 @@ class Messages(Protocol):
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None: ...
     def congestion(self) -> int: ...
     def deadline(self) -> int | None: ...
-    def tick(self, now: int) -> None: ...
+    def tick(self, monotonic: int) -> None: ...
     def take_output(self) -> list[bytes]: ...
     def closed(self) -> None: ...
 
@@ -108,17 +112,25 @@ class WebSocketSession:
     """See the table above. `origins` are the web origins that may connect beside the host's own."""
 
     __slots__ = (
-        "_close_sent", "_deadline", "_fragments", "_fragments_bytes", "_heart", "_inner", "_link", "_origins", "_out",
-        "_pings", "_quiet", "_skip", "_state", "closing", "stopped",
+        "_close_sent", "_deadline", "_fragments", "_fragments_bytes", "_heart", "_inner", "_link", "_monotonic", "_origins",
+        "_out", "_pings", "_quiet", "_skip", "_state", "closing", "stopped",
     )  # fmt: skip
 
-    def __init__(self, inner: Messages, link: Link, heart: "Heartbeat", origins: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        inner: Messages,
+        link: Link,
+        heart: "Heartbeat",
+        monotonic: Callable[[], int],
+        origins: frozenset[str] = frozenset(),
+    ) -> None:
         self.closing: str | None = None
         self.stopped = False
         self._inner = inner
         self._link = link
         self._origins = origins
         self._heart = heart
+        self._monotonic = monotonic
         self._state = FRESH
         self._out: list[bytes] = []
         self._deadline: int | None = None
@@ -138,6 +150,10 @@ class WebSocketSession:
         return self._inner.principal_name
 
     @property
+    def operation(self) -> str:
+        return self._inner.operation
+
+    @property
     def holding(self) -> bool:
         return self._state is OPEN and self._inner.holding
 
@@ -150,7 +166,7 @@ class WebSocketSession:
                 self._inner.receive(view, now)  # rights changed: it looks
             position = self._frames(view, position, now)
             self._inner.settle()
-        self._look(now)
+        self._look()
         if self._state is PARTING:
             position = self._throw_away(view, position)
         return position
@@ -163,7 +179,7 @@ class WebSocketSession:
             self._beat()
         else:
             self._inner.on_completed(token, result, error)
-            self._look(time_ns() // 1000)
+            self._look()
 
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         self._inner.on_records(subscription, partition, batch, first, last)
@@ -175,15 +191,15 @@ class WebSocketSession:
         mine, inner = self._deadline, self._inner.deadline()
         return inner if mine is None else mine if inner is None else min(mine, inner)
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             if self._state is PARTING:
                 self.closing = self.closing or "the peer did not answer our close"
                 return
-            self._part((POLICY, f"a message in pieces took over {FRAGMENTS_US // 1_000_000} seconds"), now)
-        self._inner.tick(now)
-        self._look(now)
+            self._part((POLICY, f"a message in pieces took over {FRAGMENTS_US // 1_000_000} seconds"))
+        self._inner.tick(monotonic)
+        self._look()
 
     def take_output(self) -> list[bytes]:
         """Everything the session made, framed, as one piece; and a last word if the connection is about to end."""
@@ -261,7 +277,7 @@ class WebSocketSession:
                 else:
                     self._frame(*item, now)
             if fatal:
-                self._part(_FATAL[fatal], now)
+                self._part(_FATAL[fatal])
             if position == before or position == len(view):
                 break
         return position
@@ -272,9 +288,9 @@ class WebSocketSession:
     def _text(self, data: bytes, now: int) -> None:
         """A whole text message."""
         if self._fragments is not None:
-            self._part(PROTOCOL, now)
+            self._part(PROTOCOL)
         elif not data.isascii() and not _is_utf8(data):
-            self._part(NOT_UTF8, now)
+            self._part(NOT_UTF8)
         else:
             self._inner.receive_message(data, now)
 
@@ -282,7 +298,7 @@ class WebSocketSession:
         if opcode == PING:
             self._pings += 1
             if self._pings > PINGS_MAX:
-                self._part(TOO_MANY_PINGS, now)
+                self._part(TOO_MANY_PINGS)
             else:
                 self._out.append(head(PONG, len(data)) + data)
         elif opcode == CLOSE:
@@ -294,7 +310,7 @@ class WebSocketSession:
         """Pieces of a message, or a whole binary one. The first says what it is; it is kept as the first of the list."""
         kept = self._fragments
         if (kept is None) is (opcode == 0):
-            self._part(PROTOCOL, now)
+            self._part(PROTOCOL)
             return
         if kept is None:
             if last:
@@ -302,12 +318,12 @@ class WebSocketSession:
                 return
             kept = self._fragments = [bytes((opcode,))]
             self._fragments_bytes = 0
-            self._deadline = now + FRAGMENTS_US
+            self._deadline = self._monotonic() + FRAGMENTS_US
             self._link.watch()
         kept.append(data)
         self._fragments_bytes += len(data)
         if self._fragments_bytes > self._inner.message_bytes_max or len(kept) > FRAGMENTS_MAX:
-            self._part(TOO_BIG, now)
+            self._part(TOO_BIG)
         elif last:
             self._fragments = self._deadline = None
             if kept[0][0] == TEXT:
@@ -317,7 +333,7 @@ class WebSocketSession:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def _look(self, now: int) -> None:
+    def _look(self) -> None:
         """The session wants to end: say why. A code of 0: without a word."""
         if self._inner.closing is None:
             return
@@ -325,12 +341,12 @@ class WebSocketSession:
             self._refuse_http(408, "Request Timeout", self._inner.closing)
         elif self._state is OPEN:
             if self._inner.close_code:
-                self._part((self._inner.close_code, self._inner.closing), now)
+                self._part((self._inner.close_code, self._inner.closing))
             else:
                 self._close_sent = True
                 self.closing = self._inner.closing
 
-    def _part(self, how: tuple[int, str], now: int) -> None:
+    def _part(self, how: tuple[int, str]) -> None:
         """Send our close frame, then give the peer a moment to answer it: closing at once, with something unread, would
         make the kernel throw away what we sent."""
         if self._state is not OPEN:
@@ -340,7 +356,7 @@ class WebSocketSession:
         self._inner.closing = self._inner.closing or how[1]
         self._state = PARTING
         self._fragments = None
-        self._deadline = now + PART_US
+        self._deadline = self._monotonic() + PART_US
         self._link.watch()
 
     def _say_close(self, how: tuple[int, str]) -> None:
@@ -368,8 +384,11 @@ class WebSocketSession:
 
     def _throw_away(self, view: memoryview, position: int) -> int:
         """Frames are skipped without being kept; the peer's close ends it."""
-        end = len(view)
+        end, skipped = len(view), 0
         while position < end and self.closing is None:
+            if skipped > SKIPPED_AT_ONCE:
+                self.stopped = True
+                break
             if self._skip:
                 step = min(self._skip, end - position)
                 self._skip -= step
@@ -382,6 +401,7 @@ class WebSocketSession:
                 self.closing = self._inner.closing
                 return end
             self._skip = size
+            skipped += 1
         return position
 
     # -- beats -----------------------------------------------------------------------------------------------------

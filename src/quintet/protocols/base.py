@@ -7,10 +7,13 @@ output, and replies keep the order of their requests however late durability com
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from quintet.delivery.sink import Sink
+from quintet.model import limits
 from quintet.model.batch import RecordBatch
+
+CLAIM_BYTES_MIN: Final = 64 * limits.KIB  # an answer of no more than this needs no claim
 
 FLOWING: Final = 0
 STALL: Final = 1
@@ -56,12 +59,18 @@ class Replies:
     def add(self, slot: Slot) -> None:
         self._waiting.append(slot)
 
+    def behind(self, slot: Slot) -> Slot:
+        """A second slot right behind one that is not filled: for an answer that is made in parts."""
+        rest = Slot()
+        self._waiting.insert(self._waiting.index(slot) + 1, rest)
+        return rest
+
     def fill(self, slot: Slot, data: bytes) -> None:
         assert slot.data is None, "a reply slot is filled once"
         slot.data = data
         waiting = self._waiting
         while waiting and (ready := waiting[0].data) is not None:
-            waiting.popleft()
+            waiting.popleft().data = b""  # whoever still holds the slot does not hold the bytes
             if ready:
                 self._out.append(ready)
 
@@ -79,6 +88,17 @@ class Replies:
         if out:
             self._out = []
         return out
+
+
+def act_on(
+    items: list[tuple[Any, ...]], act: Callable[[tuple[Any, ...], int], None], now: int, over: Callable[[], bool]
+) -> list[tuple[Any, ...]] | None:
+    """Act on requests in their order until the turn is over; those that wait for a later one, or None."""
+    for number, item in enumerate(items, 1):
+        act(item, now)
+        if number < len(items) and over():
+            return items[number:]
+    return None
 
 
 class Session(Protocol):
@@ -102,11 +122,17 @@ class Session(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """True when the last `receive` left whole frames because its answers are large: the connection drains them, and
-        offers the rest again as soon as the peer has room."""
+        """True when the last `receive` left whole frames because its answers are large or because the turn is over
+        (Link.turn_over): the connection drains, and offers the rest again, which may be no bytes at all, in a turn
+        that is not over and as soon as the peer has room."""
+
+    @property
+    def operation(self) -> str:
+        """The name of the request that was acted on last, for the log."""
 
     def receive(self, view: memoryview, now: int) -> int:
-        """All bytes not yet consumed; returns how many are consumed now."""
+        """All bytes not yet consumed; returns how many are consumed now. `now` is a date: it judges tokens, delays and
+        expiry. What lasts (rates, windows, time-outs) is measured by the scheduler's monotonic clock."""
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         """A publish became durable at the level its topic promises, or failed."""
@@ -122,9 +148,9 @@ class Session(Protocol):
         behind) or until it is over (WAIT: the disk is behind, or too many of its requests wait for their answer)."""
 
     def deadline(self) -> int | None:
-        """When `tick` must be called next, or None."""
+        """When `tick` must be called next, by the monotonic clock, or None."""
 
-    def tick(self, now: int) -> None:
+    def tick(self, monotonic: int) -> None:
         """The deadline has passed."""
 
     def take_output(self) -> list[bytes]:
@@ -132,6 +158,21 @@ class Session(Protocol):
 
     def closed(self) -> None:
         """The transport is gone: let go of everything held at the broker."""
+
+
+class Link(Sink, Protocol):
+    """A connection, or a stream, as its session sees it."""
+
+    def turn_over(self) -> bool:
+        """Asked between two frames: True when the rest has to wait for a later turn of the loop (ADR 13). A session has no
+        clock; `stopped` says that it left something."""
+
+    def claim(self, size: int, token: object) -> bool:
+        """Asked before records are read for an answer of more than CLAIM_BYTES_MIN. True: up to `size` bytes may be made
+        now. False: later, then `on_completed(token, None, None)` is called (ADR 16)."""
+
+    def unclaim(self) -> None:
+        """The answer turned out to be nothing. One that is sent needs no such call."""
 
 
 class StreamSession(Session, Protocol):
@@ -182,8 +223,11 @@ class Streams(Protocol):
     def shut(self, code: int, reason: str) -> None:
         """Close the connection with this code. What was sent in the same turn is not waited for."""
 
+    def fault(self, where: str, error: Exception) -> None:
+        """Something of this connection raised in a call from the broker: report it and close the connection."""
+
 
 __all__ = [
-    "FLOWING", "LOST", "STALL", "TOO_SLOW", "WAIT", "Outlet", "Replies", "Session", "Sink", "Slot", "StreamSession",
-    "Streams",
+    "FLOWING", "LOST", "STALL", "TOO_SLOW", "WAIT", "Link", "Outlet", "Replies", "Session", "Sink", "Slot",
+    "StreamSession", "Streams", "act_on",
 ]  # fmt: skip

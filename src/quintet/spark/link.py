@@ -168,9 +168,9 @@ class Link:
                     renewed = True
                     continue
                 self._forget(error)
-                now = time.monotonic()
-                give_up = give_up or now + self.target.retry_seconds
-                if not _passing(error) or now + pause > give_up:
+                monotonic = time.monotonic()
+                give_up = give_up or monotonic + self.target.retry_seconds
+                if not _passing(error) or monotonic + pause > give_up:
                     raise self._named(error) from None
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)

@@ -291,6 +291,7 @@ def _from_files(options: ReadOptions, part: Part, columns: tuple[str, ...]) -> G
         columns=arrow_columns.bits(columns),
         rows_max=wire.ROWS_PER_BATCH,
         now=time.time_ns() // 1000,
+        name=span.topic,
     )
     try:
         for gathered in found:

@@ -56,12 +56,14 @@ class SimBroker:
         """Let time pass, with the broker's tick every step."""
         for _ in range(max(1, delta_us // step_us)):
             self.scheduler.advance(step_us)
-            self.broker.tick(self.scheduler.now())
+            self.broker.tick()
             self.scheduler.settle()
 
 
 class Peer:
     """One client of a SimBroker, over one session."""
+
+    turn_frames = 0  # when the session has looked so often a turn is over; 0: never
 
     def __init__(self, sim: SimBroker, make: SessionMaker) -> None:
         self.sim = sim
@@ -69,10 +71,12 @@ class Peer:
         self.room_bytes = ROOM_BYTES
         self.parked: list[Callable[[], None]] = []
         self.evicted: str | None = None
+        self.offers = 0  # how often the session was given what it had left
+        self._looks = 0
         self._rest = b""
         self._receiving = False
         self._lost = False  # closed: like a connection, it hands nothing on any more
-        self.session = make(sim.broker, self, sim.scheduler.now())
+        self.session = make(sim.broker, self, sim.scheduler.monotonic())
 
     def feed(self, data: bytes, chunks: Iterable[int] | None = None) -> None:
         """Bytes arrive, cut at these sizes (then whole); the turn does not end in between."""
@@ -84,21 +88,25 @@ class Peer:
                 self._rest += piece
                 if not self.session.holding and not (self.session.stopped and self.room_bytes <= 0):
                     self._offer()
+                    if self.session.stopped:
+                        self._let_go()
 
     def _offer(self) -> None:
+        self._looks = 0
         self._receiving = True
         consumed = self.session.receive(memoryview(self._rest), self.sim.scheduler.now())
         self._receiving = False
         self._rest = self._rest[consumed:]
         self._drain()
-        if self.session.stopped:
-            self._let_go()
 
     def _let_go(self) -> None:
-        if self._receiving or self.session.holding or self.session.closing is not None or self.room_bytes <= 0:
-            return
-        if self._rest:
+        while not (self._receiving or self.session.holding or self.session.closing is not None or self.room_bytes <= 0):
+            if not self._rest and not self.session.stopped:
+                return
+            self.offers += 1
             self._offer()
+            if not self.session.stopped:
+                return
 
     def exchange(self, data: bytes, chunks: Iterable[int] | None = None) -> bytes:
         """Feed, let the broker come to rest, and take what came back."""
@@ -134,8 +142,18 @@ class Peer:
     def room(self) -> int:
         return self.room_bytes
 
+    def turn_over(self) -> bool:
+        self._looks += 1
+        return 0 < self.turn_frames <= self._looks
+
     def park(self, call: Callable[[], None]) -> None:
         self.parked.append(call)
+
+    def claim(self, size: int, token: object) -> bool:
+        return True
+
+    def unclaim(self) -> None:
+        pass
 
     def appended(self, token: object, offset: int, error: Exception | None) -> None:
         if not self._lost:

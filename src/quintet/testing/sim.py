@@ -351,6 +351,9 @@ class SimDisk:
         self._locked[path] = handle
         return handle
 
+    def holds(self, lock: int, path: str) -> bool:
+        return self._handles.get(lock) is self._names.get(path)
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _enter(self, operation: str) -> None:

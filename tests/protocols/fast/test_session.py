@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from quintet.broker.access import Acl
+from quintet.broker.access import Acl, Credential, hash_secret
 from quintet.broker.queues import QueueOptions
-from quintet.broker.tokens import TokenOptions
+from quintet.broker.tokens import TokenOptions, mint
 from quintet.model import limits
 from quintet.model.errors import StorageError
 from quintet.protocols.fast import codec, errors, frames
@@ -15,7 +15,7 @@ from quintet.protocols.fast.frames import CREATE, EXTEND, PUBLISH, ROTATE_KEY, S
 from quintet.protocols.fast.mapping import topic_id
 from quintet.protocols.fast.session import SUBSCRIPTIONS_MAX, TOKENS_MAX
 from tests.protocols.cases import DoorLaws
-from tests.protocols.fast.helpers import ALL, DEMO, SECOND, FastPeer, FastSim, Reply, publish, token
+from tests.protocols.fast.helpers import ALL, DEMO, SECOND, SECRET, FastPeer, FastSim, Reply, publish, token
 
 ANN = token()
 OTHER = topic_id(b"other")
@@ -288,7 +288,7 @@ def test_tokens_are_remembered_within_a_bound(sim: FastSim, monkeypatch: pytest.
 def test_a_stranger_has_five_seconds(sim: FastSim) -> None:
     peer = sim.peer(codec.extend(), b"\x03\x10partial")
     deadline = peer.session.deadline()
-    assert deadline == sim.scheduler.now() + limits.HANDSHAKE_US
+    assert deadline == sim.scheduler.monotonic() + limits.HANDSHAKE_US
     reasons = []
     for now in (deadline - 1, deadline):
         peer.session.tick(now)
@@ -406,3 +406,37 @@ def test_what_the_disk_refuses_is_told(sim: FastSim) -> None:
     partition._failure = StorageError("pulled out")  # type: ignore[attr-defined]
     assert [r.code for r in peer.ask(publish(ANN, b"z"))] == [errors.UNAVAILABLE]
     assert peer.session.auth_failures == 0
+
+
+# -- whom a token speaks of ----------------------------------------------------------------------------------------------
+
+
+def test_a_token_without_a_subject_is_taken(sim: FastSim) -> None:
+    """The document asks for queue_key and permissions; sub is only in its examples."""
+    nobody = mint(SECRET, {"queue_key": "k1", "permissions": ["publish", "subscribe"]}, typ=False)
+    peer = sim.peer(extended=True)
+    assert peer.ask(codec.create(nobody, b"demo", 0))[0].code == 0
+    assert peer.ask(codec.subscribe(nobody, DEMO))[0].code == 0
+    assert peer.ask(publish(nobody, b"hello"))[0].code == 0
+    assert peer.got() == [b"hello"] and peer.session.principal_name == "(no subject)"
+
+
+def test_times_with_a_fraction_are_taken(sim: FastSim) -> None:
+    peer = sim.peer(extended=True)
+    fresh = token(exp=sim.now_s() + 0.5, iat=sim.now_s() - 0.25)
+    assert peer.ask(codec.create(fresh, b"demo", 0))[0].code == 0
+    stale = token(exp=sim.now_s() - 60.5)
+    assert peer.ask(publish(stale, b"x"))[0].code == errors.TOKEN
+
+
+def test_a_subject_with_the_name_of_a_limited_key_may_no_more_than_it(sim: FastSim) -> None:
+    limited = Credential("reader", hash_secret(b"r"), publish=(), subscribe=("demo",))
+    sim.broker.set_credentials([limited])
+    ann, peer = sim.peer(extended=True), sim.peer(extended=True)
+    for name in (b"demo", b"secret"):
+        assert ann.ask(codec.create(token(), name, 0))[0].code == 0
+    reader = token("reader")
+    assert peer.ask(publish(reader, b"x"))[0].code == errors.FORBIDDEN
+    assert peer.ask(codec.subscribe(reader, topic_id(b"secret")))[0].code == errors.FORBIDDEN
+    assert peer.ask(codec.subscribe(reader, DEMO))[0].code == 0
+    assert peer.session.principal_name == "(token) reader"

@@ -1,5 +1,6 @@
 """A simulated broker and Felix connections on it: streams, outlets and their peers, all by hand."""
 
+import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +17,8 @@ from quintet.testing.line import Peer, SimBroker
 SECRET = b"a secret for tokens of tenants, long enough"
 SECOND = 1_000_000
 OURS = frames.SERVER_FLAGS
-PLAIN = frames.PUBLISHED_FLAGS
+PLAIN = 0x003F  # of published clients without keys and offsets in acknowledgements
+NEWER = frames.PUBLISHED_FLAGS
 KEY = "dev-key"
 DEMO = ("t1", "default", "demo")
 PRIMARY = ("t1", "default", "primary")
@@ -108,10 +110,17 @@ class FakeOutlet:
 
 
 def decoded(data: bytes) -> list[Any]:
-    """Frames of a server: JSON as messages, events as (base offset or -1, values), acks as (status, id, text)."""
+    """Frames of a server: JSON as messages, events as (base offset or -1, values), with keys those too, acks as (status, id,
+    text), or (0, id, "", offset)."""
     items, consumed, fatal = kernel.felix_received(data, 0, frames.FRAME_BYTES_MAX)
-    assert (consumed, fatal) == (len(data), 0)
     found: list[Any] = []
+    if (
+        fatal == 5 and frames.HEADER.unpack_from(data, consumed)[2] == frames.ACK | frames.ACK_OFFSET
+    ):  # no client of ours
+        status, id, _, offset = struct.unpack_from(">BQHQ", data, consumed + frames.HEADER.size)
+        end = consumed + frames.HEADER.size + struct.calcsize(">BQHQ")
+        return [*decoded(data[:consumed]), (status, id, "", offset), *decoded(data[end:])]
+    assert (consumed, fatal) == (len(data), 0)
     for item in items:
         if item[0] == 0:
             found.append(codec.decode_reply(item[1]))
@@ -143,6 +152,9 @@ class Connection:
     def shut(self, code: int, reason: str) -> None:
         self.shut_with = (code, reason)
 
+    def fault(self, where: str, error: Exception) -> None:
+        raise error
+
     # -- the peer --------------------------------------------------------------------------------------------------
 
     def stream(self) -> "Stream":
@@ -152,9 +164,10 @@ class Connection:
     def auth(self, secret: str = KEY, flags: int | None = OURS, tenant: str = "t1") -> "Stream":
         """A stream that is authenticated."""
         stream = self.stream()
-        ours = 1 if flags is not None and flags & ~PLAIN else None
+        ours = 1 if flags is not None and flags & ~NEWER else None
         answer = stream.ask(codec.Auth(tenant_id=tenant, token=secret, client_flags=flags, quintet=ours))
-        said = codec.Ok() if flags is None else codec.AuthOk(server_flags=flags & frames.SERVER_FLAGS, quintet=ours)
+        known = frames.SERVER_FLAGS if ours else frames.PUBLISHED_FLAGS
+        said = codec.Ok() if flags is None else codec.AuthOk(server_flags=flags & known, quintet=ours)
         assert answer == [said]
         return stream
 

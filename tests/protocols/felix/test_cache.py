@@ -273,3 +273,13 @@ def test_a_million_keys_stay_within_memory_and_large_ones_are_refused() -> None:
     (said,) = stream.ask(put("k", bytes(1_001), request_id=2))
     assert (said.request_id, said.code) == (2, "E1402")
     assert stream.reason() is None
+
+
+def test_values_of_two_mebibytes(sim: FelixSim) -> None:
+    """As large as the published server takes them."""
+    stream = sim.connect().auth(flags=PLAIN)
+    assert stream.ask(put("k", bytes(2 << 20), request_id=1)) == [codec.CacheOk(request_id=1)]
+    (said,) = stream.ask(codec.CacheGet(**CACHE, key="k", request_id=2))
+    assert said.value == bytes(2 << 20)
+    (said,) = stream.ask(put("k", bytes((2 << 20) + 1), request_id=3))
+    assert isinstance(said, codec.Error) and "2097152" in said.message

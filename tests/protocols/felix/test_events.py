@@ -10,6 +10,7 @@ from quintet.broker.topics import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
 from quintet.protocols.base import LOST, TOO_SLOW
 from quintet.protocols.felix import codec, frames
+from tests.kernel.felix_frames import split_frames
 from tests.protocols.felix.helpers import (
     DEMO,
     OURS,
@@ -153,7 +154,7 @@ def test_subscribers_of_a_kind_share_the_bytes(sim: FelixSim, monkeypatch: pytes
     calls: list[int] = []
     real = kernel.felix_deliver
 
-    def counted(*arguments: Any) -> tuple[bytes, int]:
+    def counted(*arguments: Any) -> Any:
         calls.append(1)
         return real(*arguments)
 
@@ -246,6 +247,59 @@ def test_partitions_are_in_the_offsets() -> None:
     assert said == [codec.CursorError(reason="in_future", requested=wanted, available=1 << 48 | 1)]
     (said,) = stream.ask(subscribe(start=codec.Start(offset=2 << 48)))
     assert "partition 2" in said.message
+
+
+@pytest.mark.parametrize("flags", [PLAIN, OURS, None])
+def test_an_offset_of_one_partition_does_not_skip_the_others(flags: int | None) -> None:
+    """It says nothing about them: what is kept there comes from the beginning."""
+    sim = partitioned(3)
+    for value in (b"a0", b"b0", b"c0", b"a1", b"b1", b"c1"):  # in turn
+        fill(sim, value)
+    connection = sim.connect()
+    connection.auth(flags=flags).ask(subscribe(start=codec.Start(offset=1 << 48 | 1)))
+    assert sorted(values(connection.outlets[0])) == [b"a0", b"a1", b"b1", b"c0", b"c1"]
+
+
+# -- messages larger than a frame ---------------------------------------------------------------------------------------
+
+
+def test_a_message_larger_than_a_frame_is_left_out_and_told() -> None:
+    """Other doors, and binary batches, take what JSON of the document cannot hold."""
+    sim = FelixSim(open=True, anonymous_role="open", frame_bytes_max=4_096)
+    document, ours, published = sim.connect(), sim.connect(), sim.connect()
+    assert document.stream().ask(codec.Subscribe(tenant_id="t1", namespace="default", stream="demo")) == [codec.Ok()]
+    ours.auth().ask(subscribe(subscription_id=1))
+    published.auth(flags=PLAIN).ask(subscribe(subscription_id=1))
+    topic = sim.broker.topics.find(b"t1/default/demo")
+    for some in ([b"a", bytes(3_500), b"b"], [bytes(5_000)], [b"c"]):
+        topic.publish(kernel.build(some), len(some), False, None)
+    sim.scheduler.settle()
+    for connection in (document, ours, published):
+        lengths = [len(payload) for _, payload in split_frames(bytes(connection.outlets[0].sent))]
+        assert max(lengths) <= 4_096
+    told = document.outlets[0].take()[1:]
+    assert [one.payload for one in told if isinstance(one, codec.Event)] == [b"a", b"b", b"c"]
+    first, second = [one.message for one in told if isinstance(one, codec.Error)]
+    assert "offset 1 " in first and "4752 bytes" in first and "4096" in first and "offset 3 " in second
+    assert [type(one) for one in told] == [codec.Event, codec.Error, codec.Event, codec.Error, codec.Event]
+    told = ours.outlets[0].take()[1:]
+    assert told == [
+        (0, [b"a", bytes(3_500), b"b"]), codec.Lagged(subscription_id=1, missed=1, next_offset=4), (4, [b"c"]),
+    ]  # fmt: skip
+    assert published.outlets[0].take()[1:] == [(0, [b"a", bytes(3_500), b"b"]), (4, [b"c"])]
+
+
+def test_a_message_larger_than_a_frame_does_not_hold_up_a_group() -> None:
+    sim = FelixSim(frame_bytes_max=4_096)
+    connection = sim.connect()
+    stream = connection.auth()
+    stream.ask(subscribe(subscription_id=1, group="g", start="earliest"))
+    topic = sim.broker.topics.find(b"t1/default/demo")
+    topic.publish(kernel.build([bytes(5_000), b"a"]), 2, False, None)
+    sim.scheduler.settle()
+    assert values(connection.outlets[0]) == [b"a"]
+    assert stream.ask(codec.AckRanges(subscription_id=1, ranges=[(1, 1)], request_id=1)) == [codec.Ok(request_id=1)]
+    assert sim.broker.groups.get_offset("dev", False, topic, "g", 0) == 2
 
 
 # -- acknowledgement ----------------------------------------------------------------------------------------------------

@@ -168,7 +168,9 @@ def test_capabilities_are_16_bits(sim: FelixSim, flags: int) -> None:
 
 def test_names_longer_than_a_batch_can_say(sim: FelixSim) -> None:
     stream = sim.connect().auth()
-    (said,) = stream.ask(codec.Publish(tenant_id="t" * 70_000, namespace="n", stream="s", payload=b""))
+    ask = codec.Publish(tenant_id="t" * 70_000, namespace="n", stream="s", payload=b"", request_id=1, ack="per_message")
+    (said,) = stream.ask(ask)
+    assert isinstance(said, codec.PublishError) and said.request_id == 1
     assert "200 bytes" in said.message
 
 

@@ -73,7 +73,7 @@ def test_binary_is_byte_identical_both_ways(vector: dict[str, Any]) -> None:
             batch = kernel.build(values)
             kernel.place(batch, max(vector["base_offset"], 0), 1)
             offsets = bool(flags & frames.OFFSETS)
-            assert kernel.felix_deliver(batch, 0, len(values), 0, offsets, 0, 1 << 20) == (whole, len(values))
+            assert kernel.felix_deliver(batch, 0, len(values), 0, offsets, 0, 1 << 20) == (whole, len(values), [])
 
 
 def test_the_table_of_rights_is_whole() -> None:
@@ -177,7 +177,7 @@ def test_frames_that_become_smaller_are_packed_and_others_not() -> None:
 
 
 def test_errors_never_say_more_than_they_may() -> None:
-    dialect = frames.Dialect(False, frames.EXTENDED)
+    dialect = frames.Dialect(False, frames.EXTENDED, ours=True)
     assert codec.decode_reply(errors.encoded(RuntimeError("a secret"), dialect, 3)[12:]) == codec.Error(
         request_id=3, message="internal error"
     )

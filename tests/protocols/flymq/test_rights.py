@@ -131,7 +131,10 @@ class World:
 
     def __init__(self) -> None:
         self.sim = make_sim()
-        admin = Client(self.sim, "admin")
+        admin, bruno = Client(self.sim, "admin"), Client(self.sim, "bruno")
+        assert bruno.ask("KEY_CREATE", user="", name="", expires_s=0)["id"] == KEY_ID, (
+            "before topics take of the entropy"
+        )
         for topic in ("there", "denied", "public", "tenant.a", "tenant.b"):
             admin.produce(topic, b"1", b"2")
             admin.ask("REGISTER_SCHEMA", name=topic, type="json", schema=b'{"type": "integer"}')
@@ -139,9 +142,7 @@ class World:
             admin.ask("PRODUCE_DELAYED", topic=topic, data=b"late", delay_ms=10**9)
         admin.ask("ACL_SET", topic="denied", public=False, users=["bruno"], roles=[])
         admin.ask("ACL_SET", topic="public", public=True, users=[], roles=[])
-        bruno = Client(self.sim, "bruno")
         bruno.ask("COMMIT", topic="there", group="foreign", partition=0, offset=1)
-        assert bruno.ask("KEY_CREATE", user="", name="", expires_s=0)["id"] == KEY_ID
         self.foreign = bruno.ask("TXN_BEGIN")["txn_id"]
         bruno.ask("TXN_PRODUCE", txn_id=self.foreign, topic="there", data=b"not yours")
         self.clients = {who: Client(self.sim, user) for who, user in PRINCIPALS.items()}

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from hmac import digest
 
 import pytest
 
@@ -98,12 +99,16 @@ class TestEnvelopes:
         send(amy, one)
         assert one in bob.take() and dropped(sim) == {}
 
-    def test_members_that_are_missing_are_empty(self) -> None:
+    @pytest.mark.parametrize("member", envelope.MEMBERS)
+    def test_an_envelope_that_lacks_a_member_is_refused_and_said(self, member: str) -> None:
         sim = broker()
         amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
-        least = b'{"protocol_version":"v1","id":"m1","from":"amy","to":"bob"}'
-        send(amy, least)
-        assert least in bob.take()
+        whole = json.loads(letter("amy", "bob", "m1"))
+        del whole[member]
+        send(amy, json.dumps(whole).encode(), letter("amy", "bob", "after"))
+        assert delivered(bob) == ["after"] and dropped(sim) == {"bad_envelope": 1}
+        (said,) = [fields for event, fields in sim.reports if event == "peer_message_dropped"]
+        assert said["name"] == "amy" and str(said["why"]).endswith(f"this one lacks {member}")
 
     def test_from_is_who_sends_or_it_is_refused(self) -> None:
         sim = broker()
@@ -140,6 +145,19 @@ class TestSignatures:
         assert bob.take() == b"" and dropped(sim) == {"signature": len(bad)}
         send(amy, good)
         assert delivered(bob) == ["m1"], "what was refused before did not use up its id"
+
+    def test_bodies_signed_as_they_stand_in_the_frame_come_in(self) -> None:
+        """As the document says: verbatim. Not in the form of published clients, which escape < and & and drop blanks."""
+        sim = broker(secret=SECRET, verify=True)
+        amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
+        head = f'{{"protocol_version":"v1","id":"m1","from":"amy","to":"bob","ts":"{now_of(sim)}","source":"s","kind":"msg",'
+        text = head + '"body":{ "t" : "a<b & c\u2028" }'
+        hmac = digest(SECRET, f"{text}}}".encode(), "sha256").hex()
+        one = f'{text},"hmac":"{hmac}"}}'.encode()
+        send(amy, one.replace(b"a<b", b"a<c"))
+        assert dropped(sim) == {"signature": 1}
+        send(amy, one)
+        assert one in bob.take() and envelope.verify(one, SECRET)
 
     def test_the_right_signature_under_another_name_is_refused(self) -> None:
         sim = broker(secret=SECRET, verify=True, refuse_foreign_sender=False)
@@ -315,15 +333,15 @@ class TestOtherDoors:
         assert [one["body"] for one in found] == [
             {"a": [1, "<"]}, "plain text", {"base64": "/wA="}, None, "", "[" * 500 + "]" * 500,
         ]  # fmt: skip
-        first = found[0]
+        first, own = found[0], f"q:{sim.broker.topics.find(b'peerbus/bob').spec.identity}:0"
         assert {name: first[name] for name in ("id", "from", "to", "source", "kind")} == {
-            "id": "q:0:0", "from": "flymq:zed", "to": "bob", "source": "quintet", "kind": "msg",
+            "id": f"{own}:0", "from": "flymq:zed", "to": "bob", "source": "quintet", "kind": "msg",
         }  # fmt: skip
         assert first["ts"].startswith("2023-11-14T22:13:20")
-        ack(bob, "q:0:1", "q:0:2")
+        ack(bob, f"{own}:1", f"{own}:2")
         bob.close()
         again = register(sim, "bob")[1]
-        assert keys_of(again) == ["q:0:0", "q:0:3", "q:0:4", "q:0:5"]
+        assert keys_of(again) == [f"{own}:{offset}" for offset in (0, 3, 4, 5)]
 
     def test_what_the_broker_makes_is_signed_with_its_secret(self) -> None:
         sim = broker(secret=SECRET)

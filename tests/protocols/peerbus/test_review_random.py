@@ -34,6 +34,7 @@ class Life:
         self.sim = broker()
         self.senders: dict[str, Peer] = {}
         self.bob: Slow | None = None
+        self.ids = 0
         self.sent: dict[str, list[str]] = {"amy": [], "cat": [], "door": []}
         self.here: list[str] = []  # delivered over this connection
         self.acked: set[str] = set()
@@ -49,9 +50,11 @@ class Life:
         if name not in self.senders:
             self.senders[name] = peer_of(self.sim, name)
         for _ in range(self.random.randrange(1, 5)):
-            id = f"{name}{len(self.sent[name])}"
+            self.ids += 1
+            id = f"{name}{self.ids}"
             to = self.random.choice(("bob", "bob", "*"))
-            self.sent[name].append(f"{id}|bob" if to == "*" else id)
+            if to == "bob" or self.bob is not None:  # a broadcast is for who is connected
+                self.sent[name].append(f"{id}|bob" if to == "*" else id)
             self.senders[name].feed(letter(name, to, id) + b"\n")
         self.sim.scheduler.settle()
 
@@ -62,7 +65,7 @@ class Life:
                 kernel.build([b"x"], origin=b"flymq:zed"),
                 1,
                 True,
-                lambda offset, _: self.sent["door"].append(f"q:0:{offset}"),
+                lambda offset, _: self.sent["door"].append(f"q:{topic.spec.identity}:0:{offset}"),
             )
             self.sim.scheduler.settle()
 
@@ -79,6 +82,7 @@ class Life:
         self.sim.scheduler.settle()
         if before is not None:
             before.take()
+            self.sim.advance(SECOND_US)
             assert before.session.closing is not None
             before.close()
             before.unpark()

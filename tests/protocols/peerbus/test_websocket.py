@@ -16,7 +16,7 @@ from quintet.net.websocket import FRAGMENTS_MAX, FRAGMENTS_US, PART_US, PINGS_MA
 from quintet.protocols.base import Session
 from quintet.protocols.peerbus import codec
 from quintet.protocols.peerbus.frames import DELIVER_BYTES_MAX
-from quintet.protocols.peerbus.session import PeerSession
+from quintet.protocols.peerbus.session import LATE_ACKS_US, PeerSession
 from quintet.testing.line import Peer, SimBroker
 from tests.kernel.test_ws import frame
 from tests.protocols.peerbus.helpers import broker, letter, peer_of
@@ -38,8 +38,9 @@ class SocketPeer(Peer):
         self.heart = Heartbeat(asyncio.new_event_loop(), 30)
         self.heart._loop.close()
 
-        def make(broker: Any, sink: Any, now: int) -> Session:
-            return WebSocketSession(PeerSession(broker, sink, now, framed=False), self, self.heart, origins)
+        def make(broker: Any, sink: Any, monotonic: int) -> Session:
+            inner = PeerSession(broker, sink, monotonic, framed=False)
+            return WebSocketSession(inner, self, self.heart, sim.scheduler.monotonic, origins)
 
         super().__init__(sim, make)
 
@@ -227,11 +228,11 @@ class TestFrames:
         peer = registered(sim)
         assert peer.session.deadline() is None
         peer.feed(frame(b"x", 1, last=False))
-        assert peer.watched == 1 and peer.session.deadline() == sim.scheduler.now() + FRAGMENTS_US
+        assert peer.watched == 1 and peer.session.deadline() == sim.scheduler.monotonic() + FRAGMENTS_US
         peer.feed(frame(b"y", 0))
         assert peer.session.deadline() is None
         peer.feed(frame(b"x", 1, last=False))
-        peer.session.tick(sim.scheduler.now() + FRAGMENTS_US)
+        peer.session.tick(sim.scheduler.monotonic() + FRAGMENTS_US)
         peer._drain()
         assert closed_with(peer.take())[0] == 1008
 
@@ -270,7 +271,7 @@ class TestTheEnd:
         peer = registered(sim)
         peer.exchange(frame(b"\xff"))
         deadline = peer.session.deadline()
-        assert deadline == sim.scheduler.now() + PART_US
+        assert deadline == sim.scheduler.monotonic() + PART_US
         peer.session.tick(deadline)
         assert peer.session.closing is not None
 
@@ -292,6 +293,7 @@ class TestTheEnd:
         sim = broker()
         peer = registered(sim)
         second = registered(sim)
+        sim.advance(LATE_ACKS_US)
         assert peer.take() == b"" and peer.session.closing == "another connection took the name over"
         peer.close()
         assert second.session.closing is None

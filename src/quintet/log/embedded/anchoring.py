@@ -47,9 +47,10 @@ class Anchoring:
         self._notes: Gone = []
         self._then: list[Then] = []
         self._accused: set[tuple[int, int]] = set()
-        self._written_at = 0
+        self._written_at = -every_us
         self._writing = self._failed = False
         self.lines = 0
+        self.deleted: frozenset[int] = frozenset()  # topics, when it was opened
 
     @property
     def head(self) -> str:
@@ -60,7 +61,8 @@ class Anchoring:
         """Read what is there; an unfinished last line is cut off. Blocks: for the start only."""
         disk = self._shared.disk
         try:
-            found = anchors.load(disk, self._path, None) or Anchored()
+            key = self._shared.chain.key
+            found = anchors.load(disk, self._path, None, {key_name(key): key} if key else {}) or Anchored()
             if found.torn:
                 self._shared.report("anchors_torn", {"file": self._path, "bytes": found.torn})
             self._position = len(disk.read_file(self._path) or b"") - found.torn
@@ -69,6 +71,19 @@ class Anchoring:
         self._seq, self._prev = found.seq, found.prev
         self._starts = found.starts
         self._heads = {place: max(heads) for place, heads in found.heads.items()}
+        self.deleted = frozenset(found.deleted)
+        if found.damaged:
+            hint = "they do not count: quintet audit verify"
+            self._shared.report("anchors_damaged", {"file": self._path, "lines": found.damaged, "hint": hint})
+
+    def known_end(self, topic_id: int, partition: int) -> int:
+        """The offset behind all that was anchored of a partition: none below it is given again. 0: nothing was."""
+        return self._heads.get((topic_id, partition), (0, ""))[0]
+
+    @property
+    def topic_ids(self) -> set[int]:
+        """Numbers that were given, as far as an anchor says so."""
+        return {topic_id for topic_id, _ in self._heads} | self.deleted
 
     # -- what is to be written -----------------------------------------------------------------------------------------
 
@@ -78,10 +93,10 @@ class Anchoring:
         self._then.append(then)
         self._write()
 
-    def maintain(self, now: int) -> None:
+    def maintain(self, monotonic: int) -> None:
         """About every 100 ms."""
         wait = RETRY_US if self._failed else self._every_us
-        due = not 0 <= now - self._written_at < wait  # also when the clock was set back
+        due = monotonic - self._written_at >= wait
         if (due and (self._shared.heads_moved or self._notes)) or (self._then and not self._writing):
             self._write()
 
@@ -135,7 +150,7 @@ class Anchoring:
         if not heads and not notes:
             self._tell()
             return
-        self._notes, self._writing, self._written_at = [], True, now
+        self._notes, self._writing, self._written_at = [], True, self._shared.scheduler.monotonic()
         known_heads, known_starts = self._heads | {head[:2]: head[2:] for head in heads}, self._starts
         rolls = self._position >= self._bytes_max
         line_heads, line_notes = heads, notes

@@ -14,7 +14,7 @@ it is not used again until a restart: everybody in that record fails, nobody els
 want of space, and could be cut off again, is no such error.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal
@@ -23,7 +23,7 @@ from quintet.log.embedded import journal
 from quintet.log.embedded.disk import Disk
 from quintet.model import limits
 from quintet.model.errors import PartitionFailed, StorageError
-from quintet.model.scheduler import Scheduler
+from quintet.model.scheduler import Scheduler, call_each
 
 if TYPE_CHECKING:
     from quintet.log.embedded.partition import FilePartition
@@ -99,14 +99,7 @@ class Committer:
 
     def _turn(self) -> None:
         armed, self._armed = self._armed, []
-        number = 0
-        try:
-            for number, stage in enumerate(armed, 1):  # noqa: B007 (needed when a stage raises)
-                stage()
-        except BaseException:
-            self._armed = armed[number:] + self._armed  # somebody's callback: the others must not miss their turn
-            self._scheduler.soon(self._turn)
-            raise
+        call_each(self._scheduler, armed)
         self._scheduled = False
         self.pump()
         if self._armed and not self._scheduled:
@@ -190,7 +183,7 @@ class Committer:
                 partial(_write_record, record, taken), partial(self._written, file, position, taken)
             )
         if refused:
-            self._each(iter(refused))
+            call_each(self._scheduler, refused)
 
     def _written(
         self,
@@ -210,7 +203,10 @@ class Committer:
                 errors: list[StorageError] = [error] * len(taken)
             else:
                 file.position, errors = position, result
-            self._each(partial(p.refused, chunk, error) for (p, chunk), error in zip(taken, errors, strict=True))
+            call_each(
+                self._scheduler,
+                [partial(p.refused, chunk, error) for (p, chunk), error in zip(taken, errors, strict=True)],
+            )
             self.pump()
             return
         self.records += 1
@@ -219,36 +215,18 @@ class Committer:
             partition.journaled(chunk)
             needed[partition] = partition.visible
         self.pump()  # before the waiters are told: the disk works while the acknowledgements go out
-        self._tell(iter(taken))
-
-    def _tell(self, taken: "Iterator[tuple[FilePartition, Chunk]]") -> None:
-        """All of them, although they call others who may raise."""
-        try:
-            for partition, chunk in taken:
-                partition.tell(chunk)
-        except BaseException:
-            self._scheduler.soon(partial(self._tell, taken))
-            raise
-
-    def _each(self, calls: Iterator[Callable[[], None]]) -> None:
-        """All of them, although they call others who may raise."""
-        try:
-            for call in calls:
-                call()
-        except BaseException:
-            self._scheduler.soon(partial(self._each, calls))
-            raise
+        call_each(self._scheduler, [partial(partition.tell, chunk) for partition, chunk in taken])
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Make the first journal file that is not there, if there is room for it."""
         absent = next((file for file in self._files if file.state == "absent"), None)
-        now = self._scheduler.now()
-        if absent is None or self._stopped or now - self._asked < RETRY_US or self._busy():
+        monotonic = self._scheduler.monotonic()
+        if absent is None or self._stopped or monotonic - self._asked < RETRY_US or self._busy():
             return
         if self._disk.free_bytes(self.directory)[0] < FREE_SHARE * self.bytes:
-            self._asked = now
+            self._asked = monotonic
             return
         absent.state = "making"
         self._generation += 1
@@ -266,7 +244,7 @@ class Committer:
 
     def _made(self, file: _File, otherwise: State, result: tuple[int, journal.Life] | BaseException) -> None:
         if isinstance(result, BaseException):
-            self._asked = self._scheduler.now()
+            self._asked = self._scheduler.monotonic()
             file.state = otherwise
             if otherwise == "broken":
                 self._fail(file, result)

@@ -106,7 +106,12 @@ class Disk(Protocol):
         """A random number of 32 bits: chance, like time, comes from outside."""
 
     def lock(self, path: str) -> int:
-        """Create the file if needed and take the exclusive lock on it; BlockingIOError if someone has it."""
+        """Create the file if needed and take the exclusive lock on it; BlockingIOError if someone has it. From then on nothing
+        is made, changed or removed by a name in its directory unless the file is still there under its own: the directory
+        may have been removed and made again by another. Then these calls raise OSError (ESTALE)."""
+
+    def holds(self, lock: int, path: str) -> bool:
+        """Is the file of this lock still there under its name?"""
 
 
 def replace_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
@@ -137,11 +142,28 @@ def _syncfs_tells() -> bool:
 class OsDisk:
     """The real thing. Files are 0600 and directories 0700: messages are nobody else's business."""
 
+    def __init__(self) -> None:
+        self._locks: dict[int, str] = {}  # locks taken, and their paths
+
+    def holds(self, lock: int, path: str) -> bool:
+        try:
+            return os.path.samestat(os.fstat(lock), os.stat(path))
+        except OSError:
+            return False
+
+    def _check_ours(self, path: str) -> None:
+        for lock, locked in list(self._locks.items()):  # disk threads look while it is let go
+            if path.startswith(os.path.dirname(locked) + "/") and not self.holds(lock, locked):
+                raise OSError(errno.ESTALE, "the data folder was removed or replaced while the broker ran", path)
+
     def open(self, path: str, *, create: bool = False, write: bool = False) -> int:
+        if write:
+            self._check_ours(path)
         flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT | os.O_EXCL if create else 0)
         return os.open(path, flags, 0o600)
 
     def close(self, handle: int) -> None:
+        self._locks.pop(handle, None)
         os.close(handle)
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
@@ -243,15 +265,19 @@ class OsDisk:
             os.close(handle)
 
     def rename(self, old: str, new: str) -> None:
+        self._check_ours(new)
         os.rename(old, new)
 
     def unlink(self, path: str) -> None:
+        self._check_ours(path)
         os.unlink(path)
 
     def rmdir(self, path: str) -> None:
+        self._check_ours(path)
         os.rmdir(path)
 
     def mkdir(self, path: str) -> bool:
+        self._check_ours(path)
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
@@ -275,6 +301,7 @@ class OsDisk:
             return None
 
     def append_file(self, path: str, data: bytes) -> None:
+        self._check_ours(path)
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while data:
@@ -298,4 +325,5 @@ class OsDisk:
         except OSError:
             os.close(handle)
             raise
+        self._locks[handle] = path
         return handle

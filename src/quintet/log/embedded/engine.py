@@ -8,26 +8,26 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from quintet.log.anchors import ALL_PARTITIONS
-from quintet.log.base import Partition, TopicSpec
+from quintet.log.base import Partition, TopicFiles, TopicSpec
 from quintet.log.chain import KEYED
-from quintet.log.embedded import checkpoint, commit, compact, journal, upkeep
+from quintet.log.embedded import checkpoint, commit, compact, journal, recovery, upkeep
 from quintet.log.embedded.anchoring import Anchoring
 from quintet.log.embedded.disk import Disk, replace_file
 from quintet.log.embedded.links import ChainMode, ChainPolicy
 from quintet.log.embedded.memory import MemoryPartition
 from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.recovery import Mark, Opened, open_partition
-from quintet.log.embedded.segment import HEADER_BYTES, Damage
+from quintet.log.embedded.recovery import Mark, Opened
+from quintet.log.embedded.segment import HEADER_BYTES, Damage, Owner
 from quintet.log.embedded.shared import Report, Shared
 from quintet.log.embedded.stages import FileStages
 from quintet.model import limits
-from quintet.model.errors import DataDirError, StorageError, StorageFull
+from quintet.model.errors import DataDirError, StorageError, StorageFull, TableDamaged
 from quintet.model.scheduler import Scheduler
 
 FORMAT_PREFIX: Final = "quintet-data "
@@ -40,6 +40,7 @@ SYNC_ALL_PARTITIONS: Final = 256  # from so many on a start after a crash syncs 
 START_BYTES_MIN: Final = 256 * limits.KIB  # free, to begin a new data directory
 FLOOR_BYTES_DEFAULT: Final = 256 * limits.MIB  # free, or nothing more is appended
 FLOOR_SHARE_DEFAULT: Final = 0.05  # of the disk, if that is less: a small disk is not refused altogether
+LOSSES_SHOWN_MAX: Final = 3  # ranges named by a start that is refused
 
 
 class EmbeddedLog:
@@ -88,7 +89,12 @@ class EmbeddedLog:
         self._checkpoint = checkpoint.Checkpoint()
         self._entries: dict[tuple[int, int], bytes] = {}
         self._known_damage: set[tuple[str, int]] = set()
+        self._accepted: dict[
+            tuple[str, int], int
+        ] = {}  # file and position -> the offset up to which a loss is accepted
+        self._losses: dict[int, dict[tuple[str, int], Damage]] = {}  # of each topic: what is lost and not accepted
         self._quarantine_lines: list[bytes] = []
+        self.damaged_journals: list[str] = []  # names; what only they had is lost, and nobody knows of which topics
         self._closed: Callable[[], None] | None = None
         self._lock = -1
         self._durable = False  # was everything there made durable at the start?
@@ -96,7 +102,7 @@ class EmbeddedLog:
         self._retaining: list[MemoryPartition | FilePartition] = []  # still to be looked at in this round
         self._rolls_seen = 0
         self._last_topic_id = 0  # of those opened here, also if it was deleted: no number is given twice
-        self._last_checkpoint = self._last_retention = 0
+        self._last_checkpoint, self._last_retention = -CHECKPOINT_INTERVAL_US, -RETENTION_INTERVAL_US
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -143,12 +149,19 @@ class EmbeddedLog:
         file is synced when it is opened; if they are many, one call does it for all, where the system has one that tells
         of errors. It waits for everything else on the disk too, so a few files do without."""
         disk, directory = self._disk, self._directory
-        replayed, files = 0, list[str]()
+        replayed, files, damaged = 0, list[str](), set[str]()
+
+        def told(kind: str, fields: dict[str, object]) -> None:
+            if kind in ("journal_rejected", "journal_damaged"):
+                damaged.add(os.path.basename(str(fields["file"])))
+            self._report(kind, fields)
+
         if journaled:
-            replayed, files = journal.replay(disk, directory, self._checkpoint.marks, self._report)
+            replayed, files = journal.replay(disk, directory, self._checkpoint.marks, told)
         self._durable = not self._checkpoint.clean and self._has_many_partitions() and disk.sync_all(directory)
         if journaled:
-            journal.settle(disk, directory, [] if self._durable else files)
+            journal.settle(disk, directory, [] if self._durable else files, damaged)
+        self.damaged_journals = [name for name in disk.listdir(directory) if name.endswith(journal.DAMAGED)]
         if replayed:
             self._report("journal_replayed", {"entries": replayed})
         if not self._durable:
@@ -187,7 +200,10 @@ class EmbeddedLog:
         for line in lines.splitlines():
             try:
                 found = json.loads(line)
-                self._known_damage.add((str(found["file"]), int(found["position"])))
+                key = (str(found["file"]), int(found["position"]))
+                self._known_damage.add(key)
+                if found.get("accepted"):
+                    self._accepted[key] = max(int(found["next_offset"]), self._accepted.get(key, 0))
             except (ValueError, KeyError, TypeError):
                 continue  # a torn last line: that range is reported again
 
@@ -195,6 +211,46 @@ class EmbeddedLog:
     def clean_start(self) -> bool:
         """Did the broker before us stop cleanly?"""
         return self._checkpoint.clean
+
+    def losses(self, topic_id: int) -> list[str]:
+        found = self._losses.get(topic_id, {})
+        return [str(found[key]) for key in sorted(found)]
+
+    def check_sound(self, topic_id: int, name: str) -> None:
+        losses = self.losses(topic_id)
+        losses += [f"{self._directory}/{file}: rows that only the journal had" for file in self.damaged_journals]
+        if not losses:
+            return
+        text = "; ".join(losses[:LOSSES_SHOWN_MAX])
+        self._report("table_damaged", {"table": name, "ranges": len(losses), "what": text})
+        raise TableDamaged(
+            f"{name} is damaged and the broker does not start: {text}. What was written there is lost, and what it"
+            " replaced or removed would count again",
+            hint=f"restore the folder, or see what is lost and accept it with `quintet log repair {self._directory}`",
+        )
+
+    def accept_losses(self, topic_ids: Iterable[int]) -> None:
+        """From now on, and after a restart, what was lost of these topics and with the journal is as it is. Blocks."""
+        for name in self.damaged_journals:
+            kept = name.removesuffix(journal.DAMAGED) + journal.ACCEPTED
+            self._disk.rename(f"{self._directory}/{name}", f"{self._directory}/{kept}")
+        if self.damaged_journals:
+            self._disk.fsync_dir(self._directory)
+            self.damaged_journals = []
+        accepted = [damage for topic_id in topic_ids for damage in self._losses.pop(topic_id, {}).values()]
+        lines = []
+        for damage in accepted:
+            file = damage.path.removeprefix(self._directory + "/")
+            self._accepted[file, damage.position] = damage.next_sound
+            lines.append(json.dumps(damage.line() | {"file": file, "accepted": self._scheduler.now()}).encode() + b"\n")
+        if lines:
+            self._disk.append_file(f"{self._directory}/quarantine.jsonl", b"".join(lines))
+
+    def was_deleted(self, topic_id: int) -> bool:
+        return self._anchors is not None and topic_id in self._anchors.deleted
+
+    def files_of(self, topic_id: int) -> TopicFiles | None:
+        return recovery.topic_files(self._disk, f"{self._directory}/topics/{topic_id:08d}")
 
     def topic_ids(self) -> list[int]:
         """Numbers of the topics that have files."""
@@ -239,8 +295,12 @@ class EmbeddedLog:
     def _open_partition(self, spec: TopicSpec, number: int) -> FilePartition:
         directory = self._path(spec.id, number)
         mark = self._checkpoint.marks.get((spec.id, number))
+        floor = self._anchors.known_end(spec.id, number) if self._anchors is not None else 0
+        owner, strict = Owner(spec.id, number, spec.name), spec.is_strict
         try:
-            opened = open_partition(self._disk, directory, mark, self._durable)
+            opened = recovery.open_partition(
+                self._disk, directory, mark, owner, durable=self._durable, strict=strict, floor=floor
+            )
             if opened.segments and not opened.segments[-1].named:
                 if not self._durable:
                     self._shared.names.doubt(directory)
@@ -281,7 +341,8 @@ class EmbeddedLog:
     def delete_topic(self, topic_id: int) -> None:
         partitions = self._topics.pop(topic_id, [])
         self._checkpoint_owed = True
-        for number in range(len(partitions)):
+        numbers = range(len(partitions)) if partitions else range(limits.PARTITIONS_MAX)
+        for number in numbers:
             self._entries.pop((topic_id, number), None)
         waiting = len(partitions)
 
@@ -325,7 +386,8 @@ class EmbeddedLog:
     @property
     def last_topic_id(self) -> int:
         marked = (topic_id for topic_id, _ in self._checkpoint.marks)
-        return max([*self.topic_ids(), *marked, self._last_topic_id])
+        anchored: Iterable[int] = self._anchors.topic_ids if self._anchors is not None else ()
+        return max(*self.topic_ids(), *marked, *anchored, self._last_topic_id, 0)
 
     @property
     def unsynced_bytes(self) -> int:
@@ -343,28 +405,43 @@ class EmbeddedLog:
         found["cache_bytes"] = self._shared.cache_bytes
         found["unsynced_bytes"] = self._shared.unsynced
         found["anchors"] = self._anchors.lines if self._anchors is not None else 0
+        found["damaged_ranges"] = len(self._known_damage)
         found["partitions"] = sum(len(partitions) for partitions in self._topics.values())
         return found
 
     # -- housekeeping --------------------------------------------------------------------------------------------------
 
     def maintain(self, now: int) -> None:
-        if not 0 <= now - self._last_retention < RETENTION_INTERVAL_US:  # also when the clock was set back
-            self._last_retention = now
-            self._look_at_the_disk()
+        monotonic = self._scheduler.monotonic()
+        if monotonic - self._last_retention >= RETENTION_INTERVAL_US:
+            self._last_retention = monotonic
+            if self._is_ours():
+                self._look_at_the_disk()
             if not self._retaining:
                 self._retaining = [partition for found in self._topics.values() for partition in found]
         self._retain(now)
-        self._shared.upkeep.maintain(now)
+        self._shared.upkeep.maintain(monotonic)
         self._shared.committer.maintain()
         if self._anchors is not None:
-            self._anchors.maintain(now)
+            self._anchors.maintain(monotonic)
         rolled = self._shared.stats["rolls"] != self._rolls_seen
         moved = self._shared.marks_moved or self._checkpoint_owed
-        if moved and (rolled or not 0 <= now - self._last_checkpoint < CHECKPOINT_INTERVAL_US):
-            self._last_checkpoint = now
+        if moved and (rolled or monotonic - self._last_checkpoint >= CHECKPOINT_INTERVAL_US):
+            self._last_checkpoint = monotonic
             self._rolls_seen = self._shared.stats["rolls"]
             self._write_checkpoint(clean=False)
+
+    def _is_ours(self) -> bool:
+        """Is the directory still the one that was locked? If not, what is appended would be lost: it is refused."""
+        if self._lock < 0 or self._disk.holds(self._lock, f"{self._directory}/lock"):
+            return True
+        if not isinstance(self._shared.low, DataDirError):
+            self._shared.low = DataDirError(
+                f"{self._directory}: the data folder was removed or replaced while the broker ran: the append was refused",
+                hint="stop this broker; it writes nothing to the folder that is there now",
+            )
+            self._report("directory_replaced", {"directory": self._directory})
+        return False
 
     def _look_at_the_disk(self) -> None:
         """Refuse appends before the disk is really full; take them again when clearly more than the floor is free."""
@@ -431,6 +508,8 @@ class EmbeddedLog:
         """Name a corrupt range once: in quarantine.jsonl and to whoever listens."""
         for damage in damages:
             key = (damage.path.removeprefix(self._directory + "/"), damage.position)
+            if damage.loses and self._accepted.get(key, -1) < damage.next_sound:
+                self._losses.setdefault(int(key[0].split("/")[1]), {})[key] = damage
             if key in self._known_damage:
                 continue
             self._known_damage.add(key)
@@ -453,6 +532,7 @@ class EmbeddedLog:
     # -- stopping ------------------------------------------------------------------------------------------------------
 
     def close(self, done: Callable[[], None]) -> None:
+        self._is_ours()  # says so, if it is not; then every write by a name fails
         partitions = [partition for found in self._topics.values() for partition in found]
         waiting = len(partitions) + 1
 

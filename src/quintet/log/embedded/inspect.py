@@ -2,12 +2,13 @@
 
 Works on files alone, without configuration: below and above the durable mark alike. A torn tail of the last segment is
 named but is no corruption; the next start cuts it off. What the journal holds and a power cut took from a segment is seen
-as if it were there: the next start puts it back.
+as if it were there: the next start puts it back. Headers are compared with the folders they lie in and with `__topics`.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from quintet.log.embedded import checkpoint, journal, stages
 from quintet.log.embedded.disk import Disk
@@ -15,14 +16,20 @@ from quintet.log.embedded.recovery import partitions, segment_bases
 from quintet.log.embedded.segment import (
     HEADER_BYTES,
     REASONS,
+    Owner,
     Run,
     Segment,
+    misplaced,
     parse_header,
     parse_index,
     salvage_seed,
     scan,
 )
+from quintet.log.embedded.torn import is_torn
+from quintet.model import limits
 from quintet.model.batch import RecordBatch, Row
+
+TOPICS_TABLE: Final = 1  # docs/LOG_FORMAT.md section 1: JSON rows with id and name
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +133,57 @@ def _verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
     findings: list[Finding] = []
     disk = healed(disk, directory, findings)
     yield from findings
-    for name in checkpoint.load(disk, directory).rejected:
+    marks = checkpoint.load(disk, directory)
+    for name in marks.rejected:
         yield Finding(f"{directory}/{name}", 0, 0, "checkpoint does not check out and is ignored", True)
-    for _, _, path in partitions(disk, directory):
+    names = _names(disk, directory)
+    there = partitions(disk, directory)
+    for topic, number, path in there:
         bases = segment_bases(disk, path)
+        owner, reached = Owner(topic, number, names.get(topic, "")), bases[-1] if bases else 0
         for base, following in zip(bases, [*bases[1:], None], strict=False):  # of no segments there is no pair
-            for part in _segment(disk, path, base, following):
+            for part in _segment(disk, path, base, following, owner):
                 if isinstance(part, Finding):
                     yield part
                 else:
                     summary.batches += 1
                     summary.records += part.count
                     summary.bytes += part.length
+                    reached = max(reached, part.next_offset)
             summary.segments += 1
+        mark = marks.marks.get((topic, number))
+        if mark is not None and mark.next_offset > reached:
+            yield Finding(path, 0, 0, f"offsets {reached} to {mark.next_offset - 1} are lost, by the checkpoint", True)
+    yield from _folders(directory, names, {topic for topic, _, _ in there}, marks)
     for file, position, length, what in stages.damages(disk, directory):
         yield Finding(file, position, length, what, True)
+
+
+def _names(disk: Disk, directory: str) -> dict[int, str]:
+    """Topics by their rows, as far as these can be read."""
+    rows: dict[bytes, tuple[int, str]] = {}
+    for _, _, row in dump(disk, directory, TOPICS_TABLE):
+        try:
+            found = json.loads(row[3]) if row[3] is not None else None
+            if found is None:
+                rows.pop(row[2] or b"", None)
+            else:
+                rows[row[2] or b""] = (int(found["id"]), str(found["name"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return dict(rows.values())
+
+
+def _folders(directory: str, names: dict[int, str], there: set[int], marks: checkpoint.Checkpoint) -> Iterator[Finding]:
+    """Folders and rows that do not go together. A folder may be what a crash left of a deletion: the next start tells."""
+    for topic in sorted(there - set(names)):
+        if names and topic >= limits.TOPIC_ID_FIRST_USER:
+            what = "no row in __topics: deleted, or its row is lost (quintet log repair)"
+            yield Finding(f"{directory}/topics/{topic:08d}", 0, 0, what, False)
+    lost = {topic for (topic, _), mark in marks.marks.items() if mark.next_offset and topic in names} - there
+    for topic in sorted(lost):
+        what = f"the folder of topic {names[topic]!a} is gone, which had records by the checkpoint"
+        yield Finding(f"{directory}/topics/{topic:08d}", 0, 0, what, True)
 
 
 def dump(disk: Disk, directory: str, topic_id: int | None = None) -> Iterator[tuple[int, int, Row]]:
@@ -152,14 +195,16 @@ def dump(disk: Disk, directory: str, topic_id: int | None = None) -> Iterator[tu
         bases = segment_bases(disk, path)
         reached = 0
         for base, following in zip(bases, [*bases[1:], None], strict=False):  # of no segments there is no pair
-            for part in _segment(disk, path, base, following):
+            for part in _segment(disk, path, base, following, Owner(topic, number)):
                 if isinstance(part, RecordBatch) and part.next_offset > reached:
                     reached = part.next_offset
                     for row in part.rows():
                         yield topic, number, row
 
 
-def _segment(disk: Disk, directory: str, base: int, following: int | None) -> Iterator[Finding | RecordBatch]:
+def _segment(
+    disk: Disk, directory: str, base: int, following: int | None, owner: Owner
+) -> Iterator[Finding | RecordBatch]:
     segment = Segment(directory, base, 0)
     path = segment.path
     handle = disk.open(path)
@@ -170,6 +215,10 @@ def _segment(disk: Disk, directory: str, base: int, following: int | None) -> It
             header = parse_header(data)
         except ValueError as error:
             yield Finding(path, 12, 4, str(error), True)
+            return
+        wrong = misplaced(header, owner) if header is not None else ""
+        if wrong:
+            yield Finding(path, 0, size, wrong, True)
             return
         if header is not None and header.base == base:
             segment.seed = header.seed
@@ -191,12 +240,20 @@ def _segment(disk: Disk, directory: str, base: int, following: int | None) -> It
                 expected = part.next_base
             elif part.reason != 0:
                 what = f"{REASONS[part.reason]}, nothing sound behind it"
-                yield Finding(path, part.position, size - part.position, what, following is not None)
+                corrupt = following is not None or _was_whole(disk, handle, segment, part.position, size, owner)
+                yield Finding(path, part.position, size - part.position, what, corrupt)
         if following is not None and expected < following:
             yield Finding(path, size, 0, f"offsets {expected} to {following - 1} are lost", True)
     finally:
         disk.close(handle)
     yield from _index(disk, segment)
+
+
+def _was_whole(disk: Disk, handle: int, segment: Segment, position: int, size: int, owner: Owner) -> bool:
+    """Of the broker's own topics only what lacks something is torn; of others nobody can tell."""
+    if owner.topic_id >= limits.TOPIC_ID_FIRST_USER:
+        return False
+    return not is_torn(disk.pread(handle, size - position, position), position, segment.seed)
 
 
 def _index(disk: Disk, segment: Segment) -> Iterator[Finding]:

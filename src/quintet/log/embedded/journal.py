@@ -14,7 +14,7 @@ any number of times.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from quintet import kernel
@@ -24,6 +24,8 @@ from quintet.log.embedded.segment import HEADER_BYTES, new_seed, parse_header, s
 from quintet.model import limits
 
 NAMES: Final = ("journal.a", "journal.b")
+DAMAGED: Final = ".damaged"  # behind the name of a file that did not check out: kept until an operator accepts the loss
+ACCEPTED: Final = ".accepted"
 JOURNAL_BYTES: Final = 64 * limits.MIB  # of each file
 RECORD_BYTES_MAX: Final = 8 * limits.MIB  # written at once: what more is waiting goes into the next record
 RECORD_ALIGN_BYTES: Final = 512
@@ -154,11 +156,14 @@ def write(
     disk.fdatasync(handle)
 
 
-def remove(disk: Disk, directory: str) -> None:
-    """Everything in the journal is durable where it belongs: no file, nothing to replay."""
+def remove(disk: Disk, directory: str, damaged: Collection[str] = ()) -> None:
+    """Everything in the journal is durable where it belongs: no file, nothing to replay. Damaged files are kept aside."""
     names = [name for name in disk.listdir(directory) if name in NAMES]
     for name in names:
-        disk.unlink(f"{directory}/{name}")
+        if name in damaged:
+            disk.rename(f"{directory}/{name}", f"{directory}/{name}{DAMAGED}")
+        else:
+            disk.unlink(f"{directory}/{name}")
     if names:
         disk.fsync_dir(directory)
 
@@ -224,7 +229,7 @@ def load(disk: Disk, directory: str, report: Callable[[str, dict[str, object]], 
         life = parse_file(data)
         if life is not None:
             files.append((life.generation, f"{directory}/{name}", data))
-        elif data.strip(b"\0"):
+        elif data.strip(b"\0") and len(data) >= _FILE_BYTES:  # a shorter one was being made, and is in nobody's use
             report("journal_rejected", {"file": f"{directory}/{name}"})
     found: list[Entry] = []
     for _, path, data in sorted(files):
@@ -287,15 +292,15 @@ def replay(
     return written, list(files)
 
 
-def settle(disk: Disk, directory: str, files: list[str]) -> None:
-    """Make what was put back durable, if nobody did yet, and remove the journal."""
+def settle(disk: Disk, directory: str, files: list[str], damaged: Collection[str]) -> None:
+    """Make what was put back durable, if nobody did yet, and remove the journal, or keep it aside."""
     for path in files:
         handle = disk.open(path, write=True)
         try:
             disk.fdatasync(handle)
         finally:
             disk.close(handle)
-    remove(disk, directory)
+    remove(disk, directory, damaged)
 
 
 def _put_back(

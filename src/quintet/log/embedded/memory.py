@@ -10,19 +10,21 @@ from functools import partial
 
 from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
-from quintet.log.embedded.merging import Pending, merge_groups, place_waiters
+from quintet.log.embedded.merging import Pending, answer_waiters, merge_groups, place_waiters
 from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.shared import OBJECT_BYTES, Shared
+from quintet.log.embedded.shared import FREED_AT_ONCE_MAX, OBJECT_BYTES, Shared
 from quintet.model.batch import RecordBatch
+from quintet.model.clocks import following
 from quintet.model.errors import ShuttingDown
+from quintet.model.scheduler import call_each
 
 
 class MemoryPartition:
     """See log.base.Partition."""
 
     __slots__ = (
-        "_armed", "_bases", "_batches", "_bytes", "_closed", "_end", "_last_time", "_pending", "_shared", "_start", "_trimmed",
-        "_visible", "_watchers", "number", "spec", "successor", "topic_id",
+        "_armed", "_bases", "_batches", "_bytes", "_closed", "_end", "_last_time", "_pending", "_shared", "_start",
+        "_visible", "_watchers", "number", "spec", "stale", "successor", "topic_id",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, spec: TopicSpec, number: int) -> None:
@@ -38,7 +40,7 @@ class MemoryPartition:
         self._pending: list[Pending] = []
         self._watchers: list[Callable[[], None]] = []
         self._armed = self._closed = False
-        self._trimmed = 0  # batches gone by our own bound, still named in the order of all memory topics
+        self.stale = 0  # batches gone by our own bound, still named in the order of all memory topics
         self._last_time = 0
 
     @property
@@ -78,7 +80,7 @@ class MemoryPartition:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        self._last_time = now = max(self._shared.scheduler.now(), self._last_time)
+        self._last_time = now = following(self._shared.scheduler.now(), self._last_time)
         if len(pending) == 1:
             self._keep(pending[0][0], pending[0][2], now)
         else:
@@ -87,11 +89,8 @@ class MemoryPartition:
         self._visible = self._end
         self._shared.stats["appends"] += len(pending)
         self._trim()
-        for _, done, base in pending:
-            if done is not None:
-                done(base, None)
-        for call in tuple(self._watchers):
-            call()
+        answer_waiters(self._shared.scheduler, pending)
+        call_each(self._shared.scheduler, tuple(self._watchers))
 
     def _keep_group(self, group: list[Pending], now: int) -> None:
         if len(group) > 1:
@@ -116,31 +115,30 @@ class MemoryPartition:
         shared.stats["batches"] += 1
         shared.stats["bytes"] += len(batch)
         shared.memory_bytes += size
-        shared.memory_order.append(self)
-        while shared.memory_order[0]._trimmed:
-            shared.memory_order.popleft()._trimmed -= 1
-        while shared.memory_bytes > shared.memory_bytes_max and len(shared.memory_order) > 1:
-            shared.memory_order.popleft().evict()
+        shared.memory_order.add(self)
+        if shared.memory_bytes > shared.memory_bytes_max:
+            shared.trim()
 
     def evict(self) -> None:
         """All memory topics together hold too much, and the oldest batch of all is ours."""
-        if self._trimmed:
-            self._trimmed -= 1  # that one is gone already
-        elif len(self._batches) > 1:
+        if len(self._batches) > 1:
             self._drop(1)
 
     def _trim(self, before: int = 0) -> None:
-        """Drop the oldest: what is over the bound, except for the newest batch, and what is older than `before`."""
+        """Drop the oldest, a slice at a time: what is over the bound, except for the newest batch, and what is older than
+        `before`."""
         drop, kept = 0, self._bytes
-        while drop < len(self._batches) and (
+        while drop < min(len(self._batches), FREED_AT_ONCE_MAX) and (
             (kept > self.spec.memory_bytes and drop < len(self._batches) - 1)
             or self._batches[drop].max_timestamp < before
         ):
             kept -= self._batches[drop].length + OBJECT_BYTES
             drop += 1
         if drop:
-            self._trimmed += drop
+            self._shared.memory_order.lost(self, drop)
             self._drop(drop)
+        if drop == FREED_AT_ONCE_MAX:
+            self._shared.scheduler.soon(partial(self._trim, before))
 
     def _drop(self, count: int) -> None:
         freed = sum([batch.length for batch in self._batches[:count]]) + count * OBJECT_BYTES
@@ -215,13 +213,14 @@ class MemoryPartition:
             successor.watch(call)
         self.successor = successor
         self._shared.memory_bytes -= self._bytes
-        self._trimmed += len(self._batches)
+        self._shared.memory_order.lost(self, len(self._batches))
         self._batches, self._bases, self._watchers, self._bytes = [], [], [], 0
 
     def shut(self, done: Callable[[], None]) -> None:
         self.stage()
         self._closed = True
         self._shared.memory_bytes -= self._bytes
-        self._trimmed += len(self._batches)
-        self._bytes = 0
+        self._shared.memory_order.lost(self, len(self._batches))
+        self._shared.discard(self._batches)
+        self._batches, self._bases, self._bytes, self._start = [], [], 0, self._visible
         done()

@@ -1,4 +1,4 @@
-"""Which of the batches that wait become one batch: small ones of one kind, in their order.
+"""Chooses which batches that wait become one batch (small ones of one kind, in their order), and answers who waits.
 
 Shared by partitions on disk and in memory. What merging does to bytes is the kernel's affair; this only chooses.
 """
@@ -10,6 +10,7 @@ from quintet import kernel
 from quintet.log.base import Appended
 from quintet.model import limits
 from quintet.model.batch import SPARSE
+from quintet.model.scheduler import Scheduler, raise_soon
 
 MERGE_INPUT_BYTES_MAX: Final = 64 * limits.KIB  # a larger batch goes as it is: copying it would cost more than it saves
 MERGE_OUTPUT_BYTES_MAX: Final = limits.MIB
@@ -24,6 +25,16 @@ def place_waiters(group: list[Pending], now: int) -> None:
     for batch, done, base in group:
         if done is not None:
             kernel.place(batch, base, now)
+
+
+def answer_waiters(scheduler: Scheduler, waiters: list[Pending], error: Exception | None = None) -> None:
+    """Tell each its offset, or the error. One that raises stops none of the others: they wait for their own answer."""
+    for _, done, base in waiters:
+        if done is not None:
+            try:
+                done(base if error is None else -1, error)
+            except Exception as fault:
+                raise_soon(scheduler, fault)
 
 
 def merge_groups(pending: list[Pending]) -> list[list[Pending]]:

@@ -18,14 +18,16 @@ from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
 from quintet.log.embedded import reader
 from quintet.log.embedded.links import open_links
-from quintet.log.embedded.merging import Pending, merge_groups, place_waiters
+from quintet.log.embedded.merging import Pending, answer_waiters, merge_groups, place_waiters
 from quintet.log.embedded.recovery import Mark, Opened
 from quintet.log.embedded.segment import HEADER_BYTES, Header, Segment, adopt_index, begin_again, new_seed
 from quintet.log.embedded.shared import Shared, TailCache
 from quintet.log.embedded.writer import ZERO_FILL_WRITE_BYTES_MAX, Chunk, Outcome, Writer
 from quintet.model import limits
 from quintet.model.batch import LINK_BYTES, RecordBatch
+from quintet.model.clocks import following
 from quintet.model.errors import CorruptData, PartitionFailed, ShuttingDown, StorageError, StorageFull
+from quintet.model.scheduler import call_each
 
 STAGE_EARLY_BYTES: Final = 256 * limits.KIB  # while a write is under way, less than this waits to be merged with more
 SYNC_INTERVAL_US: Final = 100_000  # of "interval" topics
@@ -42,9 +44,9 @@ class FilePartition:
 
     __slots__ = (
         "_armed", "_busy", "_chunks", "_closed", "_dirty", "_end", "_extending", "_failure", "_last_sync", "_last_time",
-        "_on_idle", "_pending", "_pending_bytes", "_plan", "_plan_end", "_probed", "_shared", "_syncing", "_visible",
+        "_on_idle", "_pending", "_pending_bytes", "_plan", "_plan_end", "_probed", "_shared", "_syncing", "_used", "_visible",
         "_offered", "_watchers", "_writer", "cache", "directory", "mark", "number", "segments", "spec", "topic_id", "working",
-        "_inline", "_active", "links",
+        "_inline", "_active", "_strict", "links",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, spec: TopicSpec, number: int, directory: str, opened: Opened) -> None:
@@ -63,6 +65,7 @@ class FilePartition:
         self._plan_end = self._plan.end if self._plan else HEADER_BYTES
         self._writer = Writer(shared, directory, spec.partitions)
         self._inline = spec.durability != "fsync"
+        self._strict = spec.is_strict
         self.mark: Mark | None = None
         if self.segments and not opened.roll:
             last = self.segments[-1]
@@ -78,6 +81,7 @@ class FilePartition:
         self.working = False  # retention or compaction is under way
         self._on_idle: list[Callable[[], None]] = []
         self._last_time = self._last_sync = self._probed = 0
+        self._used = shared.upkeep.monotonic
 
     def renew_begun(self) -> None:
         """At the start: a last file that was made, holds nothing and has a header that the next batch does not fit gets the
@@ -162,7 +166,10 @@ class FilePartition:
         first = max(bisect_right(self.segments, offset, key=_base_of) - 1, 0)
         views = [reader.View(segment) for segment in self.segments[first:]]
         found: list[RecordBatch] = []
-        result = reader.read(self._shared.disk, self._shared.read_buffers, views, offset, READ_NOW_BYTES)
+        try:
+            result = reader.read(self._shared.disk, self._shared.read_buffers, views, offset, READ_NOW_BYTES)
+        except OSError as error:
+            raise CorruptData(f"{self.directory}: cannot be read: {error.strerror or error}") from error
         self._fetched(lambda batches, _: found.extend(batches), result)
         return found
 
@@ -220,7 +227,8 @@ class FilePartition:
     def _gather(self) -> None:
         pending, self._pending = self._pending, []
         self._pending_bytes = 0
-        self._last_time = now = max(self._shared.scheduler.now(), self._last_time)
+        self._last_time = now = following(self._shared.scheduler.now(), self._last_time)
+        self._used = self._shared.upkeep.monotonic
         if not self._active:
             self._active = True
             self._shared.upkeep.activate(self)
@@ -255,7 +263,7 @@ class FilePartition:
             plan.chain, plan.begun = self.links.start(), now
         self.links.seal(batch, base, now, plan.seed)
         chunks = self._chunks
-        if not chunks or chunks[-1].segment is not plan:
+        if not chunks or chunks[-1].segment is not plan or self._strict:
             chunks.append(Chunk(plan, self._plan_end))
         chunk = chunks[-1]
         chunk.buffers.append(batch)
@@ -331,9 +339,7 @@ class FilePartition:
             self._flush()
             self._shared.committer.pump()
         for chunk in good:
-            for _, done, base in chunk.waiters:
-                if done is not None:
-                    done(base, None)
+            answer_waiters(self._shared.scheduler, chunk.waiters)
         if self._inline:
             self._flush()
         if good and good[-1].buffers:
@@ -374,9 +380,7 @@ class FilePartition:
 
     def tell(self, chunk: Chunk) -> None:
         """Tell who waits for it."""
-        for _, done, base in chunk.waiters:
-            if done is not None:
-                done(base, None)
+        answer_waiters(self._shared.scheduler, chunk.waiters)
         self._notify()
         self._idle()
 
@@ -440,8 +444,7 @@ class FilePartition:
 
     def _notify(self) -> None:
         if self._watchers:
-            for call in tuple(self._watchers):
-                call()
+            call_each(self._shared.scheduler, tuple(self._watchers))
 
     def _extend(self) -> None:
         """Zero-fill ahead of the writer before it gets there."""
@@ -487,40 +490,38 @@ class FilePartition:
         usable = last is not None and last.next_offset == self._visible and self.links.continues(last)
         self._plan = last if usable and not rolled else None
         self._plan_end = self._plan.end if self._plan else HEADER_BYTES
-        self._probed = self._shared.scheduler.now()
+        self._probed = self._shared.scheduler.monotonic()
         self._shared.stats["refused_appends"] += len(refused)
         kind = "storage_full" if isinstance(error, StorageFull) else "partition_failed"
         self._shared.report(kind, {"directory": self.directory, "error": str(error), "refused": len(refused)})
         if isinstance(error, StorageFull):
             self._shared.upkeep.probe(self)
-        for _, done, _ in refused:
-            if done is not None:
-                done(-1, error)
+        answer_waiters(self._shared.scheduler, refused, error)
 
     # -- what upkeep asks for -----------------------------------------------------------------------------------------
 
-    def probe(self, now: int) -> bool:
+    def probe(self, monotonic: int) -> bool:
         """Try a full disk again if it is time for that; False if it is not, or no longer, what ails the partition."""
         if not isinstance(self._failure, StorageFull):
             return False
-        if now - self._probed >= PROBE_INTERVAL_US and not self._writing():
-            self._probed = now
+        if monotonic - self._probed >= PROBE_INTERVAL_US and not self._writing():
+            self._probed = monotonic
             self._busy = True
             last = self.segments[-1] if self.segments else None
             self._shared.scheduler.offload(partial(self._writer.probe, last), self._probe_done)
         return True
 
-    def sync_if_due(self, now: int) -> bool:
+    def sync_if_due(self, monotonic: int) -> bool:
         """The syncs of "interval" topics; False when there is nothing left to sync."""
-        if self._dirty and now - self._last_sync >= SYNC_INTERVAL_US:
-            self._last_sync = now
+        if self._dirty and monotonic - self._last_sync >= SYNC_INTERVAL_US:
+            self._last_sync = monotonic
             self.sync()
         return self._dirty and not self.is_failed
 
     @property
     def idle_at(self) -> int:
         """From when on the file need not be open, if nothing more comes."""
-        return self._last_time + (IDLE_CLOSE_OS_US if self.spec.durability == "os" else IDLE_CLOSE_US)
+        return self._used + (IDLE_CLOSE_OS_US if self.spec.durability == "os" else IDLE_CLOSE_US)
 
     def rest(self, in_a_hurry: bool) -> bool:
         """Close the file if nobody is using it. What is not synced is synced now, and closed the next time; in a hurry it
@@ -606,8 +607,7 @@ class FilePartition:
     def _idle(self) -> None:
         if self._on_idle and not self._occupied():
             calls, self._on_idle = self._on_idle, []
-            for call in calls:
-                call()
+            call_each(self._shared.scheduler, calls)
 
     def released(self) -> None:
         """Retention or compaction let go of the partition."""

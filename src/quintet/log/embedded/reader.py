@@ -23,6 +23,8 @@ from quintet.log.embedded.segment import (
     build_index,
     continuous,
     load_index,
+    misplaced,
+    owner_of,
     parse_header,
     scan,
     write_index,
@@ -111,6 +113,9 @@ def _read_segment(
     segment, end = view.segment, view.end
     header = parse_header(disk.pread(handle, HEADER_BYTES, 0))
     seed, index = view.seed, view.index
+    if header is not None and misplaced(header, owner_of(segment.directory)):  # put there while the broker runs
+        found.damages.append(Damage(segment.path, 0, end, -8, max(offset, segment.base), view.next_offset))
+        return max_bytes
     if header is not None and header.seed != seed:
         seed, index, end = header.seed, Index(), disk.size(handle)
     elif seed == 0:

@@ -2,27 +2,35 @@
 
 docs/LOG_FORMAT.md section 6 in code. Below the durable mark nothing is read. Only two things are ever removed: bytes
 behind the last sound batch of the last segment, at or above the mark, with nothing sound behind them (a torn tail), and
-a segment file whose creation never finished. Everything else that does not check out is reported and left alone.
+a segment file whose creation never finished. Everything else that does not check out is reported and left alone. In a topic
+that is written one batch at a time (`strict`, ADR 15) a tail is torn only if something of it is missing.
 """
 
 import itertools
 from dataclasses import dataclass, field
 
 from quintet import kernel
+from quintet.log.base import TopicFiles
 from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.segment import (
+    BATCH_MAGIC,
     HEADER_BYTES,
     Damage,
     Gap,
     Index,
+    Owner,
     Run,
     Segment,
     all_zero,
+    misplaced,
     parse_header,
     salvage_seed,
     scan,
+    segment_name,
 )
-from quintet.model.batch import LINK_BYTES
+from quintet.log.embedded.torn import claimed_span, is_torn
+from quintet.model import limits
+from quintet.model.batch import LINK_BYTES, RecordBatch
 from quintet.model.errors import DataDirError
 
 
@@ -45,6 +53,7 @@ class Opened:
     torn: list[dict[str, object]] = field(default_factory=list)
     roll: bool = False
     link: bytes = b""  # of the last batch, if the last segment is chained
+    sound_end: int = 0  # of the last segment: where its last sound batch ends
 
 
 def partitions(disk: Disk, directory: str) -> list[tuple[int, int, str]]:
@@ -65,14 +74,36 @@ def segment_bases(disk: Disk, directory: str) -> list[int]:
     ]  # sorted: the names have a fixed width
 
 
-def open_partition(disk: Disk, directory: str, mark: Mark | None, durable: bool = False) -> Opened:
-    """Open what is there, mend a torn tail, and say what is damaged. durable: all that is there was synced already."""
+def topic_files(disk: Disk, topic: str) -> TopicFiles | None:
+    """What a topic's directory says of itself, by the first header that checks out; None: there are no segments."""
+    numbers = [number for number in disk.listdir(topic) if number.isdecimal()]
+    found = None
+    for number in numbers:
+        for base in segment_bases(disk, f"{topic}/{number}"):
+            handle = disk.open(f"{topic}/{number}/{segment_name(base)}")
+            try:
+                header = parse_header(disk.pread(handle, HEADER_BYTES, 0))
+            except ValueError:  # a newer format
+                header = None
+            finally:
+                disk.close(handle)
+            found = TopicFiles("" if header is None else header.name, len(numbers))
+            if found.name:
+                return found
+    return found
+
+
+def open_partition(
+    disk: Disk, directory: str, mark: Mark | None, owner: Owner, *, durable: bool, strict: bool, floor: int
+) -> Opened:
+    """Open what is there, mend a torn tail, and say what is damaged. durable: all that is there was synced already. strict:
+    it is written one batch at a time. floor: offsets below it were given, whatever else is found."""
     opened = Opened()
     _remove_leftovers(disk, directory)
     bases = segment_bases(disk, directory)
     for number, base in enumerate(bases):
         last = number == len(bases) - 1
-        segment = _open_segment(disk, directory, base, last, mark, opened)
+        segment = _open_segment(disk, directory, base, last, mark, owner, opened)
         if segment is not None:
             opened.segments.append(segment)
     segments = opened.segments
@@ -83,22 +114,22 @@ def open_partition(disk: Disk, directory: str, mark: Mark | None, durable: bool 
         last = number == len(segments) - 1
         if mark is not None and segment.base < mark.segment and not last:
             continue
-        expected = _scan_segment(disk, segment, last, mark, opened)
+        expected = _scan_segment(disk, segment, last, mark, strict, opened)
     if segments and not durable and expected is not None:
         _make_durable(disk, segments[-1], mark)
-    _decide_end(directory, segments, expected, mark, opened)
+    _decide_end(directory, segments, expected, max(mark.next_offset if mark is not None else 0, floor), opened)
     if segments and segments[-1].chain.kind:
-        opened.link = _last_link(disk, segments[-1])
+        opened.link = _last_link(disk, segments[-1], opened.sound_end)
     return opened
 
 
-def _last_link(disk: Disk, segment: Segment) -> bytes:
+def _last_link(disk: Disk, segment: Segment, end: int) -> bytes:
     """What the chain goes on from: a chained batch ends with its link, so nothing has to be read below the mark."""
-    if segment.end < HEADER_BYTES + LINK_BYTES:
+    if end < HEADER_BYTES + LINK_BYTES:
         return segment.chain.link
     handle = disk.open(segment.path)
     try:
-        return disk.pread(handle, LINK_BYTES, segment.end - LINK_BYTES)
+        return disk.pread(handle, LINK_BYTES, end - LINK_BYTES)
     finally:
         disk.close(handle)
 
@@ -113,7 +144,7 @@ def _remove_leftovers(disk: Disk, directory: str) -> None:
 
 
 def _open_segment(
-    disk: Disk, directory: str, base: int, last: bool, mark: Mark | None, opened: Opened
+    disk: Disk, directory: str, base: int, last: bool, mark: Mark | None, owner: Owner, opened: Opened
 ) -> Segment | None:
     segment = Segment(directory, base, 0)
     segment.created = True
@@ -128,6 +159,10 @@ def _open_segment(
             header = parse_header(data)
         except ValueError as error:
             raise DataDirError(f"{segment.path}: {error}: written by a newer broker; use that one") from None
+        wrong = misplaced(header, owner) if header is not None else ""
+        if wrong:
+            hint = "put every folder back where it was; `quintet log verify DIR` lists what lies in the wrong place"
+            raise DataDirError(f"{segment.path}: {wrong}", hint=hint)
         if header is not None and header.base == base:
             segment.seed, segment.chain, segment.begun = header.seed, header.chain, header.created
             return segment
@@ -145,13 +180,12 @@ def _open_segment(
     return segment
 
 
-def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, opened: Opened) -> int:
+def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, strict: bool, opened: Opened) -> int:
     """Check a segment from the mark on; returns the offset expected behind it. Cuts a torn tail off the last one."""
     start, expected = HEADER_BYTES, segment.base
-    marked = mark is not None and mark.segment == segment.base
-    if marked and mark is not None:
-        start, expected = mark.position, mark.next_offset
     size = segment.end
+    if mark is not None and mark.segment == segment.base and (last or _leads(disk, segment, mark)):
+        start, expected = mark.position, mark.next_offset
     if segment.seed == 0:
         if last:
             opened.roll = True
@@ -166,9 +200,9 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, o
         opened.damages.append(Damage(segment.path, size, start - size, -1, expected, expected))
         return expected
     segment.index = Index(start)
-    handle = disk.open(segment.path, write=last)
+    handle = disk.open(segment.path)
     try:
-        end, resumed = start, expected
+        end, resumed, kept = start, expected, False
         for part in scan(disk, handle, segment.seed, start, size, expected):
             if isinstance(part, Run):
                 for position, length, base, span, time in part.entries:
@@ -180,9 +214,15 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, o
                 opened.damages.append(Damage(segment.path, part.position, length, part.reason, resumed, part.next_base))
                 expected = resumed = part.next_base
             elif last:
-                if part.reason != 0:
-                    _cut(disk, handle, segment, part, size, expected, opened)
-                    size = part.position
+                # Nothing may be left of a batch that lacks its first sector: behind the next one it would look like damage.
+                rest = disk.pread(handle, size - part.position, part.position) if strict else b""
+                if part.reason != 0 or not all_zero(rest):
+                    kept = strict and not is_torn(rest, part.position, segment.seed)
+                    if kept:
+                        expected = _keep(segment, part, rest, expected, opened)
+                    else:
+                        _cut(disk, segment, part, size, expected, opened)
+                        size = part.position
             elif part.reason != 0:
                 length = size - part.position
                 opened.damages.append(
@@ -193,11 +233,25 @@ def _scan_segment(disk: Disk, segment: Segment, last: bool, mark: Mark | None, o
         disk.close(handle)
     segment.allocated = size
     if last:
-        segment.end, segment.next_offset = end, expected
+        opened.sound_end = end
+        segment.end, segment.next_offset = size if kept else end, expected
         return expected
     if expected < segment.next_offset:
         opened.damages.append(Damage(segment.path, end, 0, -6, expected, segment.next_offset))
     return max(expected, segment.next_offset)
+
+
+def _leads(disk: Disk, segment: Segment, mark: Mark) -> bool:
+    """Does the mark lead to a batch of this sealed segment, or to its end? Not if it is older than a compaction."""
+    if mark.position >= segment.end:
+        return mark.position == segment.end
+    handle = disk.open(segment.path)
+    try:
+        data = disk.pread(handle, limits.BATCH_HEADER_BYTES, mark.position)
+    finally:
+        disk.close(handle)
+    whole = len(data) == limits.BATCH_HEADER_BYTES and data.startswith(BATCH_MAGIC)
+    return whole and RecordBatch(data).base_offset == mark.next_offset
 
 
 def _make_durable(disk: Disk, segment: Segment, mark: Mark | None) -> None:
@@ -217,23 +271,33 @@ def _offsets_claimed(disk: Disk, segment: Segment) -> int:
     return max([segment.base + 1, *(base + span for _, _, base, span, _ in entries)])
 
 
-def _cut(disk: Disk, handle: int, segment: Segment, gap: Gap, size: int, expected: int, opened: Opened) -> None:
-    disk.truncate(handle, gap.position)
-    disk.fdatasync(handle)
+def _cut(disk: Disk, segment: Segment, gap: Gap, size: int, expected: int, opened: Opened) -> None:
+    handle = disk.open(segment.path, write=True)
+    try:
+        disk.truncate(handle, gap.position)
+        disk.fdatasync(handle)
+    finally:
+        disk.close(handle)
     opened.torn.append(
         {"file": segment.path, "position": gap.position, "length": size - gap.position, "offset": expected}
     )
 
 
-def _decide_end(
-    directory: str, segments: list[Segment], expected: int | None, mark: Mark | None, opened: Opened
-) -> None:
-    """The next offset: behind everything found, and never below the mark."""
+def _keep(segment: Segment, gap: Gap, rest: bytes, expected: int, opened: Opened) -> int:
+    """A tail that was whole once: it stays as it is, and the log goes on behind it in another file."""
+    following = expected + claimed_span(rest)
+    opened.damages.append(Damage(segment.path, gap.position, len(rest), gap.reason, expected, following))
+    opened.roll = True
+    return following
+
+
+def _decide_end(directory: str, segments: list[Segment], expected: int | None, known: int, opened: Opened) -> None:
+    """The next offset: behind everything found, and never below what is known: by the mark, or by an anchor."""
     opened.next_offset = expected or 0
-    if mark is None or mark.next_offset <= opened.next_offset:
+    if known <= opened.next_offset:
         return
     path = segments[-1].path if segments else directory
     position = segments[-1].end if segments else 0
-    opened.damages.append(Damage(path, position, 0, -6, opened.next_offset, mark.next_offset))
-    opened.next_offset = mark.next_offset
+    opened.damages.append(Damage(path, position, 0, -6, opened.next_offset, known))
+    opened.next_offset = known
     opened.roll = True

@@ -39,7 +39,7 @@ assert _CHAIN_AT + _CHAIN.size == HEADER_BYTES
 assert _HEADER.size + limits.TOPIC_NAME_BYTES_MAX <= _CHAIN_AT
 assert _INDEX_HEADER.size == 32
 
-# Why a range does not check out, by the kernel's reason; -6 and -7 are found here.
+# Why a range does not check out, by the kernel's reason; -6 to -8 are found here.
 REASONS: Final = {
     0: "zeros inside the log",
     -1: "cut short",
@@ -49,6 +49,7 @@ REASONS: Final = {
     -5: "offsets fell",
     -6: "offsets missing",
     -7: "bad segment header",
+    -8: "of another topic",
 }
 
 
@@ -80,6 +81,20 @@ class ChainStart(NamedTuple):
 UNCHAINED: Final = ChainStart()
 
 
+class Owner(NamedTuple):
+    """Whose files a directory holds, by its path and by the row of the topic. name "": not known."""
+
+    topic_id: int
+    partition: int
+    name: str = ""
+
+
+def owner_of(directory: str, name: str = "") -> Owner:
+    """By the path .../TOPIC/PARTITION of a partition's directory."""
+    topic, _, partition = directory.rpartition("/")
+    return Owner(int(topic.rpartition("/")[2]), int(partition), name)
+
+
 class Header(NamedTuple):
     seed: int
     topic_id: int
@@ -88,6 +103,18 @@ class Header(NamedTuple):
     created: int
     name: str
     chain: ChainStart = UNCHAINED
+
+
+def misplaced(header: Header, owner: Owner) -> str:
+    """Why a segment with this header does not belong to this owner; empty if it does."""
+    same_name = not owner.name or header.name == owner.name
+    if header.topic_id == owner.topic_id and header.partition == owner.partition and same_name:
+        return ""
+    named = f" ({owner.name!a})" if owner.name else ""
+    return (
+        f"it is of topic number {header.topic_id} ({header.name!a}), partition {header.partition}, and lies in the folder of"
+        f" topic number {owner.topic_id}{named}, partition {owner.partition}"
+    )
 
 
 def pack_header(header: Header) -> bytes:
@@ -281,6 +308,15 @@ class Damage:
     reason: int
     first_lost: int
     next_sound: int
+
+    @property
+    def loses(self) -> bool:
+        """Are records lost? Not if only the header of a segment does not check out and its batches do."""
+        return self.position >= HEADER_BYTES or self.next_sound > self.first_lost
+
+    def __str__(self) -> str:
+        offsets = f", offsets {self.first_lost} to {self.next_sound - 1}" if self.next_sound > self.first_lost else ""
+        return f"{self.path} at byte {self.position}: {REASONS.get(self.reason, str(self.reason))}{offsets}"
 
     def line(self) -> dict[str, object]:
         return {

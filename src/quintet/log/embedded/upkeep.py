@@ -21,9 +21,10 @@ REST_AGAIN_US: Final = 100_000  # until a partition that could not rest is looke
 class Upkeep:
     """A partition is `active` while it has an open file or a failure; then it has exactly one entry in the heap."""
 
-    __slots__ = ("_active", "_failing", "_idle", "_number", "_syncing", "open_files_max")
+    __slots__ = ("_active", "_failing", "_idle", "_number", "_syncing", "monotonic", "open_files_max")
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: int) -> None:
+        self.monotonic = monotonic  # when it was last called: near enough to say when a partition was used
         self.open_files_max = OPEN_FILES_MAX
         self._active: set[FilePartition] = set()
         self._failing: set[FilePartition] = set()
@@ -50,31 +51,32 @@ class Upkeep:
         for members in (self._active, self._failing, self._syncing):
             members.discard(partition)
 
-    def maintain(self, now: int) -> None:
-        self._failing -= {partition for partition in tuple(self._failing) if not partition.probe(now)}
-        self._syncing -= {partition for partition in tuple(self._syncing) if not partition.sync_if_due(now)}
-        self._rest(now)
+    def maintain(self, monotonic: int) -> None:
+        self.monotonic = monotonic
+        self._failing -= {partition for partition in tuple(self._failing) if not partition.probe(monotonic)}
+        self._syncing -= {partition for partition in tuple(self._syncing) if not partition.sync_if_due(monotonic)}
+        self._rest(monotonic)
 
-    def _rest(self, now: int) -> None:
+    def _rest(self, monotonic: int) -> None:
         """Close files that are idle; those that are idle first also if there are too many."""
         idle = self._idle
         again: list[tuple[int, int, FilePartition]] = []
         begun = 0
         for _ in range(LOOKED_AT_ONCE_MAX):
             excess = len(self._active) - self.open_files_max > 0
-            if not idle or begun == SYNCED_AT_ONCE_MAX or (idle[0][0] > now and not excess):
+            if not idle or begun == SYNCED_AT_ONCE_MAX or (idle[0][0] > monotonic and not excess):
                 break
             due, number, partition = heappop(idle)
             if partition not in self._active:
                 continue
             actual = partition.idle_at
-            if actual > max(due, now if not excess else 0):
+            if actual > max(due, monotonic if not excess else 0):
                 heappush(idle, (actual, number, partition))
                 continue
             if partition.rest(in_a_hurry=excess):
                 self._active.discard(partition)
             else:
                 begun += 1
-                again.append((now + REST_AGAIN_US, number, partition))
+                again.append((monotonic + REST_AGAIN_US, number, partition))
         for entry in again:
             heappush(idle, entry)

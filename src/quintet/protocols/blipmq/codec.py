@@ -23,6 +23,7 @@ from quintet.protocols.blipmq.frames import (
     SUBSCRIBE,
     U16,
     U64,
+    WORD,
 )
 
 
@@ -90,6 +91,11 @@ def nack(correlation_id: int, code: int, text: str) -> bytes:
     return NACK_HEAD.pack(13 + len(message), NACK, correlation_id, code, len(message)) + message
 
 
+def word(correlation_id: int, what: int, subscription_id: int, argument: int) -> bytes:
+    """A client's NACK of version OURS."""
+    return encode(NACK, correlation_id, WORD.pack(what, subscription_id, argument))
+
+
 # -- payloads: None is "malformed", the caller knows the text ------------------------------------------------------
 
 
@@ -120,6 +126,11 @@ def parse_nack(payload: bytes) -> tuple[int, str] | None:
         return None
     code, n = U16.unpack_from(payload)[0], U16.unpack_from(payload, 2)[0]
     return (code, payload[4 : 4 + n].decode(errors="replace")) if len(payload) >= 4 + n else None
+
+
+def parse_word(payload: bytes) -> tuple[int, int, int] | None:
+    """(word, subscription id, argument) of a client's NACK of version OURS."""
+    return WORD.unpack(payload) if len(payload) == WORD.size else None
 
 
 def parse_u64(payload: bytes) -> int | None:

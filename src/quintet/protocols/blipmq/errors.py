@@ -18,6 +18,7 @@ EMPTY_TOPIC: Final = (400, "empty topic")
 QOS: Final = (400, "invalid QoS value")
 TOPIC_NUL: Final = (400, "topic contains NUL byte")
 TOPIC_LONG: Final = (400, "topic too long")
+WORD_INVALID: Final = (400, "invalid NACK payload")
 UNKNOWN: Final = (404, "unknown subscription or delivery tag")
 
 # The error numbers of kernel.blip_split, in its order.

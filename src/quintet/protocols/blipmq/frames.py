@@ -15,7 +15,9 @@ AUTH: Final = 0x02  # [u16 n][key]
 PUBLISH: Final = 0x03  # [u8 qos][u16 n][topic][message]; version 2: qos bit 0x80 = [u32 ttl_ms] follows the qos byte
 SUBSCRIBE: Final = 0x04  # [u16 n][topic][u8 qos]
 ACK: Final = 0x05  # [u64 subscription_id]
-NACK: Final = 0x06  # [u16 code][u16 n][text]
+NACK: Final = (
+    0x06  # [u16 code][u16 n][text]; version OURS, from a client: [u16 word][u64 subscription_id][u32 argument]
+)
 PING: Final = 0x07  # empty
 PONG: Final = 0x08  # empty
 POLL: Final = 0x09  # [u64 subscription_id]
@@ -34,14 +36,21 @@ NAMES: Final = {
     DELIVER: "DELIVER",
 }
 
-# What a client needs to send it. NACK and PONG of a client are passed over, whoever it is.
+# The words of a client's NACK in version OURS: what it says of a delivery, or of a subscription, without acknowledging.
+GIVE_BACK: Final = 1  # correlation id: the tag; argument: milliseconds until it comes again, or DELAY_CONFIGURED
+WORKING: Final = 2  # correlation id: the first tag; argument: how many behind each other
+CREDIT: Final = 3  # attach; argument: the most that is not acknowledged; answered by ACK [u64 time-out in ms]
+DELAY_CONFIGURED: Final = 0xFFFFFFFF  # as `delivery.retry_backoff_ms` says
+WORD: Final = struct.Struct(">HQI")
+
+# What a client needs to send it. PONG of a client is passed over, whoever it is; NACK in the published versions, too.
 RIGHTS: Final[dict[int, Right]] = {
     HELLO: "open",
     AUTH: "open",
     PUBLISH: "write",
     SUBSCRIBE: "read",
     ACK: "owner",
-    NACK: "known",
+    NACK: "owner",
     PING: "known",
     PONG: "known",
     POLL: "owner",
@@ -52,7 +61,8 @@ MALFORMED: Final = 0  # not a frame: how the kernel marks a payload that does no
 
 FRAME_BYTES_MIN: Final = 9  # of the length field: type and correlation id
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-VERSIONS: Final = (1, 2)
+OURS: Final = 0x5102  # version 2 and the words of a consumer; far from the numbers that BlipMQ may give out
+VERSIONS: Final = (1, 2, OURS)
 TOPIC_BYTES_MAX: Final = 255
 
 HEADER: Final = struct.Struct(">IBQ")

@@ -8,6 +8,9 @@
 Before READY frames are decoded one at a time and must be small; after it the kernel splits whole reads. A successful
 PUBLISH has no reply on this wire; PING after it is the durability barrier: its PONG takes a slot behind them, so it
 leaves when every publish before it on this connection is durable (or was answered by a NACK).
+
+Version OURS is version 2 with three words of the consumer, sent as NACK: credit, working, giving back (ADR 14). A subscription
+is pushed there from its first credit on, not from its SUBSCRIBE on.
 """
 
 import struct
@@ -18,12 +21,11 @@ from quintet import kernel
 from quintet.broker.access import Principal
 from quintet.broker.core import Broker
 from quintet.broker.topics import Topic
-from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
-from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot
+from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, STALL, WAIT, Link, Replies, Slot
 from quintet.protocols.blipmq import codec, errors, frames
 from quintet.protocols.blipmq.mapping import offset_of, origin_of, tag_of
 
@@ -33,7 +35,9 @@ READY: Final = "ready"
 
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 SUBSCRIPTIONS_MAX: Final = 1_000  # made on one connection
+POLL_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one run of POLLs; then the peer must take some
 REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for the disk; above it, it is not read from
+POLLS_AT_ONCE: Final = 256  # answered together; each may be a batch of its own in the log
 _IDS: Final = struct.Struct("<Q")
 _HEADER: Final = frames.HEADER.pack
 
@@ -52,23 +56,28 @@ class BlipSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_identity", "_made", "_origin", "_peer", "_principal",
-        "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures", "closing",
-        "principal_name", "take_output",
+        "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_origin", "_peer",
+        "_principal", "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures",
+        "closing", "principal_name", "stopped", "take_output",
     )  # fmt: skip
 
     def __init__(
-        self, broker: Broker, sink: Sink, now: int, frame_bytes_max: int = frames.FRAME_BYTES_MAX, peer: str = ""
+        self,
+        broker: Broker,
+        sink: Link,
+        monotonic: int,
+        frame_bytes_max: int = frames.FRAME_BYTES_MAX,
+        peer: str = "",
     ) -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self._broker = broker
         self._sink = sink
         self._state = FRESH
-        self._version = 1
+        self._version = self._layout = 1  # of the session; of its frames: OURS has those of 2
         self._frame_bytes_max = frame_bytes_max
         self._peer = peer
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self.auth_failures = 0
         self._made = 0
         self._identity = ""
@@ -80,6 +89,9 @@ class BlipSession:
         self._targets: dict[tuple[bytes, int], Topic] | None = None
         self._topic: Topic | None = None  # the last one published to
         self._touched: set[Subscription] | None = None
+        self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
+        self._doing = 0
+        self.stopped = False
 
     # -- the contract ----------------------------------------------------------------------------------------------
 
@@ -88,36 +100,57 @@ class BlipSession:
         return False  # every frame is taken when it is whole: late answers wait in their slots
 
     @property
-    def stopped(self) -> bool:
-        return False  # deliveries ask for room before they are made, and other answers are small
+    def operation(self) -> str:
+        return frames.NAMES.get(self._doing, "")
 
     def receive(self, view: memoryview, now: int) -> int:
         position = 0
-        while self.closing is None:
+        self.stopped = False
+        while self.closing is None and not self.stopped:
             if self._state is not READY:
                 before = position
                 position = self._handshake(view, position)
                 if position == before:
                     break
+                self.stopped = position < len(view) and self._sink.turn_over()
                 continue
             if self._epoch != self._broker.access.epoch and not self._still_welcome():
                 break
+            if self._left is not None:
+                left, self._left = self._left, None
+                self._act_all(left)
+                continue
             items, end, fatal = kernel.blip_split(
-                view, position, self._version, self._frame_bytes_max, self._origin, now
+                view, position, self._layout, self._frame_bytes_max, self._origin, now
             )
-            for item in items:
-                if item[0] == frames.PUBLISH:
-                    self._publish(item)
-                elif item[0] == frames.PING:
-                    self._replies.put(_HEADER(frames.FRAME_BYTES_MIN, frames.PONG, item[1]))
-                else:
-                    self._act(item)
-            if fatal:
+            self._act_all(items)
+            if fatal and not self.stopped:  # else it is found again, behind what was left
                 self.closing = errors.FATAL[fatal]
             if end == len(view) or end == position:
                 return end
             position = end
+            if self._sink.turn_over():
+                self.stopped = True
         return position
+
+    def _act_all(self, items: list[tuple[Any, ...]]) -> None:
+        """Those that the turn has time for. PINGs are not counted: all that one read can hold take less."""
+        for number, item in enumerate(items, 1):
+            self._doing = kind = item[0]
+            if kind == frames.PUBLISH:
+                self._publish(item)
+            elif kind == frames.PING:
+                self._replies.put(_HEADER(frames.FRAME_BYTES_MIN, frames.PONG, item[1]))
+                continue
+            else:
+                self._act(item)
+            while self._left is not None and not self._sink.turn_over():  # it did a part of its work
+                (item,), self._left = self._left, None
+                self._act(item)
+            if self._left is not None or (number < len(items) and self._sink.turn_over()):
+                self.stopped = True
+                self._left = (self._left or []) + items[number:]
+                return
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         assert isinstance(token, _Publish)
@@ -145,8 +178,8 @@ class BlipSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.closing = "no authentication within 5 seconds"
 
@@ -187,7 +220,7 @@ class BlipSession:
         elif version not in frames.VERSIONS:
             self._nack(frame.correlation_id, errors.VERSION)
         else:
-            self._state, self._version = GREETED, version
+            self._state, self._version, self._layout = GREETED, version, min(version, 2)
             self._replies.put(codec.ack(frame.correlation_id, 0))
 
     def _auth(self, frame: codec.Frame) -> None:
@@ -242,12 +275,14 @@ class BlipSession:
             self._nack(item[1], errors.MALFORMED[item[2]])
         elif kind == frames.SUBSCRIBE:
             self._subscribe(item[1], item[2])
+        elif kind == frames.NACK and self._version == frames.OURS:
+            self._word(item[1], item[2])
         elif kind == frames.HELLO:
             self._nack(item[1], errors.HELLO_ALREADY)
         elif kind == frames.AUTH:
             self._nack(item[1], errors.AUTH_ALREADY)
         else:
-            # PONG and NACK from a client mean nothing here and are passed over; so is DELIVER in version 2.
+            # PONG and NACK from a client mean nothing here and are passed over; so is DELIVER from version 2 on.
             assert kind in frames.NAMES, f"the kernel made an item of unknown type {kind}"
 
     def _publish(self, item: tuple[Any, ...]) -> None:
@@ -308,21 +343,46 @@ class BlipSession:
             self._replies.fill(slot, codec.nack(correlation_id, *errors.to_nack(error)))
             return
         self._replies.fill(slot, codec.ack(correlation_id, subscription.id))
+        if self._version == frames.OURS:  # it begins with its credit
+            return
         if self._principal is not None and self._broker.subscription(self._principal, subscription.id) is not None:
             self._attach(subscription)  # else the right to it was taken away while it was made
 
-    def _attach(self, subscription: Subscription) -> None:
-        """Remember who must be told when this connection goes; in version 2, start to push."""
+    def _attach(self, subscription: Subscription, credit: int = 0) -> None:
+        """Remember who must be told when this connection goes; from version 2 on, start to push."""
         if self._touched is None:
             self._touched = set()
         self._touched.add(subscription)
         if self._version >= 2:
+            subscription.grant(credit)
             subscription.attach(self._sink)
+
+    def _word(self, correlation_id: int, payload: bytes) -> None:
+        """What a consumer says of a delivery that it does not acknowledge, or of how many it takes."""
+        parsed = codec.parse_word(payload)
+        if parsed is None or parsed[0] not in (frames.GIVE_BACK, frames.WORKING, frames.CREDIT):
+            return self._nack(correlation_id, errors.WORD_INVALID)
+        word, subscription_id, argument = parsed
+        assert self._principal is not None
+        subscription = self._broker.subscription(self._principal, subscription_id)
+        if subscription is None:
+            return self._nack(correlation_id, errors.UNKNOWN)
+        if word == frames.CREDIT:
+            self._replies.put(codec.ack(correlation_id, subscription.push_timeout_us // 1000))
+            return self._attach(subscription, argument)
+        partition, offset = offset_of(correlation_id)
+        if word == frames.WORKING:
+            subscription.working(partition, offset, argument)
+            return None
+        delay_us = None if argument == frames.DELAY_CONFIGURED else argument * 1000
+        if subscription.nack(partition, offset, 1, delay_us):
+            self._nack(correlation_id, errors.UNKNOWN)
+        return None
 
     def _ack(self, subscription_id: int, ranges: list[tuple[int, int]]) -> None:
         assert self._principal is not None
         subscription = self._broker.subscription(self._principal, subscription_id)
-        for tag, count in ranges:
+        for number, (tag, count) in enumerate(ranges, 1):
             partition, offset = offset_of(tag)
             if subscription is None:
                 unknown = list(range(offset, offset + count))
@@ -330,6 +390,9 @@ class BlipSession:
                 unknown = subscription.ack(partition, offset, count)
             for missing in unknown:
                 self._nack(tag + missing - offset, errors.UNKNOWN)
+            if number < len(ranges) and self._sink.turn_over():
+                self._left = [(frames.ACK, subscription_id, ranges[number:])]
+                return
 
     def _poll(self, subscription_id: int, ids: list[int]) -> None:
         """One message per POLL; nothing at all when there is none, or when the subscription is not this key's."""
@@ -337,9 +400,18 @@ class BlipSession:
         subscription = self._broker.subscription(self._principal, subscription_id)
         if subscription is None:
             return
-        self._attach(subscription)
+        self._attach(subscription, subscription.consumer.credit if self._version == frames.OURS else 0)
         if self._version == 1:
-            self._answer_poll(subscription, ids, self._replies.reserve(), None, None)
+            self._claim_poll(subscription, ids[:POLLS_AT_ONCE], self._replies.reserve())
+            if len(ids) > POLLS_AT_ONCE:
+                self._left = [(frames.POLL, subscription_id, ids[POLLS_AT_ONCE:])]
+
+    def _claim_poll(self, subscription: Subscription, ids: list[int], slot: Slot) -> None:
+        """Answer now, or when there is room for so much output over all connections (ADR 16)."""
+        answer = partial(self._answer_poll, subscription, ids, slot)
+        size = min(subscription.bytes_ahead(), self._frame_bytes_max + POLL_BYTES_MAX)
+        if size <= CLAIM_BYTES_MIN or self._sink.claim(size, answer):
+            answer(None, None)
 
     def _answer_poll(
         self, subscription: Subscription, ids: list[int], slot: Slot, _result: object, _error: Exception | None
@@ -348,7 +420,8 @@ class BlipSession:
         if slot.data is not None:
             return
         again = partial(self._answer_poll, subscription, ids, slot)
-        runs, more = subscription.poll(len(ids), self._sink, partial(self._sink.completed, again, None, None))
+        wake = partial(self._sink.completed, again, None, None)
+        runs, more = subscription.poll(len(ids), self._sink, wake, POLL_BYTES_MAX)
         if more and not runs:
             return
         deliveries = []
@@ -357,7 +430,16 @@ class BlipSession:
             packed = b"".join(map(_IDS.pack, ids[used : used + last - first]))
             deliveries.append(self._encode(subscription, partition, batch, first, last, packed))
             used += last - first
-        self._replies.fill(slot, b"".join(deliveries))
+        made = b"".join(deliveries)
+        rest = ids[used:] if len(made) >= POLL_BYTES_MAX else []
+        if rest:  # there may be more for these, but not all at once
+            following = self._replies.behind(slot)
+            self._replies.fill(slot, made)
+            self._claim_poll(subscription, rest, following)
+        else:
+            self._replies.fill(slot, made)
+            if not made:
+                self._sink.unclaim()
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 
@@ -366,12 +448,12 @@ class BlipSession:
     ) -> bytes:
         """Delivery frames. A whole batch in version 2 looks the same to every subscriber: it is encoded once."""
         qos = 0 if batch.at_most_once else subscription.qos
-        whole = self._version == 2 and first == 0 and last == batch.count
+        whole = self._layout == 2 and first == 0 and last == batch.count
         if whole and batch.memo is not None and (found := batch.memo.get(("blipmq", qos))) is not None:
             return found
         tag = tag_of(partition, batch.offset(first)) if qos else 0
         topic = subscription.topic_name
-        data, _ = kernel.blip_deliver(self._version, topic, qos, batch.buffer, first, last, tag, ids, 0)
+        data, _ = kernel.blip_deliver(self._layout, topic, qos, batch.buffer, first, last, tag, ids, 0)
         if whole and batch.memo is not None:
             batch.memo["blipmq", qos] = data
         return data

@@ -25,13 +25,12 @@ from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.broker.queues import Bearer, Member
 from quintet.broker.topics import Topic
-from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, ShuttingDown
 from quintet.model.rate import Bucket
-from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot
+from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, act_on
 from quintet.protocols.fast import codec, errors, frames
 from quintet.protocols.fast.mapping import origin_of, topic_id
 
@@ -119,7 +118,7 @@ class FastDoor:
             self.origins.pop(token, None)
         self.refusals.clear()
 
-    def buckets(self, subject: str, address: str, now: int) -> list[Bucket]:
+    def buckets(self, subject: str, address: str, monotonic: int) -> list[Bucket]:
         """The rates that this subject from this address has to keep."""
         options = self.options
         found = []
@@ -128,14 +127,14 @@ class FastDoor:
             if rate:
                 bucket = self._buckets.get(key)
                 if bucket is None:
-                    self._make_room(now)
-                    bucket = self._buckets[key] = Bucket(rate, now)
+                    self._make_room(monotonic)
+                    bucket = self._buckets[key] = Bucket(rate, monotonic)
                 found.append(bucket)
         return found
 
-    def _make_room(self, now: int) -> None:
+    def _make_room(self, monotonic: int) -> None:
         if len(self._buckets) >= BUCKETS_MAX:
-            for key in [key for key, bucket in self._buckets.items() if bucket.full(now)]:
+            for key in [key for key, bucket in self._buckets.items() if bucket.full(monotonic)]:
                 del self._buckets[key]
             while len(self._buckets) >= BUCKETS_MAX:
                 del self._buckets[next(iter(self._buckets))]
@@ -158,11 +157,11 @@ class FastSession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_blocked", "_broker", "_deadline", "_door", "_extended", "_held", "_members", "_peer", "_refused", "_replies", "_same",
-        "_sink", "_slow", "_topic", "auth_failures", "closing", "principal_name", "take_output",
+        "_blocked", "_broker", "_deadline", "_doing", "_door", "_extended", "_held", "_left", "_members", "_peer", "_refused",
+        "_replies", "_same", "_sink", "_slow", "_topic", "auth_failures", "closing", "principal_name", "stopped", "take_output",
     )  # fmt: skip
 
-    def __init__(self, door: FastDoor, sink: Sink, now: int, peer: str = "") -> None:
+    def __init__(self, door: FastDoor, sink: Link, monotonic: int, peer: str = "") -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self.auth_failures = 0
@@ -173,7 +172,7 @@ class FastSession:
         self._extended = door.options.extended  # requests are answered
         # What an empty token means; b"": nothing yet; None: nothing, ever.
         self._same: bytes | None = b"" if self._extended else None
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._refused = 0
         self._replies = Replies()
         self.take_output = self._replies.take
@@ -181,6 +180,9 @@ class FastSession:
         self._topic: Topic | None = None  # the last one published to
         self._slow: list[Bucket] = []
         self._held = False
+        self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
+        self._doing = 0
+        self.stopped = False
         self._blocked = 0  # SUBSCRIBEs while it had no room: what each left waits for room
 
     # -- the contract ----------------------------------------------------------------------------------------------
@@ -190,24 +192,32 @@ class FastSession:
         return self._held  # by a rate; else every packet is taken when it is whole: late answers wait in their slots
 
     @property
-    def stopped(self) -> bool:
-        return False  # deliveries ask for room before they are made, and other answers are small
+    def operation(self) -> str:
+        return frames.NAMES.get(self._doing, "")
 
     def receive(self, view: memoryview, now: int) -> int:
         door, position = self._door, 0
-        while self.closing is None:
+        self.stopped = False
+        while self.closing is None and not self.stopped:
             door.refresh(now)
             if self.principal_name is None and door.limited:
                 self._greet(view, position, now)
             if self._held:
                 break
+            if self._left is not None:
+                self._left = act_on(self._left, self._act, now, self._sink.turn_over)
+                self.stopped = self._left is not None
+                continue
             most = self._payload_max()
             items, end, fatal, unknown, self._same = kernel.fast_split(
                 view, position, most, door.origins, self._broker.queues.wire, now, self._same
             )
-            for item in items:
-                self._act(item, now)
-            if items and items[-1][0] == frames.EXTEND:
+            extends = bool(items) and items[-1][0] == frames.EXTEND
+            self._left = act_on(items[:-1] if extends else items, self._act, now, self._sink.turn_over)
+            if self._left is not None:  # what ended the split is found again, behind what was left
+                position, self.stopped = end - frames.EXTEND_BYTES if extends else end, True
+                break
+            if extends:
                 end = self._extend_all(view, end)
             if unknown is not None:
                 door.learn(unknown, now)
@@ -217,6 +227,8 @@ class FastSession:
                 position = end
                 break
             position = end
+            if unknown is None:  # else what was learnt of it would be forgotten before it was of use
+                self.stopped = position < len(view) and self._sink.turn_over()
         if door.refusals:
             door.forget_refused()
         if self._slow and not self._held:
@@ -231,16 +243,16 @@ class FastSession:
             return
         bearer = self._door.bearers.get(token) or self._door.learn(token, now)
         if bearer is not None and self._welcome(bearer):
-            self._slow = self._door.buckets(bearer.name, self._address, now)
+            self._slow = self._door.buckets(bearer.name, self._address, self._broker.scheduler.monotonic())
             self._hold()
 
     def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
         """Take nothing while a rate is overdrawn; look again in a while, unless the connection is gone."""
-        now = self._broker.scheduler.now()
-        self._slow = [bucket for bucket in self._slow if bucket.wait(now)]
+        monotonic = self._broker.scheduler.monotonic()
+        self._slow = [bucket for bucket in self._slow if bucket.wait(monotonic)]
         self._held = bool(self._slow)
         if self._held:
-            wait = max(bucket.wait(now) for bucket in self._slow)
+            wait = max(bucket.wait(monotonic) for bucket in self._slow)
             again = partial(self._sink.completed, self._hold, None, None)
             self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
 
@@ -303,8 +315,8 @@ class FastSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.closing = "no valid token within 5 seconds"
 
@@ -325,19 +337,19 @@ class FastSession:
     def _act(self, item: tuple[Any, ...], now: int) -> None:
         if self.closing is not None:
             return
-        kind = item[0]
-        if kind == frames.EXTEND:
-            return  # `_extend_all` takes it, with those behind it
+        self._doing = kind = item[0]
         topic = topic_id(item[2]) if kind == frames.CREATE else item[2]
         count = item[4] if kind == frames.PUBLISH else 1
         try:
             bearer = self._door.bearers.get(item[1])
+            if bearer is None and item[1] not in self._door.refusals:
+                bearer = self._door.learn(item[1], now)  # it waited for this turn: what was known of it is forgotten
             if bearer is None:
                 raise self._door.refusals[item[1]]
             if self.principal_name is None and not self._welcome(bearer):
                 return
             if kind == frames.PUBLISH:
-                self._publish(bearer, topic, item[3], count, now)
+                self._publish(bearer, topic, item[3], count)
             elif kind == frames.SUBSCRIBE:
                 self._subscribe(bearer, topic)
             elif kind == frames.UNSUBSCRIBE:
@@ -377,7 +389,7 @@ class FastSession:
                 self._same = b""  # tokens shown before were not shown to be gone back to
         return found.end()
 
-    def _publish(self, bearer: Bearer, id: int, batch: bytearray, count: int, now: int) -> None:
+    def _publish(self, bearer: Bearer, id: int, batch: bytearray, count: int) -> None:
         queue = self._broker.queues.authorize(bearer, id, "publish", self._peer)
         self._check_open()
         topic = queue.topic
@@ -389,10 +401,12 @@ class FastSession:
             topic.publish(batch, count, False, None)
         if self._topic is None or not self._topic.waiting:  # one that waits for its row holds the publisher
             self._topic = topic
-        for bucket in self._door.buckets(bearer.name, self._address, now):
-            bucket.take(count, now)
-            if bucket not in self._slow:
-                self._slow.append(bucket)
+        if self._door.limited:
+            monotonic = self._broker.scheduler.monotonic()
+            for bucket in self._door.buckets(bearer.name, self._address, monotonic):
+                bucket.take(count, monotonic)
+                if bucket not in self._slow:
+                    self._slow.append(bucket)
 
     def _create(self, bearer: Bearer, id: int, name: bytes, flags: int) -> None:
         self._check_open()

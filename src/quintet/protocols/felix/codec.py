@@ -11,9 +11,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from quintet import kernel
+from quintet.model import limits
 from quintet.model.errors import BadName, BadRequest
 from quintet.protocols.felix.frames import (
     ACK,
+    ACK_OFFSET,
     ACK_RECORDS_MAX,
     BATCH,
     DEFAULT_SCOPE,
@@ -39,6 +41,7 @@ Id = (
 Scope = tuple[str, str, str]  # tenant, namespace, stream or cache
 Ack = Literal["none", "per_message", "per_batch"]
 Version = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # of a key in a cache
+PUBLISHES: Final = ("publish", "publish_batch")
 U64_MAX: Final = (1 << 64) - 1
 UNPACK_STEP_BYTES: Final = 1 << 20
 CACHE_PREFIX: Final = "cache/"  # of the topics of caches, as broker/topics.py has it
@@ -69,12 +72,14 @@ class _OfStream(_Message, kw_only=True):
 
 class Publish(_OfStream, kw_only=True, tag="publish"):
     payload: bytes
+    key: bytes | None = None
     request_id: Id = None
     ack: Ack | None = None
 
 
 class PublishBatch(_OfStream, kw_only=True, tag="publish_batch"):
     payloads: list[bytes]
+    key: bytes | None = None
     request_id: Id = None
     ack: Ack | None = None
 
@@ -130,6 +135,25 @@ class AckRanges(_Message, kw_only=True, tag="ack"):
     request_id: Id = None
 
 
+class NackRanges(_Message, kw_only=True, tag="nack"):
+    subscription_id: int | str
+    ranges: list[tuple[int, int]]
+    delay_ms: int | None = None
+    request_id: Id = None
+
+
+class WorkingRanges(_Message, kw_only=True, tag="working"):
+    subscription_id: int | str
+    ranges: list[tuple[int, int]]
+    request_id: Id = None
+
+
+class Credit(_Message, kw_only=True, tag="credit"):
+    subscription_id: int | str
+    credit: int
+    request_id: Id = None
+
+
 class Unsubscribe(_Message, kw_only=True, tag="unsubscribe"):
     subscription_id: int | str
     delete: bool = False
@@ -170,11 +194,13 @@ class AuthOk(_Message, kw_only=True, tag="auth_ok"):
 
 
 class Subscribed(_Message, kw_only=True, tag="subscribed"):
-    """`request_id`, `offsets` (where it begins, by partition) and, below, `code` are for those who said EXTENDED."""
+    """`request_id`, `offsets` (where it begins, by partition), `ack_timeout_ms` and, below, `code` are for those who said
+    EXTENDED."""
 
     subscription_id: int | str
     request_id: Id = None
     offsets: list[int] | None = None
+    ack_timeout_ms: int | None = None
 
 
 class Hello(_Message, kw_only=True, tag="event_stream_hello"):
@@ -206,6 +232,7 @@ class CacheOk(_Message, kw_only=True, tag="cache_ok"):
 
 class PublishOk(_Message, kw_only=True, tag="publish_ok"):
     request_id: Id = None
+    offset: int | None = None
 
 
 class PublishError(_Message, kw_only=True, tag="publish_error"):
@@ -266,8 +293,8 @@ class Lagged(_Message, kw_only=True, tag="lagged"):
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 _REQUESTS: Final[tuple[type[_Message], ...]] = (
-    Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet, AckRanges, Unsubscribe, CacheDelete, CacheIncr,
-    CacheGetMany, CacheWatch,
+    Auth, Publish, PublishBatch, Subscribe, CachePut, CacheGet, AckRanges, NackRanges, WorkingRanges, Credit,
+    Unsubscribe, CacheDelete, CacheIncr, CacheGetMany, CacheWatch,
 )  # fmt: skip
 _REPLIES: Final[tuple[type[_Message], ...]] = (
     AuthOk, Subscribed, Hello, Event, EventBatch, CacheValue, CacheOk, PublishOk, PublishError, Ok, Error, CursorError,
@@ -283,12 +310,18 @@ class _HeadId(msgspec.Struct):
     request_id: Id = None
 
 
+class _HeadAck(msgspec.Struct):
+    type: str
+    ack: str | None = None
+
+
 def _decoders(kinds: tuple[type[_Message], ...]) -> dict[str, msgspec.json.Decoder[Any]]:
     return {str(kind.__struct_config__.tag): msgspec.json.Decoder(kind) for kind in kinds}
 
 
 _head: Final = msgspec.json.Decoder(_Head)
 _head_id: Final = msgspec.json.Decoder(_HeadId)
+_head_ack: Final = msgspec.json.Decoder(_HeadAck)
 _plain: Final = {name: found for name, found in _decoders(_REQUESTS).items() if name not in OURS}
 _extended: Final = _decoders((*_REQUESTS, SubscribeOurs, CachePutOurs))
 _replies: Final = _decoders(_REPLIES)
@@ -354,6 +387,17 @@ def id_of(payload: bytes) -> Id:
         return None
 
 
+def publishes(payload: bytes) -> tuple[bool, bool]:
+    """Whether a message is a publish, and whether it asks for an answer; as far as that can be told of a broken one."""
+    if kernel.json_fault(payload, JSON_DEPTH_MAX):
+        return False, True
+    try:
+        head = _head_ack.decode(payload)
+    except msgspec.DecodeError:
+        return type_of(payload) in PUBLISHES, True
+    return head.type in PUBLISHES, head.ack not in (None, "none")
+
+
 def frame(payload: bytes, flags: int = 0) -> bytes:
     return HEADER.pack(MAGIC, VERSION, flags, len(payload)) + payload
 
@@ -370,8 +414,10 @@ def is_u64(id: Id) -> bool:
 
 def end_of_run(view: memoryview, start: int) -> int:
     """Where what the kernel is given at a time ends: behind the binary batches from `start` on, or behind the one frame of
-    another kind; where that is not whole, at the end of all. So large answers are made one by one."""
+    another kind; where that is not whole, at the end of all. So large answers are made one by one, and many batches are
+    no more than TURN_BYTES and one at a time."""
     size, end = len(view), start
+    most = start + limits.TURN_BYTES
     while size - end >= HEADER.size:
         magic, _, flags, length = HEADER.unpack_from(view, end)
         behind = end + HEADER.size + length
@@ -380,6 +426,8 @@ def end_of_run(view: memoryview, start: int) -> int:
         if flags & (BATCH | ZSTD) != BATCH:
             return end if end > start else behind
         end = behind
+        if end > most:
+            break
     return end if end > start else size
 
 
@@ -395,13 +443,14 @@ class BadCursor(BadRequest):
 
 
 def starts(start: str | Start | None, kept: list[tuple[int, int]], extended: bool) -> list[int]:
-    """Where a subscription begins in each partition, given (first kept, end) of each; [] is at all ends. Or BadCursor."""
+    """Where a subscription begins in each partition, given (first kept, end) of each; [] is at all ends. Or BadCursor. One
+    offset says nothing about the other partitions: they begin at the first that is kept, so that nothing is skipped."""
     if start is None or start == "latest":
         return []
     if start == "earliest":
         return [first for first, _ in kept]
     assert isinstance(start, Start)
-    found = [end for _, end in kept]
+    found = [first for first, _ in kept]
     if extended and start.offsets is not None:
         if len(start.offsets) != len(kept):
             raise BadRequest(f"start: offsets of {len(kept)} partitions are needed, {len(start.offsets)} were given")
@@ -468,14 +517,19 @@ def cache_scope(ask: Any, document: bool) -> Scope:
     return tenant, namespace, cache
 
 
+def check_credit(credit: int) -> None:
+    if not 0 < credit <= ACK_RECORDS_MAX:
+        raise BadRequest(f"credit: 1 to {ACK_RECORDS_MAX}")
+
+
 def check_ours(ask: SubscribeOurs, offsets: bool, explicit: bool) -> None:
     """BadRequest for what cannot be asked for together. `offsets`: the client gets to know what it could acknowledge."""
     if explicit and not offsets:
         raise BadRequest("ack: a client acknowledges offsets, and this one did not ask for them (flag 0x0020 of auth)")
     if ask.group and ask.durable:
         raise BadRequest("durable: a member of a group has the group's position")
-    if ask.credit is not None and not 0 < ask.credit <= ACK_RECORDS_MAX:
-        raise BadRequest(f"credit: 1 to {ACK_RECORDS_MAX}")
+    if ask.credit is not None:
+        check_credit(ask.credit)
     if ask.durable is not None:
         check_part(ask.durable, "durable")
     if ask.group is not None and not isinstance(ask.start, str | None):
@@ -505,10 +559,13 @@ def target_json(tenant: str, namespace: str, stream: str) -> bytes:
 # -- binary -----------------------------------------------------------------------------------------------------------
 
 
-def publish_ack(request_id: int, text: str = "", failed: bool = False) -> bytes:
-    """0x0010."""
+def publish_ack(request_id: int, text: str = "", failed: bool = False, offset: int | None = None) -> bytes:
+    """0x0010; with an offset 0x1010."""
     said = cut(text).encode()
-    return frame(_ACK_HEAD.pack(failed, request_id, len(said)) + said, ACK)
+    head = _ACK_HEAD.pack(failed, request_id, len(said))
+    if offset is None:
+        return frame(head + said, ACK)
+    return frame(head + said + offset.to_bytes(8, "big"), ACK | ACK_OFFSET)
 
 
 def target(tenant: str, namespace: str, stream: str) -> bytes:

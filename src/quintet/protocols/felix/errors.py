@@ -44,6 +44,7 @@ MALFORMED: Final = {
     4: "malformed batch: the ack mode is 1 or 2",
     5: "malformed batch: a name is not UTF-8",
     6: "malformed batch: it has more messages than one batch may have",
+    7: "malformed batch: with its key in every message it has more than 32 MiB",
 }
 
 # Broker errors, most special first: (class, text before the error's own words).
@@ -97,13 +98,18 @@ def encoded(error: Exception, dialect: Dialect, request_id: codec.Id) -> bytes:
     return codec.encode(codec.Error(request_id=told, message=text(error, dialect), code=_code(error, dialect)))
 
 
-def published(request_id: codec.Id, binary: bool, error: Exception | None, dialect: Dialect) -> bytes:
-    """The answer to a publish."""
+def published(
+    request_id: codec.Id, binary: bool, error: Exception | None, dialect: Dialect, offset: int | None = None
+) -> bytes:
+    """The answer to a publish; `offset` of its first message is for those who asked for it in `auth`."""
+    offset = offset if dialect.ack_offsets and error is None else None
     if binary:
         assert isinstance(request_id, int)
-        return codec.publish_ack(request_id, "" if error is None else text(error, dialect), error is not None)
+        return codec.publish_ack(request_id, "" if error is None else text(error, dialect), error is not None, offset)
     if error is None:
-        return codec.encode((codec.Ok if dialect.document else codec.PublishOk)(request_id=request_id))
+        if dialect.document:
+            return codec.encode(codec.Ok(request_id=request_id))
+        return codec.encode(codec.PublishOk(request_id=request_id, offset=offset))
     if dialect.document:
         return encoded(error, dialect, request_id)
     said = codec.PublishError(request_id=request_id, message=text(error, dialect), code=_code(error, dialect))

@@ -11,11 +11,15 @@ flags    payload                                                                
 0x0004   u32 count, bytes32 * count: events of the stream that the hello named       server
 0x0024   u64 base_offset, u32 count, bytes32 * count                                 server
 0x0002   u64 subscription_id, then as 0x0004; 0x0022 with offsets                    nobody here; a client knows them
+0x0040   on 0x0001, 0x0009: str16 key before the tenant, the key of every message    client
+0x1000   on 0x0010 with status 0: u64 offset of the first message behind the text    server, where the client said so in `auth`
+
+Where `auth` says `"quintet":1`, these bits mean something else:
+
 0x0040   on 0x0001, 0x0009, 0x0004, 0x0024: the payload is one zstd frame of it      both, where both said so in `auth`
 0x0080   on no frame: in `auth` and `auth_ok` it stands for the messages that are ours (OURS below)
-
-The last two mean that only where `auth` says `"quintet":1`: newer published clients have other meanings for them (keys of
-records, owners of shards), which nobody here offers.
+0x0100   on 0x0001, 0x0009: str16 key before the tenant; on 0x0004, 0x0024: before each length u32 size of the key + 1 (0: it
+         has none) and the key                                                       both, where both said so in `auth`
 """
 
 import struct
@@ -35,10 +39,13 @@ EVENTS: Final = 0x0004
 ACKED: Final = 0x0008
 ACK: Final = 0x0010
 OFFSETS: Final = 0x0020
-ZSTD: Final = 0x0040
+KEYED: Final = 0x0040
+ZSTD: Final = 0x0040  # the same bit, for who says QUINTET in `auth`
 EXTENDED: Final = 0x0080
-PUBLISHED_FLAGS: Final = 0x003F  # those of the published client that are known here
-SERVER_FLAGS: Final = 0x00FF  # with ours, for who says QUINTET in `auth`
+KEYS: Final = 0x0100
+ACK_OFFSET: Final = 0x1000
+PUBLISHED_FLAGS: Final = 0x107F  # those of the published client that are known here
+SERVER_FLAGS: Final = 0x01FF  # with ours, for who says QUINTET in `auth`
 QUINTET: Final = 1
 UNSAID_FLAGS: Final = 0x0007  # of a client whose `auth` advertises nothing
 
@@ -54,6 +61,9 @@ RIGHTS: Final[dict[str, Right]] = {
     "cache_put": "write",
     "cache_get": "read",
     "ack": "owner",
+    "nack": "owner",
+    "working": "owner",
+    "credit": "owner",
     "unsubscribe": "owner",
     "cache_delete": "write",
     "cache_incr": "write",
@@ -80,7 +90,9 @@ RIGHTS: Final[dict[str, Right]] = {
     "binary events": "server",  # 0x0004, 0x0024
 }
 # Only where both sides said EXTENDED; to anybody else these are unknown.
-OURS: Final = frozenset({"ack", "unsubscribe", "cache_delete", "cache_incr", "cache_get_many", "cache_watch"})
+OURS: Final = frozenset(
+    {"ack", "nack", "working", "credit", "unsubscribe", "cache_delete", "cache_incr", "cache_get_many", "cache_watch"}
+)
 REQUESTS: Final = (
     frozenset({"auth", "publish", "publish_batch", "subscribe", "cache_put", "cache_get"}) | OURS
 )  # fmt: skip
@@ -114,7 +126,13 @@ REPLIES_WAITING_MAX: Final = 10_000  # requests of one stream that wait for the 
 SUBSCRIPTIONS_MAX: Final = 4_096  # of one connection
 SCOPES_MAX: Final = 256  # caches that one stream remembers its rights to
 TARGETS_MAX: Final = 1_024  # topics that one stream remembers
+KEY_BYTES_MAX: Final = 0xFFFF  # of a message, as many as a binary batch can say
+KEYED_BYTES_MAX: Final = 32 * limits.MIB  # of the messages of one publish, each with its key
+BARRED_TARGETS_MAX: Final = (
+    64  # topics that one stream may try to publish to without the right, where nobody waits for an answer
+)
 ZSTD_BYTES_MIN: Final = 256  # of an event frame's payload: below it, packing does not pay
+DELAY_MS_MAX: Final = 30 * 86_400_000  # of a message that is given back
 TTL_MS_MAX: Final = 1 << 53  # 285,000 years: what no number of JavaScript exceeds
 PARTITION_SHIFT: Final = 48
 OFFSET_MASK: Final = (1 << PARTITION_SHIFT) - 1
@@ -133,12 +151,18 @@ class FelixOptions:
 
 
 class Dialect:
-    """How one client wants its events: as JSON, as batches, with offsets, packed; and whether it knows our messages."""
+    """How one client wants its events: as JSON, as batches, with offsets, with keys, packed; whether the acknowledgement of
+    its publishes says the offset; and whether it knows our messages."""
 
-    __slots__ = ("document", "extended", "offsets", "zstd")
+    __slots__ = ("ack_offsets", "document", "extended", "key_flag", "keys", "offsets", "zstd")
 
-    def __init__(self, document: bool, flags: int) -> None:
+    def __init__(self, document: bool, flags: int, ours: bool = False) -> None:
+        """`ours`: it said QUINTET, and the flags mean what we mean by them."""
         self.document = document
         self.offsets = bool(flags & OFFSETS)
-        self.zstd = bool(flags & ZSTD)
-        self.extended = bool(flags & EXTENDED)
+        self.ack_offsets = bool(flags & ACK_OFFSET) and not ours
+        self.zstd = ours and bool(flags & ZSTD)
+        self.extended = ours and bool(flags & EXTENDED)
+        self.keys = ours and bool(flags & KEYS)
+        # On a frame of its own. Published clients send it whatever was negotiated.
+        self.key_flag = 0 if document else flags & KEYS if ours else KEYED

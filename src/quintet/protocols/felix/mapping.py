@@ -62,7 +62,7 @@ class Reach:
     """What one stream remembers of its rights: where its publishes go, and which caches it may use. All of it is forgotten
     when access changes."""
 
-    __slots__ = ("_bearer", "_broker", "_caches", "_document", "_options", "scopes", "targets")
+    __slots__ = ("_bearer", "_broker", "_caches", "_document", "_options", "barred", "scopes", "targets")
 
     def __init__(self, bearer: Bearer, options: FelixOptions, document: bool) -> None:
         self._bearer = bearer
@@ -70,11 +70,13 @@ class Reach:
         self._options = options
         self._document = document
         self.targets: dict[tuple[bytes, bool], tuple[Topic, str]] = {}  # (names, acknowledged) -> (topic, tenant)
+        self.barred: set[tuple[bytes, bool]] = set()  # of the same keys: refused, and nobody waited for the answer
         self.scopes: dict[bytes, dict[bytes, list[Any]]] = {}  # what kernel.felix_gets may answer from
         self._caches: dict[tuple[Scope, bool], Cache] = {}
 
     def forget(self) -> None:
         self.targets.clear()
+        self.barred.clear()
         self.scopes.clear()
         self._caches.clear()
 
@@ -287,6 +289,14 @@ class EventStream(Feed):
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         assert isinstance(subscription, Subscription)
+        try:
+            self._send_records(subscription, partition, batch, first, last)
+        except Exception as error:  # its own connection ends; the publisher and the other subscribers go on
+            self._peer.streams.fault("records", error)
+
+    def _send_records(
+        self, subscription: Subscription, partition: int, batch: RecordBatch, first: int, last: int
+    ) -> None:
         outlet = self._outlet
         if outlet is None or self._barred():
             return
@@ -325,19 +335,44 @@ class EventStream(Feed):
         """Event frames. A whole batch looks the same to every subscriber of a kind: it is encoded once."""
         dialect = self._dialect
         whole = first == 0 and last == batch.count
-        kind = ("felix", self._target, dialect.offsets, dialect.zstd)
+        kind = ("felix", self._target, dialect.offsets, dialect.zstd, dialect.keys)
         if whole and batch.memo is not None and (found := batch.memo.get(kind)) is not None:
             return found
+        most = self._frame_bytes_max
         if dialect.document:
-            data, _ = kernel.felix_events(batch.buffer, first, last, 0, self._target, self._frame_bytes_max)
+            data, _, omitted = kernel.felix_events(batch.buffer, first, last, 0, self._target, most)
         else:
             high = wire_offset(partition, 0)
-            data, _ = kernel.felix_deliver(batch.buffer, first, last, 0, dialect.offsets, high, self._frame_bytes_max)
-            if dialect.zstd:
-                data = codec.packed(data, frames.ZSTD_BYTES_MIN)
+            data, _, omitted = kernel.felix_deliver(
+                batch.buffer, first, last, 0, dialect.offsets, high, most, dialect.keys
+            )
+        if omitted:
+            return self._with_notices(partition, batch, data, omitted)
+        if dialect.zstd:
+            data = codec.packed(data, frames.ZSTD_BYTES_MIN)
         if whole and batch.memo is not None:
             batch.memo[kind] = data
         return data
+
+    def _with_notices(
+        self, partition: int, batch: RecordBatch, data: bytes, omitted: list[tuple[int, int, int]]
+    ) -> bytes:
+        """Frames, and where a message is too large for one, a frame that says so. A published client sees it by the offsets."""
+        out, at = [], 0
+        for place, row, size in omitted:
+            wire = wire_offset(partition, batch.offset(row))
+            out.append(data[at:place])
+            at = place
+            if self._dialect.document:
+                text = f"the message at offset {wire} was left out: its frame has {size} bytes, the limit is {self._frame_bytes_max}"
+                out.append(codec.encode(codec.Error(message=text)))
+            elif self._dialect.extended:
+                out.append(self._lagged(1, wire + 1))
+            self._left_out(partition, batch.offset(row))
+        return b"".join((*out, data[at:]))
+
+    def _left_out(self, partition: int, offset: int) -> None:
+        """It was told that this message cannot be sent to it. What must be acknowledged ends as a dead letter."""
 
 
 class GroupStream(EventStream):
@@ -365,6 +400,10 @@ class GroupStream(EventStream):
     def settle(self, partition: int, offset: int, count: int, done: Callable[[Exception | None], None]) -> None:
         self.member.settle(partition, offset, count, done)
 
+    def _left_out(self, partition: int, offset: int) -> None:
+        """A group would wait for it without end: its position passes it."""
+        self.settle(partition, offset, 1, lambda _error: None)
+
     def _lane(self, subscription: Subscription, partition: int) -> Lane:
         return subscription.lanes[0]
 
@@ -387,6 +426,12 @@ class WatchStream(Feed):
         self._stop = self._cache.watch(key, prefix, self._mark)
 
     def _mark(self, key: bytes) -> None:
+        try:
+            self._note(key)
+        except Exception as error:  # its own connection ends; whoever changed the key goes on
+            self._peer.streams.fault("watch", error)
+
+    def _note(self, key: bytes) -> None:
         if key not in self._changed:
             self._changed[key] = None
             self._changed_bytes += len(key) + WATCHED_KEY_BYTES
@@ -620,7 +665,7 @@ class Subscribing:
             stream = GroupStream(
                 self._peer, self._id, self._bearer, self._scope, topic, self._dialect, self._group, mode
             )
-            stream.member.credit = self._credit
+            stream.member.consumer.credit = self._credit
             stream.member.join(partial(self._joined, stream))
             return
         feed = EventStream(self._peer, self._id, self._bearer, self._scope, topic, self._dialect)
@@ -642,7 +687,7 @@ class Subscribing:
         if error is not None:
             self._fail(error)
             return
-        subscription.limit(in_flight_max=self._credit or self._broker.subscriptions.in_flight_max)
+        subscription.grant(self._credit)
         feed.subscription = subscription
         self._joined(feed, None)
 

@@ -15,18 +15,19 @@ from typing import Any, Final, Protocol
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer, TenantMismatch
-from quintet.broker.cache import Cache, expires_at, name_of
 from quintet.broker.core import Broker
-from quintet.broker.topics import Topic
-from quintet.delivery.sink import Sink
+from quintet.broker.topics import ANY, Topic
+from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription, VersionConflict
-from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, Slot, Streams
+from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription
+from quintet.model.keys import fnv1a
+from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, Streams, act_on
 from quintet.protocols.felix import codec, errors, frames
-from quintet.protocols.felix.codec import Id, Scope, origin_of
+from quintet.protocols.felix.cache_requests import CacheRequests
+from quintet.protocols.felix.codec import Id, origin_of
 from quintet.protocols.felix.frames import Dialect, FelixOptions
-from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, Reach, Subscribing, WatchStream
+from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, GroupStream, Reach, Subscribing
 
 FRESH: Final = "fresh"
 PUBLISHED: Final = "published"
@@ -36,9 +37,10 @@ HELD_US_MAX: Final = 1_000_000  # until one that must wait for its tenant's rate
 UNPACKED_BYTES_MAX: Final = 32 * limits.MIB  # of packed batches in one turn of the loop ...
 ACK_COST_BYTES: Final = 256  # ... of which a record that is acknowledged costs as much as so many
 JWT_DOTS: Final = 2
+Range = tuple[int, int, int]  # partition, first offset, count
 
 
-class FelixStream(Sink, Protocol):
+class FelixStream(Link, Protocol):
     """A stream of net/, as its session sees it."""
 
     @property
@@ -49,24 +51,26 @@ class FelixStream(Sink, Protocol):
 class _Publish(Slot):
     """The reply slot of a publish on its way, and how its answer looks."""
 
-    __slots__ = ("binary", "request_id")
+    __slots__ = ("binary", "partition", "request_id")
 
     def __init__(self, request_id: Id, binary: bool) -> None:
         self.data = None
         self.request_id = request_id
         self.binary = binary
+        self.partition = 0
 
 
-class FelixSession:
+class FelixSession(CacheRequests):
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
-        "_bearer", "_behind", "_broker", "_deadline", "_dialect", "_epoch", "_held", "_known", "_late", "_leaving", "_made", "_options",
-        "_origin", "_peer", "_reach", "_replies", "_scopes", "_shared", "_sink", "_state", "_stopped", "_targets", "_tenant", "_topic",
-        "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "principal_name", "take_output",
+        "_deadline", "_epoch", "_held", "_known", "_leaving", "_left", "_origin", "_peer", "_state", "_targets", "_tenant",
+        "_topic", "_unpacked", "_unsaid", "auth_failures", "close_code", "closing", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, stream: FelixStream, now: int, options: FelixOptions, peer: str = "") -> None:
+    def __init__(
+        self, broker: Broker, stream: FelixStream, monotonic: int, options: FelixOptions, peer: str = ""
+    ) -> None:
         self.closing: str | None = None
         self.close_code: int | None = None
         self.principal_name: str | None = None
@@ -77,11 +81,11 @@ class FelixSession:
         assert isinstance(streams.shared, FelixPeer)
         self._shared = streams.shared
         self._broker = broker
-        self._sink: Sink = stream
+        self._sink: Link = stream
         self._options = options
         self._peer = peer
         self._state = FRESH
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._dialect = Dialect(True, 0)
         self._known = frames.BATCH  # flags that may be on a frame
         self._bearer: Bearer | None = None
@@ -101,6 +105,8 @@ class FelixSession:
         self._unpacked = 0
         self._late = 0  # answers that wait and have no slot
         self._leaving: str | None = None
+        self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
+        self.operation = ""
         self._unsaid = False  # the last unacknowledged publish was refused, and that was said
 
     # -- the contract ----------------------------------------------------------------------------------------------
@@ -120,23 +126,26 @@ class FelixSession:
         if self._bearer is not None and self._epoch != self._broker.access.epoch:
             self._look_again(self._bearer, now)
         size = len(view)
+        if self._left is not None:
+            self._act_all(self._left, now)
         while position < size and not (self._state is FRESH or self._stopped or self._held or self._going):
             if self._scopes and not self._replies.waiting:
                 position = self._gets(view, position, now)
+                self._look_at_turn(position < size)
                 if self.stopped or position == size:
                     break
             end = codec.end_of_run(view, position)
             items, end, fatal = kernel.felix_split(
-                view[:end], position, self._options.frame_bytes_max, self._known, self._state is PUBLISHED, self._origin, now
+                view[:end], position, self._options.frame_bytes_max, self._known, self._state is PUBLISHED, self._origin, now,
+                self._dialect.key_flag,
             )  # fmt: skip
-            for item in items:
-                if not self._going:
-                    self._act(item, now)
-            if fatal:
+            self._act_all(items, now)
+            if fatal and not self._left:  # else it is found again, behind what was left
                 self._shut(fatal)
             if end == position:
                 break
             position = end
+            self._look_at_turn(position < size)
         self._close_if_done()
         return size if self._going else position
 
@@ -148,7 +157,8 @@ class FelixSession:
         assert isinstance(token, _Publish)
         if error is not None:
             self._targets.clear()  # ask again: the topic may not be what was promised
-        self._replies.fill(token, self._published(token, error))
+        place = codec.wire_offset(token.partition, offset) if error is None else None
+        self._replies.fill(token, self._published(token, error, place))
         self._close_if_done()
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
@@ -171,16 +181,18 @@ class FelixSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is None or now < self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is None or monotonic < self._deadline:
             return
         self._deadline = None
         if self._bearer is None:
             self._replies.put(codec.encode(codec.Error(message=errors.AUTH_REQUIRED)))
             self.closing = self.closing or "no authentication within 5 seconds"
-        else:
+        elif self._bearer.expired(now := self._broker.scheduler.now()):
             self._look_again(self._bearer, now)
             self._close_if_done()
+        else:
+            self._deadline = self._bearer.check_at()
 
     def ended(self, now: int) -> None:
         self._leave("")
@@ -243,8 +255,8 @@ class FelixSession:
             self._refuse_auth(error)
             return
         flags, ours = codec.agreed(ask)
-        self._dialect = Dialect(False, flags)
-        self._known = frames.BATCH | frames.ACKED | (flags & frames.ZSTD)
+        self._dialect = dialect = Dialect(False, flags, ours is not None)
+        self._known = frames.BATCH | frames.ACKED | dialect.key_flag | (frames.ZSTD if dialect.zstd else 0)
         self._enter(bearer, PUBLISHED)
         said = codec.Ok() if ask.client_flags is None else codec.AuthOk(server_flags=flags, quintet=ours)
         self._replies.put(codec.encode(said))
@@ -282,7 +294,7 @@ class FelixSession:
         self._bearer, self._state = bearer, state
         self._reach = Reach(bearer, self._options, self._dialect.document)
         self._targets, self._scopes = self._reach.targets, self._reach.scopes
-        self._deadline = None if bearer.claims is None else bearer.claims.expires
+        self._deadline = bearer.check_at()
         self._epoch = self._broker.access.epoch
         self.principal_name = bearer.principal.name
         self._origin = origin_of(bearer.principal.name)
@@ -292,7 +304,7 @@ class FelixSession:
         self._epoch = self._broker.access.epoch
         self._reach.forget()
         if bearer.valid(now):
-            self._deadline = None if bearer.claims is None else bearer.claims.expires
+            self._deadline = bearer.check_at()
             self._shared.recheck(now)
         else:
             self._deadline = None
@@ -301,23 +313,38 @@ class FelixSession:
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
+    def _look_at_turn(self, more: bool) -> None:
+        self._stopped = self._stopped or (more and self._sink.turn_over())
+
+    def _act_all(self, items: list[tuple[Any, ...]], now: int) -> None:
+        self._left = act_on(items, self._act, now, self._sink.turn_over)
+        self._stopped = self._stopped or self._left is not None
+
     def _act(self, item: tuple[Any, ...], now: int) -> None:
-        kind = item[0]
+        if self._going:
+            return
+        kind, self.operation = item[0], "binary batch"
         if kind == frames.BATCH_ITEM:
-            _, target, batch, count, request_id, _ = item
+            _, target, batch, count, request_id, *_ = item
             answer = _Publish(request_id, True) if request_id >= 0 else None
-            self._publish(target, batch, count, answer, now)
+            self._publish(target, batch, count, answer, key=item[6] if len(item) > 6 else None)
         elif kind == frames.JSON_ITEM:
             self._json(item[1], now)
         elif kind == frames.MALFORMED_ITEM:
-            if item[2] >= 0:
-                self._replies.put(codec.publish_ack(item[2], errors.MALFORMED[item[1]], failed=True))
-            else:
-                self._error(BadRequest(errors.MALFORMED[item[1]]), None)
+            self._refuse_batch(errors.MALFORMED[item[1]], frames.BATCH, item[2])
         elif kind == frames.FLAGS_ITEM:
-            self._error(BadRequest(errors.FLAGS), None)
+            self._refuse_batch(errors.FLAGS, item[1], item[2])
         else:
             self._unpack(item[1], item[2], now)
+
+    def _refuse_batch(self, text: str, flags: int, request_id: int) -> None:
+        """A binary frame that cannot be read: an acknowledged batch is answered by its id, any other batch not at all."""
+        if request_id >= 0:
+            self._replies.put(codec.publish_ack(request_id, text, failed=True))
+        elif flags & (frames.BATCH | frames.ACKED) == frames.BATCH and not self._dialect.document:
+            self._drop()
+        else:
+            self._error(BadRequest(text), None)
 
     def _unpack(self, flags: int, payload: bytes, now: int) -> None:
         size = self._options.frame_bytes_max
@@ -326,7 +353,7 @@ class FelixSession:
             size = len(body)
             self._act(kernel.felix_batch(body, flags, self._origin, now), now)
         except BadRequest as error:
-            self._error(error, None)
+            self._refuse_batch(str(error), flags, -1)
         self._spend(size)  # one that is refused may have cost as much
 
     def _spend(self, size: int) -> None:
@@ -344,9 +371,21 @@ class FelixSession:
             if self._state is PUBLISHED and request_id is not None and not codec.is_u64(request_id):
                 request_id = None
                 raise BadRequest("request_id: a number of 64 bits")
+            self.operation = ask.__struct_config__.tag
             _HANDLERS[type(ask)](self, ask, now)
         except QuintetError as error:
-            self._error(error, codec.id_of(payload) if request_id is None else request_id)
+            self._refuse_json(error, payload, codec.id_of(payload) if request_id is None else request_id)
+
+    def _refuse_json(self, error: QuintetError, payload: bytes, request_id: Id) -> None:
+        if self._state is PUBLISHED:
+            publishes, waits = codec.publishes(payload)
+            if publishes and not waits:
+                self._drop()
+                return
+            if publishes and codec.is_u64(request_id):
+                self._refuse_publish(_Publish(request_id, False), error, request_id)
+                return
+        self._error(error, request_id)
 
     def _error(self, error: Exception, request_id: Id, slot: Slot | None = None) -> None:
         """Refused: said in the order of requests, and if it is about who may, it is the last that is said."""
@@ -364,33 +403,40 @@ class FelixSession:
     # -- publish ---------------------------------------------------------------------------------------------------
 
     def _publish(
-        self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, now: int,
-        request_id: Id = None,
+        self, target: bytes, batch: bytearray | None, count: int, answer: _Publish | None, request_id: Id = None,
+        key: bytes | None = None,
     ) -> None:  # fmt: skip
-        key = (target, answer is not None)
+        way = (target, answer is not None)
+        if answer is None and way in self._reach.barred:
+            self._drop()
+            return
         try:
-            topic, tenant = self._targets.get(key) or self._reach.target(key)
+            topic, tenant = self._targets.get(way) or self._reach.target(way)
             if batch is None:
                 if answer is not None:
                     self._replies.put(self._published(answer, None))
                 return
+            where = ANY if key is None else fnv1a(key) % len(topic.partitions)
             if answer is None:
-                topic.publish(batch, count, False, None)
+                topic.publish(batch, count, False, None, where)
                 self._unsaid = False
             else:
-                topic.publish(batch, count, True, partial(self._sink.appended, answer))
+                answer.partition = topic.publish(batch, count, True, partial(self._sink.appended, answer), where)
                 self._replies.add(answer)
         except QuintetError as error:
-            self._targets.pop(key, None)
+            self._targets.pop(way, None)
+            if answer is None and not self._dialect.document:
+                self._drop_refused(way, error)
+                return
             self._refuse_publish(answer, error, request_id)
             return
         self._topic = topic
-        if tenant and self._broker.tenants.published(tenant, len(batch), now):
+        if tenant and self._broker.tenants.published(tenant, len(batch), self._broker.scheduler.monotonic()):
             self._tenant = tenant
             self._hold()
 
     def _refuse_publish(self, answer: _Publish | None, error: QuintetError, request_id: Id) -> None:
-        """One that nobody waits for is answered only once until one is taken again: its sender may not even read."""
+        """A document client's that nobody waits for is answered once until one is taken again: it may not even read."""
         if answer is not None:
             self._replies.put(self._published(answer, error))
         if (answer is None and not self._unsaid) or errors.text(error, self._dialect) in errors.CLOSING:
@@ -398,28 +444,39 @@ class FelixSession:
         self._unsaid = self._unsaid or answer is None
         self._leave_if_barred(error)
 
-    def _published(self, answer: _Publish, error: Exception | None) -> bytes:
-        return errors.published(answer.request_id, answer.binary, error, self._dialect)
+    def _drop_refused(self, way: tuple[bytes, bool], error: QuintetError) -> None:
+        """A publish of a published client that asks for no answer. Clients take whatever comes for the answer to the next one
+        that does: so nothing is said, and the stream goes on, for it may serve topics that its user has a right to. Each
+        topic that is barred is asked for, and audited, once."""
+        self._drop()
+        if errors.text(error, self._dialect) in errors.CLOSING:
+            self._reach.barred.add(way)
+            if len(self._reach.barred) > frames.BARRED_TARGETS_MAX:
+                self._leave(f"published to more than {frames.BARRED_TARGETS_MAX} streams without the right to")
+
+    def _drop(self) -> None:
+        self._broker.publishes_dropped += 1
+
+    def _published(self, answer: _Publish, error: Exception | None, offset: int | None = None) -> bytes:
+        return errors.published(answer.request_id, answer.binary, error, self._dialect, offset)
 
     def _hold(self, _result: object = None, _error: Exception | None = None) -> None:
         """Take nothing while a tenant's rate is overdrawn; look again in a while, unless the stream is gone."""
-        now = self._broker.scheduler.now()
+        monotonic = self._broker.scheduler.monotonic()
         self._unpacked = 0
-        wait = self._broker.tenants.published(self._tenant, 0, now) if self._tenant else 0
+        wait = self._broker.tenants.published(self._tenant, 0, monotonic) if self._tenant else 0
         self._held = wait > 0
         if self._held:
             again = partial(self._sink.completed, self._hold, None, None)
             self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
 
     def _publish_json(self, ask: codec.Publish, now: int) -> None:
-        self._publish_values(ask, [ask.payload], errors.MISSING_ID, now)
+        self._publish_values(ask, [ask.payload], errors.MISSING_ID)
 
     def _publish_batch_json(self, ask: codec.PublishBatch, now: int) -> None:
-        self._publish_values(ask, ask.payloads, errors.MISSING_ID_BATCH, now)
+        self._publish_values(ask, ask.payloads, errors.MISSING_ID_BATCH)
 
-    def _publish_values(
-        self, ask: codec.Publish | codec.PublishBatch, values: list[bytes], missing: str, now: int
-    ) -> None:
+    def _publish_values(self, ask: codec.Publish | codec.PublishBatch, values: list[bytes], missing: str) -> None:
         answer = None
         if ask.ack not in (None, "none"):
             if ask.request_id is None and not self._dialect.document:
@@ -427,9 +484,16 @@ class FelixSession:
             answer = _Publish(ask.request_id, False)
         if any(len(name.encode()) > 0xFFFF for name in (ask.tenant_id, ask.namespace, ask.stream)):
             raise BadRequest("tenant_id, namespace, stream: at most 200 bytes each")
-        batch = kernel.build(values, origin=self._origin) if values else None
+        key, keys = ask.key, None
+        if key is not None:
+            if len(key) > frames.KEY_BYTES_MAX:
+                raise BadRequest(f"key: {len(key)} bytes, at most {frames.KEY_BYTES_MAX}")
+            if len(key) * len(values) + sum(map(len, values)) > frames.KEYED_BYTES_MAX:
+                raise BadRequest(f"key: with it in every message more than {frames.KEYED_BYTES_MAX} bytes; send fewer")
+            keys = [key] * len(values)
+        batch = kernel.build(values, keys, origin=self._origin) if values else None
         target = codec.target(ask.tenant_id, ask.namespace, ask.stream)
-        self._publish(target, batch, len(values), answer, now, ask.request_id)
+        self._publish(target, batch, len(values), answer, ask.request_id, key)
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 
@@ -458,7 +522,10 @@ class FelixSession:
         said = codec.Subscribed(subscription_id=feed.id)
         if self._dialect.extended:
             feed.told = partial(self._sink.completed, self._tell)
-            said = codec.Subscribed(subscription_id=feed.id, request_id=request_id, offsets=feed.offsets)
+            timeout_ms = self._broker.subscriptions.push_timeout_us // 1000 if _acknowledges(feed) else None
+            said = codec.Subscribed(
+                subscription_id=feed.id, request_id=request_id, offsets=feed.offsets, ack_timeout_ms=timeout_ms
+            )
         self._replies.fill(slot, codec.encode(said))
 
     def _tell(self, data: object, _error: Exception | None) -> None:
@@ -476,15 +543,56 @@ class FelixSession:
             raise UnknownSubscription(f"unknown subscription: {id}")
         return feed
 
-    def _ack(self, ask: codec.AckRanges, _now: int) -> None:
-        feed = self._own(ask.subscription_id)
+    def _ranges(self, what: str, id: int | str, asked: list[tuple[int, int]]) -> tuple[EventStream, list[Range]]:
+        """Whose, and (partition, first offset, count) of what a message says something about."""
+        feed = self._own(id)
         if not isinstance(feed, EventStream):
-            raise BadRequest("ack: changes of a cache are not acknowledged")
-        ranges = [(*codec.offset_of(offset, feed.partitions), count) for offset, count in ask.ranges]
+            raise BadRequest(f"{what}: changes of a cache are not acknowledged")
+        ranges = [(*codec.offset_of(offset, feed.partitions), count) for offset, count in asked]
         records = sum(count for *_, count in ranges)
         if any(count < 1 for *_, count in ranges) or records > frames.ACK_RECORDS_MAX:
-            raise BadRequest(f"ack: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most")
+            raise BadRequest(
+                f"{what}: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most"
+            )
         self._spend(records * ACK_COST_BYTES)
+        return feed, ranges
+
+    def _nack(self, ask: codec.NackRanges, _now: int) -> None:
+        """Given back; what it does not hold any more is passed over."""
+        feed, ranges = self._ranges("nack", ask.subscription_id, ask.ranges)
+        if ask.delay_ms is not None and not 0 <= ask.delay_ms <= frames.DELAY_MS_MAX:
+            raise BadRequest(f"delay_ms: 0 to {frames.DELAY_MS_MAX}")
+        delay_us = None if ask.delay_ms is None else ask.delay_ms * 1000
+        for partition, offset, count in ranges:
+            subscription, lane = _place(feed, partition)
+            if subscription is not None:
+                subscription.nack(lane, offset, count, delay_us)
+        self._done(ask.request_id)
+
+    def _working(self, ask: codec.WorkingRanges, _now: int) -> None:
+        feed, ranges = self._ranges("working", ask.subscription_id, ask.ranges)
+        for partition, offset, count in ranges:
+            subscription, lane = _place(feed, partition)
+            if subscription is not None:
+                subscription.working(lane, offset, count)
+        self._done(ask.request_id)
+
+    def _credit(self, ask: codec.Credit, _now: int) -> None:
+        codec.check_credit(ask.credit)
+        feed, _ = self._ranges("credit", ask.subscription_id, [])
+        if isinstance(feed, GroupStream):
+            feed.member.consumer.credit = ask.credit
+            feed.member.consumer.feed()
+        elif feed.subscription is not None:
+            feed.subscription.grant(ask.credit)
+        self._done(ask.request_id)
+
+    def _done(self, request_id: Id) -> None:
+        if request_id is not None:
+            self._replies.put(codec.encode(codec.Ok(request_id=request_id)))
+
+    def _ack(self, ask: codec.AckRanges, _now: int) -> None:
+        feed, ranges = self._ranges("ack", ask.subscription_id, ask.ranges)
         slot = None if ask.request_id is None else self._replies.reserve()
         sink, left = self._sink, len(ranges) + 1
         failed: Exception | None = None
@@ -510,167 +618,21 @@ class FelixSession:
         self._own(ask.subscription_id).end(forget=ask.delete)
         self._replies.put(codec.encode(codec.Ok(request_id=ask.request_id)))
 
-    # -- cache -----------------------------------------------------------------------------------------------------
-
-    def _gets(self, view: memoryview, position: int, now: int) -> int:
-        """Answer the cache gets that come next, in one call."""
-        most = frames.ANSWER_BYTES_MAX - self._made
-        reply, end, hits, misses = kernel.felix_gets(
-            view, position, self._options.frame_bytes_max, self._scopes, now, most, self._dialect.extended
-        )
-        if end != position:
-            self._replies.push(self._weighed(reply, 0))
-            self._broker.caches.hits += hits
-            self._broker.caches.misses += misses
-        return end
-
-    def _writable(self, ask: Any) -> Cache:
-        cache = self._reach.cache(self._scope(ask), True)
-        assert cache is not None, "a cache that is written to is made"
-        return cache
-
-    def _scope(self, ask: Any) -> Scope:
-        return codec.cache_scope(ask, self._dialect.document)
-
-    def _cache_get(self, ask: codec.CacheGet, now: int) -> None:
-        cache = self._reach.cache(self._scope(ask), False)
-        found = None if cache is None else cache.get(ask.key.encode(), now)
-        value, version = (None, None) if found is None else found
-        self._answer(
-            ask.request_id,
-            codec.CacheValue(
-                tenant_id=ask.tenant_id, namespace=ask.namespace, cache=ask.cache, key=ask.key, value=value,
-                request_id=ask.request_id, version=version if self._dialect.extended else None,
-            ),
-        )  # fmt: skip
-
-    def _answer(self, request_id: Id, message: Any) -> None:
-        """An answer that is known now: with an id it does not wait for others."""
-        data = self._weighed(codec.encode(message), request_id)
-        if request_id is None:
-            self._replies.put(data)
-        else:
-            self._replies.push(data)
-
-    def _weighed(self, data: bytes, request_id: Id) -> bytes:
-        """One more answer: above a bound the rest of this read waits until the peer took them, or its turn came."""
-        self._made += len(data)
-        self._behind += len(data) if request_id is None else 0
-        self._stopped = self._made >= frames.ANSWER_BYTES_MAX
-        return data
-
-    def _cache_put(self, ask: codec.CachePut, now: int) -> None:
-        cache = self._writable(ask)
-        wanted = ask.if_version if isinstance(ask, codec.CachePutOurs) else None
-        late = _Late(self, ask.request_id)
-        try:
-            version = cache.put(ask.key.encode(), ask.value, _expires(ask.ttl_ms, now), wanted, late.done)
-        except QuintetError as error:
-            late.refused(ask.key, error)
-            return
-        if self._dialect.document or ask.request_id is None:
-            late.message = codec.Ok(request_id=ask.request_id)
-        else:
-            late.message = codec.CacheOk(request_id=ask.request_id, version=version if self._dialect.extended else None)
-
-    def _cache_delete(self, ask: codec.CacheDelete, _now: int) -> None:
-        cache = self._writable(ask)
-        late = _Late(self, ask.request_id)
-        try:
-            existed, version = cache.delete(ask.key.encode(), ask.if_version, late.done)
-        except QuintetError as error:
-            late.refused(ask.key, error)
-            return
-        late.message = codec.CacheOk(request_id=ask.request_id, version=version, existed=existed)
-
-    def _cache_incr(self, ask: codec.CacheIncr, now: int) -> None:
-        if not -(1 << 63) <= ask.delta < 1 << 63:
-            raise BadRequest("delta: a number of 64 bits")
-        expires = None if ask.ttl_ms is None else _expires(ask.ttl_ms, now)
-        cache = self._writable(ask)
-        late = _Late(self, ask.request_id)
-        try:
-            number, version = cache.increment(ask.key.encode(), ask.delta, expires, now, late.done)
-        except QuintetError as error:
-            late.refused(ask.key, error)
-            return
-        late.message = codec.CacheNumber(request_id=ask.request_id, key=ask.key, number=number, version=version)
-
-    def _cache_get_many(self, ask: codec.CacheGetMany, now: int) -> None:
-        if len(ask.keys) > frames.KEYS_MAX:
-            raise BadRequest(f"keys: at most {frames.KEYS_MAX}")
-        cache = self._reach.cache(self._scope(ask), False)
-        found = [None if cache is None else cache.get(key.encode(), now) for key in ask.keys]
-        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > self._options.frame_bytes_max // 2:
-            raise BadRequest("keys: the values are larger than one frame, ask for fewer")
-        values = [None if entry is None else entry[0] for entry in found]
-        versions = [0 if entry is None else entry[1] for entry in found]
-        self._answer(ask.request_id, codec.CacheValues(request_id=ask.request_id, values=values, versions=versions))
-
-    def _cache_watch(self, ask: codec.CacheWatch, _now: int) -> None:
-        if ask.key is not None and ask.prefix is not None:
-            raise BadRequest("prefix: a key or a prefix, not both")
-        assert self._bearer is not None
-        scope = self._scope(ask)
-        self._check_id(ask.subscription_id)
-        self._reach.cache(scope, False)
-        cache = self._broker.caches.open(scope)
-        id = self._shared.claim(ask.subscription_id, self._dialect.document, scope[0])
-        feed = WatchStream(self._shared, id, self._bearer, scope, name_of(scope), cache)
-        try:
-            feed.watch(*(None if text is None else text.encode() for text in (ask.key, ask.prefix)))
-        except QuintetError:
-            self._shared.unclaim(id, scope[0])
-            raise
-        self._shared.add(feed)
-        self._subscribed(self._replies.reserve(), ask.request_id, feed, None)
-        feed.start()
-
     def _auth_again(self, _ask: codec.Auth, _now: int) -> None:
         raise errors.AlreadyKnown("a stream is authenticated once")
 
 
-class _Late:
-    """The answer to a change of a cache, which comes when it is durable. Without a request_id it keeps its place."""
+def _place(feed: EventStream, partition: int) -> tuple[Subscription | None, int]:
+    """Through which subscription a partition comes, and as which of its lanes."""
+    if isinstance(feed, GroupStream):
+        return feed.member.subscription(partition), 0
+    return feed.subscription, partition
 
-    __slots__ = ("_request_id", "_session", "_sink", "_slot", "message")
 
-    def __init__(self, session: FelixSession, request_id: Id) -> None:
-        self.message: Any = None
-        self._session = session
-        self._sink = session._sink
-        self._request_id = request_id
-        self._slot = session._replies.reserve() if request_id is None else None
-        session._late += self._slot is None
-
-    def done(self, error: Exception | None) -> None:
-        """Called by the cache, never within the call that made the change."""
-        self._sink.completed(self._settled, None, error)
-
-    def _settled(self, _result: object, error: Exception | None) -> None:
-        if error is None:
-            self._say(codec.encode(self.message))
-        else:
-            self._say(errors.encoded(error, self._session._dialect, self._request_id))
-
-    def refused(self, key: str, error: QuintetError) -> None:
-        session = self._session
-        if isinstance(error, VersionConflict):
-            conflict = codec.CacheConflict(
-                request_id=self._request_id, key=key, version=error.version, value=error.value
-            )
-            self._say(session._weighed(codec.encode(conflict), self._request_id))
-            return
-        self._say(errors.encoded(error, session._dialect, self._request_id))
-        session._leave_if_barred(error)
-
-    def _say(self, data: bytes) -> None:
-        session = self._session
-        if self._slot is not None:
-            session._replies.fill(self._slot, data)
-        else:
-            session._late -= 1
-            session._replies.push(data)
+def _acknowledges(feed: Feed) -> bool:
+    if isinstance(feed, GroupStream):
+        return True
+    return isinstance(feed, EventStream) and feed.subscription is not None and feed.subscription.qos > 0
 
 
 _HANDLERS: Final[dict[type, Any]] = {
@@ -683,17 +645,12 @@ _HANDLERS: Final[dict[type, Any]] = {
     codec.CachePutOurs: FelixSession._cache_put,
     codec.CacheGet: FelixSession._cache_get,
     codec.AckRanges: FelixSession._ack,
+    codec.NackRanges: FelixSession._nack,
+    codec.WorkingRanges: FelixSession._working,
+    codec.Credit: FelixSession._credit,
     codec.Unsubscribe: FelixSession._unsubscribe,
     codec.CacheDelete: FelixSession._cache_delete,
     codec.CacheIncr: FelixSession._cache_incr,
     codec.CacheGetMany: FelixSession._cache_get_many,
     codec.CacheWatch: FelixSession._cache_watch,
 }
-
-
-def _expires(ttl_ms: int | None, now: int) -> int:
-    if ttl_ms is None:
-        return 0
-    if ttl_ms < 0:
-        raise BadRequest("ttl_ms: 0 or more")
-    return expires_at(now, ttl_ms)

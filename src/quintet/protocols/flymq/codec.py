@@ -10,7 +10,7 @@ import re
 import struct
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -127,7 +127,7 @@ class Text(Node):
 
     def write(self, values: Mapping[str, Any], out: bytearray) -> None:
         value = values[self.name]
-        raw = value.encode() if isinstance(value, str) else bytes(value)
+        raw = value.encode() if isinstance(value, str) else value  # not copied: it may have 31 MiB
         if len(raw) > self._most:
             if self.kind == "bytes32":
                 raise TooLarge(f"{self.name}: {len(raw)} bytes do not fit into one frame")
@@ -139,7 +139,7 @@ class Text(Node):
 class Count(Node):
     """`rows#`: the count of a list whose items follow elsewhere."""
 
-    _struct: Final = struct.Struct(">I")
+    form: Final = struct.Struct(">I")
     least = 4
 
     def __init__(self, name: str) -> None:
@@ -148,7 +148,7 @@ class Count(Node):
     def read(self, data: memoryview, at: int, found: Values) -> int:
         if at + 4 > len(data):
             raise Malformed(f"{self.name}: its count is cut short")
-        (found[f"#{self.name}"],) = self._struct.unpack_from(data, at)
+        (found[f"#{self.name}"],) = self.form.unpack_from(data, at)
         return at + 4
 
     def spans(self, data: memoryview, at: int, found: Values, path: str) -> Spans:
@@ -157,7 +157,7 @@ class Count(Node):
         return end
 
     def write(self, values: Mapping[str, Any], out: bytearray) -> None:
-        out += self._struct.pack(len(values[self.name]))
+        out += self.form.pack(len(values[self.name]))
 
 
 class Items(Node):
@@ -219,13 +219,32 @@ class Items(Node):
         if self._count is not None:
             out += self._count.pack(len(items))
         for item in items:
-            if isinstance(self.item, Layout):
-                if self._framed:
-                    _frame(self.item, item, out)
-                else:
-                    self.item.put(item, out)
+            self._put(item, out)
+
+    def _put(self, item: Any, out: bytearray) -> None:
+        if isinstance(self.item, Layout):
+            if self._framed:
+                _frame(self.item, item, out)
             else:
-                self.item.write({self.item.name: item}, out)
+                self.item.put(item, out)
+        else:
+            self.item.write({self.item.name: item}, out)
+
+    def write_steps(self, items: Iterable[Any], out: bytearray, count_at: int | None) -> Iterator[None]:
+        """As write, of a list that is made while it is written: a step for each item, and for each None, which is none.
+        `count_at` is where its count stands, if that is elsewhere."""
+        at, count = len(out), 0
+        if self._count is not None:
+            out += self._count.pack(0)
+        for item in items:
+            if item is not None:
+                count += 1
+                self._put(item, out)
+                if len(out) > frames.FRAME_BYTES_MAX:
+                    raise TooLarge(f"the answer has more than {frames.FRAME_BYTES_MAX} bytes: ask for less")
+            yield
+        form = self._count or Count.form
+        form.pack_into(out, at if count_at is None else count_at, count)
 
 
 class Framed(Node):
@@ -304,6 +323,21 @@ class Layout:
             node.write(values, out)
         if self.tail is not None and self.tail.nodes[0].name in values:
             self.tail.put(values, out)
+
+    def put_steps(self, values: Mapping[str, Any], out: bytearray) -> Iterator[None]:
+        """As put, with a pause behind each item of a list that is made while it is written."""
+        counts: dict[str, int] = {}
+        for node in self.nodes:
+            if not isinstance(values[node.name], Iterator):
+                node.write(values, out)
+            elif isinstance(node, Count):
+                counts[node.name] = len(out)
+                out += node.form.pack(0)
+            else:
+                assert isinstance(node, Items), "only lists are made while they are written"
+                yield from node.write_steps(values[node.name], out, counts.get(node.name))
+        if self.tail is not None and self.tail.nodes[0].name in values:
+            yield from self.tail.put_steps(values, out)
 
     def decode(self, data: memoryview) -> Values:
         found, end = self.take(data, 0)
@@ -406,10 +440,26 @@ def answer_layout(operation: frames.Operation, dialect: frames.Dialect) -> Layou
 
 def encode_answer(operation: frames.Operation, dialect: frames.Dialect, values: Mapping[str, Any], codec: int) -> bytes:
     """A whole reply frame, compressed when the client asked for it and it is worth it."""
-    return frame(operation.answer_code, answer_layout(operation, dialect).encode(values), codec)
+    out = bytearray()
+    answer_layout(operation, dialect).put(values, out)
+    return frame(operation.answer_code, out, codec)
 
 
-def frame(code: int, payload: bytes, codec: int = 0) -> bytes:
+def is_made_in_steps(values: Mapping[str, Any]) -> bool:
+    """Is one of its lists made while it is written?"""
+    return any(isinstance(value, Iterator) for value in values.values())
+
+
+def answer_steps(
+    operation: frames.Operation, dialect: frames.Dialect, values: Mapping[str, Any], codec: int
+) -> Generator[None, None, bytes]:
+    """As encode_answer, in steps."""
+    out = bytearray()
+    yield from answer_layout(operation, dialect).put_steps(values, out)
+    return frame(operation.answer_code, out, codec)
+
+
+def frame(code: int, payload: bytes | bytearray, codec: int = 0) -> bytes:
     """One frame; `codec` as in the flags' accept bits."""
     flags = frames.BINARY
     if codec and _COMPRESS_BYTES_MIN <= len(payload) <= COMPRESS_BYTES_MAX:
@@ -524,7 +574,7 @@ def _unsnappy(data: bytes, most: int) -> bytes:
 _INFLATE: Final = {"gzip": _gunzip, "lz4": _unlz4, "zstd": _unzstd, "snappy": _unsnappy}
 
 
-def compress(codec: int, data: bytes) -> bytes:
+def compress(codec: int, data: bytes | bytearray) -> bytes:
     name = frames.CODECS[codec]
     if name == "gzip":
         deflater = zlib.compressobj(level=1, wbits=31)

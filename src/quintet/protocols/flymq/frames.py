@@ -222,7 +222,7 @@ _TABLE: Final = (
         ours="value replaces the message's; the offset form is what some published clients send; of many ids (up to 1,000) all or none, those that are not open are missing"),
     _op(PURGE_DLQ, "PURGE_DLQ", "forget all dead letters of a topic", "manage", "topic:str16!", _DONE),
     _op(DEAD_LETTER, "DEAD_LETTER", "put a message that cannot be processed among the dead letters", "read",
-        "topic:str16! partition:i32 offset:u64 error:str16", _DONE, ours="the whole operation"),
+        "topic:str16! partition:i32 offset:u64 error:str16 [attempts:u32]", _DONE, ours="the whole operation"),
     _op(LIST_DLQ, "LIST_DLQ", "topics that have dead letters, and how many", "known", "",
         "topics:{topic:str16 letters:u64}*", ours="the whole operation"),
     # -- later, and not for ever
@@ -279,7 +279,7 @@ _TABLE: Final = (
         "topic:str16! group:str16! partition:i32 timestamp_ms:i64", "offset:u64",
         ours="the document names the operation and gives no layout"),
     # -- who
-    _op(AUTH, "AUTH", "name and password", "open", "user:str16! password:str16",
+    _op(AUTH, "AUTH", "name and password", "open", "user:str16 password:str16",
         "success:bool error:str16 username:str16 roles:str16*",
         sdk="success:bool username:str16 roles:str8* error:str16", answer_code=AUTH_RESPONSE),
     _op(WHOAMI, "WHOAMI", "who this connection is; success is false before a login", "open", "",

@@ -6,13 +6,13 @@ transaction, whose group: the broker does that, by the principal's name).
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, NoReturn
 
 from quintet import kernel
 from quintet.broker import filters, reads
-from quintet.broker.access import ANONYMOUS, Acl, Principal
+from quintet.broker.access import ANONYMOUS, Acl, Principal, Role
 from quintet.broker.audit import Event, Query
 from quintet.broker.core import Broker
 from quintet.broker.dead import DeadLetter
@@ -20,11 +20,12 @@ from quintet.broker.delays import DELAY_MAX_US
 from quintet.broker.group import Assignment, GroupInfo, Lag
 from quintet.broker.keys import Explanation, KeyInfo
 from quintet.broker.schemas import Schema
+from quintet.broker.slices import in_order
 from quintet.broker.topics import ANY, Topic
 from quintet.broker.users import UserInfo
 from quintet.broker.waits import Wait
 from quintet.model.batch import RecordBatch, Row
-from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, SchemaRejected, UserNotFound
+from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, UserNotFound
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.errors import OTHER_DIALECT, OtherDialect
 
@@ -50,13 +51,15 @@ class Call:
     """One request on its way: who asks, when, through which listener, and where the late answer goes."""
 
     __slots__ = (
-        "accept", "answer", "broker", "code", "given", "member", "now", "options", "origin", "peer", "principal", "waiting",
+        "accept", "answer", "broker", "claim", "code", "given", "member", "now", "options", "origin", "peer", "principal",
+        "waiting",
     )  # fmt: skip
 
     answer: Callable[[Any, Exception | None], None]
+    claim: Callable[[Any, int, Callable[[], None]], None]
 
     def __init__(
-        self, broker: Broker, principal: Principal, member: object, now: int, options: "Any", origin: bytes, peer: str,
+        self, broker: Broker, principal: Principal, member: Any, now: int, options: "Any", origin: bytes, peer: str,
         accept: int, code: int,
     ) -> None:  # fmt: skip
         self.broker = broker
@@ -71,6 +74,14 @@ class Call:
     @property
     def owner(self) -> str:
         return self.principal.name
+
+    def wanted(self) -> bool:
+        """Does the client still wait for the answer?"""
+        return not self.member.gone
+
+    @property
+    def patience(self) -> reads.Patience:
+        return reads.Patience(self.broker.slices, self.wanted)
 
     def topic(self, ask: Values) -> Topic:
         return self.broker.topics.find(ask["topic"].encode())
@@ -105,18 +116,13 @@ class Call:
         return *self.group_rights(ask["group"]), self.topic(ask), ask["group"], ask["partition"]
 
 
-def origin_of(client: str) -> bytes:
-    """The origin of what this client publishes, as stored with its records."""
-    return b"flymq:" + client.encode()[:200]
-
-
-def resource_of(ask: Values) -> str:
-    """What a request is about, for the gate and the audit."""
-    return str(ask.get("topic") or ask.get("name") or ask.get("user") or ask.get("group") or "")
-
-
 def _done(message: str = "") -> Values:
     return {"success": True, "message": message}
+
+
+def _each(make: Callable[[Any], Values], found: Iterator[Any]) -> Iterator[Values | None]:
+    """A list that is made while it is written; None in it is a pause."""
+    return (None if one is None else make(one) for one in found)
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -146,7 +152,7 @@ def _consume(call: Call, ask: Values) -> None:
     partition = call.topic(ask).partition(ask["partition"])
     call.given = [(ask["offset"], ask["offset"] + 1)]
     made = call.then(lambda found: {"key": found[0] or b"", "value": found[1] or b""})
-    reads.consume(partition, ask["offset"], call.now, made)
+    call.claim(partition, ask["offset"], partial(reads.consume, partition, ask["offset"], call.now, made))
 
 
 def _fetch(call: Call, ask: Values) -> Values | None:
@@ -170,13 +176,18 @@ def _fetch(call: Call, ask: Values) -> Values | None:
 
     chosen = filters.compile(ask["filter"].encode()) if ask.get("filter") else None
 
-    def read(gone: Exception | None = None) -> None:
-        if gone is not None:
-            call.answer(None, gone)
-        elif chosen is None:
+    def scan() -> None:
+        if chosen is None:
             reads.fetch(partition, offset, most, size, call.then(encode))
         else:
-            reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), partial(_filtered, call))
+            filtered = partial(_filtered, call)
+            reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), filtered, call.patience)
+
+    def read(gone: Exception | None = None) -> None:
+        if gone is None:
+            call.claim(partition, offset, scan)
+        else:
+            call.answer(None, gone)
 
     wait_us = min(ask.get("wait_ms", 0), WAIT_MS_MAX) * 1000
     if wait_us and offset >= partition.visible:
@@ -187,8 +198,8 @@ def _fetch(call: Call, ask: Values) -> Values | None:
 
 
 def _filtered(call: Call, found: list[reads.Match], following: int, error: Exception | None) -> None:
-    messages = [{"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in found]
-    call.given = [(offset, offset + 1) for offset, _, _ in found]
+    messages = ({"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in found)
+    call.given = reads.ranges([offset for offset, _, _ in found])
     call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
 
 
@@ -196,17 +207,19 @@ def _peek(call: Call, ask: Values) -> None:
     partition = call.topic(ask).partition(ask["partition"])
     most = ask["max"] if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
     chosen = filters.compile(ask["filter"].encode())
-    reads.peek(partition, ask["offset"], ask["since_ms"] * 1000, most, chosen, call.now, partial(_peeked, call))
+    since, peeked = ask["since_ms"] * 1000, partial(_peeked, call)
+    scan = partial(reads.peek, partition, ask["offset"], since, most, chosen, call.now, peeked, call.patience)
+    call.claim(partition, ask["offset"], scan)
 
 
 def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None) -> None:
-    call.given = [(row[0], row[0] + 1) for row in rows]
-    messages = [
+    call.given = reads.ranges([row[0] for row in rows])
+    messages = (
         {"offset": offset, "timestamp_ms": time // 1000, "expiry_ms": expiry // 1000}
         | {"key": key or b"", "value": value or b"", "origin": origin.decode(errors="replace")}
         | {"headers": [{"name": name, "value": text} for name, text in headers]}
         for offset, time, key, value, headers, expiry, origin in rows
-    ]
+    )
     call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
 
 
@@ -236,8 +249,8 @@ def _cancel_delayed(call: Call, ask: Values) -> None:
 
 
 def _create_topic(call: Call, ask: Values) -> None:
-    kept = (ask.get("retention_ms", 0) * 1000, ask.get("retention_bytes", 0))
-    topic, new = call.broker.create_topic(ask["topic"].encode(), ask["partitions"], ask.get("durability", ""), *kept)
+    wish = (ask.get("durability", ""), ask.get("retention_ms", 0) * 1000, ask.get("retention_bytes", 0))
+    topic, new = call.broker.create_topic(ask["topic"].encode(), ask["partitions"], *wish)
     topic.after(call.when_durable(_done("created" if new else "exists")))
 
 
@@ -257,12 +270,14 @@ def _require_sight(call: Call, name: str) -> None:
         call.broker.access.require(call.principal, "subscribe", name, call.peer)
 
 
-def _visible_topics(call: Call) -> list[Topic]:
-    return sorted((t for t in call.broker.topics.all() if _may_see(call, t.name)), key=lambda t: t.name)
+def _visible_topics(call: Call) -> Iterator[Topic | None]:
+    """By name; None is a pause, and what may not be seen."""
+    for topic in in_order(call.broker.topics.all(), lambda topic: topic.name):
+        yield topic if topic is not None and _may_see(call, topic.name) else None
 
 
 def _list_topics(call: Call, _ask: Values) -> Values:
-    return {"topics": [topic.name for topic in _visible_topics(call)]}
+    return {"topics": (topic and topic.name for topic in _visible_topics(call))}
 
 
 def _topic_metadata(call: Call, ask: Values) -> Values:
@@ -277,18 +292,25 @@ def _topic_metadata(call: Call, ask: Values) -> Values:
 def _cluster_metadata(call: Call, ask: Values) -> Values:
     if ask.get("topic"):
         _require_sight(call, ask["topic"])
-    topics = [call.topic(ask)] if ask.get("topic") else _visible_topics(call)
-    if sum(len(topic.partitions) for topic in topics) > METADATA_PARTITIONS_MAX:
-        raise LimitExceeded(f"more than {METADATA_PARTITIONS_MAX} partitions", hint="ask for one topic at a time")
+    topics = iter([call.topic(ask)]) if ask.get("topic") else _visible_topics(call)
+    return {"cluster_id": CLUSTER, "topics": _places(call, topics)}
+
+
+def _places(call: Call, topics: Iterator[Topic | None]) -> Iterator[Values | None]:
     served = {"leader_id": NODE, "leader_address": call.options.address, "epoch": 1, "replicas": [NODE], "isr": [NODE]}
-    rows = []
+    room = METADATA_PARTITIONS_MAX
     for topic in topics:
+        if topic is None:
+            yield None
+            continue
+        room -= len(topic.partitions)
+        if room < 0:
+            raise LimitExceeded(f"more than {METADATA_PARTITIONS_MAX} partitions", hint="ask for one topic at a time")
         places = [
             served | {"partition": number, "state": "online" if partition.failure is None else "read-only"}
             for number, partition in enumerate(topic.partitions)
         ]
-        rows.append({"topic": topic.name, "partitions": places})
-    return {"cluster_id": CLUSTER, "topics": rows}
+        yield {"topic": topic.name, "partitions": places}
 
 
 def _cluster_status(call: Call, _ask: Values) -> Values:
@@ -313,22 +335,20 @@ def _schema_row(schema: Schema) -> Values:
 
 def _register_schema(call: Call, ask: Values) -> None:
     made = call.then(lambda s: {"name": s.name, "type": s.type, "version": s.version})
-    call.broker.schemas.register(ask["name"], ask["type"], ask["schema"], ask.get("compatibility") or None, made)
+    compatibility = ask.get("compatibility") or None
+    call.broker.schemas.register(ask["name"], ask["type"], ask["schema"], compatibility, made, call.wanted)
 
 
 def _get_schema(call: Call, ask: Values) -> Values:
     schema = call.broker.schemas.get(ask["topic"], ask["version"])
-    found = _schema_row(schema) | {"id": schema.id, "topic": schema.name}
-    return found | {
-        "schemas": [_schema_row(schema)],
-        "definition": schema.definition,
-        "compatibility": schema.compatibility,
-    }
+    row = _schema_row(schema)
+    found = row | {"id": schema.id, "topic": schema.name, "schemas": [row]}
+    return found | {"definition": schema.definition, "compatibility": schema.compatibility}
 
 
 def _list_schemas(call: Call, ask: Values) -> Values:
-    schemas = call.broker.schemas.list(ask.get("topic") or None)
-    return {"schemas": [_schema_row(schema) for schema in schemas if _may_see(call, schema.name)]}
+    schemas = call.broker.schemas.walk(ask.get("topic") or None)
+    return {"schemas": (_schema_row(s) if s is not None and _may_see(call, s.name) else None for s in schemas)}
 
 
 def _find_schema(call: Call, name_or_id: str) -> Schema:
@@ -339,29 +359,29 @@ def _find_schema(call: Call, name_or_id: str) -> Schema:
     return schema
 
 
-def _validate_schema(call: Call, ask: Values) -> Values:
+def _validate_schema(call: Call, ask: Values) -> None:
     schema = _find_schema(call, ask["name"])
-    reasons = call.broker.schemas.validate(schema.name, schema.version, ask["message"])
-    return {"valid": not reasons, "errors": reasons}
+    made = call.then(lambda reasons: {"valid": not reasons, "errors": reasons})
+    call.broker.schemas.judge(schema.name, schema.version, ask["message"], made, call.wanted)
 
 
 def _produce_with_schema(call: Call, ask: Values) -> None:
     schema = _find_schema(call, ask["schema"])
-    reasons = call.broker.schemas.validate(schema.name, schema.version, ask["data"])
-    if not reasons:
-        _publish(call, ask)
-        return
-    refused = SchemaRejected(
-        f"schema validation failed: {'; '.join(reasons)}", hint=f"the schema is {schema.id} ({schema.type})"
-    )
-    if not call.broker.keeps_rejected:
-        raise refused
-    topic = call.target(ask)
-    reason = f"{schema.id}: {'; '.join(reasons)}"
-    call.broker.dead.bury_rejected(
-        topic.raw, ask.get("key") or None, ask["data"], (), call.origin, reason,
-        lambda error: call.answer(None, error or refused),
-    )  # fmt: skip
+    judged = partial(_judged, call, ask, schema)
+    call.broker.schemas.judge(schema.name, schema.version, ask["data"], judged, call.wanted)
+
+
+def _judged(call: Call, ask: Values, schema: Schema, reasons: list[str] | None, error: Exception | None) -> None:
+    try:
+        if error is not None:
+            raise error
+        if reasons:
+            topic, key = call.target(ask), ask.get("key") or None
+            call.broker.reject(topic, schema, reasons, key, ask["data"], call.origin, partial(call.answer, None))
+        else:
+            _publish(call, ask)
+    except QuintetError as failed:
+        call.answer(None, failed)
 
 
 def _delete_schema(call: Call, ask: Values) -> None:
@@ -375,19 +395,8 @@ def _fetch_dlq(call: Call, ask: Values) -> None:
     most = min(ask["max"], DLQ_RECORDS_MAX) if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
 
     def made(letters: list[DeadLetter]) -> Values:
-        values: Values = {
-            "messages": [
-                {"id": d.id, "data": d.value or b"", "error": d.error or d.cause, "retries": d.attempts}
-                for d in letters
-            ]
-        }
-        if "after" in ask:
-            values["details"] = [
-                {"cause": d.cause, "partition": d.partition, "offset": max(d.offset, 0)}
-                | {"key": d.key or b"", "died_ms": d.last_us // 1000}
-                for d in letters
-            ]
-        return values
+        details = {"details": _each(DeadLetter.details, iter(letters))} if "after" in ask else {}
+        return {"messages": _each(DeadLetter.fields, iter(letters))} | details
 
     source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
     call.broker.dead.browse(source, most, ask.get("after", ""), call.then(made))
@@ -415,8 +424,8 @@ def _purge_dlq(call: Call, ask: Values) -> None:
 
 
 def _dead_letter(call: Call, ask: Values) -> None:
-    made = call.then(lambda new: _done("OK" if new else "it is there already"))
-    call.broker.dead.reject(call.topic(ask), ask["partition"], ask["offset"], ask["error"], made)
+    made, tries = call.then(lambda new: _done("OK" if new else "it is there already")), ask.get("attempts", 1)
+    call.broker.dead.reject(call.topic(ask), ask["partition"], ask["offset"], ask["error"], made, tries)
 
 
 # -- transactions -----------------------------------------------------------------------------------------------------
@@ -461,7 +470,7 @@ def _subscribe(call: Call, ask: Values) -> None:
 
     mode = "commit" if ask["mode"] == "committed" else ask["mode"]
     who = (call.member, ask.get("member", ""))
-    call.broker.groups.subscribe(*call.place(ask), mode, *who, call.now, call.then(made))
+    call.broker.groups.subscribe(*call.place(ask), mode, *who, call.then(made))
 
 
 def _commit(call: Call, ask: Values) -> Values | None:
@@ -517,8 +526,8 @@ def _group(info: GroupInfo) -> Values:
 def _list_groups(call: Call, _ask: Values) -> Values:
     access = call.broker.access
     everything = access.may_administer(call.principal)
-    found = call.broker.groups.list(call.owner, everything, lambda name: access.listed(call.principal, f"group:{name}"))
-    return {"groups": [_group(info) for info in found]}
+    found = call.broker.groups.walk(call.owner, everything, lambda name: access.listed(call.principal, f"group:{name}"))
+    return {"groups": _each(_group, found)}
 
 
 def _describe_group(call: Call, ask: Values) -> Values:
@@ -545,7 +554,7 @@ def _whoami(call: Call, _ask: Values) -> Values:
     return {"success": call.owner != ANONYMOUS, "username": call.owner, "roles": roles, "permissions": permissions}
 
 
-def _fields(info: UserInfo | KeyInfo | Explanation) -> Values:
+def _fields(info: UserInfo | KeyInfo | Explanation | Role) -> Values:
     return {name: getattr(info, name) for name in info.__slots__}
 
 
@@ -575,7 +584,7 @@ def _user_update(call: Call, ask: Values) -> None:
 
 
 def _user_list(call: Call, _ask: Values) -> Values:
-    return {"users": [_user(info) for info in call.broker.users.list()]}
+    return {"users": _each(_user, call.broker.users.walk())}
 
 
 def _user_get(call: Call, ask: Values) -> Values:
@@ -591,8 +600,7 @@ def _password_change(call: Call, ask: Values) -> None:
 
 
 def _role_list(call: Call, _ask: Values) -> Values:
-    names = ("name", "permissions", "description")
-    return {"roles": [{name: getattr(role, name) for name in names} for role in call.broker.users.roles()]}
+    return {"roles": [_fields(role) | {"permissions": role.permissions} for role in call.broker.users.roles()]}
 
 
 def _acl(acl: Acl) -> Values:
@@ -618,7 +626,7 @@ def _acl_delete(call: Call, ask: Values) -> None:
 
 
 def _acl_list(call: Call, _ask: Values) -> Values:
-    return {"rules": [_acl(acl) for acl in call.broker.users.acl_list()], "default_public": False}
+    return {"rules": _each(_acl, call.broker.users.acl_walk()), "default_public": False}
 
 
 def _acl_explain(call: Call, ask: Values) -> Values:
@@ -633,8 +641,8 @@ def _key_create(call: Call, ask: Values) -> None:
 
 
 def _key_list(call: Call, ask: Values) -> Values:
-    found = call.broker.keys.list(call.principal, ask["user"], ask["everyone"], call.peer)
-    return {"keys": [_fields(info) for info in found]}
+    found = call.broker.keys.walk(call.principal, ask["user"], ask["everyone"], call.peer)
+    return {"keys": _each(_fields, found)}
 
 
 def _key_remove(call: Call, ask: Values) -> None:
@@ -645,20 +653,15 @@ def _key_remove(call: Call, ask: Values) -> None:
 # -- audit ------------------------------------------------------------------------------------------------------------
 
 
-def _event(event: Event) -> Values:
-    values = {name: getattr(event, name) for name in event.__struct_fields__}
-    details = [{"key": key, "value": value} for key, value in event.details.items()]
-    return values | {"id": str(event.id), "details": details}
+def _audit_query(call: Call, ask: Values) -> None:
+    made = call.then(lambda found: {"events": _each(Event.fields, iter(found[0])), "total": found[1], "more": found[2]})
+    call.broker.slices.run(call.broker.audit.query_steps(Query.asked(ask)), made, call.wanted)
 
 
-def _audit_query(call: Call, ask: Values) -> Values:
-    events, total, more = call.broker.audit.query(Query.asked(ask))
-    return {"events": [_event(event) for event in events], "total": total, "more": more}
-
-
-def _audit_export(call: Call, ask: Values) -> Values:
-    data = call.broker.audit.export(Query.asked(ask.get("query", ask)), ask["format"])
-    return {"format": ask["format"], "data": data}
+def _audit_export(call: Call, ask: Values) -> None:
+    made = call.then(lambda data: {"format": ask["format"], "data": data})
+    steps = call.broker.audit.export_steps(Query.asked(ask.get("query", ask)), ask["format"])
+    call.broker.slices.run(steps, made, call.wanted)
 
 
 HANDLERS: Final[dict[int, Handler]] = {
@@ -686,9 +689,9 @@ HANDLERS: Final[dict[int, Handler]] = {
 
 # What is written down when it succeeds; changes of users and access rules write themselves down.
 AUDITED: Final = {
-    frames.CREATE_TOPIC: "topic.create", frames.DELETE_TOPIC: "topic.delete", frames.REGISTER_SCHEMA: "schema.register",
-    frames.DELETE_SCHEMA: "schema.delete", frames.DELETE_GROUP: "group.delete", frames.RESET_OFFSET: "offset.reset",
-    frames.SEEK_TO_TIMESTAMP: "offset.reset",
+    frames.CREATE_TOPIC: "topic.create", frames.DELETE_TOPIC: "topic.delete", frames.DELETE_GROUP: "group.delete",
+    frames.REGISTER_SCHEMA: "schema.register", frames.DELETE_SCHEMA: "schema.delete",
+    frames.RESET_OFFSET: "offset.reset", frames.SEEK_TO_TIMESTAMP: "offset.reset",
 }  # fmt: skip
 
 # PRODUCE and AUTH are the session's own: the hot path, and the one before anybody is known.

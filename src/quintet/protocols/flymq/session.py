@@ -22,19 +22,20 @@ from quintet.broker.audit import Result
 from quintet.broker.core import Broker
 from quintet.broker.topics import Topic
 from quintet.broker.waits import Wait
-from quintet.delivery.sink import Sink
+from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, TooLarge
 from quintet.model.rights import Right
-from quintet.protocols.base import FLOWING, WAIT, Replies, Slot
+from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Link, Replies, Slot
 from quintet.protocols.flymq import codec, errors, frames
-from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call, origin_of, resource_of
+from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call
 
 FRESH: Final = "fresh"
 CHECKING: Final = "checking"
 READY: Final = "ready"
 
+NEVER: Final = 1 << 62  # a deadline that does not come
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 REPLIES_WAITING_MAX: Final = 1_000  # runs of PRODUCE that wait for the disk; above it, the connection is not read from
 OUTPUT_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one read; then the peer must take some
@@ -75,6 +76,7 @@ _NEEDS: Final[dict[Right, tuple[Action, ...]]] = {
 }
 
 Group = tuple[bytes, int, bytearray | None, bytes]
+Produced = tuple[bytes, int, bytearray, int]  # of kernel.fly_split: topic, partition, batch, count
 
 
 class _Run(Slot):
@@ -93,28 +95,28 @@ class FlySession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_acting", "_broker", "_changing", "_counts", "_deadline", "_epoch", "_identity", "_last", "_made", "_next", "_now",
-        "_options",
-        "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "auth_failures", "closing",
-        "principal_name", "take_output",
-        "_waiting",
+        "_acting", "_broker", "_changing", "_checking_since", "_counts", "_deadline", "_epoch", "_give_up", "_identity",
+        "_last", "_made", "_next", "_now", "_options",
+        "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "_turn_over", "_unpublished", "auth_failures", "closing",
+        "gone", "operation", "principal_name", "take_output", "_waiting",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, sink: Sink, now: int, options: FlyOptions, peer: str = "") -> None:
+    def __init__(self, broker: Broker, sink: Link, monotonic: int, options: FlyOptions, peer: str = "") -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self.auth_failures = 0
+        self.gone = False  # closed: nobody waits for an answer any more
         self._broker = broker
         self._sink = sink
         self._options = options
         self._peer = peer
         self._state = FRESH
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._identity = ""
         self._principal: Principal | None = None
         self._origin = b""
         self._epoch = 0
-        self._now = now
+        self._now = 0  # the date of the last receive
         self._replies = Replies()
         self.take_output = self._replies.take
         self._targets: dict[bytes, Topic | QuintetError] = {}
@@ -122,8 +124,13 @@ class FlySession:
         self._last: Topic | None = None
         self._next: tuple[Any, ...] | None = None  # the request that waits for those before it
         self._made = 0  # bytes of answers since the last read began
+        self._turn_over = False  # the last read left frames, or `_unpublished`, for a later turn
+        self._unpublished: tuple[_Run, list[Produced], int, list[Topic | QuintetError], int] | None = None
+        self.operation = ""
         self._acting = False  # a request other than PRODUCE is under way
         self._waiting: Wait | None = None  # the long poll under way
+        self._checking_since = 0  # on the monotonic clock
+        self._give_up: Callable[[], None] | None = None  # no password need be checked for us any more
         self._changing = False  # it is a change of a password, perhaps of the own one: its answer goes out first
         if options.anonymous_role:
             self._welcome(*broker.access.anonymous(options.anonymous_role))
@@ -133,23 +140,28 @@ class FlySession:
     @property
     def holding(self) -> bool:
         """Whole frames may be left with the connection until the request under way is answered."""
-        return self._acting or self._next is not None
+        return self._unpublished is None and (self._acting or self._next is not None)
 
     @property
     def stopped(self) -> bool:
-        return self._made > OUTPUT_BYTES_MAX
+        return self._turn_over or self._made > OUTPUT_BYTES_MAX
 
     def receive(self, view: memoryview, now: int) -> int:
         position = self._made = 0
+        self._turn_over = False
         self._now = now
         if self._state is READY and self._epoch != self._broker.access.epoch:
             self._still_welcome()  # also while a FETCH waits: whoever was revoked gets nothing any more
+        if self._unpublished is not None and self.closing is None:
+            self._publish_on(*self._unpublished)
+            self._advance()
         while self.closing is None and not self.holding and not self.stopped:
             if self._state is not READY:
                 before = position
                 position = self._handshake(view, position)
                 if position == before:
                     break
+                self._turn_over = position < len(view) and self._sink.turn_over()
                 continue
             if self._epoch != self._broker.access.epoch and not self._still_welcome():
                 break  # the request before changed it
@@ -169,6 +181,8 @@ class FlySession:
             elif end == position:
                 break
             position = end
+            if end < len(view) and not self.stopped:
+                self._turn_over = self._sink.turn_over()
         return position
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
@@ -193,14 +207,19 @@ class FlySession:
         return FLOWING
 
     def deadline(self) -> int | None:
-        return self._deadline
+        """The clock of the handshake stands while the broker itself checks a password."""
+        return self._deadline if self._deadline is None or self._state is not CHECKING else NEVER
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline and self._state is not CHECKING:
             self._deadline = None
             self.closing = "no authentication within 5 seconds"
 
     def closed(self) -> None:
+        self.gone = True
+        if self._give_up is not None:
+            self._give_up()
+            self._give_up = None
         self._broker.groups.leave(self)
         self._targets, self._counts, self._last, self._next = {}, {}, None, None
         if self._waiting is not None:
@@ -236,8 +255,9 @@ class FlySession:
             raise BadRequest(f"this connection is {self.principal_name}", hint="open another one for another user")
         before, self._state = self._state, CHECKING
         self._acting = True
+        self._checking_since = self._broker.scheduler.monotonic()
         token = partial(self._authenticated, slot, operation, before, ask["user"])
-        self._broker.users.authenticate_password(
+        self._give_up = self._broker.users.authenticate_password(
             ask["user"], ask["password"].encode(), partial(self._sink.completed, token), peer=self._peer
         )
 
@@ -245,7 +265,10 @@ class FlySession:
         self, slot: Slot, operation: frames.Operation, before: str, user: str, result: Any, error: Exception | None
     ) -> None:
         self._acting = False
+        self._give_up = None
         self._state = before
+        if self._deadline is not None:
+            self._deadline += self._broker.scheduler.monotonic() - self._checking_since
         values: codec.Values = {"success": error is None, "error": "", "username": user, "roles": []}
         if error is None:
             self._welcome(*result)
@@ -292,34 +315,50 @@ class FlySession:
         try:
             topic = self._broker.publish_target(self._principal, name, durable=True, peer=self._peer)
             self._targets[name], self._counts[name] = topic, len(topic.partitions)
-        except (QuintetError, UnicodeDecodeError) as error:
-            known = error if isinstance(error, QuintetError) else BadRequest("a topic name is UTF-8")
-            self._targets[name], self._counts[name] = known, 0
+        except QuintetError as error:
+            self._targets[name], self._counts[name] = error, 0
 
     def _forget_targets(self) -> None:
         self._targets, self._counts = {}, {}
 
-    def _produce(self, groups: list[tuple[bytes, int, bytearray, int]], order: bytes) -> None:
+    def _produce(self, groups: list[Produced], order: bytes) -> None:
+        self.operation = "PRODUCE"
         run = _Run([(name, partition, batch, b"") for name, partition, batch, _ in groups], order)
         self._replies.add(run)
-        appended = self._sink.appended
         targets = [self._targets[name] for name, _, _, _ in groups]  # a refusal below forgets its topic
-        for number, (name, partition, batch, count) in enumerate(groups):
-            target = targets[number]
+        self._publish_on(run, groups, 0, targets, self._epoch)
+
+    def _publish_on(
+        self, run: _Run, groups: list[Produced], start: int, targets: list[Topic | QuintetError], epoch: int
+    ) -> None:
+        """The groups of a run, one for each topic and partition, as many as the turn has time for."""
+        self._unpublished = None
+        appended = self._sink.appended
+        for number in range(start, len(groups)):
+            name, partition, batch, count = groups[number]
             try:
+                target = targets[number]
+                if epoch != self._epoch:  # rights changed between two turns
+                    if name not in self._targets:
+                        self._resolve(name)
+                    target = self._targets[name]
                 if not isinstance(target, Topic):
                     raise target
                 if len(batch) > RECORD_BYTES_MAX:
                     _check_size(max(len(row[2] or b"") + len(row[3] or b"") for row in RecordBatch(batch).rows()))
                 if _PRODUCER.unpack_from(batch, _PRODUCER_AT)[0]:
                     self._produce_once(run, number, target)
-                    continue
-                chosen = target.publish(batch, count, True, partial(appended, (run, number)), partition)
-                if chosen != partition:
-                    run.groups[number] = (name, chosen, batch, b"")
-                self._last = target
+                else:
+                    chosen = target.publish(batch, count, True, partial(appended, (run, number)), partition)
+                    if chosen != partition:
+                        run.groups[number] = (name, chosen, batch, b"")
+                    self._last = target
             except QuintetError as error:
                 self._produced(run, number, error)
+            if number + 1 < len(groups) and self._sink.turn_over():
+                self._unpublished = (run, groups, number + 1, targets, epoch)
+                self._turn_over = True
+                return
 
     def _produced(self, run: _Run, number: int, error: Exception | None) -> None:
         if error is not None:
@@ -399,7 +438,7 @@ class FlySession:
 
     def _advance(self) -> None:
         """Act on the request that waits, if nothing before it is unanswered."""
-        if self._next is None or self._acting:
+        if self._next is None or self._acting or self._unpublished is not None:
             return
         packed = self._next[0] == frames.PRODUCE and self._next[1] & frames.COMPRESSION_MASK
         if self._replies.waiting and not packed:  # a compressed PRODUCE runs on with the others
@@ -422,6 +461,7 @@ class FlySession:
         operation = frames.OPERATIONS.get(code)
         if operation is None:
             raise BadRequest(f"unknown opcode: {code}")
+        self.operation = operation.name
         if self._state is not READY and operation.right != "open":
             self._denied(operation.name, "")
             raise AuthError("authenticate first", hint="send AUTH (0x70) with a name and a password")
@@ -487,6 +527,7 @@ class FlySession:
         self._changing = code == frames.PASSWORD_CHANGE
         answered = partial(self._answered, slot, operation, call, ask, self._epoch)
         call.answer = partial(self._sink.completed, answered)
+        call.claim = self._claim
         try:
             made = HANDLERS[code](call, ask)
         except Forbidden:
@@ -496,6 +537,12 @@ class FlySession:
             answered(made, None)
         self._waiting = call.waiting
         return None
+
+    def _claim(self, partition: Partition, offset: int, read: Callable[[], None]) -> None:
+        """Read from `offset` on: now, or when there is room for such an answer over all connections (ADR 16)."""
+        size = min(partition.bytes_from(offset), frames.FRAME_BYTES_MAX)
+        if size <= CLAIM_BYTES_MIN or self._sink.claim(size, lambda _result, _error: read()):
+            read()
 
     def _answered(
         self,
@@ -508,8 +555,17 @@ class FlySession:
         error: Exception | None,
     ) -> None:
         """The reply of a handler: fields by the table, or a whole frame that the kernel made."""
+        if error is None and isinstance(made, dict) and codec.is_made_in_steps(made):
+            told = partial(self._sink.completed, partial(self._answered, slot, operation, call, ask, epoch))
+            steps = codec.answer_steps(operation, self._options.dialect, made, call.accept)
+            try:
+                self._broker.slices.run(steps, told, call.wanted)
+                return
+            except QuintetError as refused:
+                error = refused
         self._acting = False
         self._waiting = None
+        del call.answer, call.claim  # they lead back to the call: no work for the collector
         if isinstance(error, Forbidden):
             self._not_the_owner(operation, ask)
         if error is None and epoch != self._broker.access.epoch and operation.code in WAITING:
@@ -589,6 +645,16 @@ class FlySession:
 
     def _audit(self, kind: str, resource: str, result: Result, action: str = "") -> None:
         self._broker.audit.record(kind, self.principal_name or "", resource, result, peer=self._peer, action=action)
+
+
+def origin_of(client: str) -> bytes:
+    """The origin of what this client publishes, as stored with its records."""
+    return b"flymq:" + client.encode()[:200]
+
+
+def resource_of(ask: codec.Values) -> str:
+    """What a request is about, for the gate and the audit."""
+    return str(ask.get("topic") or ask.get("name") or ask.get("user") or ask.get("group") or "")
 
 
 def _check_size(size: int) -> None:

@@ -40,6 +40,7 @@ class Frame(msgspec.Struct, rename={"sender": "from"}, gc=False):
 _decode: Final = json.Decoder(Frame).decode
 _encode: Final = json.Encoder().encode
 _NAMES: Final = json.Decoder(dict[str, msgspec.Raw])
+_REQUIRED: Final = tuple(("sender" if name == "from" else name, name) for name in envelope.MEMBERS)
 
 
 def decode(data: bytes) -> Frame:
@@ -54,6 +55,11 @@ def decode(data: bytes) -> Frame:
 
 def check_envelope(frame: Frame, data: bytes) -> None:
     """ProtocolError if other readers could see another envelope in these bytes than this one, or fail to read it."""
+    missing = [name for field, name in _REQUIRED if getattr(frame, field) is UNSET]
+    if missing:  # document, 3: no member is omitted, absent values are explicit
+        raise ProtocolError(
+            f"an envelope has the members {', '.join(envelope.MEMBERS)}; this one lacks {', '.join(missing)}"
+        )
     if frame.type is not UNSET or frame.token is not UNSET or frame.name is not UNSET or _encode(frame) != data:
         envelope.parse(data, strict=False)  # no member twice, none spelled with escapes
         unknown = _NAMES.decode(data).keys() - set(envelope.MEMBERS)

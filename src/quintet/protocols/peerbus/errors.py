@@ -26,6 +26,7 @@ NOT_ALLOWED: Final = (1008, "name not allowed for this token")
 REVOKED: Final = (1008, "token revoked")
 TAKEOVERS: Final = (1008, "too many takeovers of this name")
 FREED: Final = (1008, "name was freed")
+NAMES: Final = (1008, "too many names of this token's owner")
 TOO_BIG: Final = (1009, "message too big")
 BAD_UTF8: Final = (1007, "text is not UTF-8")
 TAKEN_OVER: Final = (0, "another connection took the name over")
@@ -39,4 +40,6 @@ def of_register(error: Exception) -> Close:
         return NOT_ALLOWED
     if isinstance(error, errors.Busy):
         return TAKEOVERS
+    if isinstance(error, errors.LimitExceeded):
+        return NAMES
     return NOT_KEPT if isinstance(error, errors.StorageError) else NOT_BOUND

@@ -3,24 +3,32 @@
 A record that came in by this door is its envelope, byte for byte. One that another door put into a mailbox becomes an
 envelope made by the broker:
 
-    id "q:PARTITION:OFFSET"   from "DOOR:CLIENT", as the record's origin   to the mailbox's name   source "quintet"
+    id "q:IDENTITY:PARTITION:OFFSET"   from "DOOR:CLIENT", as the record's origin   to the mailbox's name   source "quintet"
     body: the value if it is one JSON text, else a JSON string if it is UTF-8, else {"base64":"..."}; of a record whose
     envelope no peer could read, {"too_large":{"topic","partition","offset","bytes"}}: where it is, for another door
+
+IDENTITY is that of the topic: random and made with it, so an id never comes again when a mailbox is deleted and made anew, or
+the data folder is. What only the broker may say of itself (such an id, that source, such a `from`) is refused from peers.
 """
 
 import base64
+import re
 import unicodedata
 from typing import Final
 
 from msgspec import json
 
-from quintet.broker.peers import ORIGIN_PREFIX, TOPIC_PREFIX
+from quintet.broker.mailbox import ORIGIN_PREFIX, TOPIC_PREFIX
+from quintet.broker.topics import IDENTITY_BYTES
 from quintet.model import envelope
 from quintet.model.batch import Row
 from quintet.model.errors import BadName, ProtocolError
 from quintet.protocols.peerbus import codec, frames
 
 SOURCE: Final = "quintet"
+ID_PREFIX: Final = "q:"  # of ids of envelopes that the broker makes
+DOORS: Final = frozenset({"blipmq", "fast", "felix", "flight", "flymq", "peerbus", SOURCE})  # what origins begin with
+_OWN_ID: Final = re.compile(rf"{ID_PREFIX}[0-9a-f]{{{2 * IDENTITY_BYTES}}}:[0-9]+:[0-9]+")
 _LAST_US: Final = (
     253_402_300_799_999_999  # of the year 9999: no later time can be written; times are the publisher's to choose
 )
@@ -38,16 +46,23 @@ def check_peer_name(name: str) -> None:
         raise BadName("a peer name has none of | * / and the backslash: they mean something in keys and topics")
     if any(unicodedata.category(letter) in _INVISIBLE for letter in name):
         raise BadName("a peer name has no control or invisible characters")
+    if name.casefold() == SOURCE or (":" in name and name.partition(":")[0].casefold() in DOORS):
+        raise BadName(f"{name!r} is how the broker names who sent by another door: DOOR:CLIENT, or {SOURCE}")
     if name != name.strip() or unicodedata.normalize("NFC", name) != name:
         raise BadName("a peer name is in its one spelling (NFC), without blanks around it")
+
+
+def is_reserved(id: str, source: str) -> bool:
+    """Whether an envelope pretends to be one that the broker made: peers would take the genuine one for a duplicate."""
+    return source == SOURCE or (id.startswith(ID_PREFIX) and _OWN_ID.fullmatch(id) is not None)
 
 
 def is_everyone(to: str, data: bytes) -> bool:
     return to == envelope.EVERYONE and _EVERYONE in data
 
 
-def delivery(row: Row, partition: int, name: str, secret: bytes, bytes_max: int) -> tuple[str, bytes]:
-    """(delivery key, envelope) of a record in the mailbox of `name`. What is made here has at most `bytes_max` bytes: what a
+def delivery(row: Row, identity: str, partition: int, name: str, secret: bytes, bytes_max: int) -> tuple[str, bytes]:
+    """(delivery key, envelope) of a record in the mailbox of `name`, a topic of this identity. What is made here has at most `bytes_max` bytes: what a
     peer cannot read would be the end of its every connection."""
     offset, timestamp, key, value, _, _, origin = row
     if origin.startswith(ORIGIN_PREFIX) and key is not None and value is not None:
@@ -55,7 +70,7 @@ def delivery(row: Row, partition: int, name: str, secret: bytes, bytes_max: int)
         if _EVERYONE in value and codec.decode(value).to == envelope.EVERYONE:
             return f"{id}|{name}", value
         return id, value
-    id = f"q:{partition}:{offset}"
+    id = f"{ID_PREFIX}{identity}:{partition}:{offset}"
     sender = origin.decode(errors="replace") or SOURCE
     ts = envelope.rfc3339(min(max(timestamp, 0), _LAST_US))
     size = len(value or b"")

@@ -4,9 +4,11 @@
     FRESH            judge, below                    close      close      close      close 1007
     BINDING          (nothing is read meanwhile)
     REGISTERED       passed over                     settle     reply      route      passed over, counted
+    TAKEN_OVER       passed over                     settle     passed over
 
     register is judged in this order: type, version, name, token, right and owner, row durable, bound; the first that
-    fails is the close code (errors.py). The reply is `peers`, then everything that waits is delivered.
+    fails is the close code (errors.py). The reply is `peers`, then everything that waits is delivered. TAKEN_OVER lasts
+    LATE_ACKS_US: acknowledgements that were under way when another connection took the name still count.
 
 `receive` takes objects one a line; over WebSocket net/websocket.py hands over whole messages with `receive_message` and
 calls `settle` behind the last of a read. A session never closes anything: `closing` and `close_code` say how it ends.
@@ -19,25 +21,29 @@ from msgspec import UNSET, UnsetType
 
 from quintet.broker.access import Principal
 from quintet.broker.core import Broker
-from quintet.broker.peers import TOPIC_PREFIX, Mailbox
-from quintet.delivery.sink import Sink
+from quintet.broker.mailbox import TOPIC_PREFIX, Mailbox
 from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadName, Forbidden, NameClaimed, ProtocolError, QuintetError
-from quintet.protocols.base import FLOWING, WAIT
+from quintet.protocols.base import FLOWING, WAIT, Link
 from quintet.protocols.peerbus import codec, errors, frames
-from quintet.protocols.peerbus.mapping import check_peer_name, delivery, is_everyone
+from quintet.protocols.peerbus.mapping import check_peer_name, delivery, is_everyone, is_reserved
 
 FRESH: Final = "fresh"
 BINDING: Final = "binding"
 REGISTERED: Final = "registered"
+TAKEN_OVER: Final = "taken over"
 
 PARTITION_SHIFT: Final = 48  # place = partition << 48 | offset
 _OFFSETS: Final = (1 << PARTITION_SHIFT) - 1
 _BLANKS: Final = bytes.maketrans(b"\r\n", b"  ")
+LATE_ACKS_US: Final = (
+    250_000  # a client's kernel may hold a small write back until ours confirms the one before: 40 ms or more
+)
 ASKED_MAX: Final = 1_000  # `peers` that wait for the disk; above it, the connection is not read from
 REPLIES_BYTES_MAX: Final = limits.MIB  # of answers to `peers` that are made, or owed: above it, the next frames wait
+BLANKS_AT_ONCE: Final = 1_024  # empty lines between two looks at whether the turn is over
 TARGETS_MAX: Final = 10_000  # recipients one session remembers the right to write to
 
 
@@ -47,14 +53,14 @@ class PeerSession:
     __slots__ = (
         "_acked", "_asked", "_broker", "_deadline", "_epoch", "_frame_bytes_max", "_framed", "_identity", "_mailbox", "_out", "_peer",
         "_pending", "_principal", "_said", "_scanned", "_sink", "_state", "_targets", "auth_failures", "close_code", "closing",
-        "principal_name", "stopped",
+        "operation", "principal_name", "stopped",
     )  # fmt: skip
 
     def __init__(
         self,
         broker: Broker,
-        sink: Sink,
-        now: int,
+        sink: Link,
+        monotonic: int,
         *,
         framed: bool = True,
         frame_bytes_max: int = frames.FRAME_BYTES_MAX,
@@ -70,7 +76,7 @@ class PeerSession:
         self._frame_bytes_max = frame_bytes_max
         self._peer = peer
         self._state = FRESH
-        self._deadline: int | None = now + limits.HANDSHAKE_US
+        self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self._identity = ""
         self._principal: Principal | None = None
         self._epoch = 0
@@ -81,6 +87,7 @@ class PeerSession:
         self._asked = 0  # `peers` that are not answered yet
         self._said = 0  # bytes of answers to `peers` in this read
         self.stopped = False
+        self.operation = ""
         self._acked: list[int] | None = None  # places acknowledged in this read
         self._targets: dict[str, Mailbox] | None = None
 
@@ -92,13 +99,14 @@ class PeerSession:
 
     @property
     def enough(self) -> bool:
-        """No further object in this read: a question is small and its answer is as large as the names of all peers."""
-        return self._said > REPLIES_BYTES_MAX or self.holding
+        """No further object in this read: the turn is over, or the answers are large (a question is small and its answer
+        is as large as the names of all peers)."""
+        return self._said > REPLIES_BYTES_MAX or self.holding or self._sink.turn_over()
 
     @property
     def message_bytes_max(self) -> int:
         """Of one object: whoever has not registered gets little memory."""
-        return self._frame_bytes_max if self._state is REGISTERED else limits.UNAUTHENTICATED_FRAME_BYTES_MAX
+        return limits.UNAUTHENTICATED_FRAME_BYTES_MAX if self._state in (FRESH, BINDING) else self._frame_bytes_max
 
     def receive(self, view: memoryview, now: int) -> int:
         self.stopped = False
@@ -108,8 +116,8 @@ class PeerSession:
             self._unfinished(len(view))
             return 0
         data = bytes(view)
-        at = self._scanned = 0
-        while self.closing is None and not self.enough:
+        at = self._scanned = blank = 0
+        while self.closing is None:
             end = data.find(b"\n", at)
             if end < 0:
                 self._unfinished(len(data) - at)
@@ -121,8 +129,14 @@ class PeerSession:
             at = end + 1
             if line:
                 self._object(line, now)
-        else:
-            self.stopped = self._said > REPLIES_BYTES_MAX
+                if self.enough:
+                    self.stopped = not self.holding
+                    break
+            else:
+                blank += 1
+                if blank % BLANKS_AT_ONCE == 0 and self._sink.turn_over():
+                    self.stopped = True
+                    break
         self.settle()
         return at
 
@@ -152,13 +166,16 @@ class PeerSession:
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         assert isinstance(subscription, Subscription)
         assert self._mailbox is not None
+        if self._mailbox.gone:  # its topic has no identity any more
+            return
         if self._pending is None:
             self._pending = {}
         pending, out, name = self._pending, self._out, self._mailbox.name
         secret, above = self._broker.peers.options.secret, partition << PARTITION_SHIFT
+        identity = self._mailbox.identity
         bytes_max = self._frame_bytes_max - frames.DELIVER_BYTES_MAX
         for row in batch.rows(first, last):
-            key, value = delivery(row, partition, name, secret, bytes_max)
+            key, value = delivery(row, identity, partition, name, secret, bytes_max)
             place = above | row[0]
             if key not in pending:
                 pending[key] = place
@@ -176,8 +193,8 @@ class PeerSession:
     def deadline(self) -> int | None:
         return self._deadline
 
-    def tick(self, now: int) -> None:
-        if self._deadline is not None and now >= self._deadline:
+    def tick(self, monotonic: int) -> None:
+        if self._deadline is not None and monotonic >= self._deadline:
             self._deadline = None
             self.close(errors.NO_HANDSHAKE)
 
@@ -204,19 +221,21 @@ class PeerSession:
     def _object(self, data: bytes, now: int) -> None:
         try:
             frame = codec.decode(data)
-        except ProtocolError:
-            if self._state is REGISTERED:
-                self._broker.peers.drop("bad_envelope")
-            else:
+        except ProtocolError as error:
+            if self._state is FRESH:
                 self.close(errors.MALFORMED)
+            else:
+                self._broker.peers.drop("bad_envelope", self._mailbox, str(error))
             return
-        if self._state is not REGISTERED:
+        self.operation = "envelope" if frame.type is UNSET or frame.type not in frames.CONTROL else frame.type or ""
+        if self._state is FRESH:
             self._register(frame)
         elif frame.type is UNSET or frame.type not in frames.CONTROL:
-            self._envelope(frame, data, now)
+            if self._state is REGISTERED:
+                self._envelope(frame, data, now)
         elif frame.type == frames.ACK:
             self._ack(frame.id)
-        elif frame.type == frames.PEERS:
+        elif frame.type == frames.PEERS and self._state is REGISTERED:
             self._tell_peers()
         # Document, 2.1 and 2.4: a second register and a deliver from a client are ignored.
 
@@ -268,10 +287,17 @@ class PeerSession:
         mailbox.attach(self._sink)
 
     def lost_name(self, freed: bool) -> None:
-        """See Holder. Who is taken over is dropped without a word, as the published broker does."""
-        how = errors.FREED if freed else errors.TAKEN_OVER
-        self.close(how)
-        self._sink.evict(how[1])
+        """See Holder. Who is taken over is dropped without a word, as the published broker does, as soon as what it had
+        acknowledged could arrive."""
+        if freed:
+            self.close(errors.FREED)
+            self._sink.evict(errors.FREED[1])
+        else:
+            self._state = TAKEN_OVER
+            self._broker.scheduler.later(LATE_ACKS_US, partial(self._sink.completed, self._give_way, None, None))
+
+    def _give_way(self, _error: Exception | None) -> None:
+        self.close(errors.TAKEN_OVER)
 
     def _still_welcome(self) -> bool:
         """Access changed: take the rights as they are now, or leave."""
@@ -295,15 +321,18 @@ class PeerSession:
         everyone = is_everyone(to, data)
         try:
             codec.check_envelope(frame, data)
-        except ProtocolError:
-            peers.drop("bad_envelope")
+        except ProtocolError as error:
+            peers.drop("bad_envelope", sender, str(error))
             return
         # Document, 3: id and to are not empty, the version is exactly ours, and only a broadcast is for everyone.
         # With its deliver frame around it, it is no larger than what a peer may be sent.
         fits = len(data) <= self._frame_bytes_max - frames.DELIVER_BYTES_MAX
         well_formed = codec.is_id(id) and to and frame.protocol_version == frames.VERSION
         if not fits or not well_formed or everyone is not (frame.kind == envelope.BROADCAST):
-            peers.drop("bad_envelope")
+            peers.drop("bad_envelope", sender, self._fault(id, to, frame, len(data), fits))
+            return
+        if is_reserved(id, frame.source or ""):
+            peers.drop("reserved", sender, f"id {id!r} or source {frame.source!r} is one that only the broker gives")
             return
         recipient = None if everyone else self._target(to)
         if recipient is None and not everyone:
@@ -311,9 +340,20 @@ class PeerSession:
         if not peers.admit(sender, id, frame.sender or "", frame.ts or "", data, now):
             return
         if recipient is None:
-            peers.broadcast(sender, self._principal, id, data, now)
+            peers.broadcast(sender, self._principal, id, data)
         else:
-            peers.send(sender, recipient, id, data, now)
+            peers.send(sender, recipient, id, data)
+
+    def _fault(self, id: str, to: str, frame: codec.Frame, size: int, fits: bool) -> str:
+        """What is wrong with an envelope that has all members."""
+        if not fits:
+            most = self._frame_bytes_max - frames.DELIVER_BYTES_MAX
+            return f"an envelope has {size} bytes, the limit is {most} (max_frame_bytes less its deliver frame)"
+        if not codec.is_id(id):
+            return f"an id has 1 to {frames.ID_BYTES_MAX} bytes, printable, without |"
+        if not to or frame.protocol_version != frames.VERSION:
+            return f"to is {to!r} and protocol_version {frame.protocol_version!r}: a name, and {frames.VERSION!r}"
+        return f"to is {to!r} and kind {frame.kind!r}: {envelope.BROADCAST!r} is for '*', and '*' for it alone"
 
     def _target(self, to: str) -> Mailbox | None:
         """The mailbox of a recipient that this peer may write to; counted if there is none."""

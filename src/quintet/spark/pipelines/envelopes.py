@@ -70,4 +70,4 @@ def judge(key: bytes, value: bytes, name: str, secret: bytes) -> str:
         return "unsigned"
     if ":" in found.hmac:
         return "peer"
-    return "sound" if envelope.genuine(found, secret) else "forged"
+    return "sound" if envelope.genuine(found, secret, value) else "forged"

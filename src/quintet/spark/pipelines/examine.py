@@ -153,8 +153,9 @@ def _sound(asked: ReadOptions, part: Part) -> int:
     if _here(part):
         bits = columns.bits(OFFSET_ONLY)
         for some in mapped.read(
-            part.files, span.id, span.partition, span.first, span.last, columns=bits, rows_max=1, fail_on_loss=False
-        ):
+            part.files, span.id, span.partition, span.first, span.last, columns=bits, rows_max=1, fail_on_loss=False,
+            name=span.topic,
+        ):  # fmt: skip
             return int(np.frombuffer(some.buffers[0] or b"", "<i8", 1)[0])
         return span.last
     ticket = wire.Ticket(

@@ -80,10 +80,10 @@ def run(
     spark: "SparkSession",
     options: Options,
     *,
-    now: Callable[[], float] = time.monotonic,
+    monotonic: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = base.pause,
 ) -> Result:
-    """Publish what was not published yet. `now` and `pause` are the clock of a paced replay."""
+    """Publish what was not published yet. `monotonic` and `pause` are the clock of a paced replay."""
     if not options.topic:
         raise ConfigError(
             "option topic is missing: where shall the messages go?",
@@ -108,9 +108,9 @@ def run(
         remember(folder, id, plan)
     done = min(link.fence(writer) + 1, len(plan.slices))
     keep = _keeps_partitions(link, options.topic, plan)
-    began = now() - (plan.slices[done].due_us / US if done < len(plan.slices) else 0.0)
+    began = monotonic() - (plan.slices[done].due_us / US if done < len(plan.slices) else 0.0)
     for epoch, one in enumerate(plan.slices[done:], done):
-        while (left := began + one.due_us / US - now()) > 0:
+        while (left := began + one.due_us / US - monotonic()) > 0:
             pause(min(left, PAUSE_SECONDS_MAX))
         _publish(spark, options, source, one, writer, epoch, keep)
     return _result(options, source, plan, done, keep)

@@ -44,7 +44,7 @@ US: Final = 1_000_000
 
 
 class Clock(Protocol):
-    def now(self) -> float: ...  # seconds, only ever growing
+    def monotonic(self) -> float: ...  # seconds, only ever growing
 
     def today_us(self) -> int: ...  # microseconds since 1970
 
@@ -52,7 +52,7 @@ class Clock(Protocol):
 
 
 class RealClock:
-    def now(self) -> float:
+    def monotonic(self) -> float:
         return time.monotonic()
 
     def today_us(self) -> int:
@@ -130,7 +130,7 @@ class Runner:
 
     def go(self) -> int:
         """Run to the end; the exit code."""
-        self._began, self._began_us = self.clock.now(), self.clock.today_us()
+        self._began, self._began_us = self.clock.monotonic(), self.clock.today_us()
         self._reporter = Reporter(self.send, self.stop)
         try:
             self._become("starting")
@@ -144,7 +144,7 @@ class Runner:
     def _again(self, attempt: Callable[[], int]) -> int:
         patience = Patience(self.job.restarts)
         while True:
-            started = self.clock.now()
+            started = self.clock.monotonic()
             try:
                 self.spark = self.session(self.spark)
                 return self._ended("stopped") if self.stop.is_set() else attempt()
@@ -152,7 +152,7 @@ class Runner:
                 failure = explain(error)
             if self.stop.is_set():
                 return self._ended("stopped")
-            pause = None if failure.incurable else patience.failed(self.clock.now() - started)
+            pause = None if failure.incurable else patience.failed(self.clock.monotonic() - started)
             if pause is None:
                 return self._failed(failure, patience)
             self._restarts = patience.restarts
@@ -204,12 +204,12 @@ class Runner:
     def _drain(self, queries: Sequence[Query]) -> None:
         """Let the batches under way end, for a while. One that is broken off is done again at the next start."""
         self.screen.note(f"{self.job.name}: stopping when the batch under way has ended")
-        until = self.clock.now() + BATCH_ENDS_S
+        until = self.clock.monotonic() + BATCH_ENDS_S
         before = [_batch(query) for query in queries]
         never = threading.Event()
         for query, batch in zip(queries, before, strict=True):
             while query.isActive and query.status.get("isTriggerActive") and _batch(query) == batch:
-                if self.clock.now() >= until:
+                if self.clock.monotonic() >= until:
                     break
                 self.clock.wait(never, DRAIN_S)
             query.stop()
@@ -249,16 +249,16 @@ class Runner:
     # -- what is shown and told ---------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        now = self.clock.now()
-        if now - self._shown >= self.screen.every_s:
-            self._shown = now
+        monotonic = self.clock.monotonic()
+        if monotonic - self._shown >= self.screen.every_s:
+            self._shown = monotonic
             if isinstance(self.job.options, Streaming):
                 text = line(self.job.name, self._state, self._watch.figures, self._restarts)
             else:
-                text = f"{self.job.name}: {self._state}, {now - self._began:.0f} s"
+                text = f"{self.job.name}: {self._state}, {monotonic - self._began:.0f} s"
             trouble = self._reporter.trouble if self._reporter else ""
             self.screen.show(f"{text}, not reported: {trouble}" if trouble else text)
-        if now - self._reported >= REPORT_S:
+        if monotonic - self._reported >= REPORT_S:
             self._post()
 
     def _become(self, state: str, detail: str = "") -> None:
@@ -267,7 +267,7 @@ class Runner:
 
     def _post(self) -> None:
         assert self._reporter is not None, "go() made it"
-        self._reported = self.clock.now()
+        self._reported = self.clock.monotonic()
         self._reporter.post(self.report())
 
     def report(self) -> PipelineReport:
@@ -292,7 +292,7 @@ class Runner:
     def _ended(self, state: str) -> int:
         self._become(state)
         self.screen.close()
-        took = self.clock.now() - self._began
+        took = self.clock.monotonic() - self._began
         if isinstance(self.job.options, Streaming):
             self.screen.summary(self.report(), took)
         else:

@@ -1,0 +1,111 @@
+"""Bounds the bytes that wait for their readers, over all connections of all listeners (ADR 16).
+
+A holder is a connection. It holds what its peer has not taken, once that is above the socket's own mark, and what it has
+claimed for an answer that is being made. Nothing here knows sockets or sessions; it only counts, and calls who waited.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from quintet.model import limits
+
+OWN_BYTES_MAX: Final = 4 * limits.WRITE_HIGH_BYTES  # held by one connection: above this its next claim waits
+PRESSED_STALL_US: Final = 2_000_000  # while others wait, a reader must take PRESSED_BYTES_MIN in this time
+PRESSED_BYTES_MIN: Final = 128 * limits.KIB
+
+
+class OutputBudget:
+    """`used` of `bytes_max` are held. A single claim is granted whatever its size when nothing else is held."""
+
+    def __init__(self, bytes_max: int = limits.OUTPUT_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
+        self.used = 0
+        self.waited = 0  # claims that had to wait, for the metrics
+        self._held: dict[object, int] = {}
+        self._making: set[object] = set()  # holders whose claimed answer is being made
+        self._claims: deque[tuple[object, int, Callable[[], None]]] = deque()
+        self._parked: list[Callable[[], None]] = []
+        self._granting = False
+
+    @property
+    def full(self) -> bool:
+        """Nothing more may be pushed to anybody who already has something unsent."""
+        return self.used >= self.bytes_max
+
+    @property
+    def pressed(self) -> bool:
+        """Somebody waits: who holds output without reading is in the way."""
+        return bool(self._claims or self._parked)
+
+    def hold(self, holder: object, size: int) -> None:
+        """The holder has this many bytes from now on; 0: none."""
+        before = self._held.pop(holder, 0)
+        if size:
+            self._held[holder] = size
+        self.used += size - before
+        if size <= before and self.pressed:
+            self._wake()
+
+    def held(self, holder: object) -> int:
+        return self._held.get(holder, 0)
+
+    def claim(self, holder: object, size: int, granted: Callable[[], None]) -> bool:
+        """True: `size` more bytes are the holder's until `answered`. False: it waits, and `granted` is called when they
+        are. A holder has one claim at a time."""
+        if not self._claims and self._fits(holder, size):
+            self._grant(holder, size)
+            return True
+        self.waited += 1
+        self._claims.append((holder, size, granted))
+        self._wake()  # it may only have to wait behind those of one holder
+        return False
+
+    def answered(self, holder: object, unsent: int) -> None:
+        """What was claimed was made, and handed to the socket: `unsent` of it is left."""
+        self._making.discard(holder)
+        self.hold(holder, unsent)
+
+    def park(self, call: Callable[[], None]) -> None:
+        """Call once when there is room again."""
+        self._parked.append(call)
+
+    def drop(self, holder: object) -> None:
+        """The holder is gone, with all it held or waited for."""
+        if any(waiting[0] is holder for waiting in self._claims):
+            self._claims = deque(waiting for waiting in self._claims if waiting[0] is not holder)
+        self.answered(holder, 0)
+
+    def _fits(self, holder: object, size: int) -> bool:
+        return self._may_ask(holder) and (not self.used or self.used + size <= self.bytes_max)
+
+    def _may_ask(self, holder: object) -> bool:
+        return holder not in self._making and self.held(holder) < OWN_BYTES_MAX
+
+    def _grant(self, holder: object, size: int) -> None:
+        self._making.add(holder)
+        self.hold(holder, self.held(holder) + size)
+
+    def _wake(self) -> None:
+        """Grant in order what fits. A holder that has enough does not keep back those behind it."""
+        if self._granting:
+            return
+        self._granting = True
+        try:
+            passed: deque[tuple[object, int, Callable[[], None]]] = deque()
+            while self._claims:
+                holder, size, granted = waiting = self._claims.popleft()
+                if self._fits(holder, size):
+                    self._grant(holder, size)
+                    granted()
+                else:
+                    passed.append(waiting)
+                    if self._may_ask(holder):
+                        break
+            self._claims = passed + self._claims
+        finally:
+            self._granting = False
+        if not self.full:
+            parked, self._parked = self._parked, []
+            for call in parked:
+                call()

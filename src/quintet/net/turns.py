@@ -1,0 +1,138 @@
+"""Cuts the loop thread's work into turns: says when one is over, calls the rest in a later one, and counts how long each took.
+
+    begin ---- over()? ---- over()? ---- end          one callback of the loop; nested begins count as part of the first
+                  |
+                  +-- later(call) --> a queue that every callback of ours shares, first come, first served
+
+A session asks `over` between two frames and delivery asks for room, which is none when the turn is over (ADR 13). `over` is
+judged by elapsed time, because its clock costs a tenth of that of processor time and a turn that was interrupted ends early,
+which harms nobody. The histogram has processor time. Short turns are not worth its clock: below SHORT_S the elapsed time,
+which is never less, puts a turn into the same first bucket.
+"""
+
+import asyncio
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter, thread_time
+from typing import Final, Protocol
+
+from quintet.model import limits
+
+TURN_S: Final = limits.TURN_US / 1e6
+SHORT_S: Final = 0.001
+SLOW_S: Final = 0.05  # of processor time: a turn above it is logged
+MARK_S: Final = 0.0002  # how old the last look at the processor's clock may be when a turn begins
+BOUNDS_S: Final = (SHORT_S, 0.002, 0.005, 0.01, 0.02, SLOW_S, 0.1, 0.2, 0.5, 1.0)
+
+Report = Callable[[str, dict[str, object]], None]
+
+
+class Told(Protocol):
+    """Who can say what a turn was for."""
+
+    def turn_facts(self) -> dict[str, object]:
+        """`door`, `operation`, `peer` and `who`, as far as they are known."""
+
+
+class Turns:
+    """One for all parts that share a loop. Belongs to the loop thread."""
+
+    __slots__ = (
+        "_began", "_due", "_ends", "_loop", "_mark", "_marked_at", "_queue", "_report", "counts", "last", "seconds", "worst",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, report: Report | None = None) -> None:
+        self._loop = loop
+        self._report = report
+        self._queue: deque[Callable[[], None]] = deque()
+        self._due = False  # a callback for the queue is on its way
+        self._began = 0.0  # 0: no turn is under way
+        self._ends = math.inf
+        self._mark = thread_time()
+        self._marked_at = 0.0
+        self.last: Told | None = None  # the connection that something was done for most recently, in this turn
+        self.counts = [0] * (len(BOUNDS_S) + 1)  # turns up to each bound, and above the last
+        self.seconds = 0.0
+        self.worst = 0.0
+
+    # -- one turn --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """A callback of the loop begins. False: it is part of one that has begun, whose `end` counts for both."""
+        if self._began:
+            return False
+        now = self._began = perf_counter()
+        self._ends = now + TURN_S
+        if now - self._marked_at > MARK_S:
+            self._mark, self._marked_at = thread_time(), now
+        return True
+
+    def over(self) -> bool:
+        """Leave the rest for a later turn. Never so outside of a turn."""
+        return perf_counter() >= self._ends
+
+    def end(self, call: object) -> None:
+        """The callback whose `begin` said True ends; `call` is what it was."""
+        last, self.last = self.last, None
+        took = perf_counter() - self._began
+        self._began, self._ends = 0.0, math.inf
+        if took < SHORT_S:
+            self.counts[0] += 1
+            self.seconds += took
+            return
+        took = min(took, thread_time() - self._mark)
+        self.counts[bisect_left(BOUNDS_S, took)] += 1
+        self.seconds += took
+        self.worst = max(self.worst, took)
+        if took > SLOW_S and self._report is not None:
+            facts: dict[str, object] = {"callback": name_of(call)}
+            for told in (last, getattr(call, "__self__", None)):
+                facts |= getattr(told, "turn_facts", dict)()
+            self._report("slow_turn", {**facts, "milliseconds": round(took * 1000)})
+
+    def run(self, call: Callable[..., None], *arguments: object) -> None:
+        """One callback of the loop."""
+        if not self.begin():
+            call(*arguments)
+            return
+        try:
+            call(*arguments)
+        finally:
+            self.end(call)
+
+    # -- later turns -----------------------------------------------------------------------------------------------
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Call in a later turn, behind what waits already and after sockets were looked at."""
+        self._queue.append(call)
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Those that wait now, as many as one turn has time for; each puts itself behind the others if it is not done."""
+        self.begin()
+        call: Callable[[], None] | None = None
+        try:
+            for _ in range(len(self._queue)):
+                call = self._queue.popleft()
+                try:
+                    call()
+                except Exception as error:  # the others have their turn all the same
+                    self._loop.call_exception_handler({"message": f"in {call}", "exception": error})
+                if self.over():
+                    break
+        finally:
+            self.end(call)
+            self._due = bool(self._queue)
+            if self._due:
+                self._loop.call_soon(self._go_on)
+
+
+def name_of(call: object) -> str:
+    """The function's name, for a log line."""
+    while hasattr(call, "func"):  # functools.partial
+        call = call.func
+    return str(getattr(call, "__qualname__", None) or type(call).__qualname__)

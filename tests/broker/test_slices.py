@@ -1,0 +1,81 @@
+"""Long work in slices: one slice of one job per turn, errors and results told once, nothing for who has gone."""
+
+import pytest
+
+from quintet.broker import slices as module
+from quintet.broker.slices import STEPS_AT_ONCE_MAX, Slices, Steps, finish
+from quintet.model.errors import Busy
+from quintet.testing.sim import SimScheduler
+
+
+def counting(until: int, seen: list[int], error: Exception | None = None) -> Steps[int]:
+    for number in range(until):
+        seen.append(number)
+        yield
+    if error is not None:
+        raise error
+    return until
+
+
+def test_short_work_is_done_within_the_call() -> None:
+    told: list[object] = []
+    Slices(SimScheduler()).run(counting(5, []), lambda result, error: told.append((result, error)))
+    assert told == [(5, None)]
+    assert finish(counting(7, [])) == 7
+
+
+def test_one_slice_of_one_job_runs_per_turn() -> None:
+    scheduler = SimScheduler()
+    slices = Slices(scheduler)
+    told: list[str] = []
+    first, second = list[int](), list[int]()
+    most = STEPS_AT_ONCE_MAX
+    slices.run(counting(3 * most, first), lambda result, error: told.append(f"first {result} {error}"))
+    slices.run(counting(2 * most, second), lambda result, error: told.append(f"second {result} {error}"))
+    sizes = []
+    while len(slices):
+        scheduler.turn()
+        sizes.append((len(first) // most, len(second) // most))
+    assert sizes == [(2, 1), (2, 2), (3, 2), (3, 2), (3, 2)]
+    assert told == [f"second {2 * most} None", f"first {3 * most} None"]
+
+
+def test_a_slice_ends_when_its_time_is_over() -> None:
+    scheduler = SimScheduler()
+    slices = Slices(scheduler)
+    seen: list[int] = []
+
+    def slow() -> Steps[None]:
+        for number in range(10):
+            scheduler.time += module.SLICE_US
+            seen.append(number)
+            yield
+
+    slices.run(slow(), lambda result, error: None)
+    assert seen == [0]
+    scheduler.turn()
+    assert seen == [0, 1]
+
+
+def test_an_error_is_told_and_the_next_job_goes_on() -> None:
+    scheduler = SimScheduler()
+    slices = Slices(scheduler)
+    told: list[object] = []
+    failure = ValueError("planted")
+    slices.run(counting(STEPS_AT_ONCE_MAX + 1, [], failure), lambda *found: told.append(found))
+    slices.run(counting(STEPS_AT_ONCE_MAX + 1, []), lambda *found: told.append(found))
+    scheduler.settle()
+    assert told == [(None, failure), (STEPS_AT_ONCE_MAX + 1, None)]
+
+
+def test_nothing_is_done_for_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = SimScheduler()
+    slices = Slices(scheduler)
+    told: list[object] = []
+    seen: list[int] = []
+    slices.run(counting(10 * STEPS_AT_ONCE_MAX, seen), lambda *found: told.append(found), lambda: False)
+    scheduler.settle()
+    assert (told, len(seen), len(slices)) == ([], STEPS_AT_ONCE_MAX, 0)
+    monkeypatch.setattr(module, "JOBS_MAX", 0)
+    with pytest.raises(Busy, match="the limit is 0"):
+        slices.run(counting(1, []), lambda *found: None)

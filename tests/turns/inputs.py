@@ -1,0 +1,223 @@
+"""What the walk sends to the doors that have few operations, by the names in their tables; FlyMQ is in fly_inputs.py.
+
+A row is (operation, what it is, wire, bytes). Every name of a door's table that a client may send has at least a pipeline of
+small ones and, where an input can be large, the largest that passes its limits; a test compares the names with the tables.
+"""
+
+import base64
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from quintet.protocols.blipmq import frames as blip
+from quintet.protocols.fast import codec as fast
+from quintet.protocols.fast import frames as fast_frames
+from quintet.protocols.fast.mapping import topic_id
+from quintet.protocols.felix import codec as felix
+from quintet.protocols.flymq import frames as fly_frames
+from quintet.protocols.peerbus import codec as peer
+from quintet.protocols.peerbus import frames as peer_frames
+from tests.turns import fly_inputs
+from tests.turns.wires import TOKEN, Blip, BlipPolls, Fast, Felix, Fly, PeerLines, PeerSocket, batch
+
+
+class Row(NamedTuple):
+    """One input. `make` gets its wire, logged in, and makes the bytes; `streams` is for QUIC."""
+
+    door: str
+    operation: str
+    what: str
+    wire: type
+    make: Callable[[Any], bytes]
+    streams: int = 1
+
+
+def fly_rows(count: int, size: int) -> Iterator[Row]:
+    for code, values in fly_inputs.SMALL.items():
+        many = min(count, fly_inputs.FEW.get(code, count))
+        requests = b"".join(Fly.frame(code, **values(i)) for i in range(many))
+        yield Row("flymq", fly_frames.NAMES[code], f"{many:,} small ones", Fly, lambda _, requests=requests: requests)
+    for code, what, make in fly_inputs.large(size):
+        if code != fly_frames.TXN_COMMIT:
+            yield Row("flymq", fly_frames.NAMES[code], what, Fly, lambda _, make=make: make())
+
+
+def blip_rows(count: int, size: int) -> Iterator[Row]:
+    def row(kind: int, what: str, make: Callable[[Any], bytes], wire: type = Blip) -> Row:
+        return Row("blipmq", blip.NAMES[kind], what, wire, make)
+
+    def publish(topic: bytes, data: bytes, qos: int = 1) -> bytes:
+        return Blip.frame(blip.PUBLISH, bytes((qos,)) + Blip.text(topic) + data)
+
+    def subscribe(topic: bytes, qos: int = 1) -> bytes:
+        return Blip.frame(blip.SUBSCRIBE, Blip.text(topic) + bytes((qos,)))
+
+    number = struct.Struct(">Q").pack
+    long = min(size, blip.FRAME_BYTES_MAX - 100)
+    yield row(blip.HELLO, "many", lambda _: Blip.frame(blip.HELLO, b"\0\2") * count)
+    yield row(blip.AUTH, "many", lambda _: Blip.frame(blip.AUTH, Blip.text(b"dev-key")) * count)
+    yield row(blip.PUBLISH, "small ones to one topic", lambda _: publish(b"b", b"v") * count)
+    yield row(
+        blip.PUBLISH,
+        "small ones, each to another topic",
+        lambda _: b"".join(publish(b"b%d" % (i % 500), b"v") for i in range(count)),
+    )
+    yield row(
+        blip.PUBLISH,
+        "small ones to memory, with a subscriber",
+        lambda _: subscribe(b"m", 0) + publish(b"m", b"v", 0) * count,
+    )
+    yield row(blip.PUBLISH, f"a message of {long >> 20} MiB", lambda _: publish(b"b", b"x" * long))
+    yield row(blip.SUBSCRIBE, "1,000, and their backlogs", lambda _: subscribe(b"b", 0) * 1_000)
+    yield row(
+        blip.ACK,
+        "of nothing, each of another tag",
+        lambda _: b"".join(Blip.frame(blip.ACK, number(1), i * 7) for i in range(count)),
+    )
+    yield row(
+        blip.ACK, "of nothing, in a row", lambda _: b"".join(Blip.frame(blip.ACK, number(1), i) for i in range(count))
+    )
+    yield row(blip.NACK, "many", lambda _: Blip.frame(blip.NACK, b"\0\1\0\0") * count)
+    yield row(blip.PING, "many", lambda _: Blip.frame(blip.PING) * (10 * count))
+    yield row(blip.PONG, "many", lambda _: Blip.frame(blip.PONG) * (10 * count))
+    yield row(
+        blip.POLL,
+        "of the first subscription",
+        lambda _: subscribe(b"b", 0) + Blip.frame(blip.POLL, number(1)) * count,
+        BlipPolls,
+    )
+    yield row(blip.POLL, "of another's subscription", lambda _: Blip.frame(blip.POLL, number(99)) * count, BlipPolls)
+
+
+def fast_rows(count: int, size: int) -> Iterator[Row]:
+    def row(kind: int, what: str, make: Callable[[Any], bytes]) -> Row:
+        return Row("fast", fast_frames.NAMES[kind], what, Fast, make)
+
+    f, id = fast, topic_id(b"f")
+    create = f.create(TOKEN, b"f")
+    long = min(size, fast_frames.PAYLOAD_BYTES_MAX)
+    few = min(count, 500)
+    yield row(
+        fast_frames.CREATE, "each another topic", lambda _: b"".join(f.create(TOKEN, b"f%d" % i) for i in range(few))
+    )
+    yield row(fast_frames.CREATE, "the same topic", lambda _: create * count)
+    yield row(fast_frames.PUBLISH, "small ones to one topic", lambda _: create + f.publish(TOKEN, id, b"v") * count)
+    yield row(
+        fast_frames.PUBLISH, "small ones, each to another topic",
+        lambda _: b"".join(f.publish(TOKEN, topic_id(b"f%d" % (i % few)), b"v") for i in range(count)),
+    )  # fmt: skip
+    yield row(
+        fast_frames.PUBLISH, f"a message of {long >> 20} MiB", lambda _: create + f.publish(TOKEN, id, b"x" * long)
+    )
+    yield row(fast_frames.SUBSCRIBE, "to one topic", lambda _: create + f.subscribe(TOKEN, id) * count)
+    yield row(
+        fast_frames.SUBSCRIBE,
+        "to many topics",
+        lambda _: b"".join(f.subscribe(TOKEN, topic_id(b"f%d" % i)) for i in range(few)),
+    )
+    yield row(fast_frames.UNSUBSCRIBE, "many", lambda _: create + f.unsubscribe(TOKEN, id) * count)
+    yield row(fast_frames.ROTATE_KEY, "to the same key", lambda _: create + f.rotate_key(TOKEN, id, b"k") * few)
+    yield row(fast_frames.EXTEND, "many", lambda _: f.extend(1) * (10 * count))
+
+
+def peer_rows(count: int, size: int) -> Iterator[Row]:
+    for door, wire in (("peerbus-tcp", PeerLines), ("peerbus", PeerSocket)):
+        yield from _peer_rows(door, wire, count, min(size, peer_frames.FRAME_BYTES_MAX))
+
+
+def _peer_rows(door: str, wire: type, count: int, size: int) -> Iterator[Row]:
+    def row(kind: str, what: str, make: Callable[[Any], bytes]) -> Row:
+        return Row(door, kind or "envelope", what, wire, make)
+
+    def many(w: Any, objects: Iterator[bytes]) -> bytes:
+        return b"".join(map(w.framed, objects))
+
+    deep = b"[" * 100 + b"1" + b"]" * 100
+    wide = b"[" + b"{}," * ((size - 4_096) // 3) + b"{}]"
+    deliver = b'{"protocol_version":"v1","type":"deliver"}'
+    yield row("register", "again", lambda w: many(w, (peer.register("dev-token", w.name) for _ in range(count))))
+    yield row("ack", "of nothing", lambda w: many(w, (peer.ack(f"x{i}") for i in range(count))))
+    yield row("peers", "many", lambda w: many(w, (peer.ask_peers() for _ in range(count))))
+    yield row("deliver", "from a client", lambda w: many(w, (deliver for _ in range(count))))
+    yield row("", "to oneself", lambda w: many(w, (w.envelope(w.name, f"{door}{i}", deep) for i in range(count))))
+    yield row("", "broadcasts", lambda w: many(w, (w.envelope("*", f"all{door}{i}") for i in range(count))))
+    yield row("", "the largest, of {}", lambda w: many(w, (w.envelope(w.name, f"L{door}{i}", wide) for i in range(4))))
+    yield row("", "no objects", lambda w: many(w, (b"no" for _ in range(count))))
+    if wire is PeerLines:
+        yield row("", "empty lines", lambda w: b"\n" * (100 * count))
+    else:
+        yield row("", "pongs", lambda w: w.message(10, b"") * (10 * count))
+
+
+def felix_rows(count: int, size: int) -> Iterator[Row]:
+    def row(kind: str, what: str, data: bytes, streams: int = 1) -> Row:
+        return Row("felix", kind, what, Felix, lambda _: data, streams)
+
+    def each(make: Callable[[int], Any], many: int = count) -> bytes:
+        return b"".join(felix.encode(make(i)) for i in range(many))
+
+    c, scope = felix, Felix.scope
+    stream, cache = {**scope, "stream": "s"}, {**scope, "cache": "primary"}
+    text = base64.b64encode(b"x" * (min(size, 16 << 20) * 11 // 16))
+    publish = b'{"type":"publish","tenant_id":"t1","namespace":"default","stream":"s","payload":"%s","ack":"per_message","request_id":1}'
+    values = [b"v"] * 100
+    yield row("auth", "again: the stream ends", each(lambda i: c.Auth(tenant_id="t1", token="dev-key"), 1))
+    yield row(
+        "publish", "small ones", each(lambda i: c.Publish(**stream, payload=b"v", ack="per_message", request_id=i))
+    )
+    yield row("publish", f"a frame of {len(text) >> 20} MiB", felix.frame(publish % text))
+    yield row("publish", "no JSON, as long as a frame may be", felix.frame(b"[" * min(size, 16 << 20)))
+    yield row(
+        "publish_batch",
+        "small ones",
+        each(lambda i: c.PublishBatch(**stream, payloads=values, ack="per_batch", request_id=i)),
+    )
+    many = [b"v"] * (min(size, 16 << 20) // 8)
+    yield row(
+        "publish_batch",
+        f"{len(many):,} payloads",
+        felix.encode(c.PublishBatch(**stream, payloads=many, ack="per_batch", request_id=1)),
+    )
+    yield row("binary batch", "small ones", b"".join(batch("s", [b"v"]) for _ in range(count)))
+    yield row("binary batch", "small ones on 16 streams", batch("s", [b"v"]) * count, 16)
+    most = min(size, 15 << 20) // 8
+    yield row("binary batch", f"{most:,} records", batch("s", [b"vvv"] * most))
+    yield row("acknowledged batch", "small ones", b"".join(batch("s", [b"v"], i) for i in range(count)))
+    yield row(
+        "subscribe",
+        "many, from the start",
+        each(lambda i: c.Subscribe(**stream, start="earliest", request_id=i), min(count, 1_000)),
+    )
+    yield row("cache_put", "small ones", each(lambda i: c.CachePut(**cache, key=f"k{i}", value=b"v", request_id=i)))
+    yield row(
+        "cache_put",
+        "1 MiB",
+        each(lambda i: c.CachePut(**cache, key="big", value=b"x" * min(size, 1 << 20), request_id=i), 1),
+    )
+    yield row("cache_get", "small ones", each(lambda i: c.CacheGet(**cache, key=f"k{i}", request_id=i)))
+    yield row(
+        "cache_get_many",
+        "10,000 keys",
+        each(lambda i: c.CacheGetMany(**cache, keys=[f"k{j}" for j in range(10_000)], request_id=i), 3),
+    )
+    yield row("cache_delete", "small ones", each(lambda i: c.CacheDelete(**cache, key=f"d{i}", request_id=i)))
+    yield row("cache_incr", "small ones", each(lambda i: c.CacheIncr(**cache, key="n", delta=1, request_id=i)))
+    yield row("cache_watch", "many", each(lambda i: c.CacheWatch(**cache, prefix="", request_id=i), min(count, 300)))
+    unknown = 1 << 40
+    yield row(
+        "ack", "of no subscription", each(lambda i: c.AckRanges(subscription_id=unknown, ranges=[(0, 1)], request_id=i))
+    )
+    ranges = [(i * 2, 1) for i in range(60_000)]
+    yield row(
+        "ack", "60,000 ranges", each(lambda i: c.AckRanges(subscription_id=unknown, ranges=ranges, request_id=i), 1)
+    )
+    yield row("unsubscribe", "of none", each(lambda i: c.Unsubscribe(subscription_id=unknown, request_id=i)))
+
+
+def rows(count: int, size: int) -> Iterator[Row]:
+    """All of them. `count` small ones at once; `size` bytes is the most of one message, where its limit is higher."""
+    yield from fly_rows(count, size)
+    yield from blip_rows(count, size)
+    yield from fast_rows(count, size)
+    yield from peer_rows(count, size)
+    yield from felix_rows(count, size)

@@ -1,0 +1,88 @@
+"""A broker that measures its loop: `python -m tests.turns.measured DATA` serves --dev and answers `mark` on stdin.
+
+Every callback of the loop is measured by the processor time of the loop's thread, whatever it is for and whether or not the
+broker's own histogram counts it: asyncio's loop runs each through `Handle._run`. (uvloop, which the broker uses, calls the same
+callbacks and offers no such place.) `mark` answers the longest since the last one as a line of JSON.
+
+    QUINTET_TEST_PLANT=1    a handler that takes too long is planted: the control of the walk
+"""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from asyncio.events import Handle
+from time import thread_time
+from typing import Any, Final
+
+from quintet import logs
+from quintet.config import Settings
+from quintet.net.turns import name_of
+from quintet.protocols.flymq import frames
+from quintet.protocols.flymq.mapping import HANDLERS
+from quintet.server import Server
+
+PLANTED_S: Final = 0.06
+DOORS: Final = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FAST", "PEERBUS", "PEERBUS_TCP", "FELIX", "ADMIN")
+
+
+class Meter:
+    """The longest callback since the last mark."""
+
+    def __init__(self) -> None:
+        self.longest: tuple[float, str] = (0.0, "")
+        self._run = Handle._run
+
+    def install(self) -> None:
+        run = self._run
+
+        def measured(handle: Any) -> None:
+            callback, arguments = handle._callback, handle._args
+            began = thread_time()
+            run(handle)
+            took = thread_time() - began
+            if took > self.longest[0]:
+                self.longest = (took, " ".join(name_of(part) for part in (callback, *(arguments or ())[:1])))
+
+        Handle._run = measured  # type: ignore[method-assign]
+
+    def answer_marks(self, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in sys.stdin:
+            loop.call_soon_threadsafe(self._answer)  # behind the callback that is under way
+        os._exit(0)  # the walk is over
+
+    def _answer(self) -> None:
+        (took, what), self.longest = self.longest, (0.0, "")
+        sys.stdout.write(json.dumps({"ms": took * 1000, "what": what}) + "\n")
+        sys.stdout.flush()
+
+
+def _plant() -> None:
+    whoami = HANDLERS[frames.WHOAMI]
+
+    def slow(call: Any, ask: Any) -> Any:
+        until = thread_time() + PLANTED_S
+        while thread_time() < until:
+            pass
+        return whoami(call, ask)
+
+    HANDLERS[frames.WHOAMI] = slow
+
+
+def main() -> None:
+    ports = {f"QUINTET_LISTENERS__{name}__PORT": "0" for name in DOORS}
+    limits = {"QUINTET_LISTENERS__FLIGHT__ENABLED": "false", "QUINTET_LOG__LEVEL": "warning"}
+    settings = Settings.load(None, {**ports, **limits}, {"data": sys.argv[1], "dev": True})
+    logs.configure("warning", "json")
+    if os.environ.get("QUINTET_TEST_PLANT"):
+        _plant()
+    meter = Meter()
+    meter.install()
+    with asyncio.Runner() as runner:
+        threading.Thread(target=meter.answer_marks, args=(runner.get_loop(),), daemon=True).start()
+        runner.run(Server(settings, lambda: settings).run(True))
+
+
+if __name__ == "__main__":
+    main()

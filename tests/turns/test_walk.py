@@ -1,0 +1,60 @@
+"""No operation of any door, and no pipeline of them, keeps the loop for longer than the bound; every operation has an input.
+
+Here the walk is thin: hundreds of small requests, messages of 2 MiB. `make turns` walks with thousands and the largest messages,
+and writes docs/TURNS.md.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from quintet.protocols.blipmq import frames as blip
+from quintet.protocols.fast import frames as fast
+from quintet.protocols.felix import frames as felix
+from quintet.protocols.flymq import frames as fly
+from quintet.protocols.peerbus import frames as peer
+from tests.turns.inputs import Row, rows
+from tests.turns.walk import BOUND_MS, Walk, walking
+
+COUNT = 300
+BYTES = 2 << 20
+SCALE = 0.05
+ROWS = list(rows(COUNT, BYTES))
+
+
+@pytest.fixture(scope="module")
+def walk() -> Iterator[Walk]:
+    with walking() as made:
+        made.prepare(SCALE)
+        yield made
+
+
+def test_every_operation_of_every_door_has_an_input() -> None:
+    found: dict[str, set[str]] = {}
+    for row in ROWS:
+        found.setdefault(row.door, set()).add(row.operation)
+    peers = {kind or "envelope" for kind in peer.RIGHTS}
+    assert found == {
+        "blipmq": {blip.NAMES[kind] for kind, right in blip.RIGHTS.items() if right != "server"},
+        "flymq": {operation.name for operation in fly.OPERATIONS.values()},
+        "fast": {fast.NAMES[kind] for kind, right in fast.RIGHTS.items() if right != "server"},
+        "peerbus": peers,
+        "peerbus-tcp": peers,
+        "felix": {name for name, right in felix.RIGHTS.items() if right != "server"},
+    }
+
+
+@pytest.mark.parametrize("door", ["blipmq", "flymq", "fast", "peerbus", "peerbus-tcp", "felix"])
+def test_no_operation_keeps_the_loop_longer_than_the_bound(walk: Walk, door: str) -> None:
+    results = [walk.measure(row) for row in ROWS if row.door == door]
+    slow = [f"{r.row.operation}, {r.row.what}: {r.ms:.1f} ms in {r.callback}" for r in results if r.ms > BOUND_MS]
+    assert not slow, f"above {BOUND_MS} ms of processor time:\n" + "\n".join(slow)
+
+
+def test_a_planted_slow_handler_is_caught() -> None:
+    def named(row: Row) -> bool:
+        return (row.door, row.operation) == ("flymq", "WHOAMI")
+
+    (row,) = filter(named, rows(3, BYTES))
+    with walking(planted=True) as walk:
+        assert walk.measure(row).ms > 2 * BOUND_MS

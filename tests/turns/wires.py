@@ -1,0 +1,315 @@
+"""Connections of each door for the walk: bytes in, and a wait until all that was asked is answered.
+
+Each ends its input with a barrier: a request whose answer is known by its bytes and comes behind all others. A peer that the
+broker closes has been answered, too. No client of Quintet is used, so the input is exactly what a row says.
+"""
+
+import base64
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Final
+
+from quintet import kernel
+from quintet.broker.tokens import mint
+from quintet.client import quic
+from quintet.config import (
+    DEV_BLIPMQ_KEY,
+    DEV_FAST_MASTER_SECRET,
+    DEV_PASSWORD,
+    DEV_PEERBUS_SECRET,
+    DEV_PEERBUS_TOKEN,
+    DEV_USER,
+)
+from quintet.model import envelope
+from quintet.protocols.blipmq import frames as blip
+from quintet.protocols.fast import codec as fast
+from quintet.protocols.felix import codec as felix
+from quintet.protocols.felix import frames as felix_frames
+from quintet.protocols.flymq import codec as fly
+from quintet.protocols.flymq import frames as fly_frames
+from quintet.protocols.peerbus import codec as peer
+
+WAIT_S: Final = 120.0
+RECEIVE_BYTES: Final = 1 << 18
+BARRIER: Final = 0xBA881E8
+TOKEN: Final = mint(
+    DEV_FAST_MASTER_SECRET.encode(),
+    {"sub": "w", "queue_key": "k", "permissions": ["publish", "subscribe", "create", "rotate"]},
+    typ=False,
+)
+
+
+class Wire(ABC):
+    """One connection, logged in. `run` returns whether the broker closed it."""
+
+    barrier: bytes
+    answer: bytes
+    refused = ""  # what the last ERROR of a run said, where the door's answers are read
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), WAIT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.login()
+
+    @abstractmethod
+    def login(self) -> None: ...
+
+    def run(self, data: bytes) -> bool:
+        sender = threading.Thread(target=self._send, args=(data + self.barrier,), daemon=True)
+        sender.start()
+        closed = self._read_until(self.answer)
+        sender.join(WAIT_S)
+        return closed
+
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # it was closed: `_read_until` says so
+            self.socket.sendall(data)
+
+    def _read_until(self, answer: bytes) -> bool:
+        tail = b""
+        while True:
+            try:
+                data = self.socket.recv(RECEIVE_BYTES)
+            except ConnectionError:
+                return True
+            if not data:
+                return True
+            tail += data
+            if answer in tail:
+                return False
+            tail = tail[-len(answer) :]
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Blip(Wire):
+    """BlipMQ, version 2."""
+
+    version = 2
+    barrier = blip.HEADER.pack(blip.FRAME_BYTES_MIN, blip.PING, BARRIER)
+    answer = blip.HEADER.pack(blip.FRAME_BYTES_MIN, blip.PONG, BARRIER)
+
+    @staticmethod
+    def frame(kind: int, payload: bytes = b"", id: int = 1) -> bytes:
+        return blip.HEADER.pack(blip.FRAME_BYTES_MIN + len(payload), kind, id) + payload
+
+    @staticmethod
+    def text(data: bytes) -> bytes:
+        return struct.pack(">H", len(data)) + data
+
+    def login(self) -> None:
+        hello = self.frame(blip.HELLO, struct.pack(">H", self.version))
+        self.run(hello + self.frame(blip.AUTH, self.text(DEV_BLIPMQ_KEY.encode())))
+
+
+class BlipPolls(Blip):
+    """BlipMQ, version 1."""
+
+    version = 1
+
+
+class Fly(Wire):
+    """FlyMQ. Replies are counted: each request has one."""
+
+    barrier = answer = b""
+
+    @staticmethod
+    def frame(code: int, **values: Any) -> bytes:
+        texts = fly_frames.OPERATIONS[code].asks
+        for text in texts:
+            try:
+                return fly.frame(code, fly.layout(text).encode(values))
+            except KeyError:
+                continue
+        raise KeyError(f"{fly_frames.NAMES[code]}: {values} fits none of {texts}")
+
+    def login(self) -> None:
+        self.run(self.frame(fly_frames.AUTH, user=DEV_USER, password=DEV_PASSWORD))
+
+    def run(self, data: bytes) -> bool:
+        self._owed, self.refused = self._count(data), ""
+        return super().run(data)
+
+    def _count(self, data: bytes) -> int:
+        count = at = 0
+        while at < len(data):
+            at += fly_frames.HEADER_BYTES + fly_frames.HEADER.unpack_from(data, at)[4]
+            count += 1
+        return count
+
+    def _read_until(self, answer: bytes) -> bool:
+        kept = bytearray()
+        skip = 0
+        while self._owed:
+            try:
+                data = self.socket.recv(RECEIVE_BYTES)
+            except ConnectionError:
+                return True
+            if not data:
+                return True
+            kept += data
+            at = min(skip, len(kept))
+            skip -= at
+            while not skip and len(kept) - at >= fly_frames.HEADER_BYTES:
+                _, _, code, _, length = fly_frames.HEADER.unpack_from(kept, at)
+                size = fly_frames.HEADER_BYTES + length
+                if code == fly_frames.ERROR and len(kept) - at < size:
+                    break
+                if code == fly_frames.ERROR:
+                    self.refused = kept[at + fly_frames.HEADER_BYTES + 3 : at + size].decode()
+                self._owed -= 1
+                step = min(size, len(kept) - at)
+                at += step
+                skip = size - step
+            del kept[:at]
+        return False
+
+
+class Fast(Wire):
+    """Fast, with answers."""
+
+    barrier = fast.extend(0xEE)
+    answer = b"version 238"
+
+    def login(self) -> None:
+        self.run(fast.extend(1))
+
+
+class PeerLines(Wire):
+    """peerbus, one object a line."""
+
+    name = "walker"
+
+    def login(self) -> None:
+        id = f"barrier-{os.urandom(6).hex()}"
+        self.barrier = self.framed(self.envelope(self.name, id))
+        self.answer = f'"{id}"'.encode()
+        self._send(self.framed(peer.register(DEV_PEERBUS_TOKEN, self.name)))
+        self._read_until(b'"names"')
+
+    def framed(self, data: bytes) -> bytes:
+        return data.rstrip(b"\n") + b"\n"
+
+    def envelope(self, to: str, id: str, body: bytes = b"1") -> bytes:
+        made = envelope.sign(
+            DEV_PEERBUS_SECRET.encode(), id=id, sender=self.name, to=to, body=body,
+            ts=envelope.rfc3339(time.time_ns() // 1000),
+        )  # fmt: skip
+        return made
+
+    def run(self, data: bytes) -> bool:
+        id = f"barrier-{os.urandom(6).hex()}"
+        self.barrier, self.answer = self.framed(self.envelope(self.name, id)), f'"{id}"'.encode()
+        return super().run(data)
+
+
+class PeerSocket(PeerLines):
+    """peerbus, one object a WebSocket message. The mask is zero: it need not be random here."""
+
+    name = "socket-walker"
+
+    def login(self) -> None:
+        key = base64.b64encode(bytes(16)).decode()
+        host = "{}:{}".format(*self.socket.getpeername())
+        head = f"GET / HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        self._send(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode())
+        self._read_until(b"\r\n\r\n")
+        super().login()
+
+    def framed(self, data: bytes) -> bytes:
+        return self.message(1, data)
+
+    @staticmethod
+    def message(opcode: int, data: bytes) -> bytes:
+        size = len(data)
+        length = bytes((0x80 | size,)) if size < 126 else (
+            struct.pack(">BH", 0xFE, size) if size < 1 << 16 else struct.pack(">BQ", 0xFF, size)
+        )  # fmt: skip
+        return bytes((0x80 | opcode,)) + length + bytes(4) + data
+
+
+class Felix:
+    """One QUIC connection and its first stream; `run` may use others beside it."""
+
+    scope: Final = {"tenant_id": "t1", "namespace": "default"}
+
+    def __init__(self, address: str, data: Path) -> None:
+        certificates = [path.read_bytes() for path in sorted((data / "tls").iterdir())]
+        ca = next(text for text in certificates if b"BEGIN CERTIFICATE" in text)
+        host, _, port = address.rpartition(":")
+        self._endpoint = quic.endpoint(socket.AF_INET)
+        self._number = self._endpoint.connect(host, int(port), "localhost", ca, b"", b"")
+        self._got: dict[int, bytearray] = {}
+        self._ended: set[int] = set()
+        self._open = False
+        self.closed = False
+        self._until(lambda: self._open or self.closed)
+        self._stream = self._login()
+
+    def _login(self) -> int:
+        stream = self._endpoint.open(self._number, True)
+        flags = felix_frames.SERVER_FLAGS
+        auth = felix.Auth(tenant_id="t1", token=DEV_BLIPMQ_KEY, client_flags=flags, quintet=1)
+        self._endpoint.send(self._number, stream, [felix.encode(auth)], False)
+        self._until(lambda: b"auth_ok" in self._got.get(stream, b"") or self.closed)
+        return stream
+
+    def run(self, data: bytes, streams: int = 1) -> bool:
+        """`data` on each of so many streams."""
+        used = [self._stream, *(self._login() for _ in range(streams - 1))]
+        key = f"barrier-{os.urandom(6).hex()}"
+        barrier = felix.encode(felix.CacheGet(**self.scope, cache="primary", key=key))
+        for stream in used:
+            self._got.pop(stream, None)
+            self._endpoint.send(self._number, stream, [data, barrier], False)
+        waiting = set(used)
+
+        def answered() -> bool:  # or the stream has ended: it said something, and nothing more comes
+            for stream in list(waiting):
+                if key.encode() in self._got.get(stream, b"") or stream in self._ended:
+                    waiting.discard(stream)
+            return not waiting or self.closed
+
+        self._until(answered)
+        return self.closed
+
+    def _until(self, true: Any) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not true():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the Felix door did not answer the barrier")
+            events = self._endpoint.take(RECEIVE_BYTES)
+            for event in events:
+                if event[0] in (quic.RESET, quic.STOPPED):
+                    self._ended.add(event[2])
+                elif event[0] == quic.CONNECTED:
+                    self._open = True
+                elif event[0] == quic.DATA:
+                    kept = self._got.setdefault(event[2], bytearray())
+                    kept += event[3]
+                    if event[4]:
+                        self._ended.add(event[2])
+                elif event[0] == quic.CLOSED:
+                    self.closed = True
+            self._endpoint.flush()
+            if not events:
+                time.sleep(0.001)
+
+    def close(self) -> None:
+        self._endpoint.close()
+
+
+def target(stream: str) -> bytes:
+    return felix.target("t1", "default", stream)
+
+
+def batch(stream: str, values: list[bytes], request_id: int = -1) -> bytes:
+    return kernel.felix_publish(target(stream), values, request_id, 2 if request_id >= 0 else 0)
