@@ -12,6 +12,7 @@ from functools import partial
 from quintet.broker.access import Access, Action, Credential, Principal, Role
 from quintet.broker.audit import Audit
 from quintet.broker.cache import CacheOptions, Caches
+from quintet.broker.claims import Claims
 from quintet.broker.dead import TABLE as DEAD_TABLE
 from quintet.broker.dead import DeadLetters, DeadRow
 from quintet.broker.delays import TABLE as DELAYED_TABLE
@@ -96,6 +97,8 @@ class BrokerOptions:
 class Broker:
     """The verbs. Made once by server.py (or a test), after the log recovered."""
 
+    publishes_dropped = 0  # refused, of clients that asked for no answer
+
     def __init__(self, log: Log, scheduler: Scheduler, options: BrokerOptions, report: Report) -> None:
         self.log = log
         self.scheduler = scheduler
@@ -106,7 +109,6 @@ class Broker:
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
-        self.publishes_dropped = 0  # refused, of clients that asked for no answer
         self._waits = Waits(scheduler)
         self.slices = Slices(scheduler)
         self._options = options
@@ -158,11 +160,7 @@ class Broker:
             self.topics, self.subscriptions, self.access, self.tokens, self.audit, scheduler, report, options.queues
         )
         self.queues.load()
-        peers = _loaded(Table(log, *PEERS_TABLE, PeerRow))
-        self.peers = Peers(
-            peers, self.topics, self.subscriptions, self.access, scheduler, options.peers, report, self._discard_mailbox
-        )
-        self.peers.load()
+        self._open_peers(log, scheduler, report)
         self.tenants = Tenants(options.tenants, self.topics.count_of)
         self.caches = Caches(
             self.topics, scheduler, options.caches, self.tenants, report, self.dead.is_dead, self.access.look_again
@@ -171,8 +169,16 @@ class Broker:
         self._open_groups_and_transactions(log, scheduler, report)
         self.intents.recover()
 
+    def _open_peers(self, log: Log, scheduler: Scheduler, report: Report) -> None:
+        peers, options = _loaded(Table(log, *PEERS_TABLE, PeerRow)), self._options.peers
+        self.peers = Peers(
+            peers, self.topics, self.subscriptions, self.access, scheduler, options, report, self._discard_mailbox
+        )
+        self.peers.load()
+
     def _open_groups_and_transactions(self, log: Log, scheduler: Scheduler, report: Report) -> None:
         """What only reads and writes topics in other ways: it needs all of the above."""
+        self.claims = Claims(self.subscriptions, scheduler)
         options = self._options
         self.groups = Groups(
             _loaded(Table(log, *GROUPS_TABLE, GroupRow, packed=True)),
@@ -367,6 +373,7 @@ class Broker:
         settled = self.clock.settled(now)
         lasting = (
             self.subscriptions,
+            self.claims,
             self.groups,
             self.transactions,
             self.intents,

@@ -192,10 +192,11 @@ class Subscription:
     # -- poll ------------------------------------------------------------------------------------------------------
 
     def poll(
-        self, count: int, sink: Sink, wake: Callable[[], None], bytes_max: int
+        self, count: int, sink: Sink, wake: Callable[[], None], bytes_max: int, timeout_us: int = 0
     ) -> tuple[list[tuple[int, Run]], bool]:
         """Up to count records now as (partition, run), no more of them once they have bytes_max; and whether more may come
-        once `wake` was called (they are being read from disk)."""
+        once `wake` was called (they are being read from disk). The first acknowledgement may take timeout_us; 0: as configured
+        for polls."""
         runs: list[tuple[int, Run]] = []
         now, monotonic = self._now(), self._monotonic()
         self.last_used = monotonic
@@ -212,7 +213,8 @@ class Subscription:
                         self._touch()
                     break
                 qos = self.effective_qos(run)
-                lane.sent(run, qos, sink, monotonic + _backoff(self._policy.poll_backoff_us, lane.attempt_of(run)))
+                wait_us = _backoff(timeout_us or self._policy.poll_backoff_us, lane.attempt_of(run))
+                lane.sent(run, qos, sink, monotonic + wait_us)
                 self._turn += 1
                 count -= run[2] - run[1]
                 bytes_max -= run[0].length * (run[2] - run[1]) // run[0].count

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer, TenantMismatch
+from quintet.broker.claims import Poll
 from quintet.broker.core import Broker
 from quintet.broker.topics import ANY, Topic
 from quintet.delivery.subscription import Subscription
@@ -23,9 +24,9 @@ from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription
 from quintet.model.keys import fnv1a
 from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, Streams, act_on
-from quintet.protocols.felix import codec, errors, frames
-from quintet.protocols.felix.cache_requests import CacheRequests
+from quintet.protocols.felix import codec, errors, features, frames
 from quintet.protocols.felix.codec import Id, origin_of
+from quintet.protocols.felix.feature_requests import HANDLERS, FeatureRequests
 from quintet.protocols.felix.frames import Dialect, FelixOptions
 from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, GroupStream, Reach, Subscribing
 
@@ -60,7 +61,7 @@ class _Publish(Slot):
         self.partition = 0
 
 
-class FelixSession(CacheRequests):
+class FelixSession(FeatureRequests):
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
@@ -104,6 +105,7 @@ class FelixSession(CacheRequests):
         self._behind = 0  # ... and of all that wait behind others
         self._unpacked = 0
         self._late = 0  # answers that wait and have no slot
+        self._polls: set[Poll] | None = set()
         self._leaving: str | None = None
         self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
         self.operation = ""
@@ -200,6 +202,9 @@ class FelixSession(CacheRequests):
 
     def closed(self) -> None:
         self._topic = None
+        polls, self._polls = self._polls or (), None
+        for poll in polls:
+            poll.cancel()
         if self._bearer is not None:
             self._reach.forget()
         del self._sink  # stream and session hold each other: no work for the collector
@@ -255,11 +260,12 @@ class FelixSession(CacheRequests):
             self._refuse_auth(error)
             return
         flags, ours = codec.agreed(ask)
-        self._dialect = dialect = Dialect(False, flags, ours is not None)
+        self._dialect = dialect = Dialect(False, flags, ours is not None, ask.client_features)
         self._known = frames.BATCH | frames.ACKED | dialect.key_flag | (frames.ZSTD if dialect.zstd else 0)
         self._enter(bearer, PUBLISHED)
-        said = codec.Ok() if ask.client_flags is None else codec.AuthOk(server_flags=flags, quintet=ours)
-        self._replies.put(codec.encode(said))
+        served = frames.SERVER_FEATURES if dialect.featured else None
+        full = codec.AuthOk(server_flags=flags, server_features=served, quintet=ours)
+        self._replies.put(codec.encode(codec.Ok() if ask.client_flags is None else full))
 
     def _refuse_auth(self, error: QuintetError) -> None:
         if isinstance(error, AuthError | Forbidden | BadRequest):
@@ -340,7 +346,7 @@ class FelixSession(CacheRequests):
     def _refuse_batch(self, text: str, flags: int, request_id: int) -> None:
         """A binary frame that cannot be read: an acknowledged batch is answered by its id, any other batch not at all."""
         if request_id >= 0:
-            self._replies.put(codec.publish_ack(request_id, text, failed=True))
+            self._replies.put(errors.published(request_id, True, BadRequest(text), self._dialect))
         elif flags & (frames.BATCH | frames.ACKED) == frames.BATCH and not self._dialect.document:
             self._drop()
         else:
@@ -366,7 +372,7 @@ class FelixSession(CacheRequests):
     def _json(self, payload: bytes, now: int) -> None:
         request_id: Id = None
         try:
-            ask = codec.decode(payload, self._dialect.extended)
+            ask = features.decode(payload) if self._dialect.featured else codec.decode(payload, self._dialect.extended)
             request_id = getattr(ask, "request_id", None)
             if self._state is PUBLISHED and request_id is not None and not codec.is_u64(request_id):
                 request_id = None
@@ -377,6 +383,9 @@ class FelixSession(CacheRequests):
             self._refuse_json(error, payload, codec.id_of(payload) if request_id is None else request_id)
 
     def _refuse_json(self, error: QuintetError, payload: bytes, request_id: Id) -> None:
+        if isinstance(error, codec.UnknownType) and self._dialect.features & frames.UNSUPPORTED:
+            self._unsupported(error, request_id)
+            return
         if self._state is PUBLISHED:
             publishes, waits = codec.publishes(payload)
             if publishes and not waits:
@@ -653,4 +662,5 @@ _HANDLERS: Final[dict[type, Any]] = {
     codec.CacheIncr: FelixSession._cache_incr,
     codec.CacheGetMany: FelixSession._cache_get_many,
     codec.CacheWatch: FelixSession._cache_watch,
+    **HANDLERS,
 }
