@@ -49,7 +49,7 @@ from quintet.broker.topics import (
 )
 from quintet.broker.transactions import TransactionLimits, Transactions
 from quintet.broker.users import ConfiguredUser, Users
-from quintet.broker.waits import Waits
+from quintet.broker.waits import Wait, Waits
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
@@ -275,6 +275,7 @@ class Broker:
         self.dead.forget(topic.spec.id)
         self.caches.deleting(topic, done, partial(self.topics.delete, name))
         self.producers.forget(topic)
+        self._waits.end_all(topic.partitions)
         self.access.look_again()  # who has published to it must find the one that may be made in its place
         return True
 
@@ -299,9 +300,23 @@ class Broker:
             )
         return name
 
-    def wait_for(self, partition: Partition, longest_us: int, call: Callable[[], None]) -> None:
-        """Call once: when something new is visible in this partition, or after that time."""
-        self._waits.add(partition, longest_us, call)
+    def dead_letter_counts(self, principal: Principal) -> list[tuple[str, int]]:
+        """(topic, open dead letters) of all whose dead letters this principal may see, by name."""
+        found = sorted(self.dead.open_counts().items())
+        bars, allowed = self.access.bars, self.access.allowed
+        return [
+            (topic, count)
+            for topic, count in found
+            if allowed(principal, "subscribe", topic)
+            and not bars(principal, self.dead.name_for(topic.encode()).decode())
+        ]
+
+    def wait_for(
+        self, topic: Topic, partition: Partition, longest_us: int, call: Callable[[Exception | None], None]
+    ) -> Wait:
+        """Call once: when something new is visible in this partition, or after that time; with TopicNotFound as soon as the
+        topic is deleted."""
+        return self._waits.add(partition, longest_us, lambda: call(topic.gone))
 
     def overloaded(self) -> bool:
         """The disk is behind: nobody who publishes should be read from until it caught up."""
