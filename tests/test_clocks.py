@@ -37,6 +37,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/net/quic.py::QuicConnection.recheck",
         "src/quintet/net/quic_streams.py::Stream._offer",
         "src/quintet/net/quic_streams.py::Stream._end_if_done",
+        "src/quintet/protocols/felix/session.py::FelixSession._decoded",
         "src/quintet/net/quic_streams.py::Stream.recheck",
         "src/quintet/testing/line.py::Peer._offer",
     ),

@@ -361,6 +361,8 @@ class Server:
         addresses = self.addresses()
         _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses, anchor=self.log.anchor_head,
                   kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
+        for line in figures.fly_clients(self.settings.listeners, addresses):
+            _log.info("flymq_clients", **line)
         if not self.broker.users.list() and not _lets_in(self.settings):
             hint = "nobody can log in: add a [[keys]] or [[users]] table to the configuration, or secrets to [tokens]"
             _log.warning("no_keys", hint=hint)
