@@ -58,6 +58,7 @@ WALK: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     ("acl delete", ((T, "--yes"), (NONE, "--yes"))),
     ("audit", ((), ("--json",))),
     ("audit tail", (("--data", "{data}"), ("--data", "{data}", "--json"))),
+    ("log repair", (("{data}",),)),
     ("log verify", (("{data}",), ("{data}", "--json"))),
     ("log dump", (("{data}",), ("{data}", "--format", "json"), ("{data}", "--format", "hex"), ("{data}", "--topic", NONE))),
 )  # fmt: skip
