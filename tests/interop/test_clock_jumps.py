@@ -445,6 +445,8 @@ ELSEWHERE = {
     "broker/bearer.py": "tests/interop/test_clock_dates.py::test_a_token_ends_with_its_date_whatever_the_clock_does",
     "broker/events.py": "tests/broker/test_events.py: rows are written within EVERY_US",
     "broker/producers.py": "tests/protocols/flymq/test_producers.py: snapshots; the log itself has the rest",
+    "broker/slices.py": "ends a slice within milliseconds",
+    "cli/repair.py": "is a scheduler without time",
     "figures.py": "shows pipelines",
     "flight/login.py": "tests/flight/test_put.py::test_a_login_lasts_its_time_whatever_the_clock_does",
     "flight/verbs.py": "hands the time to broker/pipelines.py",

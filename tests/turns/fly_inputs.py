@@ -16,7 +16,7 @@ FEW: Final = {f.AUTH: 10, f.USER_CREATE: 10, f.USER_UPDATE: 10, f.PASSWORD_CHANG
               f.DELETE_TOPIC: 300, f.REGISTER_SCHEMA: 300, f.CLUSTER_METADATA: 300, f.LIST_GROUPS: 100,
               f.AUDIT_QUERY: 300, f.AUDIT_EXPORT: 300, f.AUDIT_QUERY_SDK: 300, f.AUDIT_EXPORT_SDK: 300,
               f.LIST_TOPICS: 300, f.PEEK: 500, f.KEY_LIST: 300, f.USER_LIST: 300, f.ACL_LIST: 300,
-              f.LIST_SCHEMAS: 300, f.FETCH_DLQ: 300}  # fmt: skip
+              f.LIST_SCHEMAS: 300, f.FETCH_DLQ: 300, f.CONSUME: 500, f.CONSUME_ZERO_COPY: 500}  # fmt: skip
 
 _GROUP: Final = {"topic": "t", "group": "g0", "partition": 0}
 _USER: Final = {"old_password": "", "roles": [], "enabled": True}
@@ -51,7 +51,7 @@ SMALL: Final[dict[int, Callable[[int], Values]]] = {
     f.PRODUCE_DELAYED: lambda i: {"topic": "p", "data": b"v", "delay_ms": 3_600_000},
     f.CANCEL_DELAYED: lambda i: {"topic": "p", "handle": i},
     f.PRODUCE_WITH_TTL: lambda i: {"topic": "p", "data": b"v", "ttl_ms": 3_600_000},
-    f.TXN_BEGIN: lambda i: {},
+    f.TXN_BEGIN: lambda i: {"transactional_id": "walk"},
     f.TXN_COMMIT: lambda i: {"txn_id": f"none-{i}"},
     f.TXN_ROLLBACK: lambda i: {"txn_id": f"none-{i}"},
     f.TXN_PRODUCE: lambda i: {"txn_id": "none", "topic": "p", "data": b"v"},
@@ -97,7 +97,7 @@ def packed(code: int, values: Values) -> bytes:
     return f.HEADER.pack(f.MAGIC, f.VERSION, code, f.BINARY | 1 << f.COMPRESSION_SHIFT, len(payload)) + payload
 
 
-def large(size: int) -> list[tuple[int, str, Callable[[], bytes]]]:
+def large(size: int, partitions: int) -> list[tuple[int, str, Callable[[], bytes]]]:
     """The largest inputs: (code, what it is, the bytes). `size` is of one message, at most 31 MiB."""
     text, objects = b"x" * size, b"[" + b"{}," * (size // 3) + b"{}]"
     name = "n" * 255
@@ -123,14 +123,15 @@ def large(size: int) -> list[tuple[int, str, Callable[[], bytes]]]:
         one(f.FETCH_BINARY, "as many small ones as fit", topic="t", partition=0, offset=0, max=1 << 30),
         one(f.PEEK, "as many as it gives", topic="t", partition=0, offset=0, max=1 << 30, since_ms=0, filter=""),
         one(f.PEEK, f"a message of {mib}", topic="big", partition=0, offset=0, max=1, since_ms=0, filter=""),
-        one(f.CREATE_TOPIC, "1,000 partitions", topic="wide-2", partitions=1_000),
-        one(f.METADATA, "1,000 partitions", topic="wide"),
-        one(f.SUBSCRIBE, "joins 1,000 partitions", **wide, mode="earliest", member="m"),
+        one(f.CREATE_TOPIC, f"{partitions:,} partitions", topic="wide-2", partitions=partitions),
+        one(f.METADATA, f"{partitions:,} partitions", topic="wide"),
+        one(f.SUBSCRIBE, f"joins {partitions:,} partitions", **wide, mode="earliest", member="m"),
         one(f.COMMIT, "the longest names", topic="t", group=name, partition=0, offset=1),
-        one(f.DESCRIBE_GROUP, "1,000 partitions", topic="wide", group="g"),
-        one(f.DELETE_GROUP, "1,000 partitions", topic="wide", group="g"),
-        one(f.DELETE_TOPIC, "1,000 partitions", topic="wide-2"),
-        one(f.REGISTER_SCHEMA, f"a schema of {mib}", name="huge", type="json", schema=b'{"enum":' + objects + b"}"),
+        one(f.DESCRIBE_GROUP, f"{partitions:,} partitions", topic="wide", group="g"),
+        one(f.DELETE_GROUP, f"{partitions:,} partitions", topic="wide", group="g"),
+        one(f.DELETE_TOPIC, f"{partitions:,} partitions", topic="wide-2"),
+        one(f.REGISTER_SCHEMA, f"{mib}, which is refused", name="huge", type="json", schema=objects),
+        one(f.REGISTER_SCHEMA, "256 KiB", name="long", type="json", schema=b'{"enum":[%s1]}' % (b'"abc",' * 43_000)),
         zipped(f.VALIDATE_SCHEMA, f"{mib} of {{}}, compressed", name="schema", message=objects),
         one(f.VALIDATE_SCHEMA, f"{mib} of {{}}", name="schema", message=objects),
         one(f.PRODUCE_WITH_SCHEMA, f"{mib} of {{}}", topic="p", schema="schema", data=objects),
@@ -140,7 +141,7 @@ def large(size: int) -> list[tuple[int, str, Callable[[], bytes]]]:
         one(f.PRODUCE_DELAYED, f"a message of {mib}", topic="p", data=text, delay_ms=3_600_000),
         one(f.PRODUCE_WITH_TTL, f"a message of {mib}", topic="p", data=text, ttl_ms=3_600_000),
         one(f.TXN_PRODUCE, f"a message of {mib}", txn_id="none", topic="p", data=text),
-        one(f.ACL_SET, "10,000 users", topic="acl-big", public=False, users=[f"u{i}" for i in range(10_000)], roles=[]),
+        one(f.ACL_SET, "1,000 users", topic="acl-big", public=False, users=[f"u{i}" for i in range(1_000)], roles=[]),
         one(
             f.USER_CREATE, "10,000 roles", **{**_USER, "user": "u", "password": "long enough", "roles": ["r"] * 10_000}
         ),
@@ -148,19 +149,25 @@ def large(size: int) -> list[tuple[int, str, Callable[[], bytes]]]:
         one(f.AUDIT_EXPORT, "as many as it gives", query={**_AUDIT, "limit": 1 << 30}, format="csv"),
         one(f.AUDIT_QUERY_SDK, "as many as it gives", **{**_AUDIT, "limit": 1 << 30}),
         one(f.AUDIT_EXPORT_SDK, "as many as it gives", **{**_AUDIT, "limit": 1 << 30, "format": "json"}),
-        (f.TXN_COMMIT, "500 topics in one", lambda: b""),  # made by the walk: the id is known only then
     ]
     return rows
 
 
-def prepare(scale: float) -> list[bytes]:
+def txn_commit(wire: Fly, topics: int) -> bytes:
+    """The commit of a transaction over so many topics, which is made here."""
+    id = wire.ask(f.TXN_BEGIN)["txn_id"]
+    wire.run(b"".join(Fly.frame(f.TXN_PRODUCE, txn_id=id, topic=f"topic-{i}", data=b"v") for i in range(topics)))
+    return Fly.frame(f.TXN_COMMIT, txn_id=id)
+
+
+def prepare(scale: float, partitions: int) -> list[bytes]:
     """What the broker holds when the walk begins, as requests; each part is sent by itself."""
 
     def times(count: int, code: int, make: Callable[[int], Values]) -> bytes:
         return b"".join(Fly.frame(code, **make(i)) for i in range(max(1, int(count * scale))))
 
     return [
-        Fly.frame(f.CREATE_TOPIC, topic="wide", partitions=1_000),
+        Fly.frame(f.CREATE_TOPIC, topic="wide", partitions=partitions),
         Fly.frame(f.REGISTER_SCHEMA, name="schema", type="json", schema=_SCHEMA),
         times(20_000, f.PRODUCE, lambda i: {"topic": "t", "key": b"k", "value": b'{"a":%d}' % i, "partition": 0}),
         times(4_000, f.COMMIT, lambda i: {"topic": "t", "group": f"g{i}", "partition": 0, "offset": 1}),

@@ -32,14 +32,15 @@ class Row(NamedTuple):
     streams: int = 1
 
 
-def fly_rows(count: int, size: int) -> Iterator[Row]:
+def fly_rows(count: int, size: int, partitions: int) -> Iterator[Row]:
     for code, values in fly_inputs.SMALL.items():
         many = min(count, fly_inputs.FEW.get(code, count))
         requests = b"".join(Fly.frame(code, **values(i)) for i in range(many))
         yield Row("flymq", fly_frames.NAMES[code], f"{many:,} small ones", Fly, lambda _, requests=requests: requests)
-    for code, what, make in fly_inputs.large(size):
-        if code != fly_frames.TXN_COMMIT:
-            yield Row("flymq", fly_frames.NAMES[code], what, Fly, lambda _, make=make: make())
+    for code, what, make in fly_inputs.large(size, partitions):
+        yield Row("flymq", fly_frames.NAMES[code], what, Fly, lambda _, make=make: make())
+    topics = min(count, 500)
+    yield Row("flymq", "TXN_COMMIT", f"{topics} topics in one", Fly, lambda wire: fly_inputs.txn_commit(wire, topics))
 
 
 def blip_rows(count: int, size: int) -> Iterator[Row]:
@@ -211,12 +212,17 @@ def felix_rows(count: int, size: int) -> Iterator[Row]:
     yield row(
         "ack", "60,000 ranges", each(lambda i: c.AckRanges(subscription_id=unknown, ranges=ranges, request_id=i), 1)
     )
+    for kind, ranges_of in (("nack", c.NackRanges), ("working", c.WorkingRanges)):
+        asks = [ranges_of(subscription_id=unknown, ranges=[(0, 1)], request_id=i) for i in range(count)]
+        yield row(kind, "of no subscription", b"".join(map(felix.encode, asks)))
+        yield row(kind, "60,000 ranges", felix.encode(ranges_of(subscription_id=unknown, ranges=ranges, request_id=1)))
+    yield row("credit", "of no subscription", each(lambda i: c.Credit(subscription_id=unknown, credit=1, request_id=i)))
     yield row("unsubscribe", "of none", each(lambda i: c.Unsubscribe(subscription_id=unknown, request_id=i)))
 
 
-def rows(count: int, size: int) -> Iterator[Row]:
+def rows(count: int, size: int, partitions: int) -> Iterator[Row]:
     """All of them. `count` small ones at once; `size` bytes is the most of one message, where its limit is higher."""
-    yield from fly_rows(count, size)
+    yield from fly_rows(count, size, partitions)
     yield from blip_rows(count, size)
     yield from fast_rows(count, size)
     yield from peer_rows(count, size)

@@ -1,6 +1,6 @@
 """No operation of any door, and no pipeline of them, keeps the loop for longer than the bound; every operation has an input.
 
-Here the walk is thin: hundreds of small requests, messages of 2 MiB. `make turns` walks with thousands and the largest messages,
+Here the walk is thin: a hundred small requests, messages of 1 MiB. `make turns` walks with thousands and the largest messages,
 and writes docs/TURNS.md.
 """
 
@@ -16,16 +16,17 @@ from quintet.protocols.peerbus import frames as peer
 from tests.turns.inputs import Row, rows
 from tests.turns.walk import BOUND_MS, Walk, walking
 
-COUNT = 300
-BYTES = 2 << 20
-SCALE = 0.05
-ROWS = list(rows(COUNT, BYTES))
+COUNT = 100
+BYTES = 1 << 20
+PARTITIONS = 50
+SCALE = 0.01
+ROWS = list(rows(COUNT, BYTES, PARTITIONS))
 
 
 @pytest.fixture(scope="module")
 def walk() -> Iterator[Walk]:
     with walking() as made:
-        made.prepare(SCALE)
+        made.prepare(SCALE, PARTITIONS)
         yield made
 
 
@@ -55,6 +56,6 @@ def test_a_planted_slow_handler_is_caught() -> None:
     def named(row: Row) -> bool:
         return (row.door, row.operation) == ("flymq", "WHOAMI")
 
-    (row,) = filter(named, rows(3, BYTES))
+    (row,) = filter(named, rows(3, BYTES, PARTITIONS))
     with walking(planted=True) as walk:
         assert walk.measure(row).ms > 2 * BOUND_MS

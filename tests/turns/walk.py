@@ -41,11 +41,11 @@ class Walk:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("QUINTET_")}
         if planted:
             environment["QUINTET_TEST_PLANT"] = "1"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.turns.measured", str(folder)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(folder.parent / "stderr").open("wb"), text=True,
-            cwd=ROOT, env=environment,
-        )  # fmt: skip
+        with (folder.parent / "stderr").open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.turns.measured", str(folder)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment,
+            )  # fmt: skip
         self.listeners: dict[str, str] = json.loads(self._said())["listeners"]
 
     def _said(self) -> str:
@@ -70,9 +70,9 @@ class Walk:
             return Felix(self.listeners["felix"], self.data)
         return row.wire(self.listeners[row.door])
 
-    def prepare(self, scale: float) -> None:
+    def prepare(self, scale: float, partitions: int) -> None:
         wire = Fly(self.listeners["flymq"])
-        for requests in fly_inputs.prepare(scale):
+        for requests in fly_inputs.prepare(scale, partitions):
             wire.run(requests)
         wire.close()
 
@@ -126,14 +126,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=3_000, help="small requests at once")
     parser.add_argument("--mib", type=int, default=31, help="of the largest message")
+    parser.add_argument("--partitions", type=int, default=1_000, help="of the widest topic")
     parser.add_argument("--scale", type=float, default=1.0, help="of what the broker holds")
     parser.add_argument("--only", default="", help="rows whose door and operation have this in them")
     parser.add_argument("--write", type=Path, help="the file to write the table into")
     options = parser.parse_args()
     results = []
     with walking() as walk:
-        walk.prepare(options.scale)
-        for row in rows(options.count, options.mib << 20):
+        walk.prepare(options.scale, options.partitions)
+        for row in rows(options.count, options.mib << 20, options.partitions):
             if options.only in f"{row.door} {row.operation}":
                 results.append(walk.measure(row))
                 _, ms, callback, refused = results[-1]

@@ -134,6 +134,16 @@ class Fly(Wire):
     def login(self) -> None:
         self.run(self.frame(fly_frames.AUTH, user=DEV_USER, password=DEV_PASSWORD))
 
+    def ask(self, code: int, **values: Any) -> dict[str, Any]:
+        """One request and its answer, which is small."""
+        self._send(self.frame(code, **values))
+        data = b""
+        while len(data) < fly_frames.HEADER_BYTES + (fly_frames.HEADER.unpack_from(data)[4] if len(data) > 7 else 1):
+            data += self.socket.recv(RECEIVE_BYTES)
+        return fly.answer_layout(fly_frames.OPERATIONS[code], "document").decode(
+            memoryview(data)[fly_frames.HEADER_BYTES :]
+        )
+
     def run(self, data: bytes) -> bool:
         self._owed, self.refused = self._count(data), ""
         return super().run(data)

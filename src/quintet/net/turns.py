@@ -23,7 +23,7 @@ from quintet.model import limits
 TURN_S: Final = limits.TURN_US / 1e6
 SHORT_S: Final = 0.001
 SLOW_S: Final = 0.05  # of processor time: a turn above it is logged
-MARK_S: Final = 0.0002  # how old the last look at the processor's clock may be when a turn begins
+MARK_S: Final = 0.001  # how old the last look at the processor's clock may be when a turn begins
 BOUNDS_S: Final = (SHORT_S, 0.002, 0.005, 0.01, 0.02, SLOW_S, 0.1, 0.2, 0.5, 1.0)
 
 Report = Callable[[str, dict[str, object]], None]
@@ -63,10 +63,10 @@ class Turns:
         """A callback of the loop begins. False: it is part of one that has begun, whose `end` counts for both."""
         if self._began:
             return False
-        now = self._began = perf_counter()
-        self._ends = now + TURN_S
-        if now - self._marked_at > MARK_S:
-            self._mark, self._marked_at = thread_time(), now
+        begins = self._began = perf_counter()
+        self._ends = begins + TURN_S
+        if begins - self._marked_at > MARK_S:
+            self._mark, self._marked_at = thread_time(), begins
         return True
 
     def over(self) -> bool:

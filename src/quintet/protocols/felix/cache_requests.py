@@ -139,8 +139,8 @@ class CacheRequests:
             raise BadRequest(f"keys: at most {frames.KEYS_MAX}")
         cache = self._reach.cache(self._scope(ask), False)
         found = [None if cache is None else cache.get(key.encode(), now) for key in ask.keys]
-        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > self._options.frame_bytes_max // 2:
-            raise BadRequest("keys: the values are larger than one frame, ask for fewer")
+        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > frames.most_values(self._options):
+            raise BadRequest(f"keys: over {frames.most_values(self._options)} bytes of values as JSON, ask for fewer")
         values = [None if entry is None else entry[0] for entry in found]
         versions = [0 if entry is None else entry[1] for entry in found]
         self._answer(ask.request_id, codec.CacheValues(request_id=ask.request_id, values=values, versions=versions))

@@ -329,15 +329,16 @@ _head: Final = msgspec.json.Decoder(_Head)
 _head_id: Final = msgspec.json.Decoder(_HeadId)
 _head_ack: Final = msgspec.json.Decoder(_HeadAck)
 plain: Final = {name: found for name, found in decoders(_REQUESTS).items() if name not in OURS}
-_extended: Final = decoders((*_REQUESTS, SubscribeOurs, CachePutOurs))
+extended_too: Final = decoders((*_REQUESTS, SubscribeOurs, CachePutOurs))
 _replies: Final = decoders(_REPLIES)
 _encode: Final = msgspec.json.Encoder().encode
 
-_FAULTS: Final = {
+FAULTS: Final = {
     1: "the payload is not one JSON object",
     2: "the JSON has a key twice",
     3: f"the JSON is nested deeper than {JSON_DEPTH_MAX}",
     4: "the JSON has more than 1,024 keys in one object",
+    5: "the JSON has more than 50,000 values or 500,000 escapes",
 }
 
 
@@ -353,7 +354,7 @@ def decode_by(payload: bytes, decoders: dict[str, msgspec.json.Decoder[Any]]) ->
     """The message, by its type; or BadRequest naming the field that is wrong."""
     fault = kernel.json_fault(payload, JSON_DEPTH_MAX)
     if fault:
-        raise BadRequest(_FAULTS[fault])
+        raise BadRequest(FAULTS[fault])
     kind = ""
     try:
         kind = _head.decode(payload).type
@@ -367,7 +368,7 @@ def decode_by(payload: bytes, decoders: dict[str, msgspec.json.Decoder[Any]]) ->
 
 def decode(payload: bytes, extended: bool = False) -> Any:
     """A client's message, or BadRequest naming the field that is wrong. `extended`: ours are known, too."""
-    return decode_by(payload, _extended if extended else plain)
+    return decode_by(payload, extended_too if extended else plain)
 
 
 def type_of(payload: bytes) -> str:
@@ -400,6 +401,11 @@ def id_of(payload: bytes) -> Id:
         return _head_id.decode(payload).request_id
     except msgspec.DecodeError:
         return None
+
+
+def publish_of(ask: Any) -> tuple[bool, bool]:
+    """As publishes, of a message that was decoded."""
+    return isinstance(ask, Publish | PublishBatch), getattr(ask, "ack", None) not in (None, "none")
 
 
 def publishes(payload: bytes) -> tuple[bool, bool]:

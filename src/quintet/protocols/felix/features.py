@@ -165,13 +165,13 @@ _REPLIES: Final[tuple[type[_Message], ...]] = (
     StreamShardsView, CacheShardsView, CounterValue, CacheConditionResult, CacheWatchStarted, CacheEvent, GroupRecords,
     Unsupported,
 )  # fmt: skip
-_requests: Final = codec.plain | codec.decoders(_REQUESTS)
+requests: Final = codec.plain | codec.decoders(_REQUESTS)
 _replies: Final = codec.decoders(_REPLIES)
 
 
 def decode(payload: bytes) -> Any:
     """A message of a client that named features, or BadRequest."""
-    return codec.decode_by(payload, _requests)
+    return codec.decode_by(payload, requests)
 
 
 def decode_reply(payload: bytes) -> Any:

@@ -6,18 +6,15 @@ or text that is not UTF-8 is refused. What is written the plain way is recognise
 than looking; everything else is read once more, slowly (model/envelope.py).
 """
 
-from itertools import accumulate
 from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType, json
 
+from quintet import kernel
 from quintet.model import envelope
 from quintet.model.errors import ProtocolError
 from quintet.protocols.peerbus import frames
-
-_STEPS: Final = bytes.maketrans(b"{[}]", b"\x01\x01\xff\xff")  # as signed bytes: 1 down, 1 up
-_NO_STEPS: Final = bytes(set(range(256)) - set(b"{[}]"))
 
 
 class Frame(msgspec.Struct, rename={"sender": "from"}, gc=False):
@@ -81,10 +78,7 @@ def is_id(id: str) -> bool:
 
 def depth(data: bytes) -> int:
     """How deep the objects and arrays of a JSON text are within each other."""
-    if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of the quotes begins or ends a string
-    steps = b"".join(data.split(b'"')[::2]).translate(_STEPS, _NO_STEPS)
-    return max(accumulate(memoryview(steps).cast("b")), default=0)
+    return kernel.json_shape(data)[1]
 
 
 def deliver(key: str, value: bytes) -> bytes:
