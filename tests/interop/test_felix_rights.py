@@ -32,7 +32,7 @@ FOREIGN: Final = 7  # the number of a subscription on another connection
 
 NEEDS: Final = {
     "auth": "i", "publish": "w", "publish_batch": "w", "binary batch": "w", "acknowledged batch": "w", "subscribe": "r",
-    "cache_put": "w", "cache_get": "r", "ack": "o", "unsubscribe": "o", "cache_delete": "w", "cache_incr": "w",
+    "cache_put": "w", "cache_get": "r", "ack": "o", "nack": "o", "working": "o", "credit": "o", "unsubscribe": "o", "cache_delete": "w", "cache_incr": "w",
     "cache_get_many": "r", "cache_watch": "r", "stream_shards": "r", "cache_shards": "r", "counter_add": "w", "counter_get": "r",
     "cache_put_if": "w", "cache_delete_if": "w", "group_poll": "r", "group_ack": "r", "group_nack": "r",
 }  # fmt: skip
@@ -84,7 +84,8 @@ def json_frame(operation: str, state: str, foreign: int = FOREIGN) -> dict[str, 
         "group_poll": stream | {"shard": 0, "group": "g", "max_records": 1},
         "group_ack": stream | {"shard": 0, "group": "g", "offset": 0},
         "group_nack": stream | {"shard": 0, "group": "g", "offset": 0},
-        "ack": {"subscription_id": foreign, "ranges": [[0, 1]]}, "unsubscribe": {"subscription_id": foreign, "delete": True},
+        **{name: {"subscription_id": foreign, "ranges": [[0, 1]]} for name in ("ack", "nack", "working")},
+        "credit": {"subscription_id": foreign, "credit": 1}, "unsubscribe": {"subscription_id": foreign, "delete": True},
     }  # fmt: skip
     return {"type": operation, **rest.get(operation, stream | {"payload": "Mg=="}), "request_id": 3}
 
