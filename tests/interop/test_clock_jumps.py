@@ -236,7 +236,7 @@ def long_poll() -> Armed:
     topic = sim.broker.topics.ensure(b"t", durable=True)
     sim.scheduler.settle()
     called: list[bool] = []
-    sim.broker.wait_for(topic.partitions[0], 8 * SECOND, lambda: called.append(True))
+    sim.broker.wait_for(topic, topic.partitions[0], 8 * SECOND, lambda _gone: called.append(True))
     return sim, lambda: bool(called)
 
 
