@@ -39,6 +39,10 @@ def fly_rows(count: int, size: int, partitions: int) -> Iterator[Row]:
         yield Row("flymq", fly_frames.NAMES[code], f"{many:,} small ones", Fly, lambda _, requests=requests: requests)
     for code, what, make in fly_inputs.large(size, partitions):
         yield Row("flymq", fly_frames.NAMES[code], what, Fly, lambda _, make=make: make())
+    consumes = b"".join(
+        Fly.frame(fly_frames.CONSUME, topic="heavy", partition=0, offset=i % 20) for i in range(count // 4)
+    )
+    yield Row("flymq", "CONSUME", f"{count // 4:,} of a batch of 2 MiB", Fly, lambda _: consumes)
     topics = min(count, 500)
     yield Row("flymq", "TXN_COMMIT", f"{topics} topics in one", Fly, lambda wire: fly_inputs.txn_commit(wire, topics))
 
@@ -181,7 +185,7 @@ def felix_rows(count: int, size: int) -> Iterator[Row]:
     )
     yield row("binary batch", "small ones", b"".join(batch("s", [b"v"]) for _ in range(count)))
     yield row("binary batch", "small ones on 16 streams", batch("s", [b"v"]) * count, 16)
-    most = min(size, 15 << 20) // 8
+    most = min(min(size, 15 << 20) // 8, 1 << 20)
     yield row("binary batch", f"{most:,} records", batch("s", [b"vvv"] * most))
     yield row("acknowledged batch", "small ones", b"".join(batch("s", [b"v"], i) for i in range(count)))
     yield row(
