@@ -176,7 +176,7 @@ class Read:
 
     values: dict[str, Any]
     raws: dict[str, str]
-    plain: bool  # each member once, each name spelled plainly, none but the nine
+    plain: bool  # each of the nine members once, each name spelled plainly, no others
     sure: bool
 
 
@@ -193,7 +193,7 @@ def read(data: bytes) -> Read | None:
         if not fine and any(not isinstance(json.loads(raw), str) for _, known, raw in members if known == name):
             return None
     plain = all(spelled == name for spelled, name, _ in members) and len(raws) == len(members)
-    plain = plain and set(raws) <= set(MEMBERS)
+    plain = plain and set(raws) == set(MEMBERS)
     body = raws.get("body", "null")
     shaky = b"\\ud" in data.lower() or deep(body) > DEEP or len(raws) != len(members)
     return Read(values, raws, plain, not shaky)
@@ -526,7 +526,7 @@ class Live:
         self.seen.add((name, id))
         if maybe:
             self.doubtful.add((name, id))
-        for other in self.boxes if everyone else (to,):
+        for other in self.peers if everyone else (to,):
             if not everyone or other != name:
                 key = f"{id}|{other}" if everyone else id
                 self.boxes[other].letters.append(Letter(key, line.strip(b" \t\r\n"), name, id, maybe))

@@ -1,6 +1,6 @@
 """Durations use the monotonic clock: the rule, the places that are allowed to read or reckon with wall time, and controls.
 
-In `src/` a name `now` (or `settled`) is a date, microseconds since 1970, and `monotonic` is time that passes (ADR 17). Three
+In `src/` a name `now` (or `trusted`) is a date, microseconds since 1970, and `monotonic` is time that passes (ADR 17). Three
 findings: a function reads wall time and is not in READS; a function adds to a date or subtracts from it, which makes a
 duration or a time-out of it, and is not in SUMS; one clock is handed on under the name of the other.
 """
@@ -16,8 +16,8 @@ import pytest
 from tests.test_tidy import ROOT, files
 
 CLOCKS = {"now", "now_us", "now_ms"}  # attributes and names
-WALL_NAMES = CLOCKS | {"settled"}
-TIMELY = re.compile(r"\bnow|monotonic|settled|time_ns|\btime\.time|utcnow|today")
+WALL_NAMES = CLOCKS | {"trusted"}
+TIMELY = re.compile(r"\bnow|monotonic|trusted|time_ns|\btime\.time|utcnow|today")
 WALL_CALLS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
 
 # What of it is a date -> the functions. One that is not needed is a finding itself.
@@ -27,6 +27,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/net/loop.py::LoopScheduler.now",
         "src/quintet/net/quic.py::QuicListener.now",
         "src/quintet/cli/common.py::now_ms",
+        "src/quintet/cli/repair.py::Inline.now",
         "src/quintet/spark/lake/delta.py::_now_ms",
         "src/quintet/spark/pipelines/runner.py::RealClock.today_us",
     ),
@@ -36,6 +37,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/net/quic.py::QuicConnection.recheck",
         "src/quintet/net/quic_streams.py::Stream._offer",
         "src/quintet/net/quic_streams.py::Stream._end_if_done",
+        "src/quintet/protocols/felix/session.py::FelixSession._decoded",
         "src/quintet/net/quic_streams.py::Stream.recheck",
         "src/quintet/testing/line.py::Peer._offer",
     ),
@@ -74,7 +76,8 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/kernel/pure_blip.py::Splitter.publish",
         "src/quintet/kernel/pure_fast.py::Splitter.flush",
         "src/quintet/log/mapped.py::_Segment.read",
-        "src/quintet/protocols/felix/mapping.py::WatchStream._flush",
+        "src/quintet/protocols/felix/watching.py::WatchStream._flush",
+        "src/quintet/protocols/felix/watching.py::PublishedWatch._scan",
         "src/quintet/protocols/flymq/mapping.py::_consume",
         "src/quintet/protocols/flymq/mapping.py::_fetch",
         "src/quintet/protocols/flymq/mapping.py::_peek",
@@ -100,10 +103,13 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/broker/users.py::Users._bury",
         "src/quintet/client/peerbus.py::Wire._sealed",
         "src/quintet/log/embedded/anchoring.py::Anchoring._write",
+        "src/quintet/log/embedded/compact.py::_last_timed",
         "src/quintet/log/embedded/engine.py::EmbeddedLog._quarantine",
+        "src/quintet/log/embedded/engine.py::EmbeddedLog.accept_losses",
         "src/quintet/log/embedded/memory.py::MemoryPartition.stage",
         "src/quintet/log/embedded/partition.py::FilePartition.renew_begun",
         "src/quintet/log/embedded/partition.py::FilePartition._gather",
+        "src/quintet/log/embedded/partition.py::FilePartition.begin_empty",
         "src/quintet/log/embedded/partition.py::FilePartition.adopt",
         "src/quintet/log/embedded/stages.py::FileStages.open",
     ),
@@ -147,8 +153,9 @@ SUMS: dict[str, tuple[str, ...]] = {
         "src/quintet/protocols/flymq/mapping.py::_produce_delayed",
     ),
     "how far a date is away, looked at again every few seconds": ("src/quintet/broker/bearer.py::Bearer.check_at",),
-    "retention by age, by the settled date": (
+    "retention by age, by the trusted date": (
         "src/quintet/log/embedded/compact.py::maintain",
+        "src/quintet/log/embedded/compact.py::_age",
         "src/quintet/log/embedded/compact.py::_retain",
         "src/quintet/log/embedded/memory.py::MemoryPartition.maintain",
     ),
@@ -162,7 +169,7 @@ SUMS: dict[str, tuple[str, ...]] = {
         "src/quintet/model/clocks.py::following",
         "src/quintet/model/clocks.py::WallClock.__init__",
         "src/quintet/model/clocks.py::WallClock.look",
-        "src/quintet/model/clocks.py::WallClock.settled",
+        "src/quintet/model/clocks.py::WallClock.trusted",
         "src/quintet/flight/verbs.py::pipelines_seen",
     ),
     "the life of a certificate": (

@@ -14,6 +14,7 @@ from quintet import __version__, config, kernel
 from quintet.admin.health import Check
 from quintet.admin.metrics import Family
 from quintet.broker.pipelines import ENDED, Report
+from quintet.config.doors import Listeners
 from quintet.net.listener import Listener
 from quintet.net.quic import QuicListener
 from quintet.net.turns import BOUNDS_S, Turns
@@ -287,6 +288,20 @@ def _log_families(stats: Mapping[str, int]) -> list[Family]:
     return found
 
 
+def fly_clients(listeners: Listeners, addresses: Mapping[str, str]) -> list[dict[str, str]]:
+    """For whom each FlyMQ listener is: a client of the other dialect cannot read its answers."""
+    whom = {
+        "document": "clients written from FlyMQ's document, and Quintet's own",
+        "sdk": "the published Go and Python clients of FlyMQ (pyflymq)",
+    }
+    found = []
+    for name in ("flymq", "flymq-sdk"):
+        if name in addresses:
+            dialect = getattr(listeners, name.replace("-", "_")).dialect
+            found.append({"listener": name, "address": addresses[name], "dialect": dialect, "clients": whom[dialect]})
+    return found
+
+
 def development_lines(addresses: Mapping[str, str], felix_certificate: Path | None = None) -> str:
     """One line to copy per door."""
     command = "quintet" if shutil.which("quintet") else os.path.relpath(sys.argv[0])
@@ -299,12 +314,16 @@ def development_lines(addresses: Mapping[str, str], felix_certificate: Path | No
         lines.append(f"           {command} pub --url {url} demo hello")
     if "flymq" in addresses:
         url = f"flymq://{config.DEV_USER}:{config.DEV_PASSWORD}@{addresses['flymq']}"
-        lines.append(f"  FlyMQ    {command} pub --url {url} demo hello --key k")
+        lines.append(
+            f"  FlyMQ    {command} pub --url {url} demo hello --key k   # and clients written from its document"
+        )
         lines.append(f"           {command} tail --url {url} demo --follow")
     if "flymq-sdk" in addresses:
         host, _, port = addresses["flymq-sdk"].rpartition(":")
         login = f"username={config.DEV_USER!r}, password={config.DEV_PASSWORD!r}"
-        lines.append(f"           published clients: host {host}, port {port}, {login}")
+        lines.append(
+            f"           published Go and Python clients (pyflymq), here only: host {host}, port {port}, {login}"
+        )
     if "fast" in addresses:
         url = f"fast://:$TOKEN@{addresses['fast']}"
         lines.append(f"  Fast     export TOKEN=$({command} token mint --dev --sub ann --queue-key k1)")

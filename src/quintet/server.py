@@ -2,14 +2,13 @@
 
 start: data directory -> log.recover -> broker -> listeners -> admin -> ready line
 TERM:  unready -> stop accepting -> say goodbye -> save, flush, fsync -> exit 0 (within drain_timeout_s)
-HUP:   read certificates and credentials again; the old ones stay if the new are bad
+HUP:   read the configuration again and take what config/reloading.py lists; the old policy stays if the new is bad
 """
 
 import asyncio
 import gc
 import json
 import os
-import resource
 import signal
 import ssl
 import sys
@@ -58,6 +57,7 @@ from quintet.net.quic_streams import Stream
 from quintet.net.tls import load_into, server_context
 from quintet.net.turns import Turns
 from quintet.net.websocket import Heartbeat, WebSocketSession
+from quintet.process import leave_at_once, raise_open_files, runner
 from quintet.protocols.base import Session, StreamSession
 from quintet.protocols.blipmq import frames as blip_frames
 from quintet.protocols.blipmq.session import BlipSession
@@ -88,13 +88,13 @@ _log = structlog.get_logger()
 def serve(settings: Settings, *, print_ready: bool, reload: Callable[[], Settings]) -> int:
     """Run the broker until it is told to stop; the process's exit code. `reload` reads the configuration again."""
     logs.configure(settings.log.level, settings.log.format)
-    _raise_open_files()
+    raise_open_files()
     try:
-        with _runner() as runner:
+        with runner() as running:
             server = Server(settings, reload)
-            code = runner.run(server.run(print_ready))
+            code = running.run(server.run(print_ready))
             if server.flight is not None and not server.flight.closed:
-                _leave_at_once(code)
+                leave_at_once(code)
             return code
     except QuintetError as error:
         print(f"quintet: {error}{' (' + error.hint + ')' if error.hint else ''}", file=sys.stderr)
@@ -113,31 +113,6 @@ def check_doors() -> None:
     check_rights("peerbus", (*peer_frames.CONTROL, peer_frames.ENVELOPE), peer_frames.RIGHTS)
     check_rights("felix", felix_frames.NAMES, felix_frames.RIGHTS)
     check_rights("flight", (*wire.ACTIONS, *wire.CALLS), wire.RIGHTS)
-
-
-def _leave_at_once(code: int) -> None:
-    """A Flight client that takes nothing of its stream holds a thread of gRPC, and the interpreter would wait for it for
-    ever. All that was acknowledged is on disk and the directory is closed: there is nothing to wait for."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _raise_open_files() -> None:
-    """Connections and partitions each keep a file open: as many as the system lets us have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ValueError, OSError) as error:
-        _log.warning("open_files_not_raised", limit=soft, error=str(error), hint="raise it with `ulimit -n`")
-
-
-def _runner() -> asyncio.Runner:
-    try:
-        import uvloop  # absent on Windows, where asyncio's own loop serves
-    except ImportError:
-        return asyncio.Runner()
-    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 class Server:
@@ -386,6 +361,8 @@ class Server:
         addresses = self.addresses()
         _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses, anchor=self.log.anchor_head,
                   kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
+        for line in figures.fly_clients(self.settings.listeners, addresses):
+            _log.info("flymq_clients", **line)
         if not self.broker.users.list() and not _lets_in(self.settings):
             hint = "nobody can log in: add a [[keys]] or [[users]] table to the configuration, or secrets to [tokens]"
             _log.warning("no_keys", hint=hint)

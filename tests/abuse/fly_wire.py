@@ -56,7 +56,7 @@ def produce(topic: str | bytes, value: bytes, partition: int = -1, key: bytes = 
 
 
 def fetch(topic: str, offset: int = 0, most: int = 100, partition: int = 0, filter: str | bytes = "") -> bytes:
-    return frame(0x07, text(topic) + struct.pack(">iQi", partition, offset, most) + text(filter))
+    return frame(0x07, text(topic) + struct.pack(">iQi", partition, offset, most) + (text(filter) if filter else b""))
 
 
 def fetched(payload: bytes) -> tuple[list[bytes], int]:

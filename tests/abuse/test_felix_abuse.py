@@ -19,7 +19,6 @@ from tests.abuse.felix_wire import (
     ACKED,
     ALL_FLAGS,
     BATCH,
-    EXTENDED,
     ZSTD,
     Client,
     Closed,
@@ -178,11 +177,12 @@ def test_a_published_client_hears_of_every_flag_that_is_not_known(dev: Broker) -
         for flags in (None, 0x3F, ALL_FLAGS):
             stream = client.login(flags=flags)
             for bit in range(5, 16):
-                for on in (0, BATCH):
-                    packed = flags == ALL_FLAGS and 1 << bit == ZSTD and on
-                    said = client.ask(stream, frame(body, 1 << bit | on))
-                    assert (error_of(said) == "unsupported frame flags") is not packed, (bit, on, said)
-            for odd in (ACKED, ACKED | 0x10, 0x2, 0x4, 0x10, 0x24, BATCH | 0x2, BATCH | 0x10, EXTENDED | BATCH):
+                assert error_of(client.ask(stream, frame(body, 1 << bit))) == "unsupported frame flags", bit
+                client.send(stream, frame(body, 1 << bit | BATCH))  # nobody waits for an answer
+                if 1 << bit != ZSTD:  # a key, or packed: known
+                    client.send(stream, frame(struct.pack(">QB", bit, 1) + body, 1 << bit | BATCH | ACKED))
+                    assert client.acked(stream) == (1, bit, "unsupported frame flags")
+            for odd in (ACKED, ACKED | 0x10, 0x2, 0x4, 0x10, 0x24):
                 assert error_of(client.ask(stream, frame(body, odd))) == "unsupported frame flags"
             alive(client, stream)
 
@@ -227,14 +227,15 @@ def test_a_batch_that_does_not_add_up_is_refused_before_it_costs_anything(dev: B
     with Client(dev) as client:
         stream = client.login()
         for name, body in bodies.items():
-            assert error_of(client.ask(stream, frame(body, BATCH))), name
+            client.send(stream, frame(body, BATCH))  # nobody waits for an answer
             client.send(stream, frame(head + body, BATCH | ACKED))
             assert client.acked(stream)[:2] == (1, 7), name
-        for odd in (b"", head[:8], struct.pack(">QB", 8, 0) + where + values(b"x"), struct.pack(">QB", 8, 3) + where):
+        client.send(stream, frame(b"", BATCH | ACKED))  # whose answer it would be, nobody can tell
+        for odd in (head[:8], struct.pack(">QB", 8, 0) + where + values(b"x"), struct.pack(">QB", 8, 3) + where):
             client.send(stream, frame(odd, BATCH | ACKED))
             client.take(stream)
-        for flags in (BATCH | ZSTD, BATCH | ACKED | ZSTD):
-            assert error_of(client.ask(stream, frame(b"not zstd", flags)))
+        client.send(stream, frame(b"not zstd", BATCH | ZSTD))
+        assert error_of(client.ask(stream, frame(b"not zstd", BATCH | ACKED | ZSTD)))
         alive(client, stream)
     assert dev.resident_bytes() - before < 16 * MIB
 
@@ -247,7 +248,8 @@ def test_a_zstd_bomb_is_stopped_at_the_limit_of_a_frame(dev: Broker) -> None:
     with Client(dev) as client:
         stream = client.login()
         for _ in range(20):
-            client.send(stream, frame(bomb, BATCH | ZSTD))
+            client.send(stream, frame(bomb, BATCH | ZSTD))  # nobody waits for an answer
+            client.send(stream, frame(bomb, BATCH | ACKED | ZSTD))
         for _ in range(20):
             assert error_of(client.read(stream))
         alive(client, stream)
@@ -453,6 +455,9 @@ BAD_PARTS = ["", "a/b", "/", "../x", "a\0b", "\0", "__audit", "__", "x" * 201, "
 ODD_PARTS = ["*", "..", ".", "a\\b", "\u202etxt", "caf\u00e9", "cafe\u0301", "x" * 80, "~", "$(id)", "a b", "\n"]
 
 
+UNANSWERED = ("publish unasked", "batch unasked")  # nobody waits for an answer: a refusal is not told
+
+
 def asking(scope: tuple[str, str, str]) -> dict[str, bytes]:
     """Every message that names a stream or a cache, about this one."""
     stream = dict(zip(("tenant_id", "namespace", "stream"), scope, strict=True))
@@ -494,7 +499,10 @@ def test_names_that_cannot_be_are_refused_in_every_message(dev: Broker, where: i
             for name, message in asking((scope[0], scope[1], scope[2])).items():
                 stream = client.login()
                 client.send(stream, message)
-                assert refusal(client, stream), (name, part)
+                if name in UNANSWERED:
+                    alive(client, stream)
+                else:
+                    assert refusal(client, stream), (name, part)
                 client.send(stream, b"", end=True)
 
 
@@ -530,6 +538,9 @@ def test_a_tenants_token_reaches_no_other_tenant(shut: Broker, whose: str) -> No
         for name, message in asking(FOREIGN[whose]).items():
             stream = client.login(mine)
             client.send(stream, message)
+            if name in UNANSWERED:
+                alive(client, stream)
+                continue
             said = refusal(client, stream)
             if whose not in UNNAMEABLE:
                 assert said == "tenant mismatch", name
@@ -669,7 +680,7 @@ def test_times_to_live_and_numbers_at_their_ends(dev: Broker) -> None:
             put = text("cache_put", **CACHE, key=key, value="QQ==", request_id=1, ttl_ms=None)
             said = client.ask(stream, put)
             assert said["type"] == ("cache_ok" if not key else "error") or error_of(said)
-        large = text("cache_put", **CACHE, key="large", value=b64(bytes(2 * MIB)), request_id=1, ttl_ms=None)
+        large = text("cache_put", **CACHE, key="large", value=b64(bytes(2 * MIB + 1)), request_id=1, ttl_ms=None)
         assert error_of(client.ask(stream, large))
 
 

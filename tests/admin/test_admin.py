@@ -64,18 +64,19 @@ async def test_port_zero_is_reported_and_alive(admin: AdminServer) -> None:
     assert admin.port > 0
     assert admin.address == f"127.0.0.1:{admin.port}"
     assert admin.accepting
-    answer = await get(admin, "/livez")
-    assert (answer.status_code, answer.text) == (200, "alive\n")
+    for path in ("/livez", "/health/live"):
+        answer = await get(admin, path)
+        assert (answer.status_code, answer.text) == (200, "alive\n")
 
 
 async def test_ready_lists_checks_only_when_asked(admin: AdminServer) -> None:
-    assert (await get(admin, "/readyz")).text == "ready\n"
+    assert (await get(admin, "/readyz")).text == (await get(admin, "/health/ready")).text == "ready\n"
     verbose = await get(admin, "/readyz?verbose")
     assert verbose.status_code == 200
     assert verbose.text == "[+] listener:blipmq\n[+] disk: 1 KiB free, floor 256 MiB\nready\n"
 
 
-@pytest.mark.parametrize("path", ["/readyz", "/readyz?verbose"])
+@pytest.mark.parametrize("path", ["/readyz", "/readyz?verbose", "/health/ready", "/health/ready?verbose"])
 async def test_a_failing_check_is_named_with_503(admin: AdminServer, broker: Broker, path: str) -> None:
     broker.disk = False
     answer = await get(admin, path)

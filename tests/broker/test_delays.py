@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import gc
+import tracemalloc
 from collections import Counter
 from functools import partial
 from random import Random
@@ -13,6 +15,7 @@ from quintet.broker.delays import Delays
 from quintet.broker.intents import pack
 from quintet.broker.topics import ANY, Topic
 from quintet.log.base import Durability
+from quintet.model import limits
 from quintet.model.errors import (
     BadRequest,
     LimitExceeded,
@@ -231,7 +234,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(parts.delays) == 2
     small = Delays(
         parts.delayed_rows, parts.topics, parts.intents, parts.dead, parts.scheduler, parts.report,
-        delayed_max=3, delayed_bytes_max=2000,
+        delayed_max=3, delayed_bytes_max=2500,
     )  # fmt: skip
     topic, due = parts.topic(b"t"), parts.scheduler.now() + SECOND
     with pytest.raises(LimitExceeded):
@@ -243,7 +246,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_tick_takes_a_bounded_number_and_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RECORDS_PER_TICK_MAX", 3)
-    monkeypatch.setattr(module, "BYTES_PER_TICK_MAX", 1000)
+    monkeypatch.setattr(module, "BYTES_PER_TICK_MAX", 2500)
     parts = Parts()
     for number in range(7):
         later(parts, b"%d" % number, 0)
@@ -413,3 +416,28 @@ def test_rows_taken_away_before_they_are_sent_are_caught(monkeypatch: pytest.Mon
         parts.advance(SECOND)
         caught += bool(check(parts, told, cancelled))
     assert caught >= 2
+
+
+@pytest.mark.parametrize(("size", "headers"), [(10, 0), (100, 3), (1_000, 0)])
+def test_what_waits_is_counted_as_it_costs(size: int, headers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """175 MiB were taken by 10 MB of messages that counted as 30."""
+    monkeypatch.setattr(limits, "ENCODED_FOR_BYTES", 1)
+    parts = Parts()
+    topic, due = parts.topic(b"t"), parts.scheduler.now() + DAY
+    parts.log._shared.cache_bytes_max = 1
+    made = Random(1)
+    tracemalloc.start()
+    try:
+        for number in range(3_000):
+            said = tuple((made.randbytes(8), made.randbytes(8)) for _ in range(headers))
+            parts.delays.produce("me", topic, 0, None, made.randbytes(size), said, due + number, b"o", Handles())
+            if number % 100 == 0:
+                parts.scheduler.settle()
+        parts.scheduler.settle()
+        gc.collect()
+        traces = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "*/testing/sim.py")])
+        taken = sum(found.size for found in traces.statistics("filename"))
+    finally:
+        tracemalloc.stop()
+    counted = parts.delays.kept_bytes
+    assert 0.6 * counted < taken < 1.1 * counted, f"{taken} bytes are kept, {counted} are counted"

@@ -15,7 +15,7 @@ import pytest
 from quintet.cli import common
 from quintet.cli.common import duration_ms, lasting, moment_ms, now_ms, shown
 from quintet.cli.group import Sample, trend
-from quintet.client.bus import connect
+from quintet.client.bus import Bus, connect
 from tests.cli.conftest import Commands
 from tests.client.server import Server
 
@@ -601,3 +601,29 @@ def test_completion_knows_the_topics(quintet: Commands, line: str) -> None:
         check=False,
     )
     assert "plain,words" in done.stdout
+
+
+def test_all_dead_letters_are_counted_and_replayed_in_few_requests(
+    quintet: Commands, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quintet("pub", topic, *(f"m{n}" for n in range(40)))
+    for offset in range(40):
+        quintet("dlq", "send", topic, "0", str(offset))
+    asked: list[str] = []
+    ask = Bus.request
+
+    async def counted(bus: Bus, name: str, **fields: Any) -> Any:
+        asked.append(name)
+        return await ask(bus, name, **fields)
+
+    monkeypatch.setattr(Bus, "request", counted)
+    assert {"topic": topic, "dead_letters": 40} in quintet("dlq", "list", "--json").json
+    assert asked == ["LIST_DLQ"]
+    asked.clear()
+    found = quintet("dlq", "replay", topic, "--all", "--json").json["letters"]
+    assert [(row["id"], row["replayed"], row["value"]) for row in found] == [
+        (f"0-{n}", True, f"m{n}") for n in range(40)
+    ]
+    assert asked == ["FETCH_DLQ", "FETCH_DLQ", "REPLAY_DLQ"], "two pages, the second of which is empty"
+    assert quintet("dlq", "list", topic, "--json").json == []
+    assert quintet("dlq", "replay", topic, "--all").out == f"0 of 0 dead letters of {topic} replayed\n"

@@ -293,56 +293,6 @@ class TestFelix:
             with pytest.raises(ValueError):
                 k.felix_publish(DEMO, values, -1, 0)
 
-    # -- keys ---------------------------------------------------------------------------------------------------------
-
-    def test_a_key_stands_before_the_tenant_and_is_every_record_s(self, k: ModuleType) -> None:
-        """The bytes are those of the published conformance vectors."""
-        body = bytes.fromhex("00026b3700027431000764656661756c74000464656d6f000000010000000568656c6c6f")
-        acked = bytes.fromhex("000000000000000702") + body
-        for flag in (0x0040, 0x0100):
-            assert k.felix_publish(DEMO, [b"hello"], -1, 0, b"k7", flag) == frame(0x0001 | flag, body)
-            assert k.felix_publish(DEMO, [b"hello"], 7, 2, b"k7", flag) == frame(0x0009 | flag, acked)
-            data = frame(0x0001 | flag, body) * 2 + frame(0x0009 | flag, acked) + unacked(DEMO, b"x")
-            items, consumed, fatal = k.felix_split(data, 0, FRAME_MAX, 0x0009 | flag, True, ORIGIN, NOW, flag)
-            assert (consumed, fatal) == (len(data), 0)
-            assert [(item[1], *item[3:]) for item in items] == [
-                (DEMO, 2, -1, 0, b"k7"), (DEMO, 1, 7, 2, b"k7"), (DEMO, 1, -1, 0),
-            ]  # fmt: skip
-            rows = [row[2:4] for item in items for row in k.rows(item[2], 0, item[3])]
-            assert rows == [(b"k7", b"hello")] * 3 + [(None, b"x")]
-
-    def test_other_keys_are_other_batches(self, k: ModuleType) -> None:
-        data = b"".join(unacked(DEMO, b"v", key=key) for key in (b"a", b"a", b"b", b"", None, None))
-        items = k.felix_split(data, 0, FRAME_MAX, KNOWN, True, ORIGIN, NOW, 0x0100)[0]
-        assert [(item[3], *item[6:]) for item in items] == [(2, b"a"), (1, b"b"), (1, b""), (2,)]
-
-    def test_a_key_that_makes_a_batch_too_large_is_refused(self, k: ModuleType) -> None:
-        """It is stored with every record: 64 KiB a thousand times would be 64 MiB of one frame of 70 KiB."""
-        data = acked(DEMO, 5, 1, *[b""] * 513, key=bytes(65_535))
-        assert k.felix_split(data, 0, FRAME_MAX, KNOWN, True, ORIGIN, NOW, 0x0100)[0] == [(2, 7, 5)]
-        fits = acked(DEMO, 5, 1, *[b""] * 512, key=bytes(65_535))
-        assert k.felix_split(fits, 0, FRAME_MAX, KNOWN, True, ORIGIN, NOW, 0x0100)[0][0][3] == 512
-
-    @pytest.mark.parametrize("payload", [b"", b"\0", b"\0\2k", b"\0\2k7", b"\0\2k7" + DEMO[:-1]])
-    def test_a_key_that_ends_early(self, k: ModuleType, payload: bytes) -> None:
-        items = k.felix_split(frame(0x0041, payload), 0, FRAME_MAX, 0x0041, True, ORIGIN, NOW, 0x0040)[0]
-        assert items == [(2, 1, -1)]
-
-    def test_flags_nobody_knows_still_say_whose_request_it_is(self, k: ModuleType) -> None:
-        data = frame(0x8009, struct.pack(">Q", 7) + b"?") + frame(0x8009, b"short") + frame(0x8001, bytes(9))
-        items = k.felix_split(data, 0, FRAME_MAX, KNOWN, True, ORIGIN, NOW)[0]
-        assert items == [(3, 0x8009, 7), (3, 0x8009, -1), (3, 0x8001, -1)]
-
-    def test_keys_are_delivered_to_those_who_know_them(self, k: ModuleType) -> None:
-        batch = k.build([b"a", b"b", b"c"], keys=[b"k", None, b""])
-        k.place(batch, 100, NOW)
-        data, count, omitted = k.felix_deliver(batch, 0, 3, NOW, True, 0, FRAME_MAX, True)
-        body = b"\0\0\0\2k\0\0\0\1a" + b"\0\0\0\0\0\0\0\1b" + b"\0\0\0\1\0\0\0\1c"
-        assert data == frame(0x0124, struct.pack(">QI", 100, 3) + body) and (count, omitted) == (3, [])
-        assert k.felix_received(data, 0, FRAME_MAX)[0] == [(4, -1, 100, [b"a", b"b", b"c"], [b"k", None, b""])]
-        plain = k.felix_deliver(k.build([b"hello"]), 0, 1, NOW, False, 0, FRAME_MAX, True)
-        assert plain == (EVENT, 1, [])
-
     # -- events -------------------------------------------------------------------------------------------------------
 
     def test_events_are_cut_into_frames(self, k: ModuleType) -> None:
@@ -641,54 +591,6 @@ class TestFelix:
         data = ("{" + ",".join(f'"{i}":0' for i in range(count)) + "}").encode()
         assert k.json_fault(data, 2) == fault
         assert k.json_fault(b'{"in":' + data + b"}", 2) == fault
-
-    @pytest.mark.parametrize(
-        ("data", "fault"),
-        [
-            (b'{"a":[' + b"1," * 49_997 + b"1]}", 0),
-            (b'{"a":[' + b"1," * 49_998 + b"1]}", 5),
-            (b'{"a":"' + b"\\n" * 500_000 + b'"}', 0),
-            (b'{"a":"' + b"\\n" * 500_001 + b'"}', 5),
-            (b'{"a":"' + b"\\ud83d\\ude00" * 250_001 + b'"}', 5),
-            (b'{"' + b"\\n" * 500_001 + b'":1}', 5),
-        ],
-    )
-    def test_more_values_and_escapes_than_any_message_has(self, k: ModuleType, data: bytes, fault: int) -> None:
-        assert k.json_fault(data, 3) == fault
-
-    @pytest.mark.parametrize(
-        ("data", "head"),
-        [
-            (b'{"type":"ping"}', (0, b"ping")),
-            (b' {"a":[{"type":"x"}],"t\\u0079pe":"p\\u0069ng"}', (0, b"ping")),
-            (b'{"type":7}', (0, b"")),
-            (b'{"type":{"type":"x"}}', (0, b"")),
-            (b'{"type":"' + b"x" * 64 + b'"}', (0, b"x" * 64)),
-            (b'{"type":"' + b"x" * 65 + b'"}', (0, b"")),
-            (b'{"type":"ping"', (1, b"")),
-            (b'{"type":"a","type":"b"}', (2, b"")),
-        ],
-    )
-    def test_json_head_tells_the_type_of_a_sound_object(
-        self, k: ModuleType, data: bytes, head: tuple[int, bytes]
-    ) -> None:
-        assert k.json_head(data, 3) == head
-
-    @pytest.mark.parametrize(
-        ("data", "shape"),
-        [
-            (b"", (1, 0)),
-            (b"[1,2,3]", (4, 1)),
-            (b'{"a":{"b":[1]}}', (4, 3)),
-            (b'["[,{","\\"[,"]', (3, 1)),
-            (b'["[,[,', (2, 1)),
-            (b'"\\', (1, 0)),
-            (b"]]][[", (3, 2)),
-            (b"[" + b"{}," * 100_000 + b"{}]", (200_003, 2)),
-        ],
-    )
-    def test_json_shape_counts_outside_of_strings(self, k: ModuleType, data: bytes, shape: tuple[int, int]) -> None:
-        assert k.json_shape(data) == shape
 
     def test_hostile_depth_and_length(self, k: ModuleType) -> None:
         deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"

@@ -1,16 +1,24 @@
-"""Sockets by two clocks: wall time is set while a connection says nothing or reads nothing, and only time that passes ends it."""
+"""A broker on sockets whose wall clock is set: only time that passes ends a connection, and a certificate of its own is made
+again if it is not valid by the new time.
+"""
 
 import asyncio
 import socket
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
 
 import pytest
 
 from quintet.model import limits
+from quintet.net import certificates
+from quintet.net.certificates import CERTIFICATE_NAME
 from quintet.net.connection import Connection
 from quintet.net.listener import Listener, ListenerOptions
 from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.session import BlipSession
 from quintet.testing.line import SimBroker
+from tests.net.quic_peers import connected, until
+from tests.net.test_session_faults import world
 
 HOUR_US = 3600 * 1_000_000
 
@@ -80,3 +88,29 @@ def test_only_time_that_passes_ends_a_silent_or_stalled_connection(set_by: int) 
         return found
 
     assert asyncio.run(life()) == [False, True, False, True]
+
+
+class Ahead(datetime):
+    """A machine that started with its clock more than a year ahead."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "Ahead":
+        return super().now(tz) + timedelta(days=400)
+
+
+async def test_a_certificate_made_by_a_clock_that_was_ahead_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "datetime", Ahead)
+        async with world(tmp_path / "data", monkeypatch) as made:
+            file = made.folder / "tls" / CERTIFICATE_NAME
+            before, scheduler = file.read_bytes(), made.server._scheduler
+            real = scheduler.now
+            patched.setattr(certificates, "datetime", datetime)
+            patched.setattr(scheduler, "now", lambda: real() - 400 * 24 * HOUR_US)
+            await until(lambda: file.read_bytes() != before)
+            said = [fields["seconds"] for event, fields in made.reports if event == "clock_jumped"]
+            assert len(said) == 1 and said[0] == pytest.approx(-400 * 86_400, abs=1)
+            async with connected(made.server.listeners["felix"].address, file.read_bytes()) as peer:
+                await until(lambda: peer.connected)

@@ -166,3 +166,19 @@ def read_whole(address: str) -> None:
         taken = 0
         while taken < VALUE_BYTES:
             taken += len(peer.recv(1 << 20))
+
+
+async def test_pipelined_polls_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second claim waits while the answer to the first is made: neither keeps its bytes when both are sent."""
+    async with world(tmp_path / "data", monkeypatch) as broker:
+        peer = await asyncio.to_thread(Wire(broker.server.listeners["blipmq"].address).greet, b"dev-key")
+        with peer:
+            made = [await asyncio.to_thread(peer.ask, wire.subscribe(number, b"jobs")) for number in (3, 4, 5)]
+            async with quintet.connect(broker.url("blipmq", "")) as bus:
+                for _ in range(4):
+                    await bus.publish("jobs", bytes(200_000))
+            for _ in range(4):  # of three subscriptions in one write: three requests of one read
+                peer.send(b"".join(wire.number(wire.POLL, 9, subscription.number) for subscription in made))
+                for _ in made:
+                    await asyncio.to_thread(peer.read)
+        await until(lambda: broker.server.output.used == 0)

@@ -48,6 +48,7 @@ SMALL: Final[dict[int, Callable[[int], Values]]] = {
     f.REPLAY_DLQ: lambda i: {"topic": "t", "message_id": f"0:{i}"},
     f.PURGE_DLQ: lambda i: {"topic": "p"},
     f.DEAD_LETTER: lambda i: {"topic": "t", "partition": 0, "offset": i % 100, "error": "e"},
+    f.LIST_DLQ: lambda i: {},
     f.PRODUCE_DELAYED: lambda i: {"topic": "p", "data": b"v", "delay_ms": 3_600_000},
     f.CANCEL_DELAYED: lambda i: {"topic": "p", "handle": i},
     f.PRODUCE_WITH_TTL: lambda i: {"topic": "p", "data": b"v", "ttl_ms": 3_600_000},

@@ -14,11 +14,12 @@ from quintet.protocols.fast import codec as fast
 from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.fast.mapping import topic_id
 from quintet.protocols.felix import codec as felix
+from quintet.protocols.felix import features
 from quintet.protocols.flymq import frames as fly_frames
 from quintet.protocols.peerbus import codec as peer
 from quintet.protocols.peerbus import frames as peer_frames
 from tests.turns import fly_inputs
-from tests.turns.wires import TOKEN, Blip, BlipPolls, Fast, Felix, Fly, PeerLines, PeerSocket, batch
+from tests.turns.wires import TOKEN, Blip, BlipPolls, Fast, Felix, FelixFeatured, Fly, PeerLines, PeerSocket, batch
 
 
 class Row(NamedTuple):
@@ -224,6 +225,38 @@ def felix_rows(count: int, size: int) -> Iterator[Row]:
     yield row("unsubscribe", "of none", each(lambda i: c.Unsubscribe(subscription_id=unknown, request_id=i)))
 
 
+def featured_rows(count: int) -> Iterator[Row]:
+    """What newer published clients ask for."""
+
+    def row(kind: str, what: str, make: Callable[[int], Any], many: int = count) -> Row:
+        data = b"".join(felix.encode(make(i)) for i in range(many))
+        return Row("felix", kind, what, FelixFeatured, lambda _: data, 1)
+
+    f, scope = features, Felix.scope
+    stream: dict[str, Any] = {**scope, "stream": "s"}
+    cache: dict[str, Any] = {**scope, "cache": "primary"}
+    group = {**stream, "shard": 0, "group": "g"}
+    yield row("stream_shards", "small ones", lambda i: f.StreamShards(**stream, request_id=i))
+    yield row("cache_shards", "small ones", lambda i: f.CacheShards(**cache, request_id=i))
+    yield row("counter_add", "small ones", lambda i: f.CounterAdd(**cache, key="n", delta=1, request_id=i))
+    yield row("counter_get", "small ones", lambda i: f.CounterGet(**cache, key="n", request_id=i))
+    yield row("cache_delete", "featured", lambda i: f.CacheDelete(**cache, key=f"k{i}", request_id=i))
+    yield row(
+        "cache_watch", "with the state", lambda i: f.CacheWatch(**cache, prefix="", retained=True), min(count, 30)
+    )
+    yield row(
+        "cache_put_if",
+        "small ones",
+        lambda i: f.CachePutIf(**cache, key=f"p{i}", value=b"v", condition="absent", request_id=i),
+    )
+    yield row("cache_delete_if", "small ones", lambda i: f.CacheDeleteIf(**cache, key="p1", version=1, request_id=i))
+    yield row(
+        "group_poll", "as many as there are", lambda i: f.GroupPoll(**group, max_records=10_000, request_id=i), 100
+    )
+    yield row("group_ack", "small ones", lambda i: f.GroupAck(**group, offset=i, request_id=i))
+    yield row("group_nack", "small ones", lambda i: f.GroupNack(**group, offset=i, request_id=i))
+
+
 def rows(count: int, size: int, partitions: int) -> Iterator[Row]:
     """All of them. `count` small ones at once; `size` bytes is the most of one message, where its limit is higher."""
     yield from fly_rows(count, size, partitions)
@@ -231,3 +264,4 @@ def rows(count: int, size: int, partitions: int) -> Iterator[Row]:
     yield from fast_rows(count, size)
     yield from peer_rows(count, size)
     yield from felix_rows(count, size)
+    yield from featured_rows(count)

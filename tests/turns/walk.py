@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from tests.turns import fly_inputs
 from tests.turns.inputs import Row, rows
-from tests.turns.wires import Felix, Fly
+from tests.turns.wires import Felix, FelixFeatured, Fly
 
 BOUND_MS: Final = 20.0
 ATTEMPTS: Final = 3
@@ -66,8 +66,8 @@ class Walk:
         return found["ms"], found["what"]
 
     def connect(self, row: Row) -> Any:
-        if row.wire is Felix:
-            return Felix(self.listeners["felix"], self.data)
+        if row.wire in (Felix, FelixFeatured):
+            return row.wire(self.listeners["felix"], self.data)
         return row.wire(self.listeners[row.door])
 
     def prepare(self, scale: float, partitions: int) -> None:
@@ -83,7 +83,7 @@ class Walk:
             try:
                 data = row.make(wire)
                 self.mark()
-                if row.wire is Felix:
+                if row.wire in (Felix, FelixFeatured):
                     wire.run(data, row.streams)
                 else:
                     wire.run(data)

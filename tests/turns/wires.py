@@ -250,6 +250,7 @@ class Felix:
     """One QUIC connection and its first stream; `run` may use others beside it."""
 
     scope: Final = {"tenant_id": "t1", "namespace": "default"}
+    auth = felix.Auth(tenant_id="t1", token=DEV_BLIPMQ_KEY, client_flags=felix_frames.SERVER_FLAGS, quintet=1)
 
     def __init__(self, address: str, data: Path) -> None:
         certificates = [path.read_bytes() for path in sorted((data / "tls").iterdir())]
@@ -266,9 +267,7 @@ class Felix:
 
     def _login(self) -> int:
         stream = self._endpoint.open(self._number, True)
-        flags = felix_frames.SERVER_FLAGS
-        auth = felix.Auth(tenant_id="t1", token=DEV_BLIPMQ_KEY, client_flags=flags, quintet=1)
-        self._endpoint.send(self._number, stream, [felix.encode(auth)], False)
+        self._endpoint.send(self._number, stream, [felix.encode(self.auth)], False)
         self._until(lambda: b"auth_ok" in self._got.get(stream, b"") or self.closed)
         return stream
 
@@ -315,6 +314,12 @@ class Felix:
 
     def close(self) -> None:
         self._endpoint.close()
+
+
+class FelixFeatured(Felix):
+    """A newer published client."""
+
+    auth = felix.Auth(tenant_id="t1", token=DEV_BLIPMQ_KEY, client_flags=0x127F, client_features=0x7FFF_FFFF)
 
 
 def target(stream: str) -> bytes:

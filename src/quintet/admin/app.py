@@ -1,4 +1,4 @@
-"""The admin door's HTTP application: `/livez`, `/readyz` and `/metrics`."""
+"""The admin door's HTTP application: `/livez`, `/readyz` and `/metrics`; `/health/live` and `/health/ready` as FlyMQ has them."""
 
 from typing import Annotated
 
@@ -18,11 +18,13 @@ def create_app(health: Health, metrics: MetricsSource) -> FastAPI:
     exposition = Exposition(metrics)
 
     @app.get("/livez", response_class=PlainTextResponse)
+    @app.get("/health/live", response_class=PlainTextResponse, include_in_schema=False)
     async def livez() -> str:
         """The loop turns: this answer is the proof. Restart the process only if it does not come."""
         return "alive\n"
 
     @app.get("/readyz", response_class=PlainTextResponse, responses={UNAVAILABLE: {"description": "Not ready"}})
+    @app.get("/health/ready", response_class=PlainTextResponse, include_in_schema=False)
     async def readyz(verbose: Annotated[str | None, Query(description="List every check.")] = None) -> Response:
         """Whether traffic should be sent here; 503 names what is not as it must be."""
         ready, text = report(health.checks(), verbose is not None)

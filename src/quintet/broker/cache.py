@@ -40,6 +40,7 @@ Report = Callable[[str, dict[str, object]], None]
 ORIGIN: Final = b"quintet:cache"
 VERSION_HEADER: Final = b"version"
 VERSION_SPAN: Final = 1 << 20  # more changes than can be under way when the power goes
+COUNTERS: Final = "@counters"  # behind the name of a cache: where its counters are
 PART_BYTES_MAX: Final = 200  # of tenant, namespace and cache each
 EXPIRES_MAX_US: Final = 2**63 - 1  # what is later is as good as this: 292 thousand years
 NUMBER_MIN: Final = -(2**63)
@@ -95,6 +96,10 @@ class Pool:
         self.caches: dict[int, Cache] = {}
         self.largest: Largest[Cache] = Largest()
 
+    def giver(self) -> "Cache | None":
+        """Which of them has to give something up; None: none has anything that may go."""
+        return self.largest.of(cache for cache in self.caches.values() if not cache.kept)
+
 
 class Cache:
     """One cache. `entries` is for the kernel to read: key -> [value, expires, used, version]."""
@@ -103,6 +108,7 @@ class Cache:
         self.scope = scope
         self.topic = topic
         self.number = topic.spec.id
+        self.kept = scope[2].endswith(COUNTERS)  # nothing of it goes to make room
         self.entries: dict[bytes, Entry] = {}
         self.bytes = 0
         self.timed: dict[bytes, int] = {}
@@ -562,6 +568,11 @@ class Caches:
                 f"a key of {cost(key, value)} bytes is larger than all caches of tenant {cache.scope[0]!r} may be",
                 hint="raise cache.memory_bytes, or cache_bytes of the tenant",
             )
+        if self._giver(cache, key, value) is None:  # there is no room, and nobody can make it
+            raise LimitExceeded(
+                f"the caches are full of counters, which are not evicted: {self.bytes} bytes",
+                hint="delete counters, raise cache.memory_bytes, or cache_bytes of the tenant",
+            )
         if self.options.eviction == "refuse" and self._giver(cache, key, value) is not None:
             self._expire(self.now())
             if self._giver(cache, key, value) is not None:
@@ -585,7 +596,7 @@ class Caches:
             if self.bytes + grows <= self.options.memory_bytes:
                 return None
             pool = self._largest.of(self._pools.values())
-        return None if pool is None else pool.largest.of(pool.caches.values())
+        return None if pool is None else pool.giver()
 
     def _shrink(self) -> None:
         """A limit was lowered, or something large was taken back."""
@@ -595,11 +606,11 @@ class Caches:
             return
         left = EVICTED_PER_TICK
         for pool in list(self._pools.values()):
-            while pool.quota < pool.bytes and pool.quota and left and (giver := pool.largest.of(pool.caches.values())):
+            while pool.quota < pool.bytes and pool.quota and left and (giver := pool.giver()):
                 giver.evict()
                 left -= 1
         while self.bytes > self.options.memory_bytes and left and (most := self._largest.of(self._pools.values())):
-            giver = most.largest.of(most.caches.values())
+            giver = most.giver()
             if giver is None:
                 break
             giver.evict()

@@ -12,6 +12,7 @@ from functools import partial
 from quintet.broker.access import Access, Action, Credential, Principal, Role
 from quintet.broker.audit import Audit
 from quintet.broker.cache import CacheOptions, Caches
+from quintet.broker.claims import Claims
 from quintet.broker.dead import TABLE as DEAD_TABLE
 from quintet.broker.dead import DeadLetters, DeadRow
 from quintet.broker.delays import TABLE as DELAYED_TABLE
@@ -28,7 +29,7 @@ from quintet.broker.peers import PeerOptions, Peers
 from quintet.broker.producers import ProducerRow, Producers
 from quintet.broker.queues import QueueOptions, Queues
 from quintet.broker.schemas import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
-from quintet.broker.slices import Slices
+from quintet.broker.slices import Elsewhere, Slices
 from quintet.broker.stages import TABLE as FENCES_TABLE
 from quintet.broker.stages import FenceRow, Stages
 from quintet.broker.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
@@ -48,7 +49,7 @@ from quintet.broker.topics import (
 )
 from quintet.broker.transactions import TransactionLimits, Transactions
 from quintet.broker.users import ConfiguredUser, Users
-from quintet.broker.waits import Waits
+from quintet.broker.waits import Wait, Waits
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
@@ -96,6 +97,8 @@ class BrokerOptions:
 class Broker:
     """The verbs. Made once by server.py (or a test), after the log recovered."""
 
+    publishes_dropped = 0  # refused, of clients that asked for no answer
+
     def __init__(self, log: Log, scheduler: Scheduler, options: BrokerOptions, report: Report) -> None:
         self.log = log
         self.scheduler = scheduler
@@ -106,14 +109,11 @@ class Broker:
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
-        self.publishes_dropped = 0  # refused, of clients that asked for no answer
         self._waits = Waits(scheduler)
-        self.slices = Slices(scheduler)
+        self.slices, self.elsewhere = Slices(scheduler), Elsewhere(scheduler)
         self._options = options
-        topics_table = Table(log, *TOPICS_TABLE, TopicRow)
-        subscriptions_table = Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow)
-        for table in (topics_table, subscriptions_table):
-            table.load()
+        topics_table = _loaded(Table(log, *TOPICS_TABLE, TopicRow))
+        subscriptions_table = _loaded(Table(log, *SUBSCRIPTIONS_TABLE, SubscriptionRow))
         self.audit = Audit(log, scheduler, report, bytes_max=options.audit_bytes)
         self.audit.load()
         self.events = Events(log, scheduler, report, mode=options.events, bytes_max=options.events_bytes)
@@ -133,13 +133,8 @@ class Broker:
         self.intents = Intents(
             _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)), self.topics, scheduler, report, log.stages
         )
-        self.dead = DeadLetters(
-            _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True)),
-            self.topics,
-            self.intents,
-            scheduler,
-            suffix=options.dead_letter_suffix,
-        )
+        letters = _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True))
+        self.dead = DeadLetters(letters, self.topics, self.intents, scheduler, suffix=options.dead_letter_suffix)
         self.subscriptions = Subscriptions(
             subscriptions_table,
             self.topics,
@@ -158,11 +153,7 @@ class Broker:
             self.topics, self.subscriptions, self.access, self.tokens, self.audit, scheduler, report, options.queues
         )
         self.queues.load()
-        peers = _loaded(Table(log, *PEERS_TABLE, PeerRow))
-        self.peers = Peers(
-            peers, self.topics, self.subscriptions, self.access, scheduler, options.peers, report, self._discard_mailbox
-        )
-        self.peers.load()
+        self._open_peers(log, scheduler, report)
         self.tenants = Tenants(options.tenants, self.topics.count_of)
         self.caches = Caches(
             self.topics, scheduler, options.caches, self.tenants, report, self.dead.is_dead, self.access.look_again
@@ -171,8 +162,16 @@ class Broker:
         self._open_groups_and_transactions(log, scheduler, report)
         self.intents.recover()
 
+    def _open_peers(self, log: Log, scheduler: Scheduler, report: Report) -> None:
+        peers, options = _loaded(Table(log, *PEERS_TABLE, PeerRow)), self._options.peers
+        self.peers = Peers(
+            peers, self.topics, self.subscriptions, self.access, scheduler, options, report, self._discard_mailbox
+        )
+        self.peers.load()
+
     def _open_groups_and_transactions(self, log: Log, scheduler: Scheduler, report: Report) -> None:
         """What only reads and writes topics in other ways: it needs all of the above."""
+        self.claims = Claims(self.subscriptions, scheduler)
         options = self._options
         self.groups = Groups(
             _loaded(Table(log, *GROUPS_TABLE, GroupRow, packed=True)),
@@ -276,6 +275,7 @@ class Broker:
         self.dead.forget(topic.spec.id)
         self.caches.deleting(topic, done, partial(self.topics.delete, name))
         self.producers.forget(topic)
+        self._waits.end_all(topic.partitions)
         self.access.look_again()  # who has published to it must find the one that may be made in its place
         return True
 
@@ -300,9 +300,23 @@ class Broker:
             )
         return name
 
-    def wait_for(self, partition: Partition, longest_us: int, call: Callable[[], None]) -> None:
-        """Call once: when something new is visible in this partition, or after that time."""
-        self._waits.add(partition, longest_us, call)
+    def dead_letter_counts(self, principal: Principal) -> list[tuple[str, int]]:
+        """(topic, open dead letters) of all whose dead letters this principal may see, by name."""
+        found = sorted(self.dead.open_counts().items())
+        bars, allowed = self.access.bars, self.access.allowed
+        return [
+            (topic, count)
+            for topic, count in found
+            if allowed(principal, "subscribe", topic)
+            and not bars(principal, self.dead.name_for(topic.encode()).decode())
+        ]
+
+    def wait_for(
+        self, topic: Topic, partition: Partition, longest_us: int, call: Callable[[Exception | None], None]
+    ) -> Wait:
+        """Call once: when something new is visible in this partition, or after that time; with TopicNotFound as soon as the
+        topic is deleted."""
+        return self._waits.add(partition, longest_us, lambda: call(topic.gone))
 
     def overloaded(self) -> bool:
         """The disk is behind: nobody who publishes should be read from until it caught up."""
@@ -344,14 +358,15 @@ class Broker:
 
     def tick(self) -> None:
         """About every 50 ms: redelivery, dead letters, saving, what is due, and the log's own upkeep. Durations end by the
-        monotonic clock, dates come by wall time, and what deletes by a date does so by the settled one."""
+        monotonic clock, dates come by wall time, and what deletes by a date does so by the trusted one."""
         now, monotonic = self.scheduler.now(), self.scheduler.monotonic()
         jumped = self.clock.look(now, monotonic)
         if jumped:
             self._jumped(now, jumped)
-        settled = self.clock.settled(now)
+        trusted = self.clock.trusted(now)
         lasting = (
             self.subscriptions,
+            self.claims,
             self.groups,
             self.transactions,
             self.intents,
@@ -362,13 +377,13 @@ class Broker:
         )
         dated = [
             partial(self.queues.tick, now, monotonic),
-            partial(self.peers.tick, settled, monotonic),
-            partial(self.keys.tick, now, settled),
+            partial(self.peers.tick, trusted, monotonic),
+            partial(self.keys.tick, now, trusted),
             partial(self.delays.tick, now),
-            partial(self.caches.tick, settled),
+            partial(self.caches.tick, trusted),
         ]
         call_each(self.scheduler, [*dated, *(partial(part.tick, monotonic) for part in lasting)])
-        self.log.maintain(settled)
+        self.log.maintain(trusted)
 
     def _jumped(self, now: int, jumped: int) -> None:
         self.peers.clock_jumped(jumped)

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -87,6 +87,15 @@ class DeadLetter:
     headers: Headers
     timestamp: int
     origin: bytes
+
+    def fields(self) -> dict[str, Any]:
+        """What a list of them shows, by name, as a door writes it."""
+        return {"id": self.id, "data": self.value or b"", "error": self.error or self.cause, "retries": self.attempts}
+
+    def details(self) -> dict[str, Any]:
+        """The rest."""
+        where = {"cause": self.cause, "partition": self.partition, "offset": max(self.offset, 0)}
+        return where | {"key": self.key or b"", "died_ms": self.last_us // 1000}
 
 
 Browsed = Callable[[list[DeadLetter], Exception | None], None]
@@ -234,6 +243,18 @@ class DeadLetters:
         """Open dead letters of this topic."""
         topic = self._topics.get(self.name_for(source))
         return 0 if topic is None else sum(self._open_count(topic, number) for number in range(len(topic.partitions)))
+
+    def open_counts(self) -> dict[str, int]:
+        """Topics that have open dead letters, and how many. A topic that is gone is named after where its letters are."""
+        names = {topic.name for topic in self._topics.all()}
+        sources = {self.name_for(name.encode()).decode(): name for name in sorted(names) if not self.is_dead(name)}
+        found: dict[str, int] = {}
+        for letters in names:
+            if self.is_dead(letters):
+                source = sources.get(letters, letters.removesuffix(self._suffix))
+                if count := self.counts(source.encode()):
+                    found[source] = count
+        return found
 
     def next_open(self, topic: Topic, number: int, offset: int) -> int:
         """The first offset from this one on that is not resolved; it may be past the end."""

@@ -502,11 +502,14 @@ class Groups:
         """The topics that have a group of this name."""
         return tuple(self._named.get(group, ()))
 
-    def describe(self, actor: str, privileged: bool, topic: str, group: str) -> GroupInfo:
-        """No topic: the first that has a group of this name, those of the caller before others."""
+    def topic_of(self, actor: str, topic: str, group: str) -> str:
+        """This topic; if none is named, the first that has a group of this name, those of the caller before others."""
         names = (topic,) if topic else self.topics_of(group) or ("",)
         own = [name for name in names if (found := self._find(name, group)) is not None and found.owner == actor]
-        return self._require(actor, privileged, (own or names)[0], group).info()
+        return (own or names)[0]
+
+    def describe(self, actor: str, privileged: bool, topic: str, group: str) -> GroupInfo:
+        return self._require(actor, privileged, self.topic_of(actor, topic, group), group).info()
 
     def lag(self, actor: str, privileged: bool, topic: Topic, group: str, partition: int, done: Answer) -> None:
         """done(Lag, None)"""

@@ -208,7 +208,7 @@ class Keys:
             return
         self._change(row.secret_sha256, None, partial(told, _info(row)))
 
-    def tick(self, now: int, settled: int) -> None:
+    def tick(self, now: int, trusted: int) -> None:
         """Keys whose time is over are refused at once, and deleted when that is sure: a clock that was set ahead may be set
         back. One that the disk will not let go of goes at the next start."""
         if now >= self._due:
@@ -219,7 +219,7 @@ class Keys:
             self._due = self._next_due(now)
         for digest in tuple(self._ended):
             row = self._table.get(digest.encode())
-            if row is None or row.expires_us <= settled:
+            if row is None or row.expires_us <= trusted:
                 self._ended.discard(digest)
                 if row is not None:
                     self._change(digest, None, partial(self._expired, row))

@@ -613,7 +613,7 @@ class Peers:
         if mailbox.sink is not None:
             subscription.attach(mailbox.sink)
 
-    def tick(self, settled: int, monotonic: int) -> None:
+    def tick(self, trusted: int, monotonic: int) -> None:
         """Topics that came or went by another way; what expired, by this date, in the mailboxes of absent peers; names
         nobody uses."""
         state = (len(self._topics), self._access.epoch)
@@ -623,7 +623,7 @@ class Peers:
         if monotonic - self._pruned_at >= PRUNE_EVERY_US:
             self._pruned_at = monotonic
             self._compare()  # those that could not be opened when it was their turn
-            self._prune(settled, monotonic)
+            self._prune(trusted, monotonic)
 
     def clock_jumped(self, by_us: int) -> None:
         if by_us < 0:
@@ -639,14 +639,14 @@ class Peers:
             elif topic.deleted and mailbox.subscription is not None:
                 self._free(mailbox)
 
-    def _prune(self, settled: int, monotonic: int) -> None:
+    def _prune(self, trusted: int, monotonic: int) -> None:
         for mailbox in list(self._by_name.values()):
             if mailbox.holder is not None:
                 self._keep_seen(mailbox)
                 continue
             if mailbox.backlog and mailbox.subscription is not None:
                 for lane in mailbox.subscription.lanes:
-                    lane.take(1, settled, _wake)  # passes over what expired, hands out nothing
+                    lane.take(1, trusted, _wake)  # passes over what expired, hands out nothing
             if monotonic - mailbox.seen > self.options.name_idle_us and mailbox.dispensable:
                 self._free(mailbox)
 

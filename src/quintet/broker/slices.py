@@ -9,6 +9,7 @@ A job must not rely on anything that may change between two of its steps: it tak
 import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from quintet.model.errors import Busy
@@ -18,6 +19,8 @@ SLICE_US: Final = 4_000  # of one turn; a step that has begun is finished
 STEPS_AT_ONCE_MAX: Final = 1_000  # of one slice, also if the clock stands still
 JOBS_MAX: Final = 1_000  # under way; more are refused
 SORTED_AT_ONCE: Final = 2_000  # names
+
+ELSEWHERE_AT_ONCE: Final = 1  # of the disk threads: hashing has two, and one is left to the log
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -95,3 +98,48 @@ class Slices:
         except Exception as error:
             return None, error
         return None
+
+
+class Elsewhere:
+    """Work that lets other threads run while it is done (inflating, a scan by the kernel), on few of the disk threads; the
+    others wait in line, at most one of each connection."""
+
+    __slots__ = ("_line", "_running", "_scheduler")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._line: deque[tuple[Callable[[], Any], Callable[[Any], None], Callable[[], bool]]] = deque()
+        self._running = 0
+
+    def run(self, work: Callable[[], Any], done: Callable[[Any], None], wanted: Callable[[], bool]) -> None:
+        """`done(result, or the exception)` later; never if `wanted()` says no when its turn comes."""
+        self._line.append((work, done, wanted))
+        self._start()
+
+    def _start(self) -> None:
+        while self._line and self._running < ELSEWHERE_AT_ONCE:
+            work, done, wanted = self._line.popleft()
+            if wanted():
+                self._running += 1
+                self._scheduler.offload(work, partial(self._finished, done))
+
+    def _finished(self, done: Callable[[Any], None], result: Any) -> None:
+        self._running -= 1
+        self._start()
+        done(result)
+
+    def scan(
+        self, scan: Callable[[], Any], slices: Slices, steps: Callable[[Any], Steps[Any]], done: Done,
+        wanted: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """Scan elsewhere, then take the steps that follow from what was found: `done(result, error)`."""
+
+        def scanned(found: Any) -> None:
+            try:
+                if isinstance(found, BaseException):
+                    raise found
+                slices.run(steps(found), done, wanted)
+            except Exception as error:
+                done(None, error)
+
+        self.run(scan, scanned, wanted)

@@ -137,6 +137,11 @@ class Topic:
         return self.spec.durability == "memory"
 
     @property
+    def gone(self) -> Exception | None:
+        """Why it is not there any more, or None."""
+        return self._gone
+
+    @property
     def deleted(self) -> bool:
         """It is not there any more, or never came to be: another of its name may be."""
         return self._gone is not None
@@ -156,7 +161,7 @@ class Topic:
         if partition == ANY:
             partition = self.choose(None)
         elif not 0 <= partition < len(partitions):
-            self.partition(partition)
+            self.partition(partition, writing=True)
         self.published += count
         if self._unready is not None:
             self._unready.append((batch, done, partition))
@@ -172,18 +177,18 @@ class Topic:
         self._next = chosen + 1 if chosen + 1 < len(self.partitions) else 0
         return chosen
 
-    def partition(self, number: int) -> Partition:
-        """Partition `number`, or PartitionNotFound."""
+    def partition(self, number: int, writing: bool = False) -> Partition:
+        """Partition `number`, or PartitionNotFound: only for a writer the broker chooses one."""
         if not 0 <= number < len(self.partitions):
             raise PartitionNotFound(
                 f"partition {number} out of range: topic {self.name!r} has {len(self.partitions)}",
-                hint=f"use 0 to {len(self.partitions) - 1}, or -1 to let the broker choose",
+                hint=f"use 0 to {len(self.partitions) - 1}" + ", or -1 to let the broker choose" * writing,
             )
         return self.partitions[number]
 
     def check_writable(self, number: int) -> None:
         """Raise now what an append to this partition would raise."""
-        partition = self.partition(number)
+        partition = self.partition(number, writing=True)
         if self._gone is not None:
             self._refuse()
         failure = partition.failure or (None if self.in_memory else self._low())

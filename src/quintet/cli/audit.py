@@ -7,6 +7,7 @@ import click
 
 from quintet.cli import audit_tail, chain, common
 from quintet.cli.common import json_option, manage, plain, say_json, say_table, url_option, when
+from quintet.cli.output import echo
 from quintet.client.manage import Asked
 
 EVENTS_DEFAULT: Final = 50
@@ -79,7 +80,7 @@ def audit(
         ("time", "what", "user", "about", "result", "from", "more"), rows, "nothing that matches was written down"
     )
     if total > len(events):
-        click.echo(f"{total - len(events):,} more match: -n, or --export", err=True)
+        echo(f"{total - len(events):,} more match: -n, or --export", err=True)
 
 
 audit.add_command(chain.verify)

@@ -16,6 +16,7 @@ import click
 
 from quintet.cli import common
 from quintet.cli.common import json_option, say_json, shown, text_or_base64, when
+from quintet.cli.output import echo
 from quintet.model import limits
 from quintet.model.errors import DataDirError, TopicNotFound
 
@@ -189,4 +190,4 @@ def _say(event: Happened, as_json: bool) -> None:
     if as_json:
         say_json(event.fields, line=True)
     else:
-        click.echo(line(event))
+        echo(line(event))

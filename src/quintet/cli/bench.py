@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from quintet.bench.wire import BenchError, Target, doors, target
+from quintet.cli.output import echo
 
 SIZE_BYTES_MAX = 15 * 1024 * 1024
 STAMP_BYTES = 8  # a payload that is timed end to end carries the time it was due
@@ -187,7 +188,7 @@ def fanout(**options: Any) -> None:
 def list_doors() -> None:
     """Name the doors that can be measured."""
     for name, door in doors().items():
-        click.echo(f"{name:10} {door.example}")
+        echo(f"{name:10} {door.example}")
 
 
 def _report(door: Target, what: dict[str, Any], outcome: Any, json_file: Path | None, picture: Path | None) -> None:

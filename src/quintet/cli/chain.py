@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from quintet.cli.common import json_option, say_json, shown
+from quintet.cli.output import echo
 from quintet.model.errors import ConfigError, DataDirError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def verify(
     if as_json:
         say_json(_as_json(found))
     else:
-        click.echo(_sentence(found, bool(head)))
+        echo(_sentence(found, bool(head)))
     ctx.exit(found.status)
 
 
@@ -104,7 +105,7 @@ def head(folder: Path, file: Path | None, as_json: bool) -> None:
     if as_json:
         say_json({"seq": found.seq, "hash": found.prev, "time_us": found.time})
     else:
-        click.echo(shown(found.head.encode(), HEAD_CHARS_MAX))
+        echo(shown(found.head.encode(), HEAD_CHARS_MAX))
 
 
 def _folder(folder: Path) -> str:
@@ -150,7 +151,7 @@ def _progress(quiet: bool) -> "Callable[[PartitionVerdict], None]":
 
     def show(verdict: "PartitionVerdict") -> None:
         state = "broken" if verdict.broken is not None else "sound"
-        click.echo(
+        echo(
             f"{shown(verdict.name.encode()) or verdict.topic_id} {verdict.partition}: {verdict.rows:,} records, {state}",
             err=True,
         )

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from quintet.cli.output import echo
 from quintet.client import url as urls
 from quintet.client.bus import Bus, connect
 from quintet.client.errors import BadName, BadUrl
@@ -264,7 +265,7 @@ def plain(value: Any) -> Any:
 
 
 def say_json(value: Any, *, line: bool = False) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False, indent=None if line else 2))
+    echo(json.dumps(value, ensure_ascii=False, indent=None if line else 2))
 
 
 def say(as_json: bool, value: dict[str, Any], text: str) -> None:
@@ -272,7 +273,7 @@ def say(as_json: bool, value: dict[str, Any], text: str) -> None:
     if as_json:
         say_json(value)
     else:
-        click.echo(text)
+        echo(text)
 
 
 def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:
@@ -302,10 +303,10 @@ def _cell(value: object) -> str:
 def say_table(columns: Sequence[str], rows: Sequence[Sequence[object]], nothing: str, title: str = "") -> None:
     """A table, or one line that says why there is none."""
     if not rows:
-        click.echo(nothing, err=True)
+        echo(nothing, err=True)
         return
     if title:
-        click.echo(title)
+        echo(title)
     screen, table = console(), make_table(columns, rows)
     widths = _widths([[column.header, *(_cell(row[at]) for row in rows)] for at, column in enumerate(table.columns)])
     spare = screen.width - sum(narrow + CELL_COLUMNS for narrow, _ in widths)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 
 import click
 
+from quintet.cli.output import echo
 from quintet.config import (
     ENV_PREFIX,
     ENV_SEPARATOR,
@@ -219,13 +220,13 @@ def config() -> None:
 @config.command()
 def init() -> None:
     """Print a file with every key and its default."""
-    click.echo(example(), nl=False)
+    echo(example(), nl=False)
 
 
 @config.command("reference")
 def reference_page() -> None:
     """Print the reference, as in docs/CONFIGURATION.md."""
-    click.echo(reference(), nl=False)
+    echo(reference(), nl=False)
 
 
 @config.command()
@@ -233,7 +234,7 @@ def reference_page() -> None:
 def validate(config_file: Path | None) -> None:
     """Check the file and the environment; exit code 2 says they are not valid."""
     Settings.load(config_file, os.environ, {})
-    click.echo(f"{config_file or 'defaults and environment'}: valid")
+    echo(f"{config_file or 'defaults and environment'}: valid")
 
 
 @config.command()
@@ -246,11 +247,11 @@ def show(config_file: Path | None, dev: bool, origin: bool, as_json: bool) -> No
     settings, origins = load_with_origins(config_file, os.environ, {"dev": dev or None})
     tree = settings.model_dump(mode="json", exclude_none=True)
     if as_json:
-        click.echo(json.dumps(tree))
+        echo(json.dumps(tree))
         return
     for path, value in _flat(tree):
         source = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "default")
-        click.echo(f"{'.'.join(path)} = {toml(value)}" + (f"  # {source}" if origin else ""))
+        echo(f"{'.'.join(path)} = {toml(value)}" + (f"  # {source}" if origin else ""))
 
 
 def _flat(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
@@ -274,7 +275,7 @@ def explain(key: str) -> None:
         default = (
             "required" if option.required else "default " + ("none" if option.default is None else toml(option.default))
         )
-        click.echo(f"{option.key}  ({option.kind}; {default})")
-        click.echo(f"    {option.help}")
+        echo(f"{option.key}  ({option.kind}; {default})")
+        echo(f"    {option.help}")
         table = ".".join(option.path[:-1])
-        click.echo(f"    in a table [[{table}]] of the file" if option.listed else f"    {option.variable}")
+        echo(f"    in a table [[{table}]] of the file" if option.listed else f"    {option.variable}")

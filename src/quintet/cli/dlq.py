@@ -6,6 +6,7 @@ fast, and with which value.
 
 import asyncio
 import sys
+from collections import deque
 from typing import Any, Final
 
 import click
@@ -24,12 +25,13 @@ from quintet.cli.common import (
     when,
     yes_option,
 )
+from quintet.cli.output import echo
 from quintet.client.manage import DeadLetter, Manage
-from quintet.model.errors import OffsetNotFound, QuintetError
+from quintet.model.errors import LimitExceeded, OffsetNotFound, QuintetError
 
 LIST_DEFAULT: Final = 50
 VALUE_CHARS_MAX: Final = 4_000  # of one that is not plain text
-SUFFIX: Final = "-dlq"  # of dead-letter topics, as configured by default
+REPLAYED_AT_ONCE_MAX: Final = 500  # letters of one request; the broker takes 1,000
 
 
 @click.group()
@@ -83,23 +85,11 @@ def list_letters(url: str, topic: str | None, count: int, as_json: bool) -> None
 
 
 def _overview(url: str, as_json: bool) -> None:
-    async def work(broker: Manage) -> list[tuple[str, int, str]]:
-        found = []
-        for name in await broker.topics():
-            if name.endswith(SUFFIX):
-                source = name.removesuffix(SUFFIX)
-                count = last_ms = 0
-                async for letter in broker.all_dead_letters(source):
-                    count, last_ms = count + 1, max(last_ms, letter.died_ms)
-                if count:
-                    found.append((source, count, when(last_ms)))
-        return found
-
-    found = manage(url, work)
+    found = manage(url, lambda broker: broker.dead_letter_counts())
     if as_json:
-        say_json([{"topic": topic, "dead_letters": count} for topic, count, _ in found])
+        say_json([{"topic": topic, "dead_letters": count} for topic, count in found.items()])
     else:
-        say_table(("topic", ">dead letters", "last died"), found, "no topic has dead letters")
+        say_table(("topic", ">dead letters"), list(found.items()), "no topic has dead letters")
 
 
 @dlq.command()
@@ -128,11 +118,11 @@ def show(url: str, topic: str, id: str, as_json: bool) -> None:
         ("key", shown(letter.key) or "-"),
     )
     for name, value in rows:
-        click.echo(f"{name:9} {value if isinstance(value, int) else shown(value.encode(), VALUE_CHARS_MAX)}")
-    click.echo(f"value     {len(letter.value):,} byte{'' if len(letter.value) == 1 else 's'}")
+        echo(f"{name:9} {value if isinstance(value, int) else shown(value.encode(), VALUE_CHARS_MAX)}")
+    echo(f"value     {len(letter.value):,} byte{'' if len(letter.value) == 1 else 's'}")
     text = letter.value.decode() if _is_text(letter.value) else ""
     plain_text = bool(text) and all(line.isprintable() for line in text.replace("\t", " ").split("\n"))
-    click.echo(text if plain_text else shown(letter.value, VALUE_CHARS_MAX))
+    echo(text if plain_text else shown(letter.value, VALUE_CHARS_MAX))
 
 
 @dlq.command()
@@ -177,18 +167,16 @@ def replay(
         say_json({"topic": topic, "dry_run": dry_run, "letters": outcome})
     else:
         for row in failed:
-            click.echo(f"quintet: {row['id']}: {row['error']}", err=True)
+            echo(f"quintet: {row['id']}: {row['error']}", err=True)
         for row in outcome:
             if row.get("skipped") == "unchanged":
-                click.echo(
-                    f"{row['id']}: not changed in the editor, so it stays (without --edit it goes as it is)", err=True
-                )
+                echo(f"{row['id']}: not changed in the editor, so it stays (without --edit it goes as it is)", err=True)
         done = sum(row["replayed"] or (dry_run and "error" not in row) for row in outcome)
         word = "would be replayed" if dry_run else "replayed"
         if dry_run:
             for row in outcome:
-                click.echo(f"{row['id']}  {row['value']}")
-        click.echo(f"{done} of {len(outcome)} dead letters of {topic} {word}")
+                echo(f"{row['id']}  {row['value']}")
+        echo(f"{done} of {len(outcome)} dead letters of {topic} {word}")
     if failed:
         sys.exit(1)
 
@@ -202,6 +190,8 @@ async def _replay(
     edit: bool,
     value: bytes | None,
 ) -> list[dict[str, Any]]:
+    if not ids and not dry_run and not edit:
+        return await _replay_all(broker, topic, rate)
     outcome: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     due = loop.time()
@@ -222,6 +212,34 @@ async def _replay(
             row["replayed"] = True
         except QuintetError as refused:
             row["error"] = str(refused)
+    return outcome
+
+
+async def _replay_all(broker: Manage, topic: str, rate: float | None) -> list[dict[str, Any]]:
+    """All that are there now, many in one request."""
+    outcome: list[dict[str, Any]] = [
+        {"id": letter.id, "replayed": False, "value": shown(letter.value)}
+        async for letter in broker.all_dead_letters(topic)
+    ]
+    most = REPLAYED_AT_ONCE_MAX if rate is None else max(1, min(int(rate), REPLAYED_AT_ONCE_MAX))
+    waiting = deque(outcome[at : at + most] for at in range(0, len(outcome), most))
+    while waiting:
+        rows = waiting.popleft()
+        try:
+            missing = set(await broker.replay_many(topic, [row["id"] for row in rows]))
+        except QuintetError as refused:
+            if isinstance(refused, LimitExceeded) and len(rows) > 1:  # too many bytes for one request
+                waiting.extendleft((rows[len(rows) // 2 :], rows[: len(rows) // 2]))
+                continue
+            for row in rows:
+                row["error"] = str(refused)
+            continue
+        for row in rows:
+            row["replayed"] = row["id"] not in missing
+            if row["id"] in missing:
+                row["error"] = f"{topic} has no dead letter {row['id']} any more"
+        if rate is not None and waiting:
+            await asyncio.sleep(len(rows) / rate)
     return outcome
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import click
 
 from quintet.cli import common
+from quintet.cli.output import echo
 from quintet.client.bus import Bus
 from quintet.client.errors import Timeout, VersionConflict
 from quintet.client.kv import Cache, Change
@@ -80,7 +81,7 @@ def get(url: str, cache: str, key: str, timeout: float, as_json: bool) -> None:
     """
     found = run(url, cache, timeout, lambda there: there.entry(key, timeout=timeout))
     if found is None:
-        click.echo(f"quintet: {key} is not there", err=True)
+        echo(f"quintet: {key} is not there", err=True)
         sys.exit(1)
     value, version = found
     if as_json:
@@ -136,7 +137,7 @@ def put(
 
 
 def _conflict(error: VersionConflict) -> NoReturn:
-    click.echo(f"quintet: {error}", err=True)
+    echo(f"quintet: {error}", err=True)
     sys.exit(1)
 
 
@@ -206,9 +207,9 @@ def watch(url: str, cache: str, key: str | None, prefix: str | None, count: int 
     async def changes(there: Cache) -> None:
         nonlocal seen
         async with there.watch(key, prefix=prefix) as found:
-            click.echo(f"watching {there.name}", err=True)
+            echo(f"watching {there.name}", err=True)
             async for change in found:
-                click.echo(_line(change))
+                echo(_line(change))
                 seen += 1
                 if seen == count:
                     return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quintet.cli.common import text_or_base64
+from quintet.cli.output import echo
 from quintet.cli.repair import repair
 from quintet.model.errors import DataDirError, TopicNotFound
 
@@ -53,12 +54,12 @@ def verify(ctx: click.Context, folder: Path, as_json: bool) -> None:
 
     summary = Summary()
     for finding in verify(OsDisk(), _folder(folder), summary):
-        click.echo(json.dumps({"finding": asdict(finding)}) if as_json else str(finding))
+        echo(json.dumps({"finding": asdict(finding)}) if as_json else str(finding))
     if as_json:
-        click.echo(json.dumps({"summary": asdict(summary)}))
+        echo(json.dumps({"summary": asdict(summary)}))
     else:
         verdict = "corrupt" if summary.status else "sound"
-        click.echo(
+        echo(
             f"{verdict}: {summary.segments} segments, {summary.batches} batches, {summary.records} records, "
             f"{summary.bytes} bytes, {summary.findings} findings"
         )
@@ -97,7 +98,7 @@ def dump(folder: Path, topic: str | None, partition: int | None, first: int, lim
     for number, part, row in dump(disk, where, wanted):
         if row[0] < first or partition not in (None, part):
             continue
-        click.echo(render(names.get(number, f"#{number}"), part, row, form))
+        echo(render(names.get(number, f"#{number}"), part, row, form))
         printed += 1
         if printed == limit:
             break

@@ -143,10 +143,16 @@ def completion(shell: str) -> None:
     click.echo(kind(cli, {}, "quintet", "_QUINTET_COMPLETE").source())
 
 
+def line_of(error: QuintetError) -> str:
+    """What is said of it."""
+    from quintet.cli.output import printable
+
+    return printable(f"quintet: {error} ({error.hint})" if error.hint else f"quintet: {error}")
+
+
 def fail(error: QuintetError) -> NoReturn:
     """One line on stderr, and the exit code that belongs to the error."""
-    hint = f" ({error.hint})" if error.hint else ""
-    click.echo(f"quintet: {error}{hint}", err=True)
+    click.echo(line_of(error), err=True)
     sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
 
 

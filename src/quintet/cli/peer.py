@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from quintet.cli import common, stdin
+from quintet.cli.output import echo, printable
 from quintet.client.errors import BadName, BadUrl, Timeout
 from quintet.client.peer import Peer, PeerMessage, peer
 from quintet.client.pipe import pipe
@@ -163,12 +164,12 @@ def _send_all(
 
     async def use(me: Peer) -> None:
         if body is not None:
-            click.echo(await one(me, json_or_text(body.encode(errors="surrogateescape")), id))
+            echo(await one(me, json_or_text(body.encode(errors="surrogateescape")), id))
             return
         async for lines in stdin.lines(LINE_BYTES_MAX, "a message has at most 1 MiB"):
             for line in lines:
                 if line.strip():
-                    click.echo(await one(me, json_or_text(line), None))
+                    echo(await one(me, json_or_text(line), None))
 
     run(url, name, secret_file, timeout, use)
 
@@ -195,7 +196,7 @@ def listen(
 
     async def read(me: Peer) -> None:
         nonlocal seen
-        click.echo(f"listening as {me.name}", err=True)
+        echo(f"listening as {me.name}", err=True)
         while count is None or seen < count:
             message = await me.receive(timeout=float("inf"))
             out = sys.stdout.buffer
@@ -219,14 +220,14 @@ def listen(
         run(url, name, secret_file, 10.0, use)
     except KeyboardInterrupt:
         if count is not None:
-            click.echo(f"quintet: interrupted after {seen} of {count} messages", err=True)
+            echo(f"quintet: interrupted after {seen} of {count} messages", err=True)
             sys.exit(1)
 
 
 def _line(message: PeerMessage) -> bytes:
     row = {"id": message.id, "from": message.sender, "to": message.to, "ts": message.ts, "source": message.source}
     row["kind"] = message.kind
-    return b'%b, "body": %b}\n' % (json.dumps(row, ensure_ascii=False).encode()[:-1], message.raw)
+    return b'%b, "body": %b}\n' % (printable(json.dumps(row, ensure_ascii=False)).encode()[:-1], message.raw)
 
 
 @peer_group.command()

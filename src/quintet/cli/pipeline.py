@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 from quintet.cli import common, flight
 from quintet.cli.common import json_option, lasting, say, say_json, say_table
 from quintet.cli.flight import flight_url_option
+from quintet.cli.output import echo
 from quintet.model.errors import BadRequest, QuintetError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def run(
     lets the batch under way end.
     """
     if wants_help and kind is None:
-        click.echo(ctx.get_help())
+        echo(ctx.get_help())
         return
     if kind is None:
         raise click.UsageError("Missing argument 'NAME': `quintet pipeline list` shows them.")
@@ -176,15 +177,15 @@ def _help(kind: str) -> None:
     from quintet.spark.pipelines import given
 
     module = pipelines.load(kind)
-    click.echo(f"Usage: quintet pipeline run {kind} [KEY=VALUE]... [OPTIONS]\n")
-    click.echo(f"{(module.__doc__ or module.SUMMARY).strip()}\n")
+    echo(f"Usage: quintet pipeline run {kind} [KEY=VALUE]... [OPTIONS]\n")
+    echo(f"{(module.__doc__ or module.SUMMARY).strip()}\n")
     rows = [
         (row.name, row.kind, "must be given" if row.default is None else row.default, row.description)
         for row in given.described(module)
         if row.name not in ("name", "checkpoint")
     ]
     say_table(("KEY", "VALUE", "default", "what it is"), rows, "")
-    click.echo("\nOptions for all pipelines: quintet pipeline run --help")
+    echo("\nOptions for all pipelines: quintet pipeline run --help")
 
 
 def _screen(as_json: bool) -> "Screen":
@@ -213,7 +214,7 @@ def _screen(as_json: bool) -> "Screen":
         def note(self, text: str) -> None:
             shown = "\n".join(line if line.isprintable() else ascii(line)[1:-1] for line in text.splitlines())
             if self._live is None:
-                click.echo(shown, err=True)
+                echo(shown, err=True)
             else:
                 self._live.console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
@@ -223,7 +224,7 @@ def _screen(as_json: bool) -> "Screen":
                 return
             rate = report.rows_in / seconds if seconds else 0.0
             what = f"{report.rows_in:,} rows in {report.batches:,} batch{'' if report.batches == 1 else 'es'}, {lasting(seconds)}, {rate:,.0f} rows/s"
-            click.echo(f"{report.name}: {report.state}, {what}")
+            echo(f"{report.name}: {report.state}, {what}")
 
         def result(self, result: Any) -> None:
             _say_result(result, as_json)
@@ -242,19 +243,19 @@ def _say_result(result: "Result", as_json: bool) -> None:
     if as_json:
         rows = [dict(zip(names, row, strict=True)) for row in result.rows]
         more = {"notes": list(result.notes), "pictures": list(result.pictures)}
-        click.echo(json.dumps({"title": result.title, "ok": result.ok, "rows": rows} | more, indent=2, default=str))
+        echo(json.dumps({"title": result.title, "ok": result.ok, "rows": rows} | more, indent=2, default=str))
         return
     if sys.stdout.isatty():
-        click.echo(result.title)
+        echo(result.title)
         if result.rows:
             say_table(_aligned(result), result.rows, "")
     elif result.columns:
         for row in (names, *result.rows):
-            click.echo("\t".join(_field(value) for value in row))
+            echo("\t".join(_field(value) for value in row))
     for text in (*([] if sys.stdout.isatty() else [result.title]), *result.notes):
-        click.echo(text, err=True)
+        echo(text, err=True)
     for path in result.pictures:
-        click.echo(f"drawn: {path}", err=True)
+        echo(f"drawn: {path}", err=True)
 
 
 def _aligned(result: "Result") -> list[str]:
@@ -343,7 +344,7 @@ def _show(found: "Pipelines", name: str | None, as_json: bool, *, line: bool) ->
     say_table(COLUMNS, [_row(each, found.now_us) for each in chosen], "no pipelines; `quintet pipeline run` starts one")
     for each in chosen:
         if each.report.detail:
-            click.echo(f"{each.report.name}: {each.report.detail}", err=True)
+            echo(f"{each.report.name}: {each.report.detail}", err=True)
 
 
 def _chosen(found: "Pipelines", name: str | None) -> "list[PipelineStatus]":

@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from quintet.cli import hexview
+from quintet.cli.output import echo
 from quintet.model.errors import BadRequest, ConfigError
 from quintet.protocols.flymq import frames
 
@@ -57,19 +58,17 @@ def flymq(
     if into is not None:
         return _write(into)
     if markdown:
-        return click.echo(table())
+        return echo(table())
     chosen = list(frames.OPERATIONS.values()) if operation is None else [_find(operation)]
     if as_json:
         rows = [describe(each) for each in chosen]
-        return click.echo(json.dumps(rows if operation is None else rows[0], indent=2))
+        return echo(json.dumps(rows if operation is None else rows[0], indent=2))
     for each in chosen:
         _print(each)
     if operation is None:
-        click.echo("Types: bool i32 u32 i64 u64, str8/str16 (length, UTF-8), bytes32 (length, bytes); ! not empty,")
-        click.echo(
-            "* a u32 count and as many, *16 a u16 count, name# only the count, + only the items, {..} a structure,"
-        )
-        click.echo("({..}) one behind its u32 length, [..] may be left off the end. Integers are big-endian.")
+        echo("Types: bool i32 u32 i64 u64, str8/str16 (length, UTF-8), bytes32 (length, bytes); ! not empty,")
+        echo("* a u32 count and as many, *16 a u16 count, name# only the count, + only the items, {..} a structure,")
+        echo("({..}) one behind its u32 length, [..] may be left off the end. Integers are big-endian.")
     return None
 
 
@@ -111,7 +110,7 @@ def _print(operation: frames.Operation) -> None:
         rows.append(("ours", operation.ours))
     for name, text in rows:
         hexview.show(f"     {click.style(f'{name:8}', fg='cyan')} {text}")
-    click.echo()
+    echo()
 
 
 def table() -> str:
@@ -164,11 +163,11 @@ def _decode(pasted: str, kind: str | None, as_json: bool) -> None:
     kinds: dict[str | None, hexview.Kind] = {"request": "request", "reply": "reply", "sdk": "reply (sdk)"}
     found = list(hexview.dissect_all(data, kinds.get(kind)))
     if as_json:
-        click.echo(json.dumps([hexview.as_json(each) for each in found], indent=2))
+        echo(json.dumps([hexview.as_json(each) for each in found], indent=2))
     else:
         for each in found:
             for line in hexview.lines(each):
                 hexview.show(line)
-            click.echo()
+            echo()
     if any(each.error for each in found):
         sys.exit(1)

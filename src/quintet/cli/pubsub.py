@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 
 from quintet.cli import common, stdin
+from quintet.cli.output import echo, printable
 from quintet.client.bus import Bus
 from quintet.client.errors import Timeout, Unsupported
 from quintet.client.message import Ack, MessageBatch
@@ -108,7 +109,7 @@ def pub(
     try:
         common.run(url, timeout, lambda bus: _send(bus, topic, batches, options, sent, common.door_of(url)))
     except KeyboardInterrupt:
-        click.echo(f"quintet: interrupted; {_messages(sent.total)} to {topic}: {ending}", err=True)
+        echo(f"quintet: interrupted; {_messages(sent.total)} to {topic}: {ending}", err=True)
         sys.exit(1)
     total, handles, last = sent.total, sent.handles, sent.last
     if delay is not None:
@@ -285,7 +286,7 @@ def sub(
         options: Any = {"group": group, "start": start, "member": member, "filter": chosen, "durable": durable}
         await _make_queue(bus, topic, door)
         async with bus.subscribe(topic, qos=qos, resume=resume, **options) as subscription:
-            click.echo(_told(subscription, door, topic, resume, group, durable), err=True)
+            echo(_told(subscription, door, topic, resume, group, durable), err=True)
             while count is None or seen < count:
                 most = SUB_BATCH if count is None else min(SUB_BATCH, count - seen)
                 batch = await subscription.get_batch(max=most, wait=0.0, timeout=float("inf"))
@@ -310,7 +311,7 @@ def sub(
         common.run(broker, 10.0, limited)
     except KeyboardInterrupt:
         if count is not None:
-            click.echo(f"quintet: interrupted after {seen} of {count} messages", err=True)
+            echo(f"quintet: interrupted after {seen} of {count} messages", err=True)
             sys.exit(1)
 
 
@@ -421,7 +422,7 @@ def _json(batch: MessageBatch) -> bytes:
             row |= common.text_or_base64("key", message.key)
         row |= {name: value.decode(errors="replace") for name, value in (message.headers or {}).items()}
         row |= common.text_or_base64("value", message.value)
-        lines.append(json.dumps(row, ensure_ascii=False))
+        lines.append(printable(json.dumps(row, ensure_ascii=False)))
     return ("\n".join(lines) + "\n").encode()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from quintet.cli.output import echo
 from quintet.model.errors import DataDirError
 
 if TYPE_CHECKING:
@@ -104,28 +105,26 @@ def _open(folder: Path, scheduler: Inline, anchors: str) -> "EmbeddedLog":
 def show(found: "Found", accepted: bool) -> None:
     """What is lost and what that means, what is made again, and what to do."""
     if found.sound:
-        click.echo("sound: nothing of the broker's own is lost")
+        echo("sound: nothing of the broker's own is lost")
         return
     for loss in found.losses:
-        click.echo(f"lost: {loss.name}: {loss.means}")
+        echo(f"lost: {loss.name}: {loss.means}")
         for line in loss.ranges:
-            click.echo(f"  {line}")
+            echo(f"  {line}")
     for name in found.journals:
-        click.echo(
+        echo(
             f"lost: {name}: a journal that did not check out. If the power failed, the last rows of any table and the last"
             " records of any topic may be lost; after a mere crash of the broker nothing is"
         )
     for row in found.rows:
-        click.echo(
+        echo(
             f"row made again: topic {row.name!a}, number {row.id}, {row.partitions} partitions: its durability is now fsync, it"
             " keeps everything (no retention), and if it was a queue of Fast it has no key and is made anew with CREATE. If it was"
             f" deleted, remove topics/{row.id:08d} instead"
         )
     for topic_id in found.nameless:
-        click.echo(f"unknown: topics/{topic_id:08d}: no header in it checks out: move it away, then the broker starts")
+        echo(f"unknown: topics/{topic_id:08d}: no header in it checks out: move it away, then the broker starts")
     if accepted:
-        click.echo("accepted: the broker starts without what is lost. The damaged files were left as they are")
+        echo("accepted: the broker starts without what is lost. The damaged files were left as they are")
     else:
-        click.echo(
-            "nothing was changed: make a copy, then `quintet log repair DIR --accept-loss` does what is said above"
-        )
+        echo("nothing was changed: make a copy, then `quintet log repair DIR --accept-loss` does what is said above")

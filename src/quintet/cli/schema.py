@@ -8,6 +8,7 @@ import click
 
 from quintet.cli import common
 from quintet.cli.common import json_option, manage, plain, say, say_json, say_table, url_option, yes_option
+from quintet.cli.output import echo
 from quintet.client.manage import Manage
 
 TYPES: Final = ("json", "avro", "protobuf")
@@ -68,8 +69,8 @@ def get(url: str, name: str, version: int | None, as_json: bool) -> None:
     if as_json:
         say_json(plain(found))
         return
-    click.echo(f"{found.id}: {found.type}, {found.compatibility} compatible", err=True)
-    click.echo(found.definition.decode(errors="replace"))
+    echo(f"{found.id}: {found.type}, {found.compatibility} compatible", err=True)
+    echo(found.definition.decode(errors="replace"))
 
 
 @schema.command("list")
@@ -124,9 +125,9 @@ def validate(url: str, name: str, messages: tuple[str, ...], file: Path | None, 
     else:
         for number, each in enumerate(reasons, 1):
             for reason in each:
-                click.echo(f"message {number}: {reason}")
+                echo(f"message {number}: {reason}")
         bad = sum(map(bool, reasons))
-        click.echo(f"{len(reasons) - bad} of {len(reasons)} fit {name}")
+        echo(f"{len(reasons) - bad} of {len(reasons)} fit {name}")
     if any(reasons):
         sys.exit(1)
 

@@ -22,6 +22,7 @@ import click
 from quintet.cli import common, flight
 from quintet.cli.common import say_table, text_or_base64
 from quintet.cli.flight import flight_url_option
+from quintet.cli.output import echo
 from quintet.model.errors import ConfigError, QuintetError
 
 if TYPE_CHECKING:
@@ -136,12 +137,12 @@ def _say_rows(frame: "DataFrame", limit: int | None, as_json: bool, as_csv: bool
         columns = [f">{name}" if number else name for name, number in zip(names, numbers, strict=True)]
         say_table(columns, [[_cell(value) for value in row] for row in rows[:most]], "no rows")
         if len(rows) > most:
-            click.echo(f"the first {most:,} rows; --limit N shows more, --json and --csv all", err=True)
+            echo(f"the first {most:,} rows; --limit N shows more, --json and --csv all", err=True)
         return
     found: Iterable[Sequence[Any]] = (frame.limit(limit) if limit else frame).toLocalIterator()
     if as_json:
         for row in found:
-            click.echo(json.dumps(_plain_fields(names, row), ensure_ascii=False))
+            echo(json.dumps(_plain_fields(names, row), ensure_ascii=False))
         return
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(names)
@@ -227,7 +228,7 @@ def notebook(topic: str, url: str | None, output: Path | None, jupyter: bool, on
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
     if only_write:
-        click.echo(str(file))
+        echo(str(file))
         return
     program = "jupyter" if jupyter else "marimo"
     command = [sys.executable, "-m", program, *(("lab",) if jupyter else ("edit",)), str(file)]

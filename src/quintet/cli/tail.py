@@ -13,6 +13,7 @@ import click
 
 from quintet.cli import common, hexview
 from quintet.cli.common import json_option, shown, text_or_base64, topic_argument, url_option
+from quintet.cli.output import echo
 from quintet.client import url as urls
 from quintet.client.base import Door, Setup, dial
 from quintet.client.errors import TopicNotFound
@@ -110,7 +111,7 @@ async def _topic(broker: Manage, topic: str, follow: bool) -> TopicInfo:
             if not follow:
                 raise
         if not told:
-            click.echo(f"{topic} is not there yet, waiting for it", err=True)
+            echo(f"{topic} is not there yet, waiting for it", err=True)
             told = True
         await asyncio.sleep(POLL_S)
 
@@ -270,4 +271,4 @@ def _say_frame(found: hexview.Dissection, as_json: bool) -> None:
         return
     for line in hexview.lines(found):
         hexview.show(line)
-    click.echo()
+    echo()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from quintet.cli.common import json_option, now_ms, say, when
+from quintet.cli.output import echo
 from quintet.model.errors import AuthError, ConfigError
 
 if TYPE_CHECKING:
@@ -166,12 +167,12 @@ def mint_for_tenant(
     options = rules.TenantTokenOptions(secrets, issuer=issuer, audience=audience, keys=keys)
     rules.TenantTokens(options).verify(made, now * 1000)
     if as_json:
-        click.echo(json.dumps({"token": made.decode(), "bytes": len(made), "claims": claims}))
+        echo(json.dumps({"token": made.decode(), "bytes": len(made), "claims": claims}))
         return
-    click.echo(made.decode())
+    echo(made.decode())
     for permission, why in _useless(claims["perms"], claims["tid"]):
-        click.echo(f"{permission} gives nothing: {why}", err=True)
-    click.echo(f"{len(made)} bytes, {algorithm}, expires {when(claims['exp'] * 1000)[:19]}", err=True)
+        echo(f"{permission} gives nothing: {why}", err=True)
+    echo(f"{len(made)} bytes, {algorithm}, expires {when(claims['exp'] * 1000)[:19]}", err=True)
 
 
 def _parties(issuer: str | None, audience: str | None) -> tuple[str, str]:

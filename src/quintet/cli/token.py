@@ -14,6 +14,7 @@ import click
 
 from quintet.cli.common import Duration, json_option, lasting, now_ms, say_table, when
 from quintet.cli.main import EXIT_FAILED
+from quintet.cli.output import echo
 from quintet.cli.tenant_token import (
     allowed_rows,
     is_tenant_token,
@@ -180,11 +181,11 @@ def _mint_for_queue(
     tokens.Tokens(options).verify(made, now * 1000)
     room = tokens.TOKEN_BYTES_MAX - len(made)
     if as_json:
-        click.echo(json.dumps({"token": made.decode(), "bytes": len(made), "bytes_left": room, "claims": claims}))
+        echo(json.dumps({"token": made.decode(), "bytes": len(made), "bytes_left": room, "claims": claims}))
         return
-    click.echo(made.decode())
+    echo(made.decode())
     lives = f"expires {when(claims['exp'] * 1000)[:19]}" if expires_ms else "never expires"
-    click.echo(f"{len(made)} of {tokens.TOKEN_BYTES_MAX} bytes, {lives}", err=True)
+    echo(f"{len(made)} of {tokens.TOKEN_BYTES_MAX} bytes, {lives}", err=True)
 
 
 def _secret(file: Path | None, text: str | None, dev: bool) -> bytes | None:
@@ -257,7 +258,7 @@ def inspect(
     if as_json:
         facts = {"header": found.header, "claims": found.claims, "claim_bytes": found.sizes, "bytes": found.size}
         facts |= {"door": "felix" if felix else "fast", "allows": allows}
-        click.echo(json.dumps(facts | {"signature": signature, "refused": verdict}, indent=2))
+        echo(json.dumps(facts | {"signature": signature, "refused": verdict}, indent=2))
     else:
         _say(found, allows, tenant_token_bytes_max() if felix else tokens.TOKEN_BYTES_MAX, now)
         _say_verdict(signature, verdict)
@@ -308,15 +309,15 @@ def _say(found: "Inspected", allows: list[tuple[str, str, str]], most: int, now:
         rows.append(("claim", name, said, str(found.sizes[name])))
     say_table(("part", "name", "value", ">bytes"), rows, "an empty token")
     say_table(("action", "on", "comes to"), allows, "it allows nothing")
-    click.echo(f"size: {found.size} of {most} bytes")
+    echo(f"size: {found.size} of {most} bytes")
 
 
 def _say_verdict(signature: str, verdict: str) -> None:
-    click.echo(f"signature: {signature}")
+    echo(f"signature: {signature}")
     if verdict:
-        click.echo(f"a broker refuses it: {verdict}")
+        echo(f"a broker refuses it: {verdict}")
     else:
-        click.echo("a broker takes it" + ("" if signature == "right" else ", if the signature is right"))
+        echo("a broker takes it" + ("" if signature == "right" else ", if the signature is right"))
 
 
 def _value(value: object) -> str:

@@ -23,6 +23,7 @@ from quintet.cli.common import (
     when,
     yes_option,
 )
+from quintet.cli.output import echo
 from quintet.client.manage import Explanation, Manage, Rule, User
 from quintet.model.errors import AclNotFound, QuintetError
 
@@ -200,8 +201,8 @@ def add_key(url: str, name: str, label: str, expires: int | None, as_json: bool)
     if as_json:
         say_json(plain(made) | {"secret": secret})
         return
-    click.echo(f"quintet: {made.id} of {made.user}; the broker keeps only a hash of it", err=True)
-    click.echo(secret)
+    echo(f"quintet: {made.id} of {made.user}; the broker keeps only a hash of it", err=True)
+    echo(secret)
 
 
 @key.command("list")
@@ -323,7 +324,7 @@ def set_rule(url: str, topic: str, users: tuple[str, ...], roles: tuple[str, ...
         return [name for name in users if name not in known]
 
     for name in manage(url, make):
-        click.echo(f"quintet: there is no user {name!r} yet; `quintet user list` shows them", err=True)
+        echo(f"quintet: there is no user {name!r} yet; `quintet user list` shows them", err=True)
     who = "everybody" if public else ", ".join([*users, *(f"role {each}" for each in roles)]) or "administrators"
     say(as_json, plain(rule), f"{topic}: for {who}")
 
@@ -381,13 +382,13 @@ def explain(context: click.Context, url: str, who: str, action: str, topic: str,
     try:
         found = manage(url, lambda broker: broker.explain(who, action, topic))
     except QuintetError as error:
-        click.echo(f"quintet: {error}{f' ({error.hint})' if error.hint else ''}", err=True)
+        echo(f"quintet: {error}{f' ({error.hint})' if error.hint else ''}", err=True)
         context.exit(EXPLAIN_FAILED)
     if as_json:
         say_json(plain(found))
     else:
         what = "administer" if action == "admin" else f"{action} on"
-        click.echo(f"{'yes' if found.allowed else 'no'}: the {found.kind} {found.name} {_may(found)} {what} {topic}")
+        echo(f"{'yes' if found.allowed else 'no'}: the {found.kind} {found.name} {_may(found)} {what} {topic}")
         rows = [(each.topic or "-", each.rule, each.outcome, each.why) for each in found.steps]
         say_table(("topic", "rule", "says", "because"), rows, "")
     context.exit(0 if found.allowed else EXPLAIN_REFUSED)

@@ -373,8 +373,7 @@ class Bus:
         member    a name of one's own, under which a member that comes back soon has its partitions again
         durable   a name under which the server keeps where this subscription is (Felix): go on with the same name
         filter    only messages that pass, in the server's language of filters
-        prefetch  messages that the server sends before one of them is acknowledged (BlipMQ, Felix), or that are fetched
-                  ahead (FlyMQ); a reader that takes more than so many without acknowledging gets more, too
+        prefetch  messages that are sent before one of them is acknowledged (BlipMQ, Felix), or fetched ahead (FlyMQ)
         """
         self._open()
         self._check(topic, qos, None)

@@ -80,6 +80,8 @@ def encode(name: str, fields: Fields) -> tuple[frames.Operation, bytes]:
 
 def _payload(name: str, layout: Layout, fields: Fields) -> bytes:
     values = dict(fields)
+    if values.get("filter") == "" and "wait_ms" not in values and name != "PEEK":
+        del values["filter"]  # a lone empty one is the mark of published clients, see FlyMQ's README
     for node, _ in layout.names():
         if node.name in fields and isinstance(node, codec.Text):
             most = _TEXT_BYTES_MAX.get(node.kind, frames.FRAME_BYTES_MAX)
@@ -195,7 +197,12 @@ class FlyLink(StreamLink, AskLink):
     async def handshake(self, user: str, password: str) -> None:
         """AUTH; without a user name, whatever the listener gives to strangers."""
         if not user:
-            await self.request("WHOAMI", {})
+            who = await self.request("WHOAMI", {})
+            if not who["success"] and not who["username"]:  # strangers are given nothing here, not even a role
+                raise AuthError(
+                    f"{self._where}: authenticate first",
+                    hint="put name and password into the URL: flymq://USER:PASSWORD@host",
+                )
             return
         answer = await self.request("AUTH", {"user": user, "password": password})
         if answer["success"]:

@@ -395,6 +395,15 @@ class Manage:
         options: Fields = {} if value is None else {"value": value}
         await self._ask("REPLAY_DLQ", topic=topic, message_id=id, **options)
 
+    async def replay_many(self, topic: str, ids: Sequence[str]) -> list[str]:
+        """The same for many, all or none and in one request; the ids of those that were not open (any more)."""
+        found = await self._ask("REPLAY_DLQ", topic=topic, ids=list(ids))
+        return [str(id) for id in found["missing"]]
+
+    async def dead_letter_counts(self) -> dict[str, int]:
+        """How many dead letters each topic has that has some."""
+        return {row["topic"]: row["letters"] for row in (await self._ask("LIST_DLQ"))["topics"]}
+
     async def purge(self, topic: str) -> str:
         """Put all dead letters of a topic aside; what the broker says about it."""
         return str((await self._ask("PURGE_DLQ", topic=topic))["message"])

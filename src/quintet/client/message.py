@@ -209,8 +209,7 @@ class Message:
             await self._settler.settle((self.tag,), timeout)
 
     async def nack(self, *, delay: float | None = None) -> None:
-        """It failed: let it come again after `delay` seconds; None: after a pause that doubles with each attempt. When its
-        attempts are used up it is put among the dead letters. Not for QoS 0, which is never sent twice."""
+        """It failed: it comes again after `delay` seconds (None: longer with each attempt), or is a dead letter."""
         await self._settler.nack([_row_of(self)], delay)
 
     async def working(self) -> None:

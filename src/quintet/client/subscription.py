@@ -183,8 +183,7 @@ class Subscription:
         await self.close()
 
     async def open(self) -> None:
-        """Subscribe, join the group, or take up the subscription given as `resume`. Iterating does it too. When it fails,
-        the next call, or the next iteration, tries again."""
+        """Subscribe, join the group, or take up the one given as `resume`. Iterating does it too, also after it failed."""
         if self._opened and not self._closed:
             return
         async with self._opening:

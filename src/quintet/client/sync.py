@@ -13,7 +13,7 @@ from quintet.client import message as _message
 from quintet.client import producer as _producer
 from quintet.client import subscription as _subscription
 from quintet.client import transaction as _transaction
-from quintet.client.base import Start
+from quintet.client.base import Door, Start
 from quintet.client.bus import LINGER_S, PRODUCER_BYTES_MAX, TIMEOUT_S
 from quintet.client.message import Ack, Rows, T
 from quintet.client.portal import Portal, inner_of
@@ -125,8 +125,7 @@ class Message:
         return self._portal.run(self._inner.ack(timeout=timeout))
 
     def nack(self, *, delay: float | None = None) -> None:
-        """It failed: let it come again after `delay` seconds; None: after a pause that doubles with each attempt. When its
-        attempts are used up it is put among the dead letters. Not for QoS 0, which is never sent twice."""
+        """It failed: it comes again after `delay` seconds (None: longer with each attempt), or is a dead letter."""
         return self._portal.run(self._inner.nack(delay=delay))
 
     def working(self) -> None:
@@ -269,8 +268,7 @@ class Subscription:
         return self._portal.run(self._inner.__aexit__(kind, error, trace))
 
     def open(self) -> None:
-        """Subscribe, join the group, or take up the subscription given as `resume`. Iterating does it too. When it fails,
-        the next call, or the next iteration, tries again."""
+        """Subscribe, join the group, or take up the one given as `resume`. Iterating does it too, also after it failed."""
         return self._portal.run(self._inner.open())
 
     def close(self) -> None:
@@ -449,6 +447,11 @@ class Bus:
         return self._inner.name
 
     @property
+    def door(self) -> Door:
+        """The door of its URL."""
+        return self._inner.door
+
+    @property
     def connected(self) -> bool:
         """Whether there is a connection for publishing right now."""
         return self._inner.connected
@@ -607,8 +610,7 @@ class Bus:
         member    a name of one's own, under which a member that comes back soon has its partitions again
         durable   a name under which the server keeps where this subscription is (Felix): go on with the same name
         filter    only messages that pass, in the server's language of filters
-        prefetch  messages that the server sends before one of them is acknowledged (BlipMQ, Felix), or that are fetched
-                  ahead (FlyMQ); a reader that takes more than so many without acknowledging gets more, too
+        prefetch  messages that are sent before one of them is acknowledged (BlipMQ, Felix), or fetched ahead (FlyMQ)
         """
         return Subscription(
             self._portal,

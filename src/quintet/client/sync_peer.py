@@ -11,6 +11,7 @@ from typing import Any
 from quintet.client import peer as _peer
 from quintet.client.bus import TIMEOUT_S
 from quintet.client.portal import Portal
+from quintet.model.errors import QuintetError
 
 
 class PeerMessage:
@@ -128,6 +129,10 @@ class Peer:
         """Messages that came again and were not handed out again."""
         return self._inner.duplicates
 
+    def ended(self) -> QuintetError:
+        """Wait until it was closed or has failed for good; why. A connection that comes back is no end."""
+        return self._portal.run(self._inner.ended())
+
     def send(self, to: str, body: object, *, id: str | None = None, timeout: float | None = None) -> str:
         """Send anything JSON can say to one peer; its id. It returns when the broker has read it and keeps it, if it does:
         the protocol does not tell whether that peer is known. After a lost connection it is sent again, under the same
@@ -164,10 +169,12 @@ def peer(
     timeout: float = TIMEOUT_S,
     reconnect: bool = True,
     tls: ssl.SSLContext | None = None,
+    give_way: bool = False,
 ) -> Peer:
     """`with peer("peerbus://:TOKEN@HOST:47821?name=alice") as me`. The name may also be given here.
 
     The secret that peers share is in the file of `?secret_file=`, or in QUINTET_PEERBUS_SECRET.
-    timeout and reconnect are those of `connect`.
+    timeout and reconnect are those of `connect`. give_way: if another connection takes the name over and over, it ends with
+    NameClaimed instead of taking it back for ever.
     """
-    return Peer(Portal(), _peer.peer(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls))
+    return Peer(Portal(), _peer.peer(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls, give_way=give_way))

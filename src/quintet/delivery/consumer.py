@@ -84,30 +84,30 @@ class Consumer:
 
     # -- the clock -------------------------------------------------------------------------------------------------
 
-    def handed(self, flight: Flight, now_us: int, wait_us: int) -> None:
+    def handed(self, flight: Flight, monotonic: int, wait_us: int) -> None:
         count = len(flight.offsets)
-        flight.number, flight.sent_us, flight.wait_us = self._next, now_us, wait_us
+        flight.number, flight.sent_us, flight.wait_us = self._next, monotonic, wait_us
         self._flights[self._next] = flight
         self._next += count
         self.held += count
         if len(self._flights) & (len(self._flights) - 1) == 0:  # at powers of two: as often as it pays
             self._flights = {number: other for number, other in self._flights.items() if other.left}
 
-    def acknowledged(self, number: int, now_us: int) -> None:
+    def acknowledged(self, number: int, monotonic: int) -> None:
         """The record of this number; or, below 0, one it no longer holds."""
-        self._last_us = now_us
+        self._last_us = monotonic
         if number < 0 or (self._passed and number <= self._passed[-1]):
             return
-        if self._passed and now_us - self._passed_us[-1] < self._step_us:
+        if self._passed and monotonic - self._passed_us[-1] < self._step_us:
             self._passed[-1] = number
             return
         if len(self._passed) >= STEPS_KEPT_MAX:
             self._forget_steps()
         self._passed.append(number)
-        self._passed_us.append(now_us)
+        self._passed_us.append(monotonic)
 
-    def timed_out(self, now_us: int) -> None:
-        self._last_us = now_us
+    def timed_out(self, monotonic: int) -> None:
+        self._last_us = monotonic
 
     def since(self, flight: Flight, offset: int, oldest: bool) -> int | None:
         """When the clock of this record started; None: its consumer has not reached it. `oldest`: of its flight."""

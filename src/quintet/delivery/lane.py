@@ -127,10 +127,10 @@ class Lane:
         return None
 
     def sent(
-        self, run: Run, qos: int, sink: Sink, deadline: int, consumer: Consumer | None = None, now: int = 0
+        self, run: Run, qos: int, sink: Sink, deadline: int, consumer: Consumer | None = None, monotonic: int = 0
     ) -> int:
         """The run was handed to a peer. QoS 1: it is in flight until `deadline`, or longer if the consumer has not reached
-        it by then (`consumer`; `now` is when it was sent). Returns the attempt number."""
+        it by then (`consumer`; `monotonic` is when it was sent). Returns the attempt number."""
         batch, first, last = run
         offsets = self._offsets(batch, first, last)
         start = offsets[0]
@@ -144,7 +144,7 @@ class Lane:
         if qos:
             flight = Flight(attempt, offsets, sink, consumer)
             if consumer is not None:
-                consumer.handed(flight, now, deadline - now)
+                consumer.handed(flight, monotonic, deadline - monotonic)
             self.inflight.update(dict.fromkeys(offsets, flight))
             self._time(flight, deadline)
         trail = self.trail
@@ -179,12 +179,12 @@ class Lane:
         self._order += 1
         heapq.heappush(self._timers, (deadline, self._order, flight))
 
-    def working(self, offset: int, now: int) -> bool:
+    def working(self, offset: int, monotonic: int) -> bool:
         """The consumer works on it: its clock starts again. False if nobody has it."""
         flight = self.inflight.get(offset)
         if flight is None or flight.consumer is None:
             return False
-        self._working[offset] = now
+        self._working[offset] = monotonic
         return True
 
     def nack(self, offset: int, due: int, attempts_max: int) -> bool:
@@ -237,7 +237,7 @@ class Lane:
         if held and len(self.retry) > len(held):  # others were due already, and those came later
             self.retry = dict(sorted(self.retry.items()))
 
-    def _give_back(self, flight: Flight, now: int, attempts_max: int) -> int | None:
+    def _give_back(self, flight: Flight, monotonic: int, attempts_max: int) -> int | None:
         """What its time is over for; when to look at the rest again, if there is any."""
         target = self.dead if flight.attempt >= attempts_max else self.retry
         due = None
@@ -247,12 +247,12 @@ class Lane:
             if flight.consumer is not None:
                 since = flight.consumer.since(flight, offset, due is None)
                 if since is None:  # it waits, and so does what is behind it: at the earliest it is reached now
-                    return min(now + flight.wait_us, due or now + flight.wait_us)
+                    return min(monotonic + flight.wait_us, due or monotonic + flight.wait_us)
                 end = max(since, self._working.get(offset, 0)) + flight.wait_us
-                if end > now:
+                if end > monotonic:
                     due = end if due is None else min(due, end)
                     continue
-                flight.consumer.timed_out(now)
+                flight.consumer.timed_out(monotonic)
             self._land(offset)
             target[offset] = flight.attempt
         return due

@@ -192,10 +192,11 @@ class Subscription:
     # -- poll ------------------------------------------------------------------------------------------------------
 
     def poll(
-        self, count: int, sink: Sink, wake: Callable[[], None], bytes_max: int
+        self, count: int, sink: Sink, wake: Callable[[], None], bytes_max: int, timeout_us: int = 0
     ) -> tuple[list[tuple[int, Run]], bool]:
         """Up to count records now as (partition, run), no more of them once they have bytes_max; and whether more may come
-        once `wake` was called (they are being read from disk)."""
+        once `wake` was called (they are being read from disk). The first acknowledgement may take timeout_us; 0: as configured
+        for polls."""
         runs: list[tuple[int, Run]] = []
         now, monotonic = self._now(), self._monotonic()
         self.last_used = monotonic
@@ -212,7 +213,8 @@ class Subscription:
                         self._touch()
                     break
                 qos = self.effective_qos(run)
-                lane.sent(run, qos, sink, monotonic + _backoff(self._policy.poll_backoff_us, lane.attempt_of(run)))
+                wait_us = _backoff(timeout_us or self._policy.poll_backoff_us, lane.attempt_of(run))
+                lane.sent(run, qos, sink, monotonic + wait_us)
                 self._turn += 1
                 count -= run[2] - run[1]
                 bytes_max -= run[0].length * (run[2] - run[1]) // run[0].count
@@ -245,9 +247,9 @@ class Subscription:
     def working(self, partition: int, first: int, count: int) -> None:
         """The consumer works on these: their clocks start again. What it does not hold is passed over: it was too late."""
         if 0 <= partition < len(self.lanes):
-            lane, now = self.lanes[partition], self._monotonic()
+            lane, monotonic = self.lanes[partition], self._monotonic()
             for offset in range(first, first + min(count, MESSAGES_PER_RUN_MAX)):
-                lane.working(offset, now)
+                lane.working(offset, monotonic)
 
     def nack(self, partition: int, first: int, count: int, delay_us: int | None) -> list[int]:
         """The consumer failed with these: each is due again after the delay (None: as polled ones are, doubling with each
@@ -256,15 +258,15 @@ class Subscription:
         offsets = range(first, first + min(count, MESSAGES_PER_RUN_MAX))
         if not 0 <= partition < len(self.lanes):
             return list(offsets)
-        lane, now, policy = self.lanes[partition], self._monotonic(), self._policy
+        lane, monotonic, policy = self.lanes[partition], self._monotonic(), self._policy
         unknown = []
         for offset in offsets:
             flight = lane.inflight.get(offset)
             attempt = 1 if flight is None else flight.attempt
             wait = _backoff(policy.poll_backoff_us, attempt) if delay_us is None else delay_us
-            if not lane.nack(offset, now + wait, policy.attempts_max):
+            if not lane.nack(offset, monotonic + wait, policy.attempts_max):
                 unknown.append(offset)
-        self.consumer.acknowledged(-1, now)
+        self.consumer.acknowledged(-1, monotonic)
         self._freed()
         return unknown
 

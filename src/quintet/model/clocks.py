@@ -48,6 +48,6 @@ class WallClock:
             self._held = 0
         return jumped
 
-    def settled(self, now: int) -> int:
+    def trusted(self, now: int) -> int:
         """The date by which something may be deleted for good: without jumps ahead that may yet be taken back."""
         return now - self._held

@@ -13,6 +13,7 @@ An exception that a session raises while it receives ends its connection, and no
 """
 
 import asyncio
+import socket
 from collections.abc import Callable
 from functools import partial
 from time import time_ns
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
     from quintet.net.listener import Listener
 
 LARGE_REST_BYTES = 64 * limits.KIB  # of an unfinished frame: above this it is collected in a buffer of its own
+HELD_BYTES_MAX = 16 * limits.KIB  # read while an answer is waited for, to notice a peer that goes
 LARGE_STEP_BYTES = limits.MIB  # such a buffer grows by so much: 16 MiB more at once took 24 ms of one turn
 STALL_STEP_S = 0.001  # how long a congested publisher is not read from before looking again ...
 STALL_STEPS_MAX = 10  # ... and how often, when the reason is a slow subscriber and not the disk
 STALL_STEPS_EVEN = 16  # looks of the same distance, then they come further apart, up to ...
 STALL_STEP_MAX_S = 0.02  # ... this: thousands of connections may wait for one slow disk
 CHOKE_BYTES = OWN_BYTES_MAX  # of answers the peer does not take: above this it may not ask for more
+
+QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 READS_TOO_SLOWLY = (
     f"the peer took less than {PRESSED_BYTES_MIN // limits.KIB} KiB of its answers in {PRESSED_STALL_US // 1_000_000} "
@@ -102,12 +106,18 @@ class Connection(asyncio.BufferedProtocol):
         else:
             size = len(self._rest) + nbytes
             available = listener.read_view[:size]
-        self._offer(available)
         session = self._session
+        if self._held and session.holding:
+            self._keep(available)
+        else:
+            self._offer(available)
         if self._transport is None or self._transport.is_closing():
             return
+        if getattr(session, "quick_ack", False):
+            self._acknowledge()
         if self._held:
-            self._transport.pause_reading()
+            if session.stopped or self._large is not None or len(self._rest) > HELD_BYTES_MAX:
+                self._transport.pause_reading()
             self._let_go()
         elif session.congestion():
             self._stall(0)
@@ -126,6 +136,19 @@ class Connection(asyncio.BufferedProtocol):
             self._count_failures()
         except Exception as fault:
             self.fault("receive", fault)
+
+    def _acknowledge(self) -> None:
+        """Let the system acknowledge at once what was read (Linux; elsewhere it stays as it is). It does so by itself up to
+        40 ms later, and a peer that writes in small pieces with Nagle's algorithm sends the next one only then."""
+        if QUICK_ACK is None or self._transport is None:
+            return
+        number = self._transport.get_extra_info("socket").fileno()
+        # Not the transport's own object: uvloop's makes a second descriptor for every call.
+        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=number)
+        try:
+            borrowed.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
+        finally:
+            borrowed.detach()
 
     def _count_failures(self) -> None:
         failed = self._session.auth_failures - self._failures
@@ -158,6 +181,8 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if self._turns.over() and not fresh:
                 self._queued = True
+                if self._transport is not None:
+                    self._transport.pause_reading()
                 self._turns.later(self._offer_again)
                 return
             fresh = False
@@ -171,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         self._held = False
-        self._stall(0, paused=True)
+        self._stall(0, resuming=True)
 
     def _keep(self, rest: memoryview) -> None:
         if not rest:
@@ -184,15 +209,15 @@ class Connection(asyncio.BufferedProtocol):
             self._large[: len(rest)] = rest
             self._rest = b""
 
-    def _stall(self, step: int, paused: bool = False) -> None:
+    def _stall(self, step: int, resuming: bool = False) -> None:
         """Back-pressure: not reading is all it takes. A slow disk may hold a publisher back as long as it is slow; a slow
         subscriber only for a few milliseconds per read, then it is the one who loses (D6)."""
         if self._transport is None or self._transport.is_closing():
             return
-        if step == 0 and not paused:
-            self._transport.pause_reading()
-            self._listener.stalls += 1
         congestion = self._session.congestion()
+        if step == 0 and (congestion or not resuming):
+            self._transport.pause_reading()
+            self._listener.stalls += not resuming
         if congestion == WAIT or (congestion == STALL and step < STALL_STEPS_MAX):
             delay = min(STALL_STEP_S * (1 + step // STALL_STEPS_EVEN), STALL_STEP_MAX_S)
             self._listener.loop.call_later(delay, self._turns.run, self._stall, step + 1)
@@ -275,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
     def park(self, call: Callable[[], None]) -> None:
         if (
             self._stalled_since is None and self._listener.output.full
-        ):  # its own socket has room, the budget of all has none
+        ):  # its own socket has room, all together have none
             self._listener.output.park(call)
             return
         if self._parked is None:
@@ -286,7 +311,7 @@ class Connection(asyncio.BufferedProtocol):
             self._turns.later(self._wake_later)
 
     def claim(self, size: int, token: object) -> bool:
-        """See ClaimingSink. What was claimed is given back when the answer was handed to the socket."""
+        """See Link. What was claimed is given back when the answer was handed to the socket."""
         if self._lost:
             return False
         granted = self._listener.output.claim(self, size, partial(self._granted, token))

@@ -63,10 +63,10 @@ class Turns:
         """A callback of the loop begins. False: it is part of one that has begun, whose `end` counts for both."""
         if self._began:
             return False
-        now = self._began = perf_counter()
-        self._ends = now + TURN_S
-        if now - self._marked_at > MARK_S:
-            self._mark, self._marked_at = thread_time(), now
+        begins = self._began = perf_counter()
+        self._ends = begins + TURN_S
+        if begins - self._marked_at > MARK_S:
+            self._mark, self._marked_at = thread_time(), begins
         return True
 
     def over(self) -> bool:

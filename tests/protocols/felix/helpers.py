@@ -8,8 +8,9 @@ from quintet import kernel
 from quintet.broker.access import Role
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.tenant_tokens import TenantTokenOptions, mint_tenant, secret_signer
+from quintet.model.errors import BadRequest
 from quintet.protocols.base import LOST, TOO_SLOW
-from quintet.protocols.felix import codec, frames
+from quintet.protocols.felix import codec, features, frames
 from quintet.protocols.felix.frames import FelixOptions
 from quintet.protocols.felix.session import FelixSession
 from quintet.testing.line import Peer, SimBroker
@@ -109,21 +110,30 @@ class FakeOutlet:
         return decoded(data)
 
 
+def ack_of(flags: int, payload: bytes) -> tuple[Any, ...]:
+    """0x0210 and 0x1010."""
+    assert flags in (frames.ACK | frames.ACK_CODE, frames.ACK | frames.ACK_OFFSET), hex(flags)
+    status, id, size = struct.unpack_from(">BQH", payload)
+    text, rest = payload[11 : 11 + size].decode(), payload[11 + size :]
+    return (status, id, text, *struct.unpack(">HB" if flags & frames.ACK_CODE else ">Q", rest))
+
+
 def decoded(data: bytes) -> list[Any]:
-    """Frames of a server: JSON as messages, events as (base offset or -1, values), with keys those too, acks as (status, id,
-    text), or (0, id, "", offset)."""
+    """Frames of a server: JSON as messages (those of features.py, too), events as (base offset or -1, values), with keys those too, acks as (status, id,
+    text), with the offset or with code and retry behind."""
     items, consumed, fatal = kernel.felix_received(data, 0, frames.FRAME_BYTES_MAX)
     found: list[Any] = []
-    if (
-        fatal == 5 and frames.HEADER.unpack_from(data, consumed)[2] == frames.ACK | frames.ACK_OFFSET
-    ):  # no client of ours
-        status, id, _, offset = struct.unpack_from(">BQHQ", data, consumed + frames.HEADER.size)
-        end = consumed + frames.HEADER.size + struct.calcsize(">BQHQ")
-        return [*decoded(data[:consumed]), (status, id, "", offset), *decoded(data[end:])]
+    if fatal == 5:  # what no client of ours asks for
+        _, _, flags, size = frames.HEADER.unpack_from(data, consumed)
+        end = consumed + frames.HEADER.size + size
+        return [*decoded(data[:consumed]), ack_of(flags, data[end - size : end]), *decoded(data[end:])]
     assert (consumed, fatal) == (len(data), 0)
     for item in items:
         if item[0] == 0:
-            found.append(codec.decode_reply(item[1]))
+            try:
+                found.append(codec.decode_reply(item[1]))
+            except BadRequest:
+                found.append(features.decode_reply(item[1]))
         elif item[0] == frames.ACK:
             found.append(item[1:])
         elif item[0] == frames.EVENTS:
@@ -160,6 +170,14 @@ class Connection:
     def stream(self) -> "Stream":
         self.streams.append(Stream(self))
         return self.streams[-1]
+
+    def featured(self, secret: str = KEY, tenant: str = "t1", features: int = frames.SERVER_FEATURES) -> "Stream":
+        """A stream of a newer published client."""
+        stream = self.stream()
+        ask = codec.Auth(tenant_id=tenant, token=secret, client_flags=0x1FFF, client_features=features)
+        said = codec.AuthOk(server_flags=frames.PUBLISHED_FLAGS, server_features=frames.SERVER_FEATURES)
+        assert stream.ask(ask) == [said]
+        return stream
 
     def auth(self, secret: str = KEY, flags: int | None = OURS, tenant: str = "t1") -> "Stream":
         """A stream that is authenticated."""

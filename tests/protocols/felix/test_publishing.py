@@ -159,4 +159,4 @@ def test_offsets_in_acknowledgements_for_those_who_asked(sim: FelixSim) -> None:
         codec.PublishOk(request_id=9)
     ]
     bad = batch(b"x", request_id=5, scope=("t1", "a/b", "c"))
-    assert stream.ask(bad) == [(1, 5, "namespace: no / and no NUL")]
+    assert stream.ask(bad) == [(1, 5, "namespace: no / and no NUL", 4, 5)]  # an invalid request, which stays so

@@ -120,7 +120,7 @@ def test_a_durable_subscription_that_the_disk_does_not_forget_now_is_forgotten_l
 
 
 def test_a_watcher_that_is_too_slow_for_keys_that_come_and_go(sim: FelixSim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.protocols.felix.mapping.WATCHED_BYTES_MAX", 100 * 210)
+    monkeypatch.setattr("quintet.protocols.felix.watching.WATCHED_BYTES_MAX", 100 * 210)
     connection = sim.connect()
     stream = connection.auth()
     stream.ask(codec.CacheWatch(**CACHE, subscription_id=5))

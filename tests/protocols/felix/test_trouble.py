@@ -8,7 +8,7 @@ import pytest
 from quintet.broker.core import BrokerOptions
 from quintet.protocols.base import FLOWING, WAIT
 from quintet.protocols.felix import codec, frames
-from quintet.protocols.felix.mapping import WATCHED_PER_TURN_MAX
+from quintet.protocols.felix.watching import WATCHED_PER_TURN_MAX
 from tests.protocols.felix.helpers import OURS, PLAIN, PRIMARY, SECOND, FelixSim, batch, subscribe
 
 CACHE: dict[str, Any] = {"tenant_id": "t1", "namespace": "default", "cache": "primary"}

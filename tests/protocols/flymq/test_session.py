@@ -120,7 +120,7 @@ def test_every_operation_does_what_it_says(dialect: frames.Dialect) -> None:
 
 def test_every_operation_has_a_handler_and_a_right() -> None:
     assert set(HANDLERS) | {frames.PRODUCE, frames.AUTH} == set(frames.OPERATIONS)
-    assert {op.right for op in frames.OPERATIONS.values() if op.name != "AUTH"}.isdisjoint({"open"})
+    assert {op.right for op in frames.OPERATIONS.values() if op.name not in ("AUTH", "WHOAMI")}.isdisjoint({"open"})
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -211,7 +211,8 @@ def test_what_comes_behind_auth_waits_for_it(sim: SimBroker, dialect: frames.Dia
     assert [reply.code for reply in parse(client.peer.take())] == [0x71, 1, 0x72]
     client = Client(sim, dialect=dialect)
     replies = client.exchange(auth("admin", "wrong") + produce + request("WHOAMI"))
-    assert [reply.code for reply in replies] == [0x71, 0xFF, 0xFF]
+    assert [reply.code for reply in replies] == [0x71, 0xFF, 0x72]
+    assert not client.read("WHOAMI", replies[2])["success"]
 
 
 def test_a_refused_client_may_try_again_but_not_for_ever(sim: SimBroker) -> None:

@@ -4,8 +4,10 @@ and the happy path of both dialects. `tour` returns the bytes it sent; a broker 
 import json
 from typing import Any
 
+import pytest
+
 from quintet.testing.line import SimBroker
-from tests.protocols.flymq.helpers import PASSWORD, Client, request
+from tests.protocols.flymq.helpers import PASSWORD, Client, Refused, request
 
 NOW_MS = 1_700_000_000_000
 SCHEMA = json.dumps({"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}).encode()
@@ -108,6 +110,7 @@ class Tour:
         found = self.ask("FETCH_DLQ", topic="t", max=10)["messages"]
         assert [(m["data"], m["error"]) for m in found] == [(b"hello", "no good"), (b"once", "no good")]
         assert "details" in self.ask("FETCH_DLQ", topic="t", max=10, after="")
+        self.expect({"topics": [{"topic": "t", "letters": 2}]}, "LIST_DLQ")
         self.expect({"success": True, "message": "OK"}, "REPLAY_DLQ", topic="t", message_id=found[0]["id"])
         self.expect({"success": True, "message": "1 forgotten"}, "PURGE_DLQ", topic="t")
 
@@ -128,8 +131,9 @@ class Tour:
         self.expect({"messages": messages, "next_offset": 1}, "FETCH", topic="x", partition=0, offset=0, max=9)
 
     def cluster(self) -> None:
-        assert not self.ask("CLUSTER_JOIN", peer="10.0.0.1:9093")["success"]
-        assert not self.ask("CLUSTER_LEAVE")["success"]
+        for name, fields in (("CLUSTER_JOIN", {"peer": "10.0.0.1:9093"}), ("CLUSTER_LEAVE", {})):
+            with pytest.raises(Refused, match="one node"):
+                self.ask(name, **fields)
         status = self.ask("CLUSTER_STATUS")
         assert (status["cluster_id"], status["state"]) == ("standalone", "online")
         place = {

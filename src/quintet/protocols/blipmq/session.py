@@ -58,7 +58,7 @@ class BlipSession:
     __slots__ = (
         "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_origin", "_peer",
         "_principal", "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures",
-        "closing", "principal_name", "stopped", "take_output",
+        "closing", "principal_name", "quick_ack", "stopped", "take_output",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +80,9 @@ class BlipSession:
         self._deadline: int | None = monotonic + limits.HANDSHAKE_US
         self.auth_failures = 0
         self._made = 0
+        # The last frame was an ACK, which has no answer. The published subscriber of version 1 writes it and its next POLL by
+        # themselves, without TCP_NODELAY: its system keeps the POLL back until ours has acknowledged the ACK.
+        self.quick_ack = False
         self._identity = ""
         self._principal: Principal | None = None
         self._origin = b""
@@ -381,6 +384,7 @@ class BlipSession:
 
     def _ack(self, subscription_id: int, ranges: list[tuple[int, int]]) -> None:
         assert self._principal is not None
+        self.quick_ack = self._version == 1
         subscription = self._broker.subscription(self._principal, subscription_id)
         for number, (tag, count) in enumerate(ranges, 1):
             partition, offset = offset_of(tag)
@@ -397,6 +401,7 @@ class BlipSession:
     def _poll(self, subscription_id: int, ids: list[int]) -> None:
         """One message per POLL; nothing at all when there is none, or when the subscription is not this key's."""
         assert self._principal is not None
+        self.quick_ack = False
         subscription = self._broker.subscription(self._principal, subscription_id)
         if subscription is None:
             return

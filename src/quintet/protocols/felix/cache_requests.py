@@ -16,7 +16,8 @@ from quintet.protocols.base import Replies, Slot
 from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.codec import Id, Scope
 from quintet.protocols.felix.frames import Dialect, FelixOptions
-from quintet.protocols.felix.mapping import FelixPeer, Reach, WatchStream
+from quintet.protocols.felix.mapping import FelixPeer, Reach
+from quintet.protocols.felix.watching import WatchStream
 
 
 class CacheRequests:
@@ -53,7 +54,7 @@ class CacheRequests:
         """Answer the cache gets that come next, in one call."""
         most = frames.ANSWER_BYTES_MAX - self._made
         reply, end, hits, misses = kernel.felix_gets(
-            view, position, self._options.frame_bytes_max, self._scopes, now, most, self._dialect.extended
+            view, position, self._options.frame_bytes_max, self._scopes, now, most, self._dialect.versions
         )
         if end != position:
             self._replies.push(self._weighed(reply, 0))
@@ -77,7 +78,7 @@ class CacheRequests:
             ask.request_id,
             codec.CacheValue(
                 tenant_id=ask.tenant_id, namespace=ask.namespace, cache=ask.cache, key=ask.key, value=value,
-                request_id=ask.request_id, version=version if self._dialect.extended else None,
+                request_id=ask.request_id, version=version if self._dialect.versions else None,
             ),
         )  # fmt: skip
 
@@ -101,7 +102,7 @@ class CacheRequests:
         wanted = ask.if_version if isinstance(ask, codec.CachePutOurs) else None
         late = Late(self, ask.request_id)
         try:
-            version = cache.put(ask.key.encode(), ask.value, _expires(ask.ttl_ms, now), wanted, late.done)
+            version = cache.put(ask.key.encode(), ask.value, expires_of(ask.ttl_ms, now), wanted, late.done)
         except QuintetError as error:
             late.refused(ask.key, error)
             return
@@ -123,7 +124,7 @@ class CacheRequests:
     def _cache_incr(self, ask: codec.CacheIncr, now: int) -> None:
         if not -(1 << 63) <= ask.delta < 1 << 63:
             raise BadRequest("delta: a number of 64 bits")
-        expires = None if ask.ttl_ms is None else _expires(ask.ttl_ms, now)
+        expires = None if ask.ttl_ms is None else expires_of(ask.ttl_ms, now)
         cache = self._writable(ask)
         late = Late(self, ask.request_id)
         try:
@@ -138,8 +139,8 @@ class CacheRequests:
             raise BadRequest(f"keys: at most {frames.KEYS_MAX}")
         cache = self._reach.cache(self._scope(ask), False)
         found = [None if cache is None else cache.get(key.encode(), now) for key in ask.keys]
-        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > self._options.frame_bytes_max // 2:
-            raise BadRequest("keys: the values are larger than one frame, ask for fewer")
+        if sum(len(entry[0]) for entry in found if entry is not None) * 4 // 3 > frames.most_values(self._options):
+            raise BadRequest(f"keys: over {frames.most_values(self._options)} bytes of values as JSON, ask for fewer")
         values = [None if entry is None else entry[0] for entry in found]
         versions = [0 if entry is None else entry[1] for entry in found]
         self._answer(ask.request_id, codec.CacheValues(request_id=ask.request_id, values=values, versions=versions))
@@ -187,6 +188,10 @@ class Late:
         else:
             self._say(errors.encoded(error, self._session._dialect, self._request_id))
 
+    def say(self, message: Any) -> None:
+        """It is known now."""
+        self._say(codec.encode(message))
+
     def refused(self, key: str, error: QuintetError) -> None:
         session = self._session
         if isinstance(error, VersionConflict):
@@ -207,7 +212,7 @@ class Late:
             session._replies.push(data)
 
 
-def _expires(ttl_ms: int | None, now: int) -> int:
+def expires_of(ttl_ms: int | None, now: int) -> int:
     if ttl_ms is None:
         return 0
     if ttl_ms < 0:

@@ -15,6 +15,7 @@ from quintet.model import limits
 from quintet.model.errors import BadName, BadRequest
 from quintet.protocols.felix.frames import (
     ACK,
+    ACK_CODE,
     ACK_OFFSET,
     ACK_RECORDS_MAX,
     BATCH,
@@ -48,6 +49,7 @@ CACHE_PREFIX: Final = "cache/"  # of the topics of caches, as broker/topics.py h
 ORIGIN_BYTES_MAX: Final = 200
 WINDOW_LOG_MAX: Final = 25  # of a zstd frame: what unpacking may hold beside its output
 _ACK_HEAD: Final = struct.Struct(">BQH")
+_ACK_CODE: Final = struct.Struct(">HB")
 
 
 class _Message(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -61,6 +63,7 @@ class Auth(_Message, kw_only=True, tag="auth"):
     tenant_id: str
     token: str
     client_flags: int | None = None
+    client_features: int | None = None
     quintet: int | None = None
 
 
@@ -190,6 +193,7 @@ class CacheWatch(_OfCache, kw_only=True, tag="cache_watch"):
 
 class AuthOk(_Message, kw_only=True, tag="auth_ok"):
     server_flags: int
+    server_features: int | None = None
     quintet: int | None = None
 
 
@@ -239,6 +243,7 @@ class PublishError(_Message, kw_only=True, tag="publish_error"):
     request_id: Id = None
     message: str
     code: str | None = None
+    retry: str | None = None
 
 
 class Ok(_Message, kw_only=True, tag="ok"):
@@ -249,6 +254,7 @@ class Error(_Message, kw_only=True, tag="error"):
     request_id: Id = None
     message: str
     code: str | None = None
+    retry: str | None = None
 
 
 class CursorError(_Message, kw_only=True, tag="subscribe_cursor_error"):
@@ -315,36 +321,46 @@ class _HeadAck(msgspec.Struct):
     ack: str | None = None
 
 
-def _decoders(kinds: tuple[type[_Message], ...]) -> dict[str, msgspec.json.Decoder[Any]]:
+def decoders(kinds: tuple[type[Any], ...]) -> dict[str, msgspec.json.Decoder[Any]]:
     return {str(kind.__struct_config__.tag): msgspec.json.Decoder(kind) for kind in kinds}
 
 
 _head: Final = msgspec.json.Decoder(_Head)
 _head_id: Final = msgspec.json.Decoder(_HeadId)
 _head_ack: Final = msgspec.json.Decoder(_HeadAck)
-_plain: Final = {name: found for name, found in _decoders(_REQUESTS).items() if name not in OURS}
-_extended: Final = _decoders((*_REQUESTS, SubscribeOurs, CachePutOurs))
-_replies: Final = _decoders(_REPLIES)
+plain: Final = {name: found for name, found in decoders(_REQUESTS).items() if name not in OURS}
+extended_too: Final = decoders((*_REQUESTS, SubscribeOurs, CachePutOurs))
+_replies: Final = decoders(_REPLIES)
 _encode: Final = msgspec.json.Encoder().encode
 
-_FAULTS: Final = {
+FAULTS: Final = {
     1: "the payload is not one JSON object",
     2: "the JSON has a key twice",
     3: f"the JSON is nested deeper than {JSON_DEPTH_MAX}",
     4: "the JSON has more than 1,024 keys in one object",
+    5: "the JSON has more than 50,000 values or 500,000 escapes",
 }
 
 
-def _decode(payload: bytes, decoders: dict[str, msgspec.json.Decoder[Any]]) -> Any:
+class UnknownType(BadRequest):
+    """A message of a type that nobody here knows, or that was not negotiated."""
+
+    def __init__(self, type: str) -> None:
+        super().__init__("unexpected message type")
+        self.type = type
+
+
+def decode_by(payload: bytes, decoders: dict[str, msgspec.json.Decoder[Any]]) -> Any:
+    """The message, by its type; or BadRequest naming the field that is wrong."""
     fault = kernel.json_fault(payload, JSON_DEPTH_MAX)
     if fault:
-        raise BadRequest(_FAULTS[fault])
+        raise BadRequest(FAULTS[fault])
     kind = ""
     try:
         kind = _head.decode(payload).type
         decoder = decoders.get(kind)
         if decoder is None:
-            raise BadRequest("unexpected message type")
+            raise UnknownType(kind)
         return decoder.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"{kind + ': ' if kind else ''}{error}") from error
@@ -352,7 +368,7 @@ def _decode(payload: bytes, decoders: dict[str, msgspec.json.Decoder[Any]]) -> A
 
 def decode(payload: bytes, extended: bool = False) -> Any:
     """A client's message, or BadRequest naming the field that is wrong. `extended`: ours are known, too."""
-    return _decode(payload, _extended if extended else _plain)
+    return decode_by(payload, extended_too if extended else plain)
 
 
 def type_of(payload: bytes) -> str:
@@ -365,7 +381,7 @@ def type_of(payload: bytes) -> str:
 
 def decode_reply(payload: bytes) -> Any:
     """A server's message, or BadRequest."""
-    return _decode(payload, _replies)
+    return decode_by(payload, _replies)
 
 
 def agreed(ask: Auth) -> tuple[int, int | None]:
@@ -385,6 +401,11 @@ def id_of(payload: bytes) -> Id:
         return _head_id.decode(payload).request_id
     except msgspec.DecodeError:
         return None
+
+
+def publish_of(ask: Any) -> tuple[bool, bool]:
+    """As publishes, of a message that was decoded."""
+    return isinstance(ask, Publish | PublishBatch), getattr(ask, "ack", None) not in (None, "none")
 
 
 def publishes(payload: bytes) -> tuple[bool, bool]:
@@ -559,13 +580,21 @@ def target_json(tenant: str, namespace: str, stream: str) -> bytes:
 # -- binary -----------------------------------------------------------------------------------------------------------
 
 
-def publish_ack(request_id: int, text: str = "", failed: bool = False, offset: int | None = None) -> bytes:
-    """0x0010; with an offset 0x1010."""
+def publish_ack(
+    request_id: int,
+    text: str = "",
+    failed: bool = False,
+    offset: int | None = None,
+    code: tuple[int, int] | None = None,
+) -> bytes:
+    """0x0010; with an offset 0x1010, with a code and whether to try again 0x0210."""
     said = cut(text).encode()
-    head = _ACK_HEAD.pack(failed, request_id, len(said))
-    if offset is None:
-        return frame(head + said, ACK)
-    return frame(head + said + offset.to_bytes(8, "big"), ACK | ACK_OFFSET)
+    body, flags = _ACK_HEAD.pack(failed, request_id, len(said)) + said, ACK
+    if code is not None:
+        body, flags = body + _ACK_CODE.pack(*code), flags | ACK_CODE
+    if offset is not None:
+        body, flags = body + offset.to_bytes(8, "big"), flags | ACK_OFFSET
+    return frame(body, flags)
 
 
 def target(tenant: str, namespace: str, stream: str) -> bytes:

@@ -7,9 +7,10 @@ The texts in quotes are those the published server says, to the letter where it 
 from typing import Final
 
 from quintet.broker.bearer import TenantMismatch
+from quintet.broker.claims import StaleClaim
 from quintet.model import errors
 from quintet.protocols.felix import codec
-from quintet.protocols.felix.frames import Dialect
+from quintet.protocols.felix.frames import ERROR_CODES, Dialect
 
 # These end the stream.
 AUTH_REQUIRED: Final = "auth required"
@@ -57,6 +58,30 @@ BROKER: Final[tuple[tuple[type[errors.QuintetError], str], ...]] = (
 )
 
 
+# The codes of published clients and what they may do, in the order of their numbers, which begin with 1.
+CODES: Final = (
+    "unauthenticated", "forbidden", "not_found", "invalid_request", "shard_unavailable", "not_leader", "quorum_timeout",
+    "leadership_lost", "unacknowledged", "overloaded", "limit_exceeded", "draining", "internal", "storage", "stale_claim",
+)  # fmt: skip
+RETRIES: Final = ("retry", "retry_after", "redirect", "outcome_unknown", "fatal")
+# Broker errors as they say them, most special first: (class, code, what the client may do).
+PUBLISHED: Final[tuple[tuple[type[errors.QuintetError], str, str], ...]] = (
+    (errors.AuthError, "unauthenticated", "fatal"),
+    (errors.Forbidden, "forbidden", "fatal"),
+    (errors.TopicNotFound, "not_found", "fatal"),  # nothing comes later from elsewhere, as in a cluster of theirs
+    (StaleClaim, "stale_claim", "retry"),
+    (errors.QueueFull, "overloaded", "retry_after"),
+    (errors.Busy, "overloaded", "retry_after"),
+    (errors.ShuttingDown, "draining", "retry"),
+    (errors.StorageError, "storage", "outcome_unknown"),
+    (errors.LimitExceeded, "limit_exceeded", "fatal"),
+    (errors.TooLarge, "limit_exceeded", "fatal"),
+    (errors.BadRequest, "invalid_request", "fatal"),
+    (errors.BadName, "invalid_request", "fatal"),
+    (errors.UnknownSubscription, "invalid_request", "fatal"),
+)
+
+
 class AlreadyKnown(errors.Forbidden):
     """A stream that authenticates again."""
 
@@ -95,7 +120,8 @@ def encoded(error: Exception, dialect: Dialect, request_id: codec.Id) -> bytes:
             reason=error.reason, requested=error.requested, available=error.available, request_id=told
         )
         return codec.encode(cursor)
-    return codec.encode(codec.Error(request_id=told, message=text(error, dialect), code=_code(error, dialect)))
+    code, retry = _code(error, dialect)
+    return codec.encode(codec.Error(request_id=told, message=text(error, dialect), code=code, retry=retry))
 
 
 def published(
@@ -105,16 +131,33 @@ def published(
     offset = offset if dialect.ack_offsets and error is None else None
     if binary:
         assert isinstance(request_id, int)
-        return codec.publish_ack(request_id, "" if error is None else text(error, dialect), error is not None, offset)
+        if error is None:
+            return codec.publish_ack(request_id, offset=offset)
+        name, advice = _published_code(error)
+        numbers = (CODES.index(name) + 1, RETRIES.index(advice) + 1) if dialect.ack_codes else None
+        return codec.publish_ack(request_id, text(error, dialect), failed=True, code=numbers)
     if error is None:
         if dialect.document:
             return codec.encode(codec.Ok(request_id=request_id))
         return codec.encode(codec.PublishOk(request_id=request_id, offset=offset))
     if dialect.document:
         return encoded(error, dialect, request_id)
-    said = codec.PublishError(request_id=request_id, message=text(error, dialect), code=_code(error, dialect))
-    return codec.encode(said)
+    code, retry = _code(error, dialect)
+    return codec.encode(codec.PublishError(request_id=request_id, message=text(error, dialect), code=code, retry=retry))
 
 
-def _code(error: Exception, dialect: Dialect) -> str | None:
-    return error.code if dialect.extended and isinstance(error, errors.QuintetError) else None
+def _code(error: Exception, dialect: Dialect) -> tuple[str | None, str | None]:
+    """The stable number of the error, for those who said EXTENDED; its published name and whether to try again, for those
+    who read error codes."""
+    if dialect.extended:
+        return (error.code if isinstance(error, errors.QuintetError) else None), None
+    if dialect.features & ERROR_CODES:
+        return _published_code(error)
+    return None, None
+
+
+def _published_code(error: Exception) -> tuple[str, str]:
+    for kind, code, retry in PUBLISHED:
+        if isinstance(error, kind):
+            return code, retry
+    return "internal", "outcome_unknown"

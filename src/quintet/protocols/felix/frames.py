@@ -12,6 +12,7 @@ flags    payload                                                                
 0x0024   u64 base_offset, u32 count, bytes32 * count                                 server
 0x0002   u64 subscription_id, then as 0x0004; 0x0022 with offsets                    nobody here; a client knows them
 0x0040   on 0x0001, 0x0009: str16 key before the tenant, the key of every message    client
+0x0200   on 0x0010 with status 1: u16 code, u8 retry behind the text (errors.py)      server, where the client said so in `auth`
 0x1000   on 0x0010 with status 0: u64 offset of the first message behind the text    server, where the client said so in `auth`
 
 Where `auth` says `"quintet":1`, these bits mean something else:
@@ -43,11 +44,30 @@ KEYED: Final = 0x0040
 ZSTD: Final = 0x0040  # the same bit, for who says QUINTET in `auth`
 EXTENDED: Final = 0x0080
 KEYS: Final = 0x0100
+ACK_CODE: Final = 0x0200
 ACK_OFFSET: Final = 0x1000
-PUBLISHED_FLAGS: Final = 0x107F  # those of the published client that are known here
+PUBLISHED_FLAGS: Final = 0x127F  # those of the published client that are known here
 SERVER_FLAGS: Final = 0x01FF  # with ours, for who says QUINTET in `auth`
 QUINTET: Final = 1
 UNSAID_FLAGS: Final = 0x0007  # of a client whose `auth` advertises nothing
+
+# Features: what a published client asks for beyond the document, and by which bit of `server_features` it knows that we serve
+# it. A client's own bits (`client_features`) say what it can read.
+CACHE_DELETE: Final = 0x0000_0004
+CONSUMER_GROUP: Final = 0x0000_0008
+STREAM_SHARDS: Final = 0x0000_0020
+CACHE_WATCH: Final = 0x0000_0040
+CACHE_WATCH_RETAINED: Final = 0x0000_0080
+COUNTERS: Final = 0x0000_0100
+CACHE_SHARDS: Final = 0x0000_0400
+ERROR_CODES: Final = 0x0000_0800
+UNSUPPORTED: Final = 0x0000_2000
+ACK_ON_COMMIT: Final = 0x0008_0000
+CACHE_CONDITIONAL: Final = 0x0200_0000
+SERVER_FEATURES: Final = (
+    CACHE_DELETE | CONSUMER_GROUP | STREAM_SHARDS | CACHE_WATCH | CACHE_WATCH_RETAINED | COUNTERS | CACHE_SHARDS | ERROR_CODES
+    | UNSUPPORTED | ACK_ON_COMMIT | CACHE_CONDITIONAL
+)  # fmt: skip
 
 # Message types, each with what it needs. "owner" is a subscription of the same connection; the right to its topic was
 # asked for when it was made, and is asked again whenever rights change.
@@ -86,6 +106,22 @@ RIGHTS: Final[dict[str, Right]] = {
     "cache_values": "server",
     "cache_event": "server",
     "lagged": "server",
+    "stream_shards": "read",  # or write: who publishes by key asks for it, too
+    "cache_shards": "read",
+    "counter_add": "write",
+    "counter_get": "read",
+    "cache_put_if": "write",
+    "cache_delete_if": "write",
+    "group_poll": "read",
+    "group_ack": "read",
+    "group_nack": "read",
+    "stream_shards_view": "server",
+    "cache_shards_view": "server",
+    "counter_value": "server",
+    "cache_condition_result": "server",
+    "cache_watch_started": "server",
+    "group_records": "server",
+    "unsupported": "server",
     "publish ack": "server",  # 0x0010
     "binary events": "server",  # 0x0004, 0x0024
 }
@@ -93,11 +129,17 @@ RIGHTS: Final[dict[str, Right]] = {
 OURS: Final = frozenset(
     {"ack", "nack", "working", "credit", "unsubscribe", "cache_delete", "cache_incr", "cache_get_many", "cache_watch"}
 )
+# Only where `auth` has client_features, and then cache_delete and cache_watch too, in a form of their own.
+FEATURED: Final = frozenset({
+    "stream_shards", "cache_shards", "counter_add", "counter_get", "cache_put_if", "cache_delete_if", "group_poll", "group_ack",
+    "group_nack",
+})  # fmt: skip
 REQUESTS: Final = (
-    frozenset({"auth", "publish", "publish_batch", "subscribe", "cache_put", "cache_get"}) | OURS
+    frozenset({"auth", "publish", "publish_batch", "subscribe", "cache_put", "cache_get"}) | OURS | FEATURED
 )  # fmt: skip
 NAMES: Final = (
-    *REQUESTS, "binary batch", "acknowledged batch", "auth_ok", "subscribed", "event_stream_hello", "event", "event_batch",
+    *REQUESTS, "stream_shards_view", "cache_shards_view", "counter_value", "cache_condition_result", "cache_watch_started",
+    "group_records", "unsupported", "binary batch", "acknowledged batch", "auth_ok", "subscribed", "event_stream_hello", "event", "event_batch",
     "cache_value", "cache_ok", "publish_ok", "publish_error", "ok", "error", "subscribe_cursor_error", "cache_conflict",
     "cache_number", "cache_values", "cache_event", "lagged", "publish ack", "binary events",
 )  # fmt: skip
@@ -115,10 +157,14 @@ LIMIT: Final = 0x4C
 REVOKED: Final = 0x52
 
 FRAME_BYTES_MAX: Final = 16 * limits.MIB
+VALUES_BYTES_MAX: Final = 5 * limits.MIB  # of one cache_get_many, as JSON: 2 ms a MiB to write
 JSON_DEPTH_MAX: Final = 32
 NAME_BYTES_MAX: Final = 200  # of a tenant, a namespace, a stream, a cache
 SUBSCRIPTION_ID_BYTES_MAX: Final = 256  # of a text as an id
 TEXT_BYTES_MAX: Final = 1_024  # of what an error says
+GROUP_RECORDS_MAX: Final = 256  # claimed by one group_poll
+GROUP_WAIT_MS_MAX: Final = 30_000  # that a group_poll may wait for the first
+SCANNED_PER_TURN_MAX: Final = 10_000  # keys of a cache, of which a new watcher wants the state
 KEYS_MAX: Final = 10_000  # of one cache_get_many
 ACK_RECORDS_MAX: Final = 65_536  # settled by one `ack`
 ANSWER_BYTES_MAX: Final = limits.MIB  # made from one read; then the peer has to take it first
@@ -154,15 +200,27 @@ class Dialect:
     """How one client wants its events: as JSON, as batches, with offsets, with keys, packed; whether the acknowledgement of
     its publishes says the offset; and whether it knows our messages."""
 
-    __slots__ = ("ack_offsets", "document", "extended", "key_flag", "keys", "offsets", "zstd")
+    __slots__ = (
+        "ack_codes", "ack_offsets", "document", "extended", "featured", "features", "key_flag", "keys", "offsets", "versions", "zstd",
+    )  # fmt: skip
 
-    def __init__(self, document: bool, flags: int, ours: bool = False) -> None:
-        """`ours`: it said QUINTET, and the flags mean what we mean by them."""
+    def __init__(self, document: bool, flags: int, ours: bool = False, features: int | None = None) -> None:
+        """`ours`: it said QUINTET, and the flags mean what we mean by them. `features`: those it knows of (features.py), if
+        it said so in `auth`."""
         self.document = document
         self.offsets = bool(flags & OFFSETS)
+        self.ack_codes = bool(flags & ACK_CODE) and not ours
         self.ack_offsets = bool(flags & ACK_OFFSET) and not ours
         self.zstd = ours and bool(flags & ZSTD)
         self.extended = ours and bool(flags & EXTENDED)
         self.keys = ours and bool(flags & KEYS)
+        self.featured = features is not None and not ours
+        self.features = features or 0 if self.featured else 0
+        self.versions = self.extended or bool(self.features & CACHE_CONDITIONAL)  # with the values of caches
         # On a frame of its own. Published clients send it whatever was negotiated.
         self.key_flag = 0 if document else flags & KEYS if ours else KEYED
+
+
+def most_values(options: FelixOptions) -> int:
+    """Bytes of all values of one cache_get_many, as JSON."""
+    return min(options.frame_bytes_max // 2, VALUES_BYTES_MAX)

@@ -43,9 +43,6 @@ Made = Callable[["Feed | None", Exception | None], None]
 DOOR: Final = "felix"
 EXPIRY_LOOK_US_MAX: Final = 4_000_000  # how long after its token a feed may live
 UNSURE_BYTES: Final = 4 * limits.WRITE_HIGH_BYTES  # sent last, of which the peer may not have got all
-WATCHED_PER_TURN_MAX: Final = 1_000  # changes written before room is asked for again
-WATCHED_BYTES_MAX: Final = 64 * limits.MIB  # of changed keys that a slow peer was not told of: then it is reset
-WATCHED_KEY_BYTES: Final = 200  # that a key costs beside its own
 
 
 def check_new(broker: Broker, options: FelixOptions, scope: Scope) -> None:
@@ -72,7 +69,7 @@ class Reach:
         self.targets: dict[tuple[bytes, bool], tuple[Topic, str]] = {}  # (names, acknowledged) -> (topic, tenant)
         self.barred: set[tuple[bytes, bool]] = set()  # of the same keys: refused, and nobody waited for the answer
         self.scopes: dict[bytes, dict[bytes, list[Any]]] = {}  # what kernel.felix_gets may answer from
-        self._caches: dict[tuple[Scope, bool], Cache] = {}
+        self._caches: dict[tuple[Scope, bool, str], Cache] = {}
 
     def forget(self) -> None:
         self.targets.clear()
@@ -94,9 +91,10 @@ class Reach:
         self.targets[key] = found = (topic, scope[0])
         return found
 
-    def cache(self, scope: Scope, write: bool) -> Cache | None:
-        """The cache, if this client may use it so; None: there is none to read from."""
-        found = self._caches.get((scope, write))
+    def cache(self, scope: Scope, write: bool, suffix: str = "") -> Cache | None:
+        """The cache, if this client may use it so; None: there is none to read from. With a suffix the one whose name has
+        that at its end, for which the rights to the cache itself count."""
+        found = self._caches.get((scope, write, suffix))
         if found is not None and not found.deleted:
             return found
         name, caches = name_of(scope), self._broker.caches
@@ -104,19 +102,20 @@ class Reach:
             self._bearer.require("publish", "cache.write", scope, name)
         else:
             self._bearer.require("subscribe", "cache.read", scope, name)
-        if caches.get(scope) is None:
-            if not self._options.auto_create:
+        place = (*scope[:2], scope[2] + suffix)
+        if caches.get(place) is None:
+            if not self._options.auto_create and caches.get(scope) is None:
                 raise TopicNotFound(f"cache scope not found: {'/'.join(scope)}")
             if not write:
                 return None
         if write and self._broker.draining:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
-        cache = caches.open(scope)
+        cache = caches.open(place)
         if len(self._caches) >= frames.SCOPES_MAX:
             self._caches.clear()
             self.scopes.clear()
-        self._caches[scope, write] = cache
-        if not write:
+        self._caches[scope, write, suffix] = cache
+        if not write and not suffix:
             self.scopes["\0".join(scope).encode()] = cache.entries
             if self._document and scope == frames.DEFAULT_SCOPE:
                 self.scopes[b""] = cache.entries
@@ -409,78 +408,6 @@ class GroupStream(EventStream):
 
     def _release(self, forget: bool) -> None:
         self.member.leave()
-
-
-class WatchStream(Feed):
-    """Changes of a key, or of all keys with a prefix, of a cache: the latest state of each, however slow its peer reads."""
-
-    def __init__(self, peer: "FelixPeer", id: int | str, bearer: Bearer, scope: Scope, name: str, cache: Cache) -> None:
-        super().__init__(peer, id, bearer, "cache.read", scope, name)
-        self._cache = cache
-        self._changed: dict[bytes, None] = {}
-        self._changed_bytes = 0
-        self._parked = False
-        self._stop: Callable[[], None] | None = None
-
-    def watch(self, key: bytes | None, prefix: bytes | None) -> None:
-        self._stop = self._cache.watch(key, prefix, self._mark)
-
-    def _mark(self, key: bytes) -> None:
-        try:
-            self._note(key)
-        except Exception as error:  # its own connection ends; whoever changed the key goes on
-            self._peer.streams.fault("watch", error)
-
-    def _note(self, key: bytes) -> None:
-        if key not in self._changed:
-            self._changed[key] = None
-            self._changed_bytes += len(key) + WATCHED_KEY_BYTES
-        self._flush()
-        if self._changed_bytes > WATCHED_BYTES_MAX and not self._over:
-            self.cut(TOO_SLOW)
-
-    def start(self) -> None:
-        super().start()
-        self._flush()
-
-    def _unpark(self) -> None:
-        self._parked = False
-        self._flush()
-
-    def _flush(self) -> None:
-        outlet, now = self._outlet, self._broker.scheduler.now()
-        if outlet is None or self._parked or self._barred():
-            return
-        written = 0
-        while self._changed:
-            if outlet.room() <= 0:
-                self._parked = True
-                outlet.park(self._unpark)
-                return
-            key = next(iter(self._changed))
-            del self._changed[key]
-            self._changed_bytes -= len(key) + WATCHED_KEY_BYTES
-            entry = self._cache.entries.get(key)  # not `get`: to be watched is not to be asked for
-            there = entry is not None and not 0 < entry[1] <= now
-            value, version = (entry[0], entry[3]) if entry is not None and there else (None, self._cache.version)
-            outlet.send([codec.encode(codec.CacheEvent(key=key.decode(), value=value, version=version))])
-            written += 1
-            if written == WATCHED_PER_TURN_MAX:
-                self._parked = True
-                self._broker.scheduler.soon(self._unpark)
-                return
-
-    def _release(self, forget: bool) -> None:
-        if self._stop is not None:
-            self._stop()
-        self._changed.clear()
-
-    def _stalled(self, told: Told) -> None:
-        """Nothing was missed: who watches again reads the state as it is."""
-
-    @property
-    def vanished(self) -> bool:
-        return self._cache.deleted
 
 
 class FelixPeer:

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer, TenantMismatch
+from quintet.broker.claims import Poll
 from quintet.broker.core import Broker
 from quintet.broker.topics import ANY, Topic
 from quintet.delivery.subscription import Subscription
@@ -23,9 +24,9 @@ from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription
 from quintet.model.keys import fnv1a
 from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, Streams, act_on
-from quintet.protocols.felix import codec, errors, frames
-from quintet.protocols.felix.cache_requests import CacheRequests
+from quintet.protocols.felix import codec, errors, features, frames, long_json
 from quintet.protocols.felix.codec import Id, origin_of
+from quintet.protocols.felix.feature_requests import HANDLERS, FeatureRequests
 from quintet.protocols.felix.frames import Dialect, FelixOptions
 from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, GroupStream, Reach, Subscribing
 
@@ -60,7 +61,7 @@ class _Publish(Slot):
         self.partition = 0
 
 
-class FelixSession(CacheRequests):
+class FelixSession(FeatureRequests):
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
@@ -104,6 +105,7 @@ class FelixSession(CacheRequests):
         self._behind = 0  # ... and of all that wait behind others
         self._unpacked = 0
         self._late = 0  # answers that wait and have no slot
+        self._polls: set[Poll] | None = set()
         self._leaving: str | None = None
         self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
         self.operation = ""
@@ -200,6 +202,9 @@ class FelixSession(CacheRequests):
 
     def closed(self) -> None:
         self._topic = None
+        polls, self._polls = self._polls or (), None
+        for poll in polls:
+            poll.cancel()
         if self._bearer is not None:
             self._reach.forget()
         del self._sink  # stream and session hold each other: no work for the collector
@@ -255,11 +260,12 @@ class FelixSession(CacheRequests):
             self._refuse_auth(error)
             return
         flags, ours = codec.agreed(ask)
-        self._dialect = dialect = Dialect(False, flags, ours is not None)
+        self._dialect = dialect = Dialect(False, flags, ours is not None, ask.client_features)
         self._known = frames.BATCH | frames.ACKED | dialect.key_flag | (frames.ZSTD if dialect.zstd else 0)
         self._enter(bearer, PUBLISHED)
-        said = codec.Ok() if ask.client_flags is None else codec.AuthOk(server_flags=flags, quintet=ours)
-        self._replies.put(codec.encode(said))
+        served = frames.SERVER_FEATURES if dialect.featured else None
+        full = codec.AuthOk(server_flags=flags, server_features=served, quintet=ours)
+        self._replies.put(codec.encode(codec.Ok() if ask.client_flags is None else full))
 
     def _refuse_auth(self, error: QuintetError) -> None:
         if isinstance(error, AuthError | Forbidden | BadRequest):
@@ -340,7 +346,7 @@ class FelixSession(CacheRequests):
     def _refuse_batch(self, text: str, flags: int, request_id: int) -> None:
         """A binary frame that cannot be read: an acknowledged batch is answered by its id, any other batch not at all."""
         if request_id >= 0:
-            self._replies.put(codec.publish_ack(request_id, text, failed=True))
+            self._replies.put(errors.published(request_id, True, BadRequest(text), self._dialect))
         elif flags & (frames.BATCH | frames.ACKED) == frames.BATCH and not self._dialect.document:
             self._drop()
         else:
@@ -364,25 +370,54 @@ class FelixSession(CacheRequests):
             self._broker.scheduler.soon(partial(self._sink.completed, self._hold, None, None))
 
     def _json(self, payload: bytes, now: int) -> None:
-        request_id: Id = None
+        dialect = self._dialect
+        known = features.requests if dialect.featured else codec.extended_too if dialect.extended else codec.plain
+        if len(payload) > long_json.JSON_HERE_BYTES_MAX:
+            self._held = True
+            self._late += 1
+            told = partial(self._sink.completed, partial(self._decoded, payload))
+            long_json.decode(payload, known, self._broker, lambda: hasattr(self, "_sink"), told)
+            return
         try:
-            ask = codec.decode(payload, self._dialect.extended)
-            request_id = getattr(ask, "request_id", None)
+            ask = codec.decode_by(payload, known)
+        except QuintetError as error:
+            self._refuse_json(error, codec.publishes(payload), codec.id_of(payload))
+        else:
+            self._asked(payload, ask, now)
+
+    def _decoded(self, payload: bytes, ask: Any, error: Exception | None) -> None:
+        """A long message; of one that is not understood the id is not looked for."""
+        self._late -= 1
+        self._hold()
+        if error is None:
+            self._asked(b"", ask, self._broker.scheduler.now())
+        else:
+            unreadable = isinstance(error, long_json.Unreadable)
+            self._refuse_json(error, (False, True) if unreadable else codec.publishes(payload), None)
+
+    def _asked(self, payload: bytes, ask: Any, now: int) -> None:
+        request_id: Id = getattr(ask, "request_id", None)
+        try:
             if self._state is PUBLISHED and request_id is not None and not codec.is_u64(request_id):
                 request_id = None
                 raise BadRequest("request_id: a number of 64 bits")
             self.operation = ask.__struct_config__.tag
             _HANDLERS[type(ask)](self, ask, now)
         except QuintetError as error:
-            self._refuse_json(error, payload, codec.id_of(payload) if request_id is None else request_id)
+            request_id = codec.id_of(payload) if request_id is None else request_id
+            self._refuse_json(error, codec.publish_of(ask), request_id)
 
-    def _refuse_json(self, error: QuintetError, payload: bytes, request_id: Id) -> None:
+    def _refuse_json(self, error: Exception, publish: tuple[bool, bool], request_id: Id) -> None:
+        """`publish`: whether it is one, and whether it asks for an answer."""
+        if isinstance(error, codec.UnknownType) and self._dialect.features & frames.UNSUPPORTED:
+            self._unsupported(error, request_id)
+            return
         if self._state is PUBLISHED:
-            publishes, waits = codec.publishes(payload)
+            publishes, waits = publish
             if publishes and not waits:
                 self._drop()
                 return
-            if publishes and codec.is_u64(request_id):
+            if publishes and codec.is_u64(request_id) and isinstance(error, QuintetError):
                 self._refuse_publish(_Publish(request_id, False), error, request_id)
                 return
         self._error(error, request_id)
@@ -390,10 +425,8 @@ class FelixSession(CacheRequests):
     def _error(self, error: Exception, request_id: Id, slot: Slot | None = None) -> None:
         """Refused: said in the order of requests, and if it is about who may, it is the last that is said."""
         data = self._weighed(errors.encoded(error, self._dialect, request_id), None)
-        if slot is None:
-            self._replies.put(data)
-        else:
-            self._replies.fill(slot, data)
+        say = self._replies.put if slot is None else partial(self._replies.fill, slot)
+        say(data)
         self._leave_if_barred(error)
 
     def _leave_if_barred(self, error: Exception) -> None:
@@ -653,4 +686,5 @@ _HANDLERS: Final[dict[type, Any]] = {
     codec.CacheIncr: FelixSession._cache_incr,
     codec.CacheGetMany: FelixSession._cache_get_many,
     codec.CacheWatch: FelixSession._cache_watch,
+    **HANDLERS,
 }

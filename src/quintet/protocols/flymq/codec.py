@@ -12,7 +12,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from quintet.model.errors import ProtocolError, QuintetError, TooLarge
 from quintet.protocols.flymq import frames
@@ -22,6 +22,7 @@ _LENGTHS: Final = {"str8": ">B", "str16": ">H", "bytes32": ">I"}
 _TOKENS: Final = re.compile(r"\s*(\(\{|\}\)|\*16|[\[\]{}*+#!:]|\w+)")
 _COMPRESS_BYTES_MIN: Final = 1024  # a smaller reply is not worth it
 COMPRESS_BYTES_MAX: Final = 1 << 20  # a larger one takes too long for everybody else, and goes as it is
+COPIED_BYTES_MAX: Final = 1 << 18  # a larger answer is sent from where it was written: a copy of 31 MiB takes 10 ms
 _INFLATE_STEP_BYTES: Final = 1 << 18
 REQUEST_ITEMS_MAX: Final = 10_000  # in one list of a request: each costs far more here than its two bytes on the wire
 
@@ -440,9 +441,9 @@ def answer_layout(operation: frames.Operation, dialect: frames.Dialect) -> Layou
 
 def encode_answer(operation: frames.Operation, dialect: frames.Dialect, values: Mapping[str, Any], codec: int) -> bytes:
     """A whole reply frame, compressed when the client asked for it and it is worth it."""
-    out = bytearray()
+    out = bytearray(frames.HEADER_BYTES)
     answer_layout(operation, dialect).put(values, out)
-    return frame(operation.answer_code, out, codec)
+    return _headed(operation.answer_code, out, codec)
 
 
 def is_made_in_steps(values: Mapping[str, Any]) -> bool:
@@ -454,9 +455,18 @@ def answer_steps(
     operation: frames.Operation, dialect: frames.Dialect, values: Mapping[str, Any], codec: int
 ) -> Generator[None, None, bytes]:
     """As encode_answer, in steps."""
-    out = bytearray()
+    out = bytearray(frames.HEADER_BYTES)
     yield from answer_layout(operation, dialect).put_steps(values, out)
-    return frame(operation.answer_code, out, codec)
+    return _headed(operation.answer_code, out, codec)
+
+
+def _headed(code: int, out: bytearray, codec: int) -> bytes:
+    """The frame whose payload stands in `out` behind the room for its header."""
+    size = len(out) - frames.HEADER_BYTES
+    if (codec and size <= COMPRESS_BYTES_MAX) or size > frames.FRAME_BYTES_MAX:
+        return frame(code, out[frames.HEADER_BYTES :], codec)
+    frames.HEADER.pack_into(out, 0, frames.MAGIC, frames.VERSION, code, frames.BINARY, size)
+    return bytes(out) if size <= COPIED_BYTES_MAX else cast(bytes, out)
 
 
 def frame(code: int, payload: bytes | bytearray, codec: int = 0) -> bytes:

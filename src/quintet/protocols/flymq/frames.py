@@ -60,6 +60,7 @@ FETCH_DLQ: Final = 0x20
 REPLAY_DLQ: Final = 0x21
 PURGE_DLQ: Final = 0x22
 DEAD_LETTER: Final = 0x23
+LIST_DLQ: Final = 0x24
 PRODUCE_DELAYED: Final = 0x30
 CANCEL_DELAYED: Final = 0x31
 PRODUCE_WITH_TTL: Final = 0x35
@@ -171,7 +172,7 @@ _TABLE: Final = (
         ("topic:str16! group:str16! partition:i32 mode:str16 [member:str16]",
          "topic:str16! group:str16! partition:i32 mode:str8"),
         "offset:u64 [generation:u32 assigned:{partition:i32 offset:u64}*]",
-        ours="partition -1 and its longer answer; published clients send mode as str8"),
+        ours="partition -1 and its longer answer; published clients send mode as str8; committed means commit"),
     _op(COMMIT, "COMMIT", "store a group's offset", "read",
         "topic:str16! group:str16! partition:i32 offset:u64 [generation:u32 [txn_id:str16]]", _DONE,
         ours="generation fences members that lost the partition (0: none); txn_id makes it part of a transaction"),
@@ -194,8 +195,9 @@ _TABLE: Final = (
         ours="the whole operation; since_ms (or 0) begins at the first message that is not older"),
     # -- schemas
     _op(REGISTER_SCHEMA, "REGISTER_SCHEMA", "a new version of a schema", "write",
-        "name:str16! type:str8 schema:bytes32 [compatibility:str8]", "name:str16 type:str8 version:u32",
-        ours="compatibility: backward (default), forward, full, none"),
+        ("name:str16! type:str8! schema:bytes32 [compatibility:str8]",
+         "name:str16! type:str16! schema:bytes32 [compatibility:str16]"), "name:str16 type:str8 version:u32",
+        ours="compatibility: backward (default), forward, full, none; published clients send type as str8"),
     _op(GET_SCHEMA, "GET_SCHEMA", "one version of a schema; 0 is the latest", "read or write",
         "topic:str16! version:u32", _SCHEMA, sdk=f"{_SCHEMA_ROWS} {_SCHEMA}"),
     _op(LIST_SCHEMAS, "LIST_SCHEMAS", "all versions, of one name or of all", "known",
@@ -215,11 +217,14 @@ _TABLE: Final = (
         "[details:{cause:str16 partition:i32 offset:u64 key:bytes32 died_ms:i64}*]",
         ours="after (the last id seen, or empty) asks for the details too"),
     _op(REPLAY_DLQ, "REPLAY_DLQ", "publish a dead letter again, once", "write",
-        ("topic:str16! message_id:str16! [value:bytes32]", "topic:str16! offset:u64"), _DONE,
-        ours="value replaces the message's; the offset form is what some published clients send"),
+        ("topic:str16! message_id:str16! [value:bytes32]", "topic:str16! offset:u64", "topic:str16! ids:str16*"),
+        f"{_DONE} [replayed:u32 missing:str16*]",
+        ours="value replaces the message's; the offset form is what some published clients send; of many ids (up to 1,000) all or none, those that are not open are missing"),
     _op(PURGE_DLQ, "PURGE_DLQ", "forget all dead letters of a topic", "manage", "topic:str16!", _DONE),
     _op(DEAD_LETTER, "DEAD_LETTER", "put a message that cannot be processed among the dead letters", "read",
         "topic:str16! partition:i32 offset:u64 error:str16 [attempts:u32]", _DONE, ours="the whole operation"),
+    _op(LIST_DLQ, "LIST_DLQ", "topics that have dead letters, and how many", "known", "",
+        "topics:{topic:str16 letters:u64}*", ours="the whole operation"),
     # -- later, and not for ever
     _op(PRODUCE_DELAYED, "PRODUCE_DELAYED", "write a message that appears later", "write",
         "topic:str16! data:bytes32 delay_ms:i64 [key:bytes32 partition:i32]", _RECORD,
@@ -239,7 +244,7 @@ _TABLE: Final = (
         "txn_id:str16! topic:str16! data:bytes32 [key:bytes32 partition:i32]", _RECORD,
         ours="key and partition; offset is 0 until the commit"),
     # -- cluster
-    _op(CLUSTER_JOIN, "CLUSTER_JOIN", "always answered with false and why: this broker is one node", "admin",
+    _op(CLUSTER_JOIN, "CLUSTER_JOIN", "always answered with ERROR: this broker is one node", "admin",
         "peer:str16", _DONE),
     _op(CLUSTER_LEAVE, "CLUSTER_LEAVE", "as CLUSTER_JOIN", "admin", "", _DONE),
     _op(CLUSTER_STATUS, "CLUSTER_STATUS", "the node and what it serves", "known", "",
@@ -255,8 +260,9 @@ _TABLE: Final = (
     _op(GET_OFFSET, "GET_OFFSET", "a group's committed offset", "read",
         "topic:str16! group:str16! partition:i32", "offset:u64"),
     _op(RESET_OFFSET, "RESET_OFFSET", "move a group: earliest, latest, offset, timestamp", "read",
-        "topic:str16! group:str16! partition:i32 mode:str8 [offset:u64]", _DONE,
-        ours="mode timestamp takes milliseconds in offset"),
+        ("topic:str16! group:str16! partition:i32 mode:str8! [offset:u64]",
+         "topic:str16! group:str16! partition:i32 mode:str16! [offset:u64]"), _DONE,
+        ours="mode timestamp takes milliseconds in offset; published clients send mode as str8"),
     _op(LIST_GROUPS, "LIST_GROUPS", "the groups one may see", "known", "", f"groups:{{{_GROUP}}}*"),
     _op(DESCRIBE_GROUP, "DESCRIBE_GROUP", "one group; no topic: the first of that name", "owner",
         ("topic:str16 group:str16!", "group:str16!"),
@@ -266,8 +272,9 @@ _TABLE: Final = (
         "topic:str16! group:str16! partition:i32",
         "current:u64 committed:u64 latest:u64 lag:u64 lag_ms:i64",
         ours="lag_ms: age of the oldest message not committed"),
-    _op(DELETE_GROUP, "DELETE_GROUP", "forget a group and its offsets", "read",
-        "topic:str16! group:str16!", _DONE),
+    _op(DELETE_GROUP, "DELETE_GROUP", "forget a group and its offsets; no topic: the first of that name", "owner",
+        ("topic:str16 group:str16!", "group:str16!"), _DONE,
+        ours="needs the right to read the topic, too"),
     _op(SEEK_TO_TIMESTAMP, "SEEK_TO_TIMESTAMP", "move a group to the first message at or after a time", "read",
         "topic:str16! group:str16! partition:i32 timestamp_ms:i64", "offset:u64",
         ours="the document names the operation and gives no layout"),
@@ -275,7 +282,7 @@ _TABLE: Final = (
     _op(AUTH, "AUTH", "name and password", "open", "user:str16 password:str16",
         "success:bool error:str16 username:str16 roles:str16*",
         sdk="success:bool username:str16 roles:str8* error:str16", answer_code=AUTH_RESPONSE),
-    _op(WHOAMI, "WHOAMI", "who this connection is", "known", "",
+    _op(WHOAMI, "WHOAMI", "who this connection is; success is false before a login", "open", "",
         "success:bool username:str16 roles:str16* permissions:str16*"),
     _op(USER_CREATE, "USER_CREATE", "a new user", "admin", _USER_ASK, _USER),
     _op(USER_DELETE, "USER_DELETE", "delete a user", "admin", "user:str16!", "success:bool user:str16"),

@@ -8,12 +8,12 @@ transaction, whose group: the broker does that, by the principal's name).
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from quintet import kernel
 from quintet.broker import filters, reads
-from quintet.broker.access import Acl, Principal, Role
-from quintet.broker.audit import FIELD_BYTES_MAX, TYPES, Event, Query
+from quintet.broker.access import ANONYMOUS, Acl, Principal, Role
+from quintet.broker.audit import Event, Query
 from quintet.broker.core import Broker
 from quintet.broker.dead import DeadLetter
 from quintet.broker.delays import DELAY_MAX_US
@@ -23,9 +23,11 @@ from quintet.broker.schemas import Schema
 from quintet.broker.slices import in_order
 from quintet.broker.topics import ANY, Topic
 from quintet.broker.users import UserInfo
+from quintet.broker.waits import Wait
 from quintet.model.batch import RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, UserNotFound
 from quintet.protocols.flymq import codec, frames
+from quintet.protocols.flymq.errors import OTHER_DIALECT, OtherDialect
 
 FETCH_RECORDS_DEFAULT: Final = 10  # when the request asks for none
 FETCH_RECORDS_MAX: Final = 100_000
@@ -50,6 +52,7 @@ class Call:
 
     __slots__ = (
         "accept", "answer", "broker", "claim", "code", "given", "member", "now", "options", "origin", "peer", "principal",
+        "waiting",
     )  # fmt: skip
 
     answer: Callable[[Any, Exception | None], None]
@@ -65,6 +68,7 @@ class Call:
         self.now, self.options, self.origin, self.peer = now, options, origin, peer
         self.accept = accept
         self.code = code
+        self.waiting: Wait | None = None  # for something new to read
         self.given: list[tuple[int, int]] = []  # ranges of offsets whose records are in the answer, for the audit
 
     @property
@@ -107,6 +111,10 @@ class Call:
         access = self.broker.access
         return self.owner, access.may_administer(self.principal) or access.listed(self.principal, f"group:{group}")
 
+    def place(self, ask: Values) -> tuple[str, bool, Topic, str, int]:
+        """Who asks, and of which place of which group."""
+        return *self.group_rights(ask["group"]), self.topic(ask), ask["group"], ask["partition"]
+
 
 def _done(message: str = "") -> Values:
     return {"success": True, "message": message}
@@ -148,9 +156,12 @@ def _consume(call: Call, ask: Values) -> None:
 
 
 def _fetch(call: Call, ask: Values) -> Values | None:
-    partition = call.topic(ask).partition(ask["partition"])
+    topic = call.topic(ask)
+    partition = topic.partition(ask["partition"])
     most = min(ask["max"], FETCH_RECORDS_MAX) if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
     offset, sdk = ask["offset"], call.options.dialect == "sdk"
+    if not sdk and ask.get("filter") == "" and "wait_ms" not in ask:
+        raise OtherDialect(OTHER_DIALECT)
     size = codec.COMPRESS_BYTES_MAX if call.accept else FETCH_BYTES_MAX
     if offset > OFFSET_MAX:
         return {"messages": [], "next_offset": offset}
@@ -172,10 +183,15 @@ def _fetch(call: Call, ask: Values) -> Values | None:
             filtered = partial(_filtered, call)
             reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), filtered, call.patience)
 
-    read = partial(call.claim, partition, offset, scan)
+    def read(gone: Exception | None = None) -> None:
+        if gone is None:
+            call.claim(partition, offset, scan)
+        else:
+            call.answer(None, gone)
+
     wait_us = min(ask.get("wait_ms", 0), WAIT_MS_MAX) * 1000
     if wait_us and offset >= partition.visible:
-        call.broker.wait_for(partition, wait_us, read)
+        call.waiting = call.broker.wait_for(topic, partition, wait_us, read)
     else:
         read()
     return None
@@ -305,8 +321,9 @@ def _cluster_status(call: Call, _ask: Values) -> Values:
     return {"cluster_id": CLUSTER, "node_id": NODE, "state": state, "nodes": [node]} | counts
 
 
-def _no_cluster(_call: Call, _ask: Values) -> Values:
-    return {"success": False, "message": "this broker is one node and cannot be joined to others or leave them"}
+def _no_cluster(_call: Call, _ask: Values) -> NoReturn:
+    """An ERROR: published clients take any other reply for success."""
+    raise BadRequest("this broker is one node: it cannot join others or leave them")
 
 
 # -- schemas ----------------------------------------------------------------------------------------------------------
@@ -378,25 +395,27 @@ def _fetch_dlq(call: Call, ask: Values) -> None:
     most = min(ask["max"], DLQ_RECORDS_MAX) if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
 
     def made(letters: list[DeadLetter]) -> Values:
-        details = {"details": _each(_letter_details, iter(letters))} if "after" in ask else {}
-        return {"messages": _each(_letter, iter(letters))} | details
+        details = {"details": _each(DeadLetter.details, iter(letters))} if "after" in ask else {}
+        return {"messages": _each(DeadLetter.fields, iter(letters))} | details
 
     source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
     call.broker.dead.browse(source, most, ask.get("after", ""), call.then(made))
 
 
-def _letter(d: DeadLetter) -> Values:
-    return {"id": d.id, "data": d.value or b"", "error": d.error or d.cause, "retries": d.attempts}
-
-
-def _letter_details(d: DeadLetter) -> Values:
-    found = {"cause": d.cause, "partition": d.partition, "offset": max(d.offset, 0)}
-    return found | {"key": d.key or b"", "died_ms": d.last_us // 1000}
+def _list_dlq(call: Call, _ask: Values) -> Values:
+    return {"topics": [{"topic": t, "letters": n} for t, n in call.broker.dead_letter_counts(call.principal)]}
 
 
 def _replay_dlq(call: Call, ask: Values) -> None:
-    id = ask["message_id"] if "message_id" in ask else f"0-{ask['offset']}"
     source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
+    if "ids" in ask:
+
+        def replayed(count: int, missing: list[str], error: Exception | None) -> None:
+            call.answer(_done("OK") | {"replayed": count, "missing": missing} if error is None else None, error)
+
+        call.broker.dead.replay_many(source, ask["ids"], replayed)
+        return
+    id = ask["message_id"] if "message_id" in ask else f"0-{ask['offset']}"
     call.broker.dead.replay(source, id, ask.get("value"), call.when_durable(_done("OK")))
 
 
@@ -449,46 +468,38 @@ def _subscribe(call: Call, ask: Values) -> None:
         rows = [{"partition": partition, "offset": offset} for partition, offset in assignment.partitions]
         return {"offset": assignment.offset, "generation": assignment.generation, "assigned": rows}
 
-    call.broker.groups.subscribe(
-        *call.group_rights(ask["group"]), call.topic(ask), ask["group"], ask["partition"], ask["mode"], call.member,
-        ask.get("member", ""), call.then(made),
-    )  # fmt: skip
+    mode = "commit" if ask["mode"] == "committed" else ask["mode"]
+    who = (call.member, ask.get("member", ""))
+    call.broker.groups.subscribe(*call.place(ask), mode, *who, call.then(made))
 
 
 def _commit(call: Call, ask: Values) -> Values | None:
-    groups, topic = call.broker.groups, call.topic(ask)
-    owner, privileged = call.group_rights(ask["group"])
-    where = (owner, privileged, topic, ask["group"], ask["partition"], ask["offset"], ask.get("generation") or None)
+    groups = call.broker.groups
+    where = (*call.place(ask), ask["offset"], ask.get("generation") or None)
     if not ask.get("txn_id"):
         groups.commit(*where, call.member, call.then(lambda _: _done()))
         return None
     call.broker.transactions.check_open(call.owner, ask["txn_id"])
     payload = groups.prepare_commit(*where, call.member)
-    check = partial(groups.check_commit, topic.name, ask["group"], ask["partition"], where[-1], call.member)
+    check = partial(groups.check_commit, ask["topic"], ask["group"], ask["partition"], where[-1], call.member)
     call.broker.transactions.add_effect(call.owner, ask["txn_id"], ("offset", payload), check)
     return _done("part of the transaction")
 
 
 def _get_offset(call: Call, ask: Values) -> Values:
-    topic = call.topic(ask)
-    offset = call.broker.groups.get_offset(*call.group_rights(ask["group"]), topic, ask["group"], ask["partition"])
-    return {"offset": offset}
+    return {"offset": call.broker.groups.get_offset(*call.place(ask))}
 
 
 def _reset_offset(call: Call, ask: Values) -> None:
     if ask["mode"] in ("offset", "timestamp") and "offset" not in ask:
         raise BadRequest(f"mode {ask['mode']} needs a number behind it")
-    call.broker.groups.reset(
-        *call.group_rights(ask["group"]), call.topic(ask), ask["group"], ask["partition"], ask["mode"],
-        ask.get("offset", 0), call.then(lambda offset: _done(f"at {offset}")),
-    )  # fmt: skip
+    made = call.then(lambda offset: _done(f"at {offset}"))
+    call.broker.groups.reset(*call.place(ask), ask["mode"], ask.get("offset", 0), made)
 
 
 def _seek_to_timestamp(call: Call, ask: Values) -> None:
-    call.broker.groups.seek_to_timestamp(
-        *call.group_rights(ask["group"]), call.topic(ask), ask["group"], ask["partition"], ask["timestamp_ms"],
-        call.then(lambda offset: {"offset": offset}),
-    )  # fmt: skip
+    made = call.then(lambda offset: {"offset": offset})
+    call.broker.groups.seek_to_timestamp(*call.place(ask), ask["timestamp_ms"], made)
 
 
 def _get_lag(call: Call, ask: Values) -> None:
@@ -496,8 +507,7 @@ def _get_lag(call: Call, ask: Values) -> None:
         places = {"current": lag.committed, "committed": lag.committed, "latest": lag.latest}
         return places | {"lag": lag.lag_messages, "lag_ms": lag.lag_ms}
 
-    rights = call.group_rights(ask["group"])
-    call.broker.groups.lag(*rights, call.topic(ask), ask["group"], ask["partition"], call.then(made))
+    call.broker.groups.lag(*call.place(ask), call.then(made))
 
 
 def _group(info: GroupInfo) -> Values:
@@ -526,8 +536,11 @@ def _describe_group(call: Call, ask: Values) -> Values:
 
 
 def _delete_group(call: Call, ask: Values) -> None:
-    rights = call.group_rights(ask["group"])
-    call.broker.groups.delete(*rights, ask["topic"], ask["group"], call.then(lambda _: _done()))
+    group = ask["group"]
+    topic = call.broker.groups.topic_of(call.owner, ask.get("topic", ""), group)
+    if topic:
+        call.broker.access.require(call.principal, "subscribe", topic, call.peer)
+    call.broker.groups.delete(*call.group_rights(group), topic, group, call.then(lambda _: _done()))
 
 
 # -- who --------------------------------------------------------------------------------------------------------------
@@ -538,7 +551,7 @@ def _whoami(call: Call, _ask: Values) -> Values:
     if call.options.dialect == "sdk":
         roles += [""] * len(roles)  # one published client reads str16 here, the other str8: both can read this
     permissions = list(call.principal.permissions)
-    return {"success": True, "username": call.owner, "roles": roles, "permissions": permissions}
+    return {"success": call.owner != ANONYMOUS, "username": call.owner, "roles": roles, "permissions": permissions}
 
 
 def _fields(info: UserInfo | KeyInfo | Explanation | Role) -> Values:
@@ -640,26 +653,14 @@ def _key_remove(call: Call, ask: Values) -> None:
 # -- audit ------------------------------------------------------------------------------------------------------------
 
 
-def _query(ask: Values) -> Query:
-    if len(ask["search"]) > FIELD_BYTES_MAX:
-        raise BadRequest(f"search has at most {FIELD_BYTES_MAX} characters: no field of an event has more")
-    same = {name: ask[name] for name in ("start_s", "end_s", "user", "resource", "result", "search", "limit")}
-    return Query(types=tuple(TYPES.intersection(ask["types"])) or tuple(ask["types"][:1]), offset=ask["skip"], **same)
-
-
-def _event(event: Event) -> Values:
-    values = {name: getattr(event, name) for name in event.__struct_fields__}
-    return values | {"id": str(event.id), "details": [{"key": k, "value": v} for k, v in event.details.items()]}
-
-
 def _audit_query(call: Call, ask: Values) -> None:
-    made = call.then(lambda found: {"events": _each(_event, iter(found[0])), "total": found[1], "more": found[2]})
-    call.broker.slices.run(call.broker.audit.query_steps(_query(ask)), made, call.wanted)
+    made = call.then(lambda found: {"events": _each(Event.fields, iter(found[0])), "total": found[1], "more": found[2]})
+    call.broker.slices.run(call.broker.audit.query_steps(Query.asked(ask)), made, call.wanted)
 
 
 def _audit_export(call: Call, ask: Values) -> None:
     made = call.then(lambda data: {"format": ask["format"], "data": data})
-    steps = call.broker.audit.export_steps(_query(ask.get("query", ask)), ask["format"])
+    steps = call.broker.audit.export_steps(Query.asked(ask.get("query", ask)), ask["format"])
     call.broker.slices.run(steps, made, call.wanted)
 
 
@@ -671,7 +672,7 @@ HANDLERS: Final[dict[int, Handler]] = {
     frames.LIST_SCHEMAS: _list_schemas, frames.VALIDATE_SCHEMA: _validate_schema,
     frames.PRODUCE_WITH_SCHEMA: _produce_with_schema, frames.DELETE_SCHEMA: _delete_schema,
     frames.FETCH_DLQ: _fetch_dlq, frames.REPLAY_DLQ: _replay_dlq, frames.PURGE_DLQ: _purge_dlq,
-    frames.DEAD_LETTER: _dead_letter, frames.PRODUCE_DELAYED: _produce_delayed, frames.CANCEL_DELAYED: _cancel_delayed,
+    frames.LIST_DLQ: _list_dlq, frames.DEAD_LETTER: _dead_letter, frames.PRODUCE_DELAYED: _produce_delayed, frames.CANCEL_DELAYED: _cancel_delayed,
     frames.PRODUCE_WITH_TTL: _produce_with_ttl, frames.TXN_BEGIN: _txn_begin, frames.TXN_COMMIT: _txn_commit,
     frames.TXN_ROLLBACK: _txn_rollback, frames.TXN_PRODUCE: _txn_produce, frames.CLUSTER_JOIN: _no_cluster,
     frames.CLUSTER_LEAVE: _no_cluster, frames.CLUSTER_STATUS: _cluster_status,

@@ -21,6 +21,7 @@ from quintet.broker.access import Action, Principal
 from quintet.broker.audit import Result
 from quintet.broker.core import Broker
 from quintet.broker.topics import Topic
+from quintet.broker.waits import Wait
 from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -97,7 +98,7 @@ class FlySession:
         "_acting", "_broker", "_changing", "_checking_since", "_counts", "_deadline", "_epoch", "_give_up", "_identity",
         "_last", "_made", "_next", "_now", "_options",
         "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "_turn_over", "_unpublished", "auth_failures", "closing",
-        "gone", "operation", "principal_name", "take_output",
+        "gone", "operation", "principal_name", "take_output", "_waiting",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, sink: Link, monotonic: int, options: FlyOptions, peer: str = "") -> None:
@@ -127,6 +128,7 @@ class FlySession:
         self._unpublished: tuple[_Run, list[Produced], int, list[Topic | QuintetError], int] | None = None
         self.operation = ""
         self._acting = False  # a request other than PRODUCE is under way
+        self._waiting: Wait | None = None  # the long poll under way
         self._checking_since = 0  # on the monotonic clock
         self._give_up: Callable[[], None] | None = None  # no password need be checked for us any more
         self._changing = False  # it is a change of a password, perhaps of the own one: its answer goes out first
@@ -220,6 +222,9 @@ class FlySession:
             self._give_up = None
         self._broker.groups.leave(self)
         self._targets, self._counts, self._last, self._next = {}, {}, None, None
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
         del self._sink  # connection and session hold each other: no work for the collector
 
     # -- who -------------------------------------------------------------------------------------------------------
@@ -478,7 +483,7 @@ class FlySession:
         """Tens of milliseconds: not on the loop, where all others wait."""
         self._acting = True
         completed = self._sink.completed
-        self._broker.scheduler.offload(work, lambda result: completed(token, result, None))
+        self._broker.elsewhere.run(work, lambda result: completed(token, result, None), lambda: not self.gone)
 
     def _inflated(
         self, slot: Slot, operation: frames.Operation, flags: int, result: object, _error: Exception | None
@@ -503,6 +508,9 @@ class FlySession:
         ask = codec.decode_request(operation, payload)
         if code == frames.AUTH:
             return self._authenticate(slot, operation, ask)
+        if self._state is not READY:  # WHOAMI: the other one that is open to all
+            nobody: codec.Values = {"success": False, "username": "", "roles": [], "permissions": []}
+            return self._replies.fill(slot, codec.encode_answer(operation, self._options.dialect, nobody, 0))
         if code == frames.PRODUCE:
             raise BadRequest(_UNSOUND)
         self._permit(operation, ask)
@@ -527,6 +535,7 @@ class FlySession:
             raise
         if made is not None:
             answered(made, None)
+        self._waiting = call.waiting
         return None
 
     def _claim(self, partition: Partition, offset: int, read: Callable[[], None]) -> None:
@@ -555,6 +564,7 @@ class FlySession:
             except QuintetError as refused:
                 error = refused
         self._acting = False
+        self._waiting = None
         del call.answer, call.claim  # they lead back to the call: no work for the collector
         if isinstance(error, Forbidden):
             self._not_the_owner(operation, ask)

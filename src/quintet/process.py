@@ -1,0 +1,35 @@
+"""Prepares the process for a broker: its open files, its event loop, and how it ends when a thread does not."""
+
+import asyncio
+import os
+import resource
+import sys
+
+import structlog
+
+_log = structlog.get_logger()
+
+
+def leave_at_once(code: int) -> None:
+    """A Flight client that takes nothing of its stream holds a thread of gRPC, and the interpreter would wait for it for
+    ever. All that was acknowledged is on disk and the directory is closed: there is nothing to wait for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def raise_open_files() -> None:
+    """Connections and partitions each keep a file open: as many as the system lets us have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError) as error:
+        _log.warning("open_files_not_raised", limit=soft, error=str(error), hint="raise it with `ulimit -n`")
+
+
+def runner() -> asyncio.Runner:
+    try:
+        import uvloop  # absent on Windows, where asyncio's own loop serves
+    except ImportError:
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
