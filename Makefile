@@ -13,7 +13,7 @@ KERNEL_LOG := .venv/kernel-build.log
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate --upgrade --group build
 
-.PHONY: help setup run spark test check format lock docs kernel clean bench benchspark fuzz campaign
+.PHONY: help setup run spark test check format lock docs turns kernel clean bench benchspark fuzz campaign
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -36,6 +36,9 @@ check: setup .venv/.stamp-spark ## lint and types only
 
 format: setup ## let ruff put the code in shape
 	@$(BIN)/ruff check --fix && $(BIN)/ruff format
+
+turns: setup ## measure how long each operation keeps the loop, and write docs/TURNS.md (some minutes)
+	@$(BIN)/python -m tests.turns.walk --write docs/TURNS.md
 
 docs: setup ## write docs/CONFIGURATION.md and the table of operations in FlyMQ's README
 	@$(BIN)/quintet config reference > docs/CONFIGURATION.md

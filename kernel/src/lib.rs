@@ -43,7 +43,7 @@ use make::VarWriter;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyList, PySequence, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView, PySequence, PySlice, PyTuple};
 
 fn refuse(why: Refusal) -> PyErr {
     PyValueError::new_err(why)
@@ -361,8 +361,17 @@ fn layout<'py>(py: Python<'py>, batch: &Bound<'py, PyAny>, start: i64) -> PyResu
 }
 
 #[pyfunction]
-fn rows<'py>(py: Python<'py>, batch: &Bound<'py, PyAny>, first: i64, last: i64) -> PyResult<Bound<'py, PyList>> {
+#[pyo3(signature = (batch, first, last, view_above = 0))]
+fn rows<'py>(
+    py: Python<'py>,
+    batch: &Bound<'py, PyAny>,
+    first: i64,
+    last: i64,
+    view_above: usize,
+) -> PyResult<Bound<'py, PyList>> {
     let held = Held::new(batch)?;
+    let whole = PyMemoryView::from(batch)?;
+    let view = (view_above > 0).then_some((&whole, view_above));
     let batch = Batch::open(held.bytes(), 0).map_err(refuse)?;
     if first < 0 || first > last || last > batch.head.count as i64 {
         return Err(refuse("first and last must lie in the batch, in this order"));
@@ -373,7 +382,7 @@ fn rows<'py>(py: Python<'py>, batch: &Bound<'py, PyAny>, first: i64, last: i64) 
         .collect::<PyResult<Vec<_>>>()?;
     let out = PyList::empty(py);
     for i in first as usize..last as usize {
-        out.append(row(py, &batch, &origins, i)?)?;
+        out.append(row(py, &batch, &origins, i, view)?)?;
     }
     Ok(out)
 }
@@ -383,13 +392,22 @@ fn row<'py>(
     batch: &Batch<'_>,
     origins: &[Bound<'py, PyBytes>],
     i: usize,
+    view: Option<(&Bound<'py, PyMemoryView>, usize)>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let (w, n) = (&batch.at, batch.head.count);
     let one = |bitmap: usize, offsets: usize, data: usize| -> PyResult<Option<Bound<'py, PyBytes>>> {
         let bytes = batch.entry(offsets, data, n, i).map_err(refuse)?;
         Ok((!batch.is_null(bitmap, i)).then(|| PyBytes::new(py, bytes)))
     };
-    let value = one(w.value_bitmap, w.value_offsets, w.value_data)?;
+    let bytes = batch.entry(w.value_offsets, w.value_data, n, i).map_err(refuse)?;
+    let value: Option<Bound<'py, PyAny>> = match view {
+        _ if batch.is_null(w.value_bitmap, i) => None,
+        Some((whole, above)) if bytes.len() > above => {
+            let start = bytes.as_ptr() as isize - batch.d.as_ptr() as isize;
+            Some(whole.get_item(PySlice::new(py, start, start + bytes.len() as isize, 1))?)
+        }
+        _ => Some(PyBytes::new(py, bytes).into_any()),
+    };
     let key = if w.key_offsets == 0 { None } else { one(w.key_bitmap, w.key_offsets, w.key_data)? };
     let mut headers = Vec::new();
     if w.header_lists != 0 {

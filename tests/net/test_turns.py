@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -22,6 +23,11 @@ def spend(seconds: float) -> None:
     until = thread_time() + seconds
     while thread_time() < until:
         pass
+
+
+def _spend_and_say(said: list[int], number: int) -> None:
+    spend(turns.TURN_S)
+    said.append(number)
 
 
 class Slow:
@@ -134,9 +140,14 @@ async def test_what_waits_goes_on_in_its_order_and_one_fault_costs_one() -> None
     said: list[Any] = []
     loop.set_exception_handler(lambda _, context: said.append(type(context["exception"])))
     made = Turns(loop)
+
+    def third() -> None:
+        said.append("third")
+        made.later(lambda: said.append("behind"))
+
     made.later(lambda: said.append("first"))
     made.later(lambda: said.append(said[99]))
-    made.later(lambda: (said.append("third"), made.later(lambda: said.append("behind")))[0])
+    made.later(third)
     assert said == []
     await asyncio.sleep(0)
     assert said == ["first", IndexError, "third"]
@@ -148,7 +159,7 @@ async def test_all_that_wait_share_the_time_of_one_turn() -> None:
     made = Turns(asyncio.get_running_loop())
     done: list[int] = []
     for number in range(4):
-        made.later(lambda number=number: (spend(turns.TURN_S), done.append(number))[0])  # type: ignore[misc]
+        made.later(partial(_spend_and_say, done, number))
     for count in range(1, 5):
         await asyncio.sleep(0)
         assert done == list(range(count))
@@ -158,7 +169,7 @@ async def test_calls_wanted_soon_are_cut_into_turns_and_keep_their_order() -> No
     scheduler = LoopScheduler(asyncio.get_running_loop(), threads=0)
     done: list[int] = []
     for number in range(3):
-        scheduler.soon(lambda number=number: (spend(turns.TURN_S), done.append(number))[0])  # type: ignore[misc]
+        scheduler.soon(partial(_spend_and_say, done, number))
     scheduler.soon(lambda: scheduler.soon(lambda: done.append(4)))
     scheduler.soon(lambda: done.append(3))
     await asyncio.sleep(0)

@@ -170,6 +170,7 @@ def prepare(scale: float, partitions: int) -> list[bytes]:
     return [
         Fly.frame(f.CREATE_TOPIC, topic="wide", partitions=partitions),
         Fly.frame(f.REGISTER_SCHEMA, name="schema", type="json", schema=_SCHEMA),
+        Fly.frame(f.PRODUCE, topic="heavy", key=b"", value=b"x" * 100_000, partition=0) * 20,
         times(20_000, f.PRODUCE, lambda i: {"topic": "t", "key": b"k", "value": b'{"a":%d}' % i, "partition": 0}),
         times(4_000, f.COMMIT, lambda i: {"topic": "t", "group": f"g{i}", "partition": 0, "offset": 1}),
         times(1_000, f.CREATE_TOPIC, lambda i: {"topic": f"topic-{i}", "partitions": 1}),

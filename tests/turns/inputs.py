@@ -7,6 +7,7 @@ small ones and, where an input can be large, the largest that passes its limits;
 import base64
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from quintet.protocols.blipmq import frames as blip
@@ -33,13 +34,25 @@ class Row(NamedTuple):
     streams: int = 1
 
 
+def _as_it_is(data: bytes, _wire: Any) -> bytes:
+    return data
+
+
+def _made(make: Callable[[], bytes], _wire: Any) -> bytes:
+    return make()
+
+
 def fly_rows(count: int, size: int, partitions: int) -> Iterator[Row]:
     for code, values in fly_inputs.SMALL.items():
         many = min(count, fly_inputs.FEW.get(code, count))
         requests = b"".join(Fly.frame(code, **values(i)) for i in range(many))
-        yield Row("flymq", fly_frames.NAMES[code], f"{many:,} small ones", Fly, lambda _, requests=requests: requests)
+        yield Row("flymq", fly_frames.NAMES[code], f"{many:,} small ones", Fly, partial(_as_it_is, requests))
     for code, what, make in fly_inputs.large(size, partitions):
-        yield Row("flymq", fly_frames.NAMES[code], what, Fly, lambda _, make=make: make())
+        yield Row("flymq", fly_frames.NAMES[code], what, Fly, partial(_made, make))
+    consumes = b"".join(
+        Fly.frame(fly_frames.CONSUME, topic="heavy", partition=0, offset=i % 20) for i in range(count // 4)
+    )
+    yield Row("flymq", "CONSUME", f"{count // 4:,} of a batch of 2 MiB", Fly, lambda _: consumes)
     topics = min(count, 500)
     yield Row("flymq", "TXN_COMMIT", f"{topics} topics in one", Fly, lambda wire: fly_inputs.txn_commit(wire, topics))
 
@@ -159,7 +172,8 @@ def felix_rows(count: int, size: int) -> Iterator[Row]:
         return b"".join(felix.encode(make(i)) for i in range(many))
 
     c, scope = felix, Felix.scope
-    stream, cache = {**scope, "stream": "s"}, {**scope, "cache": "primary"}
+    stream: dict[str, Any] = {**scope, "stream": "s"}
+    cache: dict[str, Any] = {**scope, "cache": "primary"}
     text = base64.b64encode(b"x" * (min(size, 16 << 20) * 11 // 16))
     publish = b'{"type":"publish","tenant_id":"t1","namespace":"default","stream":"s","payload":"%s","ack":"per_message","request_id":1}'
     values = [b"v"] * 100
@@ -182,7 +196,7 @@ def felix_rows(count: int, size: int) -> Iterator[Row]:
     )
     yield row("binary batch", "small ones", b"".join(batch("s", [b"v"]) for _ in range(count)))
     yield row("binary batch", "small ones on 16 streams", batch("s", [b"v"]) * count, 16)
-    most = min(size, 15 << 20) // 8
+    most = min(min(size, 15 << 20) // 8, 1 << 20)
     yield row("binary batch", f"{most:,} records", batch("s", [b"vvv"] * most))
     yield row("acknowledged batch", "small ones", b"".join(batch("s", [b"v"], i) for i in range(count)))
     yield row(

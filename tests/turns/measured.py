@@ -45,7 +45,7 @@ class Meter:
             if took > self.longest[0]:
                 self.longest = (took, " ".join(name_of(part) for part in (callback, *(arguments or ())[:1])))
 
-        Handle._run = measured  # type: ignore[method-assign]
+        Handle._run = measured  # type: ignore[method-assign, assignment]
 
     def answer_marks(self, loop: asyncio.AbstractEventLoop) -> None:
         for _ in sys.stdin:

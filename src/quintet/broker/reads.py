@@ -40,25 +40,27 @@ def read(partition: Partition, offset: int, max_bytes: int, done: Fetched) -> No
         done(found, None)
 
 
-def read_row(partition: Partition, offset: int, done: RowFound) -> None:
-    """The record at exactly this offset, or None: it is not there (any more)."""
+def read_row(partition: Partition, offset: int, done: RowFound, view: bool = False) -> None:
+    """The record at exactly this offset, or None: it is not there (any more). `view`: as of RecordBatch.row."""
     if not partition.start <= offset < partition.visible:
         done(None, None)
         return
 
     def found(batches: list[RecordBatch], error: Exception | None) -> None:
-        done(row_at(batches, offset), error)
+        done(row_at(batches, offset, view), error)
 
     read(partition, offset, 1, found)
 
 
-def row_at(batches: list[RecordBatch], offset: int) -> Row | None:
+def row_at(batches: list[RecordBatch], offset: int, view: bool = False) -> Row | None:
     """The record with this offset, if it is in one of them."""
     for batch in batches:
         if batch.base_offset <= offset < batch.next_offset:
             index = batch.index_of(offset)
-            rows = batch.rows(index, index + 1) if index < batch.count else []
-            return rows[0] if rows and rows[0][0] == offset else None
+            if index == batch.count:
+                return None
+            row = batch.row(index) if view else batch.rows(index, index + 1)[0]
+            return row if row[0] == offset else None
     return None
 
 
@@ -189,7 +191,7 @@ class _Scan:
             for index in range(first, batch.count):
                 if not self._open():
                     return
-                row = batch.rows(index, index + 1)[0]
+                row = batch.row(index)
                 _, _, key, value, _, expiry, _ = row
                 size = len(value or b"") + len(key or b"")
                 if self._rows and size > self._bytes:  # the answer would become too long: it begins the next one
@@ -270,7 +272,7 @@ def consume(partition: Partition, offset: int, now: int, done: Consumed) -> None
         else:
             done((row[2], row[3]), None)
 
-    read_row(partition, offset, found)
+    read_row(partition, offset, found, view=True)
 
 
 def _no_record(partition: Partition, offset: int) -> OffsetNotFound:

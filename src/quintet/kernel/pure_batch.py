@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import le
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from blake3 import blake3
 from typing_extensions import Buffer
@@ -386,7 +386,7 @@ def explode(view: memoryview, head: Head, where: Layout, first: int, last: int) 
     )
 
 
-def rows(batch: Buffer, first: int, last: int) -> list[Row]:
+def rows(batch: Buffer, first: int, last: int, view_above: int = 0) -> list[Row]:
     view = view_of(batch)
     head = head_of(view, 0)
     where = locate(view, 0, head)
@@ -394,6 +394,8 @@ def rows(batch: Buffer, first: int, last: int) -> list[Row]:
         raise ValueError("first and last must lie in the batch, in this order")
     got = explode(view, head, where, first, last)
     n = last - first
+    if view_above:
+        got = got._replace(values=[_viewed(value, view_above) for value in got.values])
     return list(
         zip(
             (head.base_offset + d for d in (range(first, last) if got.deltas is None else got.deltas)),
@@ -406,6 +408,11 @@ def rows(batch: Buffer, first: int, last: int) -> list[Row]:
             strict=True,
         )
     )
+
+
+def _viewed(value: bytes | None, above: int) -> bytes | None:
+    """The twin copies all the same; only the kind of object is the native one's."""
+    return value if value is None or len(value) <= above else cast(bytes, memoryview(value))
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

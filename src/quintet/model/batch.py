@@ -28,6 +28,7 @@ EXPIRY: Final = 32
 SPARSE: Final = 64
 CHAIN: Final = 128
 
+VIEW_BYTES_MIN: Final = 1 << 18  # a larger value is not copied by `RecordBatch.row`
 LINK_BYTES: Final = 32  # of the link that a chained batch ends with
 
 Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes], ...], int, bytes]
@@ -84,6 +85,10 @@ class RecordBatch:
     def rows(self, first: int = 0, last: int | None = None) -> list[Row]:
         """Records first..last-1 as (offset, timestamp, key, value, headers, expiry, origin)."""
         return kernel.rows(self.buffer, first, self.count if last is None else last)
+
+    def row(self, index: int) -> Row:
+        """One record. A value of more than VIEW_BYTES_MIN is a memoryview of this batch, to be sent and not to be kept."""
+        return kernel.rows(self.buffer, index, index + 1, VIEW_BYTES_MIN)[0]
 
     def __repr__(self) -> str:
         return f"<RecordBatch {self.base_offset}+{self.span} count={self.count} bytes={self.length}>"

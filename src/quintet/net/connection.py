@@ -116,8 +116,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if getattr(session, "quick_ack", False):
             self._acknowledge()
-        if session.stopped or session.holding:
-            self._held = True
+        if self._held:
             if session.stopped or self._large is not None or len(self._rest) > HELD_BYTES_MAX:
                 self._transport.pause_reading()
             self._let_go()
@@ -132,6 +131,8 @@ class Connection(asyncio.BufferedProtocol):
             self._receiving = False
             if consumed != len(available) or self._rest or self._large is not None:
                 self._keep(available[consumed:])
+            if self._session.stopped or self._session.holding:
+                self._held = True  # before draining: that may bring the late answer about, which goes on with the rest
             self._drain()
             self._count_failures()
         except Exception as fault:
@@ -168,6 +169,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._held:
             self._let_go(fresh=True)
 
+    def _waits_its_turn(self) -> bool:
+        return self._queued
+
     def _let_go(self, fresh: bool = False) -> None:
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
         for room. Reading goes on when it has taken them. `fresh`: this turn is its own, something is taken in any case."""
@@ -178,11 +182,15 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if self._turns.over() and not fresh:
                 self._queued = True
+                if self._transport is not None:
+                    self._transport.pause_reading()
                 self._turns.later(self._offer_again)
                 return
             fresh = False
             left = memoryview(self._large)[: self._large_used] if self._large is not None else memoryview(self._rest)
             self._offer(left)
+            if not self._held or self._waits_its_turn():
+                return  # draining brought a late answer about, and that went on with the rest
             if not session.stopped and not session.holding:
                 self._go_on()
                 return
@@ -311,10 +319,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._lost:
             return False
         granted = self._listener.output.claim(self, size, partial(self._granted, token))
-        self._claimed = self._claimed or granted
+        self._claimed = granted or self._claimed
         return granted
 
     def _granted(self, token: object) -> None:
+        """What it waited for is its own now: without this mark nobody would give it back, and its next claim would wait for
+        ever."""
         self._claimed = True
         self.completed(token, None, None)
 

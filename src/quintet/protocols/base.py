@@ -26,7 +26,7 @@ class Slot:
     __slots__ = ("data",)
 
     def __init__(self) -> None:
-        self.data: bytes | None = None
+        self.data: bytes | list[bytes] | None = None
 
 
 class Replies:
@@ -65,13 +65,15 @@ class Replies:
         self._waiting.insert(self._waiting.index(slot) + 1, rest)
         return rest
 
-    def fill(self, slot: Slot, data: bytes) -> None:
+    def fill(self, slot: Slot, data: bytes | list[bytes]) -> None:
         assert slot.data is None, "a reply slot is filled once"
         slot.data = data
         waiting = self._waiting
         while waiting and (ready := waiting[0].data) is not None:
             waiting.popleft().data = b""  # whoever still holds the slot does not hold the bytes
-            if ready:
+            if isinstance(ready, list):
+                self._out += ready
+            elif ready:
                 self._out.append(ready)
 
     def push(self, data: bytes) -> None:

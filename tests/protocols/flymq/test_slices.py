@@ -138,3 +138,19 @@ def test_an_answer_in_steps_is_the_answer_at_once() -> None:
         whole = codec.encode_answer(BY_NAME["FETCH"], dialect, {"messages": rows, "next_offset": 7}, 0)
         lazy = {"messages": (row for one in rows for row in (None, one)), "next_offset": 7}
         assert slices.finish(codec.answer_steps(BY_NAME["FETCH"], dialect, lazy, 0)) == whole
+
+
+def test_a_large_value_is_sent_without_a_copy(sim: SimBroker) -> None:
+    """The answer to CONSUME and PEEK has the value in a piece of its own, which is the batch itself."""
+    client = Client(sim, "admin")
+    value = bytes(range(256)) * 2048
+    client.ask("CREATE_TOPIC", topic="large", partitions=1)
+    client.ask("PRODUCE", topic="large", partition=0, key=b"k", value=value)
+    found = client.ask("CONSUME", topic="large", partition=0, offset=0)
+    assert (found["key"], found["value"]) == (b"k", value)
+    pieces = codec.answer_pieces(BY_NAME["CONSUME"], "document", {"key": b"k", "value": memoryview(value)}, 0)
+    assert isinstance(pieces, list) and b"".join(pieces) == codec.encode_answer(
+        BY_NAME["CONSUME"], "document", {"key": b"k", "value": value}, 0
+    )
+    peeked = client.ask("PEEK", topic="large", partition=0, offset=0, max=1, since_ms=0, filter="")
+    assert peeked["messages"][0]["value"] == value

@@ -134,7 +134,27 @@ class Text(Node):
                 raise TooLarge(f"{self.name}: {len(raw)} bytes do not fit into one frame")
             raw = raw[: self._most].decode(errors="ignore").encode()
         out += self._length.pack(len(raw))
-        out += raw
+        if len(raw) > COPIED_BYTES_MAX and isinstance(out, Parts):
+            out.large.append((len(out), raw))
+        else:
+            out += raw
+
+
+class Parts(bytearray):
+    """An answer that is being written. A value of more than COPIED_BYTES_MAX is not copied into it, only noted with the
+    place it belongs to."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.large: list[tuple[int, bytes]] = []
+
+    def pieces(self) -> list[bytes]:
+        """What to send, in order."""
+        view, start, found = memoryview(self), 0, []
+        for place, raw in self.large:
+            found += [cast(bytes, view[start:place]), raw]
+            start = place
+        return [*found, cast(bytes, view[start:])] if start < len(self) else found
 
 
 class Count(Node):
@@ -441,7 +461,15 @@ def answer_layout(operation: frames.Operation, dialect: frames.Dialect) -> Layou
 
 def encode_answer(operation: frames.Operation, dialect: frames.Dialect, values: Mapping[str, Any], codec: int) -> bytes:
     """A whole reply frame, compressed when the client asked for it and it is worth it."""
-    out = bytearray(frames.HEADER_BYTES)
+    made = answer_pieces(operation, dialect, values, codec)
+    return b"".join(made) if isinstance(made, list) else made
+
+
+def answer_pieces(
+    operation: frames.Operation, dialect: frames.Dialect, values: Mapping[str, Any], codec: int
+) -> bytes | list[bytes]:
+    """As encode_answer, in pieces if it has a large value."""
+    out = Parts(frames.HEADER_BYTES)
     answer_layout(operation, dialect).put(values, out)
     return _headed(operation.answer_code, out, codec)
 
@@ -453,20 +481,20 @@ def is_made_in_steps(values: Mapping[str, Any]) -> bool:
 
 def answer_steps(
     operation: frames.Operation, dialect: frames.Dialect, values: Mapping[str, Any], codec: int
-) -> Generator[None, None, bytes]:
-    """As encode_answer, in steps."""
-    out = bytearray(frames.HEADER_BYTES)
+) -> Generator[None, None, bytes | list[bytes]]:
+    """As answer_pieces, in steps."""
+    out = Parts(frames.HEADER_BYTES)
     yield from answer_layout(operation, dialect).put_steps(values, out)
     return _headed(operation.answer_code, out, codec)
 
 
-def _headed(code: int, out: bytearray, codec: int) -> bytes:
+def _headed(code: int, out: Parts, codec: int) -> bytes | list[bytes]:
     """The frame whose payload stands in `out` behind the room for its header."""
-    size = len(out) - frames.HEADER_BYTES
+    size = len(out) - frames.HEADER_BYTES + sum(len(raw) for _, raw in out.large)
     if (codec and size <= COMPRESS_BYTES_MAX) or size > frames.FRAME_BYTES_MAX:
-        return frame(code, out[frames.HEADER_BYTES :], codec)
+        return frame(code, b"".join(out.pieces())[frames.HEADER_BYTES :], codec)
     frames.HEADER.pack_into(out, 0, frames.MAGIC, frames.VERSION, code, frames.BINARY, size)
-    return bytes(out) if size <= COPIED_BYTES_MAX else cast(bytes, out)
+    return out.pieces() if out.large else bytes(out) if size <= COPIED_BYTES_MAX else cast(bytes, out)
 
 
 def frame(code: int, payload: bytes | bytearray, codec: int = 0) -> bytes:

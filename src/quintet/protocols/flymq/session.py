@@ -572,7 +572,7 @@ class FlySession:
             error = self._no_longer(operation, ask)
         if error is None and isinstance(made, dict):
             try:
-                made = codec.encode_answer(operation, self._options.dialect, made, call.accept)
+                made = codec.answer_pieces(operation, self._options.dialect, made, call.accept)
             except QuintetError as refused:
                 error = refused
         if error is not None:
@@ -584,7 +584,7 @@ class FlySession:
         if error is None:
             for first, last in call.given:
                 self._broker.events.delivered("flymq", call.owner, ask["topic"], ask["partition"], first, last)
-        self._made += len(made)
+        self._made += sum(map(len, made)) if isinstance(made, list) else len(made)
         self._replies.fill(slot, made)
         if self._changing:
             self._changing = False
