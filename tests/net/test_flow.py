@@ -56,6 +56,10 @@ class Lines:
         self.holding = False
         self.out.append(token)
 
+    def push(self, size: int) -> None:
+        self.out.append(bytes(size))
+        self.connection.completed(b"pushed\n", None, None)
+
     def take_output(self) -> list[bytes]:
         out, self.out = self.out, []
         return out
@@ -86,9 +90,9 @@ class Line:
         self.sessions.append(Lines(connection))
         return self.sessions[-1]
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, limit: int = limits.MIB) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, _, port = self.listener.address.rpartition(":")
-        peer = await asyncio.open_connection(host, int(port))
+        peer = await asyncio.open_connection(host, int(port), limit=limit)
         self._writers.append(peer[1])
         return peer
 
@@ -199,6 +203,24 @@ async def test_a_sweep_that_meets_a_mistake_is_not_the_last(monkeypatch: pytest.
         assert line.listener.faults == 2
 
 
+async def test_a_reader_that_reads_is_kept_whatever_is_added() -> None:
+    """What a subscriber takes is replaced by newer records: there is never less unsent than before."""
+    async with lines() as line, asyncio.timeout(WAIT_S):
+        reader, _ = await line.connect(limit=4 * limits.KIB)
+        await until(lambda: line.sessions)
+        session, taken = line.sessions[0], 0
+        connection, monotonic = session.connection, line.listener.monotonic()
+        session.push(8 * limits.WRITE_HIGH_BYTES)
+        for turn in range(1, 4):
+            while taken < turn * limits.WRITE_HIGH_BYTES:
+                taken += len(await reader.read(limits.MIB))
+            session.push(2 * limits.WRITE_HIGH_BYTES)
+            connection.check(monotonic + turn * 2 * limits.WRITE_STALL_US)
+            assert connection in line.listener.connections and line.listener.cut == 0
+        connection.check(monotonic + 10 * limits.WRITE_STALL_US)
+        assert line.listener.cut == 1, "who reads nothing is cut"
+
+
 class Holder:
     """A connection, for the budget."""
 
@@ -285,3 +307,21 @@ async def test_a_quic_delivery_that_waits_for_the_bound_presses_and_is_woken(tmp
         listener.output.drop(other)
         assert woken == [True]
         assert not listener.output.pressed
+
+
+async def test_a_quic_reader_that_reads_is_kept_whatever_is_added(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer, asyncio.timeout(WAIT_S):
+        stream = await peer.login()
+        (outlet,) = await open_outlets(peer, stream, seen, 1)
+        (connection,) = listener.connections
+        outlet.send([bytes(16 * limits.WRITE_HIGH_BYTES)])
+        listener._flush()
+        for turn in range(1, 4):
+            peer.endpoint.pause(peer.number, 3, False)
+            await until(lambda turn=turn: len(peer.data.get(3, b"")) > turn * limits.WRITE_HIGH_BYTES)
+            peer.endpoint.pause(peer.number, 3, True)
+            outlet.send([bytes(8 * limits.WRITE_HIGH_BYTES)])
+            listener._flush()
+            listener.ahead += 2 * limits.WRITE_STALL_US
+            connection.check(listener.monotonic())
+            assert seen.gone == []

@@ -62,7 +62,7 @@ class Connection(asyncio.BufferedProtocol):
         self._large_used = 0
         self._parked: list[Callable[[], None]] | None = None
         self._stalled_since: int | None = None
-        self._stalled_bytes = 0  # unsent when last looked at: fewer now means that the peer reads
+        self._stalled_bytes = 0  # unsent when last looked at, and added since: fewer now means that the peer reads
         self._failures = 0
         self._lost = False
         self._choked = False
@@ -405,11 +405,13 @@ class Connection(asyncio.BufferedProtocol):
         if transport is None:
             return
         if output:
+            size = sum(map(len, output))
+            self._stalled_bytes += size  # else a peer that reads would seem not to, behind what is added
             if len(output) == 1:
                 transport.write(output[0])
             else:
                 transport.writelines(output)
-            self._listener.bytes_out += sum(map(len, output))
+            self._listener.bytes_out += size
             if self._claimed or self._stalled_since is not None:
                 self._claimed = False
                 self._listener.output.answered(self, self._unsent())

@@ -55,7 +55,7 @@ class Writer:
         self._parked: list[Callable[[], None]] | None = None
         self._going_on = False  # this turn is its own, and nothing was handed over in it
         self._stalled_since: int | None = None
-        self._stalled_bytes = 0  # unsent when last looked at: fewer now means that the peer reads
+        self._stalled_bytes = 0  # unsent when last looked at, and added since: fewer now means that the peer reads
 
     def room(self) -> int:
         return 0 if self.connection.turns.over() and not self._going_on else self._unsent_room()
@@ -104,6 +104,7 @@ class Writer:
         if queued < 0:
             return  # STOPPED or CLOSED is among the events to come
         listener.bytes_out += size
+        self._stalled_bytes += size  # else a peer that reads would seem not to, behind what is added
         self._count(queued)
         self.connection.account()
         if queued > limits.WRITE_HIGH_BYTES or (finish and queued):
