@@ -325,3 +325,27 @@ async def test_a_quic_reader_that_reads_is_kept_whatever_is_added(tmp_path: Path
             listener.ahead += 2 * limits.WRITE_STALL_US
             connection.check(listener.monotonic())
             assert seen.gone == []
+
+
+async def test_a_connection_has_one_place_in_the_queue_of_turns(tmp_path: Path) -> None:
+    """However long its streams are not done: two for each turn would be more with every turn."""
+    async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path) as peer, asyncio.timeout(WAIT_S):
+        await peer.login()
+        (connection,) = listener.connections
+        gone_on: list[str] = []
+
+        class Busy:
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            def go_on(self) -> None:
+                gone_on.append(self.name)
+                if len(gone_on) < LINES:
+                    connection.later(self)  # type: ignore[arg-type]
+
+        for name in "ab":
+            connection.later(Busy(name))  # type: ignore[arg-type]
+        while len(gone_on) < LINES:
+            await asyncio.sleep(0)
+            assert len(listener.turns._queue) <= 1
+        assert gone_on[:6] == list("ababab")

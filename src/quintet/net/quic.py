@@ -62,7 +62,7 @@ class QuicOptions:
 class QuicConnection:
     """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
 
-    __slots__ = ("_code", "_crowded", "_empty_since", "_holds", "_opened_at", "_outlets", "_reason", "_streams", "_used", "_waiting",
+    __slots__ = ("_code", "_crowded", "_empty_since", "_holds", "_opened_at", "_outlets", "_queued", "_reason", "_streams", "_used", "_waiting",
                  "_watched", "_who", "closing", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
 
     def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
@@ -82,6 +82,7 @@ class QuicConnection:
         self._outlets: dict[int, OutletStream] = {}
         self._watched: set[Writer] | None = None
         self._waiting: dict[Writer, None] = {}  # for a later turn of the loop, in their order
+        self._queued = False  # it has a place in the queue of turns, or goes on just now
         self._crowded = False
         self._holds = False  # bytes of the output budget
         self._used = False  # the peer has opened a stream, at least once
@@ -110,9 +111,10 @@ class QuicConnection:
 
     def later(self, writer: Writer) -> None:
         """`writer.go_on` in a later turn: one for all streams of this connection, behind those of other connections."""
-        if not self._waiting:
-            self.turns.later(self._go_on)
         self._waiting[writer] = None
+        if not self._queued:
+            self._queued = True
+            self.turns.later(self._go_on)
 
     def _go_on(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -125,9 +127,10 @@ class QuicConnection:
                 self.fault("turn", error)
             if self.turns.over():
                 break
-        again, self._waiting = self._waiting, {}
-        for writer in (*waiting, *again):  # who went on just now is the last of them
-            self.later(writer)
+        self._waiting = waiting | self._waiting  # who went on just now is the last of them
+        self._queued = bool(self._waiting) and not self.closing
+        if self._queued:
+            self.turns.later(self._go_on)
 
     def turn_facts(self) -> dict[str, object]:
         return {"door": self.listener.options.name, "peer": self.peer, "who": self.who}
