@@ -182,3 +182,22 @@ async def test_pipelined_polls_are_all_answered(tmp_path: Path, monkeypatch: pyt
                 for _ in made:
                     await asyncio.to_thread(peer.read)
         await until(lambda: broker.server.output.used == 0)
+
+
+async def test_polls_that_are_answered_in_parts_do_not_wait_for_those_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the first answer is claimed behind the second, whose bytes cannot go out before it."""
+    count = 24
+    async with world(tmp_path / "data", monkeypatch) as broker:
+        peer = await asyncio.to_thread(Wire(broker.server.listeners["blipmq"].address).greet, b"dev-key")
+        with peer:
+            made = [await asyncio.to_thread(peer.ask, wire.subscribe(number, b"jobs")) for number in (3, 4, 5)]
+            async with quintet.connect(broker.url("blipmq", "")) as bus:
+                for _ in range(count):
+                    await bus.publish("jobs", bytes(200_000))
+            polls = [wire.number(wire.POLL, 9, subscription.number) * count for subscription in made]
+            peer.send(b"".join(polls) + wire.frame(wire.PING, 10))
+            kinds = [(await asyncio.to_thread(peer.read)).kind for _ in range(len(made) * count + 1)]
+            assert kinds == [wire.PUBLISH] * (len(made) * count) + [wire.PONG]
+        await until(lambda: broker.server.output.used == 0)

@@ -412,7 +412,9 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 transport.writelines(output)
             self._listener.bytes_out += size
-            if self._claimed or self._stalled_since is not None:
+            if self._claimed and getattr(self._session, "making", False):
+                pass  # these are other answers: the one that was claimed for is not among them
+            elif self._claimed or self._stalled_since is not None:
                 self._claimed = False
                 self._listener.output.answered(self, self._unsent())
             if self._stalled_since is not None and not self._choked and transport.get_write_buffer_size() > CHOKE_BYTES:

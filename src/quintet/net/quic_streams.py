@@ -522,9 +522,11 @@ class Stream(Writer):
     def recheck(self) -> None:
         """Credentials changed: let the session look at its own now, not only when the peer speaks next."""
         if self._open and not self.ending and not self.connection.closing:
+            self._receiving = True  # it may act on requests that it left, and those may be answered at once
             try:
                 self._session.receive(memoryview(b""), self.connection.listener.now())
-                self._drain()
+                self._receiving = False
+                self._answered()
             except Exception as fault:
                 self.connection.fault("recheck", fault)
 

@@ -171,7 +171,8 @@ class Link(Sink, Protocol):
 
     def claim(self, size: int, token: object) -> bool:
         """Asked before records are read for an answer of more than CLAIM_BYTES_MIN. True: up to `size` bytes may be made
-        now. False: later, then `on_completed(token, None, None)` is called (ADR 16)."""
+        now. False: later, then `on_completed(token, None, None)` is called (ADR 16). A session that has claimed says by
+        `making` that the answer is not made: until then the bytes stay its own, whatever else is sent."""
 
     def unclaim(self) -> None:
         """The answer turned out to be nothing. One that is sent needs no such call."""

@@ -21,6 +21,7 @@ from quintet import kernel
 from quintet.broker.access import Principal
 from quintet.broker.core import Broker
 from quintet.broker.topics import Topic
+from quintet.delivery.lane import Run
 from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -57,8 +58,8 @@ class BlipSession:
 
     __slots__ = (
         "_broker", "_deadline", "_doing", "_epoch", "_frame_bytes_max", "_identity", "_layout", "_left", "_made", "_origin", "_peer",
-        "_principal", "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures",
-        "closing", "principal_name", "quick_ack", "stopped", "take_output",
+        "_polls", "_principal", "_replies", "_sink", "_state", "_targets", "_topic", "_touched", "_version", "auth_failures",
+        "closing", "making", "principal_name", "quick_ack", "stopped", "take_output",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +94,8 @@ class BlipSession:
         self._topic: Topic | None = None  # the last one published to
         self._touched: set[Subscription] | None = None
         self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
+        self._polls: list[tuple[Subscription, list[int], Slot]] = []  # of version 1, not answered yet
+        self.making = False  # an answer whose bytes are claimed
         self._doing = 0
         self.stopped = False
 
@@ -188,6 +191,7 @@ class BlipSession:
 
     def closed(self) -> None:
         touched, self._touched = self._touched, None
+        self._polls.clear()
         for subscription in touched or ():
             subscription.detach(self._sink)
         self._topic = self._targets = None
@@ -407,28 +411,38 @@ class BlipSession:
             return
         self._attach(subscription, subscription.consumer.credit if self._version == frames.OURS else 0)
         if self._version == 1:
-            self._claim_poll(subscription, ids[:POLLS_AT_ONCE], self._replies.reserve())
+            self._polls.append((subscription, ids[:POLLS_AT_ONCE], self._replies.reserve()))
+            if len(self._polls) == 1:
+                self._answer_polls()
             if len(ids) > POLLS_AT_ONCE:
                 self._left = [(frames.POLL, subscription_id, ids[POLLS_AT_ONCE:])]
 
-    def _claim_poll(self, subscription: Subscription, ids: list[int], slot: Slot) -> None:
-        """Answer now, or when there is room for so much output over all connections (ADR 16)."""
-        answer = partial(self._answer_poll, subscription, ids, slot)
-        size = min(subscription.bytes_ahead(), self._frame_bytes_max + POLL_BYTES_MAX)
-        if size <= CLAIM_BYTES_MIN or self._sink.claim(size, answer):
-            answer(None, None)
+    def _answer_polls(self) -> None:
+        """One after the other, in their order: bytes that are claimed for an answer must not wait for one behind it."""
+        while self._polls:
+            subscription, ids, slot = self._polls[0]
+            size = min(subscription.bytes_ahead(), self._frame_bytes_max + POLL_BYTES_MAX)
+            if not self.making and size > CLAIM_BYTES_MIN:
+                if not self._sink.claim(size, partial(self._poll_again, slot, True)):
+                    return  # until there is room for so much output over all connections (ADR 16)
+                self.making = True
+            if not self._answer_poll(subscription, ids, slot):
+                return
 
-    def _answer_poll(
-        self, subscription: Subscription, ids: list[int], slot: Slot, _result: object, _error: Exception | None
-    ) -> None:
-        """Fill the slot with up to len(ids) deliveries; what is on disk is waited for and asked again."""
-        if slot.data is not None:
-            return
-        again = partial(self._answer_poll, subscription, ids, slot)
-        wake = partial(self._sink.completed, again, None, None)
-        runs, more = subscription.poll(len(ids), self._sink, wake, POLL_BYTES_MAX)
-        if more and not runs:
-            return
+    def _poll_again(self, slot: Slot, granted: bool, _result: object, _error: Exception | None) -> None:
+        """What the first poll waited for is there; a late word of the disk for one that was answered means nothing."""
+        if self._polls and self._polls[0][2] is slot:
+            self.making = self.making or granted
+            self._answer_polls()
+
+    def _answer_poll(self, subscription: Subscription, ids: list[int], slot: Slot) -> bool:
+        """Fill the slot with up to len(ids) deliveries. False: what is on disk is waited for and asked again."""
+        runs: list[tuple[int, Run]] = []
+        if subscription in (self._touched or ()):  # else the right to it was taken away while it waited
+            wake = partial(self._sink.completed, partial(self._poll_again, slot, False), None, None)
+            runs, more = subscription.poll(len(ids), self._sink, wake, POLL_BYTES_MAX)
+            if more and not runs:
+                return False
         deliveries = []
         used = 0
         for partition, (batch, first, last) in runs:
@@ -436,15 +450,16 @@ class BlipSession:
             deliveries.append(self._encode(subscription, partition, batch, first, last, packed))
             used += last - first
         made = b"".join(deliveries)
-        rest = ids[used:] if len(made) >= POLL_BYTES_MAX else []
-        if rest:  # there may be more for these, but not all at once
-            following = self._replies.behind(slot)
-            self._replies.fill(slot, made)
-            self._claim_poll(subscription, rest, following)
+        if len(made) >= POLL_BYTES_MAX and used < len(ids):  # there may be more for the rest, but not all at once
+            self._polls[0] = (subscription, ids[used:], self._replies.behind(slot))
         else:
-            self._replies.fill(slot, made)
+            del self._polls[0]
+        self._replies.fill(slot, made)
+        if self.making:
+            self.making = False
             if not made:
                 self._sink.unclaim()
+        return True
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 

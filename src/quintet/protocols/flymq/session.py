@@ -98,7 +98,7 @@ class FlySession:
         "_acting", "_broker", "_changing", "_checking_since", "_counts", "_deadline", "_epoch", "_give_up", "_identity",
         "_last", "_made", "_next", "_now", "_options",
         "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "_turn_over", "_unpublished", "auth_failures", "closing",
-        "gone", "operation", "principal_name", "take_output", "_waiting",
+        "gone", "making", "operation", "principal_name", "take_output", "_waiting",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, sink: Link, monotonic: int, options: FlyOptions, peer: str = "") -> None:
@@ -128,6 +128,7 @@ class FlySession:
         self._unpublished: tuple[_Run, list[Produced], int, list[Topic | QuintetError], int] | None = None
         self.operation = ""
         self._acting = False  # a request other than PRODUCE is under way
+        self.making = False  # ... and bytes are claimed for its answer
         self._waiting: Wait | None = None  # the long poll under way
         self._checking_since = 0  # on the monotonic clock
         self._give_up: Callable[[], None] | None = None  # no password need be checked for us any more
@@ -454,7 +455,7 @@ class FlySession:
         try:
             self._request(slot, code, flags, payload)
         except QuintetError as error:
-            self._acting = False
+            self._acting = self.making = False
             self._replies.fill(slot, errors.to_frame(error, self._options.dialect))
 
     def _request(self, slot: Slot, code: int, flags: int, payload: bytes) -> None:
@@ -541,8 +542,14 @@ class FlySession:
     def _claim(self, partition: Partition, offset: int, read: Callable[[], None]) -> None:
         """Read from `offset` on: now, or when there is room for such an answer over all connections (ADR 16)."""
         size = min(partition.bytes_from(offset), frames.FRAME_BYTES_MAX)
-        if size <= CLAIM_BYTES_MIN or self._sink.claim(size, lambda _result, _error: read()):
+        if size <= CLAIM_BYTES_MIN:
             read()
+        elif self._sink.claim(size, partial(self._granted, read)):
+            self._granted(read)
+
+    def _granted(self, read: Callable[[], None], _result: object = None, _error: Exception | None = None) -> None:
+        self.making = True
+        read()
 
     def _answered(
         self,
@@ -563,7 +570,7 @@ class FlySession:
                 return
             except QuintetError as refused:
                 error = refused
-        self._acting = False
+        self._acting = self.making = False
         self._waiting = None
         del call.answer, call.claim  # they lead back to the call: no work for the collector
         if isinstance(error, Forbidden):
