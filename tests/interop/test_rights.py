@@ -49,7 +49,7 @@ class BlipWorld(World):
 
     def ready(self, who: str) -> Peer:
         peer = Peer(self.sim, lambda b, s, n: BlipSession(b, s, n, peer="10.0.0.9:1"))
-        peer.exchange(blip.hello(1, 2))
+        peer.exchange(blip.hello(1, blip_frames.OURS))  # the version that has a word for everything
         if who != "stranger":
             assert peer.exchange(blip.auth(2, self.keys[who]))[4] == blip_frames.ACK
         return peer
@@ -57,7 +57,7 @@ class BlipWorld(World):
 
 class BlipDoor(Door):
     operations: ClassVar = {
-        "HELLO": "h", "AUTH": "h", "PUBLISH": "w", "SUBSCRIBE": "r", "ACK": "o", "NACK": "k", "PING": "k", "PONG": "k",
+        "HELLO": "h", "AUTH": "h", "PUBLISH": "w", "SUBSCRIBE": "r", "ACK": "o", "NACK": "o", "PING": "k", "PONG": "k",
         "POLL": "o", "DELIVER": "k",
     }  # fmt: skip
     skip = frozenset({"worker"})
@@ -71,6 +71,7 @@ class BlipDoor(Door):
             "HELLO": lambda: blip.hello(3, 2), "AUTH": lambda: blip.auth(3, world.keys["bruno"][:-1]),
             "PUBLISH": lambda: kernel.blip_publish(name, 1, [b"2"], 3, 0),
             "SUBSCRIBE": lambda: blip.subscribe(3, name, 1), "ACK": lambda: blip.ack(0, world.foreign),
+            "NACK": lambda: blip.word(3, blip_frames.CREDIT, world.foreign, 1),
             "POLL": lambda: blip.poll(3, world.foreign),
         }.get(operation, lambda: blip.encode(kind, 3))()  # fmt: skip
         peer = world.ready(who) if who == "stranger" else world.peers[who]
@@ -83,7 +84,7 @@ class BlipDoor(Door):
         return "refused" if any(code in (401, 404) for code in codes) and operation != "AUTH" else ""
 
     def unaudited(self, operation: str, state: str, answer: str) -> bool:
-        return answer == "closed" or operation in ("ACK", "POLL")
+        return answer == "closed" or operation in ("ACK", "NACK", "POLL")
 
 
 def _nacks(data: bytes) -> list[tuple[int, int]]:

@@ -122,6 +122,7 @@ class Subscription:
                 lane.partition.unwatch(self.pump)
         else:
             self.pump()
+        self.consumer.feed()  # what it held was of the credit of other subscriptions, too
 
     def pump(self) -> None:
         """Hand over all that there is room and credit for."""

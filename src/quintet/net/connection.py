@@ -48,7 +48,7 @@ class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
     __slots__ = (
-        "_choked", "_claimed", "_failures", "_held", "_large", "_large_used", "_listener", "_lost", "_parked", "_queued", "_receiving", "_rest",
+        "_choked", "_claimed", "_failures", "_fresh", "_held", "_large", "_large_used", "_listener", "_lost", "_parked", "_queued", "_receiving", "_rest",
         "_session", "_stalled_bytes", "_stalled_since", "_transport", "_turns", "_waking", "peer",
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ class Connection(asyncio.BufferedProtocol):
         self._large_used = 0
         self._parked: list[Callable[[], None]] | None = None
         self._stalled_since: int | None = None
-        self._stalled_bytes = 0  # unsent when last looked at: fewer now means that the peer reads
+        self._stalled_bytes = 0  # unsent when last looked at, and added since: fewer now means that the peer reads
         self._failures = 0
         self._lost = False
         self._choked = False
@@ -71,6 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         self._receiving = False
         self._queued = False  # what the session left is offered again in a later turn
         self._waking = False  # those that are parked are woken in a later turn
+        self._fresh = False  # and have this one: one run is handed over in any case
         self.peer = ""
 
     # -- from the socket -------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class Connection(asyncio.BufferedProtocol):
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
         for room. Reading goes on when it has taken them. `fresh`: this turn is its own, something is taken in any case."""
         session = self._session
-        while not (self._queued or self._receiving or self._lost or session.holding or self._unsent_room() <= 0):
+        while not (self._queued or self._receiving or self._lost or session.holding or self._own_room() <= 0):
             if not self._rest and self._large is None and not session.stopped:
                 self._go_on()
                 return
@@ -270,7 +271,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _wake_later(self) -> None:
         self._waking = False
+        self._fresh = True
         self._wake()
+        self._fresh = False
 
     def eof_received(self) -> bool:
         return False
@@ -289,24 +292,25 @@ class Connection(asyncio.BufferedProtocol):
     # -- from the broker: the Sink ---------------------------------------------------------------------------------
 
     def room(self) -> int:
-        return 0 if self._turns.over() else self._unsent_room()
+        return 0 if self._listener.output.full or (self._turns.over() and not self._fresh) else self._own_room()
 
-    def _unsent_room(self) -> int:
-        if self._transport is None or self._transport.is_closing() or self._listener.output.full:
+    def _own_room(self) -> int:
+        """Of its own socket, whatever others hold. What its peer asks for goes by this: a large answer has its claim, and
+        nobody would offer the rest again when others have sent theirs."""
+        if self._transport is None or self._transport.is_closing():
             return 0
         # One more than the mark: at the mark itself the transport has not paused, so nobody would wake who parks.
         return limits.WRITE_HIGH_BYTES + 1 - self._transport.get_write_buffer_size()
 
     def park(self, call: Callable[[], None]) -> None:
-        if (
-            self._stalled_since is None and self._listener.output.full
-        ):  # its own socket has room, all together have none
-            self._listener.output.park(call)
-            return
         if self._parked is None:
             self._parked = []
         self._parked.append(call)
-        if not self._waking and self._unsent_room() > 0:  # only the turn is over: the transport will not call
+        if self._own_room() <= 0:
+            return  # the transport calls
+        if self._listener.output.full:  # its own socket has room, all together have none
+            self._listener.output.park(self, self._wake)
+        elif not self._waking:  # only the turn is over
             self._waking = True
             self._turns.later(self._wake_later)
 
@@ -352,6 +356,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._let_go()
 
     def records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
+        self._fresh = False
         if not self._lost:
             try:
                 self._session.on_records(subscription, partition, batch, first, last)
@@ -379,9 +384,11 @@ class Connection(asyncio.BufferedProtocol):
     def recheck(self) -> None:
         """Credentials changed: let the session look at its own now, not only when the peer speaks next."""
         if not self._lost:
+            self._receiving = True  # it may act on requests that it left, and those may be answered at once
             try:
                 self._session.receive(memoryview(b""), self._listener.now())
-                self._drain()
+                self._receiving = False
+                self._answered()
             except Exception as fault:
                 self.fault("recheck", fault)
 
@@ -398,11 +405,13 @@ class Connection(asyncio.BufferedProtocol):
         if transport is None:
             return
         if output:
+            size = sum(map(len, output))
+            self._stalled_bytes += size  # else a peer that reads would seem not to, behind what is added
             if len(output) == 1:
                 transport.write(output[0])
             else:
                 transport.writelines(output)
-            self._listener.bytes_out += sum(map(len, output))
+            self._listener.bytes_out += size
             if self._claimed or self._stalled_since is not None:
                 self._claimed = False
                 self._listener.output.answered(self, self._unsent())

@@ -173,12 +173,15 @@ class Listener:
         self.turns.run(self._check_all)
 
     def _check_all(self) -> None:
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
         monotonic = self.monotonic()
         for connection in list(self._watched):
-            connection.check(monotonic)
-            if not connection.watched:
-                self._watched.discard(connection)
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+            try:
+                connection.check(monotonic)
+                if not connection.watched:
+                    self._watched.discard(connection)
+            except Exception as fault:
+                connection.fault("tick", fault)
 
     def stop_accepting(self) -> None:
         if self._server is not None:

@@ -25,8 +25,12 @@ class OutputBudget:
         self._held: dict[object, int] = {}
         self._making: set[object] = set()  # holders whose claimed answer is being made
         self._claims: deque[tuple[object, int, Callable[[], None]]] = deque()
-        self._parked: list[Callable[[], None]] = []
-        self._granting = False
+        self._passed: deque[tuple[object, int, Callable[[], None]]] = (
+            deque()
+        )  # of them, those that were looked at and do not fit
+        self._parked: dict[object, Callable[[], None]] = {}
+        self._waking = False
+        self._freed = False  # something was given back since it was last looked at who waits
 
     @property
     def full(self) -> bool:
@@ -36,7 +40,7 @@ class OutputBudget:
     @property
     def pressed(self) -> bool:
         """Somebody waits: who holds output without reading is in the way."""
-        return bool(self._claims or self._parked)
+        return bool(self._claims or self._passed or self._parked)
 
     def hold(self, holder: object, size: int) -> None:
         """The holder has this many bytes from now on; 0: none."""
@@ -66,14 +70,18 @@ class OutputBudget:
         self._making.discard(holder)
         self.hold(holder, unsent)
 
-    def park(self, call: Callable[[], None]) -> None:
-        """Call once when there is room again."""
-        self._parked.append(call)
+    def park(self, holder: object, call: Callable[[], None]) -> None:
+        """Call once when there is room again, unless the holder is gone by then. A holder has one such call."""
+        self._parked[holder] = call
 
     def drop(self, holder: object) -> None:
         """The holder is gone, with all it held or waited for."""
-        if any(waiting[0] is holder for waiting in self._claims):
-            self._claims = deque(waiting for waiting in self._claims if waiting[0] is not holder)
+        for claims in (self._claims, self._passed):
+            if any(waiting[0] is holder for waiting in claims):
+                left = [waiting for waiting in claims if waiting[0] is not holder]
+                claims.clear()
+                claims.extend(left)
+        self._parked.pop(holder, None)
         self.answered(holder, 0)
 
     def _fits(self, holder: object, size: int) -> bool:
@@ -87,25 +95,32 @@ class OutputBudget:
         self.hold(holder, self.held(holder) + size)
 
     def _wake(self) -> None:
-        """Grant in order what fits. A holder that has enough does not keep back those behind it."""
-        if self._granting:
+        """Less is held: grant claims, then call who is parked. Called again by what those do, it only takes note."""
+        self._freed = True
+        if self._waking:
             return
-        self._granting = True
+        self._waking = True
         try:
-            passed: deque[tuple[object, int, Callable[[], None]]] = deque()
+            while self._freed:
+                self._freed = False
+                self._grant_all()
+                while self._parked and not self.full:  # who parks again has made it full, or waits for a later turn
+                    self._parked.pop(next(iter(self._parked)))()
+        finally:
+            self._waking = False
+
+    def _grant_all(self) -> None:
+        """Grant in order what fits. A holder that has enough does not keep back those behind it."""
+        try:
             while self._claims:
                 holder, size, granted = waiting = self._claims.popleft()
                 if self._fits(holder, size):
                     self._grant(holder, size)
                     granted()
                 else:
-                    passed.append(waiting)
+                    self._passed.append(waiting)
                     if self._may_ask(holder):
                         break
-            self._claims = passed + self._claims
         finally:
-            self._granting = False
-        if not self.full:
-            parked, self._parked = self._parked, []
-            for call in parked:
-                call()
+            self._claims.extendleft(reversed(self._passed))
+            self._passed.clear()

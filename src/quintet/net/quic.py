@@ -230,22 +230,39 @@ class QuicConnection:
             self.listener.watch(self)
 
     def crowd(self) -> None:
-        """Too much is unsent over all streams: the sweep finds out who reads, and who does not."""
+        """Too much is unsent over all streams, or over all connections: the sweep finds out who reads, and who does not."""
+        if self.listener.output.full:
+            self.listener.output.park(self, self._room_again)
         if not self._crowded:
             self._crowded = True
             self.listener.watch(self)
 
     def account(self) -> None:
         """What its peer has not taken counts against the bound of all connections, above the mark of one (ADR 16)."""
-        if self.unsent > limits.WRITE_HIGH_BYTES or self._holds:
-            self._holds = self.unsent > limits.WRITE_HIGH_BYTES
-            self.listener.output.hold(self, self.unsent if self._holds else 0)
+        if self.closing or not (self.unsent > limits.WRITE_HIGH_BYTES or self._holds):
+            return  # what a connection holds that ends is given back by `lost`
+        self._holds = self.unsent > limits.WRITE_HIGH_BYTES
+        if self._holds:
+            self.listener.watch(self)  # streams below their own mark say nothing when they are sent
+        self.listener.output.hold(self, self.unsent if self._holds else 0)
+
+    def _room_again(self) -> None:
+        """Others gave back some of the bound of all connections."""
+        try:
+            self._uncrowd()
+        except Exception as error:
+            self.fault("room", error)
 
     def _uncrowd(self) -> None:
         if self._crowded and self.unsent <= CONNECTION_HIGH_BYTES and not self.listener.output.full:
             self._crowded = False
             for writer in self._writers():
                 writer.look_again()
+
+    def measure(self) -> None:
+        for writer in self._writers():
+            writer.measure()
+        self.account()
 
     def _writers(self) -> list[Writer]:
         return [*self._streams.values(), *self._outlets.values()]
@@ -260,10 +277,12 @@ class QuicConnection:
             self.shut(CODE_UNAUTHENTICATED, "not authenticated within 5 seconds")
         elif self._empty_since is not None and monotonic - self._empty_since >= EMPTY_US and not self.in_reserve:
             self.shut(CODE_LIMIT, "no stream was open for 60 seconds")
-        if self._crowded:
+        if self._crowded or (self._holds and self.listener.output.pressed):
             for writer in self._writers():
                 writer.watch_unsent()
             self._uncrowd()
+        if self._holds:
+            self.measure()
         for writer in list(self._watched or ()):
             writer.check(monotonic)
             if not writer.watched and self._watched is not None:
@@ -273,7 +292,7 @@ class QuicConnection:
 
     @property
     def watched(self) -> bool:
-        waits = self._watched is not None or self._empty_since is not None or self._crowded
+        waits = self._watched is not None or self._empty_since is not None or self._crowded or self._holds
         return not self.closing and (waits or self.who is None)
 
     def shut_now(self) -> None:

@@ -40,7 +40,7 @@ READS_NOTHING = "the peer has read nothing of a stream for 10 seconds"
 class Writer:
     """The sending side of one stream."""
 
-    __slots__ = ("_ended", "_out", "_out_bytes", "_parked", "_queued", "_stalled_bytes", "_stalled_since", "connection",
+    __slots__ = ("_ended", "_going_on", "_out", "_out_bytes", "_parked", "_queued", "_stalled_bytes", "_stalled_since", "connection",
                  "dead", "ending", "number")  # fmt: skip
 
     def __init__(self, connection: "QuicConnection", number: int) -> None:
@@ -53,17 +53,18 @@ class Writer:
         self._out_bytes = 0
         self._queued = 0  # in the endpoint, when it last said so
         self._parked: list[Callable[[], None]] | None = None
+        self._going_on = False  # this turn is its own, and nothing was handed over in it
         self._stalled_since: int | None = None
-        self._stalled_bytes = 0  # unsent when last looked at: fewer now means that the peer reads
+        self._stalled_bytes = 0  # unsent when last looked at, and added since: fewer now means that the peer reads
 
     def room(self) -> int:
-        return 0 if self.connection.turns.over() else self._unsent_room()
+        return 0 if self.connection.turns.over() and not self._going_on else self._unsent_room()
 
     def _unsent_room(self) -> int:
         if self.dead or self.ending or self.connection.closing:
             return 0
         if self._queued > limits.WRITE_LOW_BYTES:
-            self._measure()
+            self.measure()
         if self.connection.unsent > CONNECTION_HIGH_BYTES or self.connection.listener.output.full:
             self.connection.crowd()
             return 0
@@ -79,6 +80,7 @@ class Writer:
 
     def push(self, data: list[bytes]) -> None:
         """Output for the end of this turn."""
+        self._going_on = False
         if self._out is None:
             self._out = data
         else:
@@ -102,6 +104,7 @@ class Writer:
         if queued < 0:
             return  # STOPPED or CLOSED is among the events to come
         listener.bytes_out += size
+        self._stalled_bytes += size  # else a peer that reads would seem not to, behind what is added
         self._count(queued)
         self.connection.account()
         if queued > limits.WRITE_HIGH_BYTES or (finish and queued):
@@ -113,14 +116,15 @@ class Writer:
         self.connection.unsent += queued - self._queued
         self._queued = queued
 
-    def _measure(self) -> int:
-        self._count(self.connection.listener.endpoint.queued(self.connection.number, self.number))
+    def measure(self) -> int:
+        if not self.dead:  # below 0: the endpoint does not know it any more
+            self._count(max(0, self.connection.listener.endpoint.queued(self.connection.number, self.number)))
         return self._queued
 
     def writable(self) -> None:
         """The endpoint sent enough."""
         if not self.dead:
-            self._measure()
+            self.measure()
             self.connection.account()
             self._stalled_since = None
             self._wake()
@@ -146,13 +150,17 @@ class Writer:
             self._wake()
 
     def go_on(self) -> None:
-        """A later turn of the loop, which this asked for."""
-        if not self.dead:
-            self.look_again()
+        """A later turn of the loop, which this asked for: something is handed over in any case."""
+        self._going_on = True
+        try:
+            if not self.dead:
+                self.look_again()
+        finally:
+            self._going_on = False
 
     def watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
-        if self._stalled_since is None and self._measure():
+        if self._stalled_since is None and self.measure():
             self._stalled_since = self.connection.listener.monotonic()
             self._stalled_bytes = self._queued
             self.connection.watch(self)
@@ -160,11 +168,11 @@ class Writer:
     def check(self, monotonic: int) -> None:
         if self._stalled_since is None or self.dead:
             return
-        unsent = self._measure()
+        unsent = self.measure()
+        self.connection.account()
         if not unsent:
             self._stalled_since = None
             return
-        self.connection.account()
         pressed = self.connection.listener.output.pressed and unsent > limits.WRITE_HIGH_BYTES
         if self._stalled_bytes - unsent >= (PRESSED_BYTES_MIN if pressed else 1):
             self._stalled_since, self._stalled_bytes = monotonic, unsent
@@ -187,6 +195,7 @@ class Writer:
         self._out = self._parked = None
         self._out_bytes = 0
         self.connection.forget(self)
+        self.connection.account()
         return True
 
     def gone(self, code: int) -> None:
@@ -281,8 +290,7 @@ class Stream(Writer):
         most = limits.WRITE_HIGH_BYTES if connection.listener.output.full else 2 * CONNECTION_HIGH_BYTES
         if connection.unsent > most and not connection._crowded:
             connection.crowd()
-            for writer in connection._writers():
-                writer._measure()
+            connection.measure()
         return connection.unsent > most
 
     def _append(self, data: bytes) -> None:

@@ -260,7 +260,7 @@ class WebSocketSession:
     # -- frames ----------------------------------------------------------------------------------------------------
 
     def _frames(self, view: memoryview, position: int, now: int) -> int:
-        inner = self._inner
+        inner, taken = self._inner, False
         while not self._ending() and not inner.holding:
             before = position
             # Before anybody has registered one frame at a time: the next may be judged by other rules.
@@ -269,9 +269,10 @@ class WebSocketSession:
             for number, item in enumerate(items):
                 if self._ending():
                     break
-                if inner.enough:  # this one and those behind it are split again when it goes on
+                if taken and inner.enough:  # this one and those behind it are split again when it goes on
                     self.stopped = True
                     return kernel.ws_split(view, before, inner.message_bytes_max, number)[1] if number else before
+                taken = True  # one in any case, however late in the turn it is
                 if isinstance(item, bytes):
                     self._text(item, now)
                 else:

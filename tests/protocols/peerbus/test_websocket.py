@@ -89,6 +89,27 @@ def closed_with(data: bytes) -> tuple[int, str]:
     return struct.unpack(">H", payload[:2])[0], payload[2:].decode()
 
 
+@pytest.mark.parametrize("frames", [1, 2, 3])
+def test_every_length_of_turns_gives_one_output(frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one in which no time is left before the first frame."""
+    looks: list[int] = []
+
+    def run(length: int) -> list[tuple[int, bytes]]:
+        peer, at = opened(broker()), len(looks)
+        peer.turn_frames = length
+        over = peer.turn_over
+
+        def noted() -> bool:
+            looks.append(1)
+            assert len(looks) - at < 1_000, "it does not get on"
+            return over()
+
+        monkeypatch.setattr(peer, "turn_over", noted)
+        return frames_of(peer.exchange(REGISTER + frame(b"one", opcode=9) * 5))
+
+    assert run(frames) == run(0) and len(run(frames)) == 6
+
+
 class TestUpgrade:
     def test_the_answer_proves_that_the_key_was_read(self) -> None:
         answer = SocketPeer(broker()).exchange(UPGRADE).decode()
