@@ -1,7 +1,6 @@
 """Hostile and broken Felix clients over real QUIC: what is inside the streams. Each test ends with the broker serving others.
 
-Clients are aioquic's with frames packed by hand (felix_wire.py); tokens are PyJWT's. What QUIC itself can be abused for is
-test_felix_quic_abuse.py.
+Clients are aioquic's with frames packed by hand (felix_wire.py), tokens PyJWT's. Abuse of QUIC: test_felix_quic_abuse.py.
 """
 
 import base64

@@ -64,7 +64,7 @@ class Filter:
             return True
         if value is None or len(value) > MATCH_BYTES_MAX:
             value = b""
-        return self._test(key or b"", value)
+        return self._test(key or b"", bytes(value))  # it may be a view of its batch
 
 
 def compile(text: bytes) -> Filter:

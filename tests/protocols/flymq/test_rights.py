@@ -66,7 +66,7 @@ HAS = {
     ("tenant", "public"): "rw", ("tenant", "tenant.a"): "rwm", ("tenant", "tenant.b-dlq"): "rwm",
 } | {("admin", topic): "rwm" for topic in TOPICS if topic != "__users"}  # fmt: skip
 
-KEY_ID = "qk_cd072cd8"  # of bruno's key: the entropy of a simulated broker is the same every time
+KEY_ID = "qk_62e6e282"  # of bruno's key: the entropy of a simulated broker is the same every time
 REFUSALS = {"E1200", "E1201"}  # authenticate first; forbidden
 
 
