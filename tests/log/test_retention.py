@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from quintet import kernel
 from quintet.log.base import Durability, Partition, TopicSpec
 from quintet.log.embedded.inspect import Summary, verify
 from quintet.log.embedded.partition import FilePartition
@@ -171,3 +172,29 @@ def test_the_chain_goes_on_behind_a_segment_that_is_empty() -> None:
     harness.close()
     assert sound(harness.sim).rows == 3
     assert "anchor_differs" not in harness.kinds()
+
+
+@pytest.mark.parametrize("ending", ["stopped", "killed"])
+def test_a_segment_sealed_right_after_a_start_keeps_its_age(ending: str) -> None:
+    """Nothing was appended to it since the start, so nobody has seen its times: that does not make it old."""
+    spec = spec_of()
+    harness = Harness()
+    partition = harness.open(spec)
+    rows = harness.write(partition, 10)
+    for _ in range(3):  # the mark is saved behind what is durable
+        harness.tick()
+    time = harness.scheduler.time
+    if ending == "stopped":
+        harness.close()
+    else:
+        harness.sim.kill()
+    harness.start()
+    harness.scheduler.time = time
+    partition = harness.open(spec)
+    batch = kernel.build([bytes(3_500)])  # does not fit behind them: it begins the next segment
+    partition.append(batch, None)
+    harness.scheduler.settle()
+    assert len(files(harness)) == 2
+    ticks(harness, 3)
+    assert partition.start == 0, "what was written three seconds ago is gone"
+    assert harness.read_all(partition)[: len(rows)] == rows

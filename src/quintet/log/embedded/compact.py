@@ -132,8 +132,8 @@ def _retain(
         shared.report("retention_failed", {"directory": partition.directory, "error": str(result)})
         partition.released()
         return
-    for segment, index in result:
-        segment.max_timestamp = index.max_timestamp
+    for segment, index in result:  # nothing in it is sound: nobody knows how old it is, so its age begins now
+        segment.max_timestamp = index.max_timestamp if index.times else now
     spec = partition.spec
     size = partition.size
     doomed: list[Segment] = []

@@ -240,7 +240,8 @@ class Index:
 
     @property
     def max_timestamp(self) -> int:
-        return self.times[-1] if self.times else 0
+        """The newest time; -1: unknown, because no batch was seen. Retention must not take that for old."""
+        return self.times[-1] if self.times else -1
 
 
 def pack_index(index: Index, seed: int, segment_end: int, next_offset: int) -> bytes:
