@@ -6,9 +6,11 @@ process works alone in the end. Plain `pytest` runs all in one process.
 """
 
 import os
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
+import structlog
 
 from quintet.config import ENV_OTHER, ENV_OTHER_PREFIX, ENV_PREFIX
 
@@ -20,6 +22,14 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(ENV_PREFIX) and name not in ENV_OTHER and not name.startswith(ENV_OTHER_PREFIX):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were() -> Iterator[None]:
+    """A command that ran in this process has sent the logs to its own streams, which are closed after it."""
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -205,4 +205,4 @@ async def test_fenced_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeFly(script) as fake, quintet.connect(fake.url) as bus, bus.subscribe("t", group="g") as sub:
         await (await sub.get()).ack()
         await sub.flush()
-        assert sub.refused == 1
+        assert sub.refused in (1, 2), "once, or once more if the timer of commits came in between"
