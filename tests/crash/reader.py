@@ -63,12 +63,15 @@ def _read_partition(folder: Path, journal: Patches, dense: bool) -> Found | None
         if isinstance(header, str):
             if result is None and last:
                 return None  # the first segment was being created: nothing in it was acknowledged
-            assert result is not None, f"{path}: {header}"
+            if result is None:  # the first of several: a later one says which topic it is
+                result = Found("", next_offset=int(path.stem))
             (result.torn if last else result.wrong).append(f"{path}: {header}")
             continue
         seed, base, topic = header
         if result is None:
             result = Found(topic, next_offset=base)
+        elif not result.topic:
+            result.topic = topic
         result.segments += 1
         if base != result.next_offset and dense:
             result.wrong.append(f"{path}: starts at {base}, expected {result.next_offset}")
