@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ from quintet.net.certificates import CERTIFICATE_NAME
 
 START_S = 30
 STOP_S = 15
+PORT_TRIES = 20
+PORT_WAIT_S = 0.5
 
 
 class Server:
@@ -81,7 +84,16 @@ class Server:
         return self.peer("").partition("?")[0]
 
     def start(self) -> None:
-        """Start, on the port it had before if it ran before, and wait until it accepts."""
+        """Start, on the port it had before if it ran before, and wait until it accepts. Another test's connection may have
+        been given that port meanwhile: then it is tried again."""
+        for _ in range(PORT_TRIES):
+            if self._try_to_start():
+                return
+            time.sleep(PORT_WAIT_S)
+        raise AssertionError(f"the broker did not start:\n{(self.folder / 'server.log').read_text()[-4000:]}")
+
+    def _try_to_start(self) -> bool:
+        """False: one of its ports is taken."""
         ports = {
             f"QUINTET_LISTENERS__{name.upper().replace('-', '_')}__PORT": str(port) for name, port in self.ports.items()
         }
@@ -108,10 +120,14 @@ class Server:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait(STOP_S)
-            raise AssertionError(f"the broker did not start:\n{(self.folder / 'server.log').read_text()[-4000:]}")
+            self._process.stdout.close()
+            said = (self.folder / "server.log").read_text()[-4000:]
+            assert "Address already in use" in said, f"the broker did not start:\n{said}"
+            return False
         listeners = json.loads(line)["listeners"]
         self.ports = {name: int(listeners.get(name, ":0").rpartition(":")[2]) for name in self.ports}
         self.port = self.ports["blipmq"]
+        return True
 
     def kill(self) -> None:
         """As in a power cut for the process: no goodbye on any connection but the kernel's."""
