@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from quintet.flight import outgoing
 from quintet.flight.outgoing import COST_PER_BYTE, Outgoing
 from quintet.model import limits
 from quintet.model.errors import ShuttingDown
@@ -63,18 +62,3 @@ def test_readers_that_take_nothing_are_bounded_and_ended(tmp_path: Path) -> None
         assert "took nothing" in broker.await_said('"door": "flight"')
         for client in idle:
             client.__exit__()
-
-
-def test_without_the_bound_every_reader_holds_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: a bound that lets everybody through is seen by what is held."""
-    monkeypatch.setattr(outgoing.Outgoing, "hold", _held)
-    budget = Outgoing(10 * COST_PER_BYTE, lambda _peer: None)
-    for number in range(READERS):
-        budget.hold(str(number), 8)
-    assert budget.used > budget.bytes_max
-    budget.close()
-
-
-def _held(budget: Outgoing, peer: str, size: int) -> outgoing.Held:
-    budget.used += COST_PER_BYTE * size
-    return outgoing.Held(peer, COST_PER_BYTE * size, 0.0)
