@@ -189,9 +189,9 @@ def fanout(**options: Any) -> None:
 
 def _check_packages(picture: Path | None) -> None:
     """Before a broker is loaded, and not when the figures are in."""
-    extras.load("hdrh.histogram", "quintet bench", "bench")
+    extras.load("hdrh.histogram", "the command bench", "bench")
     if picture is not None:
-        extras.load("matplotlib", "quintet bench --picture", "bench")
+        extras.load("matplotlib", "bench --picture", "bench")
 
 
 @bench.command("doors")

@@ -94,7 +94,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except ImportError as error:
             name = ctx.invoked_subcommand or ""
-            found = extras.missing(error, f"quintet {name}".rstrip(), EXTRAS.get(name, ""))
+            found = extras.missing(error, f"the command {name}" if name else "this command", EXTRAS.get(name, ""))
             if found is None:
                 raise
             raise found from error

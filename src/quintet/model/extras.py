@@ -15,9 +15,13 @@ from quintet.model.errors import QuintetError
 
 
 class PackageMissing(QuintetError, ImportError):
-    """A package that this part needs is not installed; the hint is the command that installs it."""
+    """A package that this part needs is not installed; the hint is the command that installs it, and a traceback ends with it."""
 
     code = "E1601"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.add_note(self.hint)
 
 
 class Package(NamedTuple):
