@@ -46,6 +46,7 @@ from quintet.model.errors import (
     VersionConflict,
     WrongKey,
 )
+from quintet.model.extras import PackageMissing
 
 
 class ConnectionLost(QuintetError, ConnectionError):
@@ -208,6 +209,7 @@ ALL: Final = (
     NameClaimed,
     OffsetNotFound,
     OutOfSequence,
+    PackageMissing,
     PartitionFailed,
     PartitionNotFound,
     ProtocolError,
@@ -260,6 +262,7 @@ __all__ = [
     "NameClaimed",
     "OffsetNotFound",
     "OutOfSequence",
+    "PackageMissing",
     "PartitionFailed",
     "PartitionNotFound",
     "ProtocolError",

@@ -587,7 +587,7 @@ def _unlz4(data: bytes, most: int) -> bytes:
 
 
 def _unzstd(data: bytes, most: int) -> bytes:
-    from backports.zstd import DecompressionParameter, ZstdDecompressor
+    from quintet.model.zstd import DecompressionParameter, ZstdDecompressor
 
     inflater = ZstdDecompressor(options={DecompressionParameter.window_log_max: 25})
     with _room(most) as room:
@@ -632,7 +632,7 @@ def compress(codec: int, data: bytes | bytearray) -> bytes:
 
         return bytes(lz4.compress(data, level=1))
     if name == "zstd":
-        from backports.zstd import compress as zstd_compress
+        from quintet.model.zstd import compress as zstd_compress
 
         return zstd_compress(data, level=1)
     from cramjam import snappy
