@@ -8,12 +8,13 @@ from random import Random
 import pytest
 from click.testing import CliRunner
 
+from quintet import kernel
 from quintet.cli.log import log as log_commands
-from quintet.log.embedded import identity
+from quintet.log.embedded import identity, inspect
 from quintet.log.embedded.disk import OsDisk
 from quintet.model.errors import DataDirError
 from quintet.testing.sim import SimDisk
-from tests.log.support import DATA, Harness
+from tests.log.support import DATA, TOPIC, Harness
 
 FILE = f"{DATA}/{identity.NAME}"
 
@@ -73,3 +74,20 @@ def test_a_directory_from_before_gets_one_and_a_damaged_one_stops_the_start() ->
             harness.start()
         harness.log.abandon()
         assert harness.sim.read_file(FILE) == bytes(damaged)
+    found = [finding for finding in inspect.verify(harness.sim, str(DATA), inspect.Summary()) if finding.corrupt]
+    assert [finding.file for finding in found] == [FILE], "and `quintet log verify` names it"
+
+
+def test_a_stage_of_another_log_is_kept_and_not_offered() -> None:
+    one, two = Harness(), Harness()
+    stage = one.log.stages.open("5e", "spark", "query", 0)
+    stage.append(TOPIC, 0, kernel.build([b"a"], origin=b"test:1"), 1)
+    stage.finish()
+    assert [found.id for found in one.log.stages.load()] == ["5e"]
+    path = f"{DATA}/stages/5e.stage"
+    two.sim.mkdir(f"{DATA}/stages")
+    two.sim.append_file(path, one.sim.read_file(path) or b"")
+    assert two.log.stages.load() == []
+    ((kind, fields),) = two.reports
+    assert kind == "stage_damaged"
+    assert f"it was handed to the log {one.log.identity}, this is {two.log.identity}" in str(fields["error"])

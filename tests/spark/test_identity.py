@@ -16,10 +16,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from quintet.flight import wire
+from quintet.spark import lake
 from quintet.spark import reader as reading
 from quintet.spark.options import OptionError
 from tests.spark.conftest import FlightServer, flying
-from tests.spark.data import fill, filled, link_to
+from tests.spark.data import create, fill, filled, link_to, manage
 from tests.spark.test_stream import ends, rows, stream
 
 ALL = ReadAllAvailable()
@@ -171,3 +172,79 @@ def test_a_query_whose_broker_was_replaced_skips_nothing(
     fill(alone, topic, 1, 5, begin=ROWS)
     run()
     assert count() == READ + ROWS + 5, "from then on it is the new log's"
+
+
+def test_a_sink_whose_broker_or_topic_was_replaced_is_refused(
+    spark: SparkSession, broker: FlightServer, alone: FlightServer, topic: str, tmp_path: Path
+) -> None:
+    """The fence of the batches before is in the log that is gone: going on would leave them out."""
+    filled(broker, topic, 1, 3)
+
+    def run(to: str = topic, **options: str) -> None:
+        (
+            spark.readStream.format("quintet")
+            .options(url=broker.flight, subscribe=topic, startingOffsets="earliest")
+            .load()
+            .select("value")
+            .writeStream.format("quintet")
+            .options(url=alone.flight, topic=to, checkpointLocation=str(tmp_path / "checkpoint"), **options)
+            .trigger(availableNow=True)
+            .start()
+            .awaitTermination()
+        )
+
+    def count() -> int:
+        return sum(part.end for part in info(alone, topic).partitions)
+
+    run()
+    assert count() == 3
+    fill(broker, topic, 1, 2, begin=3)
+    said = failure(lambda: run(f"{topic}-other"))
+    assert f"this checkpoint has written to topic {topic}, and the query now writes to topic {topic}-other" in said
+    emptied(alone)
+    said = failure(run)
+    assert "option checkpointLocation: this checkpoint has written to topic" in said
+    assert "the broker behind the url was replaced" in said
+    run(failOnDataLoss="false")
+    assert count() == 2
+    fill(broker, topic, 1, 1, begin=5)
+    run()
+    assert count() == 3, "from then on it is the new log's"
+    manage(alone, lambda admin: admin.delete_topic(topic))
+    create(alone, topic)
+    fill(broker, topic, 1, 1, begin=6)
+    assert "which was deleted and made again since" in failure(run)
+    assert count() == 0
+
+
+def test_a_table_that_was_deleted_is_not_filled_from_the_middle(
+    spark: SparkSession, broker: FlightServer, topic: str, tmp_path: Path
+) -> None:
+    filled(broker, topic, 1, 3)
+    table = tmp_path / "table"
+
+    def run(path: Path = table, **options: str) -> None:
+        (
+            spark.readStream.format("quintet")
+            .options(url=broker.flight, subscribe=topic, startingOffsets="earliest", columns="offset")
+            .load()
+            .writeStream.format("quintet_lake")
+            .options(path=str(path), checkpointLocation=f"file://{tmp_path}/checkpoint", **options)
+            .trigger(availableNow=True)
+            .start()
+            .awaitTermination()
+        )
+
+    run()
+    fill(broker, topic, 1, 2, begin=3)
+    assert "there is no table" in failure(lambda: run(tmp_path / "elsewhere"))
+    table.rename(tmp_path / "moved")
+    run(tmp_path / "moved")
+    assert lake.read(spark, str(tmp_path / "moved")).count() == 5, "a table that was moved is the same"
+    shutil.rmtree(tmp_path / "moved")
+    fill(broker, topic, 1, 1, begin=5)
+    assert f"this checkpoint has written to table {tmp_path}/moved, and there is no table" in failure(
+        lambda: run(tmp_path / "moved")
+    )
+    run(tmp_path / "moved", failOnDataLoss="false")
+    assert lake.read(spark, str(tmp_path / "moved")).count() == 1
