@@ -5,6 +5,7 @@ planning processes and tasks from loading their libraries, and tells `read` the 
 """
 
 import base64
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ class Meta(msgspec.Struct, frozen=True):
     partition_by: tuple[str, ...]
     columns: dict[str, str]
     arrow: str
+    identity: str = ""  # random, made with the table: one that was deleted and made again has another. "": from before
 
     @property
     def schema(self) -> pa.Schema:
@@ -44,7 +46,9 @@ def load(table: Path) -> Meta | None:
 def save(table: Path, format: str, partition_by: tuple[str, ...], schema: pa.Schema) -> None:
     columns = {field.name: str(field.type) for field in schema}
     arrow = base64.b64encode(schema.serialize().to_pybytes()).decode()
-    replace(table / FILE, msgspec.json.encode(Meta(format, partition_by, columns, arrow)))
+    known = load(table)
+    identity = (known.identity if known is not None else "") or uuid.uuid4().hex
+    replace(table / FILE, msgspec.json.encode(Meta(format, partition_by, columns, arrow, identity)))
 
 
 def fitting(

@@ -25,12 +25,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from quintet.spark import sinks
 from quintet.spark.lake import meta
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import File, Heaps
 from quintet.spark.lake.schema import normal
 from quintet.spark.lake.table import MERGED_BYTES, ONCE, Table
-from quintet.spark.options import OptionError, plainly
+from quintet.spark.options import OptionError, checkpoint, plainly
 
 NAME: Final = "quintet_lake"
 QUERY: Final = "sql.streaming.queryId"
@@ -143,7 +144,7 @@ class LakeSource(DataSource):
 
     @plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
-        return StreamWriter(settings(self.options), schema, overwrite)
+        return StreamWriter(settings(self.options), schema, overwrite, checkpoint(self.options))
 
 
 class Sink:
@@ -226,7 +227,20 @@ class BatchWriter(Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(Sink, DataSourceStreamArrowWriter):
-    """The sink of a streaming query."""
+    """The sink of a streaming query. Another table than its checkpoint has written to is refused (quintet.spark.sinks)."""
+
+    def __init__(self, given: Settings, schema: StructType, overwrite: bool, checkpoint: str = "") -> None:
+        super().__init__(given, schema, overwrite)
+        self._checkpoint = checkpoint
+        self._check()
+
+    def _check(self) -> None:
+        table = self._there()
+        sinks.check(self._checkpoint, table, self._given.fail_on_data_loss, there=bool(table.identity))
+
+    def _there(self) -> sinks.Sink:
+        known = meta.load(self._path)
+        return sinks.Sink("table", str(self._path), known.identity if known is not None else "")
 
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -239,7 +253,10 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
     @plainly
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         assert all(message.epoch == batchId for message in messages if isinstance(message, Written))
+        self._check()
         self._commit(messages)
+        if any(isinstance(message, Written) for message in messages):
+            sinks.keep(self._checkpoint, self._there(), self._given.fail_on_data_loss)
 
     @plainly
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

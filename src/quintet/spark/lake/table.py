@@ -130,7 +130,7 @@ class Table(ABC):
                 if before is None or after != before:
                     self._prepare(before, after)
                 known = meta.load(self.path)
-                if known is None or known.schema != after:  # also when it was cut off here the last time
+                if known is None or known.schema != after or not known.identity:  # also when it was cut off here before
                     meta.save(self.path, self.format, self.columns(), after)
                 if staged:
                     self._publish(commit)

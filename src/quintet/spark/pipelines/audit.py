@@ -141,9 +141,9 @@ def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: 
     found += _examined(spark, asked, tasks, back_us, secret)
     found.sort(key=lambda part: (part.topic, part.partition, part.first))
     whole = [united(list(group), back_us) for _, group in groupby(found, lambda part: (part.topic, part.partition))]
-    ids = {span.topic: span.id for span in spans}
+    ids = {span.topic: span.identity for span in spans}
     kept = link.topics(wire.Selection(tuple(ids))).topics if ids else ()
-    for topic in ids.keys() - {info.name for info in kept if info.id == ids[info.name]}:
+    for topic in ids.keys() - {info.name for info in kept if info.identity == ids[info.name]}:
         raise TopicNotFound(f"topic {topic!r} was deleted, or made again, while it was read", hint="run it again")
     firsts = {(info.name, number): part.first for info in kept for number, part in enumerate(info.partitions)}
     return [_pardoned(part, firsts[part.topic, part.partition]) for part in whole]

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
+from quintet.spark import sinks
+from quintet.spark.pipelines import checkpoints
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -155,7 +158,8 @@ def by_now(time: str) -> "Column":
 
 
 def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: str) -> "DataFrame":
-    """The records of these topics (a,b,c) as a stream."""
+    """The records of these topics (a,b,c) as a stream. ConfigError if the checkpoint is of another run (checkpoints.py)."""
+    checkpoints.check(spark, options.checkpoint, type(options).__module__, msgspec.structs.asdict(options))
     settings: Mapping[str, str] = {
         **options.access(),
         "subscribe": topics,
@@ -220,6 +224,12 @@ def _in_batches(frame: "DataFrame", options: Streaming, sink: Mapping[str, str])
     known: Future[str] = Future()
 
     def publish(batch: "DataFrame", number: int) -> None:
+        from quintet.spark.link import Link
+        from quintet.spark.options import target
+        from quintet.spark.writer import topic_there
+
+        there = topic_there(Link.of(target(options.access())), sink["topic"])
+        sinks.keep(options.checkpoint, there, options.fail_on_data_loss)
         name = {"txnAppId": known.result(START_SECONDS_MAX), "txnVersion": str(number)}
         batch.write.format("quintet").options(**sink, **name).mode("append").save()
 

@@ -49,8 +49,11 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
+    """`into`: the identity of the topic that slices were published to; "" before the first, and of a plan from before."""
+
     selection: dict[str, str]
     slices: tuple[Slice, ...]
+    into: str = ""
 
     @property
     def rows(self) -> int:

@@ -35,6 +35,7 @@ from quintet.spark.pipelines.replay import (
     remember,
     slices,
 )
+from quintet.spark.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -107,13 +108,34 @@ def run(
         plan = _plan(_selected(lake.read(spark, options.path, options.format), options, source), options, selection)
         remember(folder, id, plan)
     done = min(link.fence(writer) + 1, len(plan.slices))
+    plan = _into(link, options, folder, id, plan, done)
     keep = _keeps_partitions(link, options.topic, plan)
     began = monotonic() - (plan.slices[done].due_us / US if done < len(plan.slices) else 0.0)
     for epoch, one in enumerate(plan.slices[done:], done):
         while (left := began + one.due_us / US - monotonic()) > 0:
             pause(min(left, PAUSE_SECONDS_MAX))
         _publish(spark, options, source, one, writer, epoch, keep)
+        plan = plan if plan.into else _into(link, options, folder, id, plan, epoch + 1)
     return _result(options, source, plan, done, keep)
+
+
+def _into(link: Link, options: Options, folder: Path, id: str, plan: Plan, done: int) -> Plan:
+    """The plan with the topic it goes into. A fence is the log's: where the log is another one nothing was published, and it
+    begins anew. A topic that was deleted takes its slices with it, and the fence says all the same that they were done."""
+    from quintet.spark.writer import topic_there  # needs pyspark, which --help does without
+
+    there = topic_there(link, options.topic)
+    before = Sink("topic", options.topic, plan.into)
+    if done and before.log == there.log and before.part != there.part:
+        raise ConfigError(
+            f"{done} of {len(plan.slices)} transactions of this replay went into a topic {options.topic} that was deleted since",
+            hint="choose another name; everything is published again then",
+        )
+    if not there.part or plan.into == there.identity:
+        return plan
+    plan = msgspec.structs.replace(plan, into=there.identity)
+    remember(folder, id, plan)
+    return plan
 
 
 def _source(spark: "SparkSession", options: Options) -> str:
