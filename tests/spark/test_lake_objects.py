@@ -22,7 +22,7 @@ from quintet.spark.lake.errors import LakeError, StoreUnreachable
 from quintet.spark.lake.objects import ObjectPath, located
 from quintet.spark.lake.sink import FORMATS, Sink, settings, table_of
 from quintet.spark.lake.table import Table
-from quintet.spark.pipelines import archive, base, given, restore
+from quintet.spark.pipelines import archive, base, failures, given, restore
 from quintet.spark.pipelines.reconcile import reconcile
 from tests.spark.conftest import FlightServer
 from tests.spark.data import create, fill
@@ -280,10 +280,13 @@ class TestCompaction:
         assert offsets(make.open(format)) == list(range(30))
         assert make.open(format).compact().before == 0
         assert not put(make.open(format), "q", 2, rows(20, 10))
-        assert offsets(make.open(format)) == list(range(30))
+        assert put(make.open(format), "q", 3, rows(30, 10, ("a",)))
+        assert make.open(format).compact().before == 2
+        assert offsets(make.open(format)) == list(range(40))
         if format == "parquet":
-            assert make.globbed() == list(range(30))
-            assert not [name for name in make.names() if "/staging/" in name]
+            assert make.globbed() == list(range(40))
+            assert [path.name for path in (make.where / files.STAGING).folders()] == ["compacted", "q"]
+            assert (make.where / files.STAGING / "q").folders() == []  # not an empty object for each batch
 
     def test_two_at_once_merge_once(self, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
         for epoch in range(3):
@@ -390,13 +393,15 @@ class TestFailures:
             pytest.raises(LakeError, match=r"^the store refuses these credentials for s3://") as raised,
         ):
             make.open(format).schema()
-        assert not isinstance(raised.value, StoreUnreachable)
+        assert failures.explain(raised.value).incurable
 
     @pytest.mark.parametrize("format", ["parquet", "delta"])
     def test_an_endpoint_that_does_not_answer(self, store: Store, format: str) -> None:
         told = storage.parse(store.options | {"endpoint_override": "http://127.0.0.1:1"})
-        with pytest.raises(StoreUnreachable, match=r"does not answer, after 3 tries; check storage.endpoint_override"):
+        words = r"^the store of .* does not answer, after 3 tries; check storage.endpoint_override"
+        with pytest.raises(StoreUnreachable, match=words) as raised:
             table_of("s3://lake/x", format, BY, told).schema()
+        assert not failures.explain(raised.value).incurable
 
 
 class TestSpark:

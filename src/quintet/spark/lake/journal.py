@@ -113,11 +113,12 @@ class Journal:
         swept = 0
         root = self.table / STAGING
         if isinstance(root, ObjectPath):
-            for path in root.walk():
-                if _own(path.parent, writer, epoch) or time.time() - path.stat().st_mtime > ORPHAN_SECONDS:
-                    path.unlink(missing_ok=True)
-                    swept += 1
-            return swept
+            # By directory, as pyarrow leaves an empty object in place of each that it emptied file by file.
+            old = {path.parent for path in root.walk() if time.time() - path.stat().st_mtime > ORPHAN_SECONDS}
+            own = {path for path in (root / quote(writer, safe="")).folders() if _own(path, writer, epoch)}
+            for folder in old | own:
+                folder.remove_tree()
+            return len(old | own)
         for folder in root.glob("*/*") if root.is_dir() else ():
             with contextlib.suppress(FileNotFoundError):
                 if _own(folder, writer, epoch) or time.time() - folder.stat().st_mtime > ORPHAN_SECONDS:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
-from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.errors import LakeError, StoreUnreachable
 from quintet.spark.lake.storage import NOTHING, STORES, Storage, plain
 
 REQUESTS_AT_ONCE: Final = 16  # copies and removals of one commit
@@ -147,16 +147,29 @@ class ObjectPath:
                 info = Info(one.size or 0, one.mtime_ns / 1e9 if one.mtime_ns else 0.0)
                 yield ObjectPath(self.root, one.path.removeprefix(f"{bucket}/"), self.storage, info)
 
-    def remove_tree(self) -> int:
-        """Everything below this name; how many there were."""
-        found = list(self.walk())
-        each(found, lambda path: path.unlink(missing_ok=True))
-        return len(found)
+    def folders(self) -> "list[ObjectPath]":
+        """What is one step below this name and has more below it."""
+        from pyarrow import fs
+
+        with plain(self):
+            found = self._fs.get_file_info(fs.FileSelector(self._full, allow_not_found=True))
+        return [self / one.base_name for one in found if one.type == fs.FileType.Directory]
+
+    def remove_tree(self) -> None:
+        """Everything below this name, and the empty object that pyarrow leaves where it removed the last of others."""
+        with contextlib.suppress(FileNotFoundError), plain(self):
+            self._fs.delete_dir(self._full)
 
     def check_bucket(self) -> None:
-        """LakeError if there is no such bucket: a list of one that is not there is merely empty."""
-        bucket = ObjectPath(self.root, "", self.storage)
-        if not bucket.exists():
+        """LakeError if there is no such bucket: a list of one that is not there is merely empty. Whoever may not ask after
+        the bucket may still write below a prefix of it."""
+        try:
+            there = ObjectPath(self.root, "", self.storage).exists()
+        except StoreUnreachable:
+            raise
+        except LakeError:
+            return
+        if not there:
             raise LakeError(f"the bucket of {self} does not exist", hint="create it, or correct the path")
 
 

@@ -169,7 +169,10 @@ def _filesystem(store: str, authority: str, known: tuple[tuple[str, str], ...]) 
             given[row.name] = given[row.name] == "true"
     if store == "s3":
         retries = fs.AwsStandardS3RetryStrategy(max_attempts=RETRIES_MAX)
-        return fs.S3FileSystem(**given, connect_timeout=CONNECT_SECONDS, retry_strategy=retries)
+        # Delayed: a small object is one request, not the three of an upload in parts.
+        return fs.S3FileSystem(
+            **given, connect_timeout=CONNECT_SECONDS, retry_strategy=retries, allow_delayed_open=True
+        )
     if store == "gs":
         import datetime
 
