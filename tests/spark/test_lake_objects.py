@@ -16,6 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pyarrow.dataset as ds  # type: ignore[import-untyped]
 import pytest
 
+from quintet.model.errors import ConfigError
 from quintet.spark import lake
 from quintet.spark.lake import claims, files, object_parquet, storage
 from quintet.spark.lake.errors import LakeError, StoreUnreachable
@@ -359,6 +360,26 @@ class TestOptions:
         told = settings({"path": f"s3://{BUCKET}/x"} | store.prefixed | {"catalog.token": SECRET})
         where = located(told.path, told.storage)
         assert all(word not in f"{told!r} {where!r} {where}" for word in (SECRET, KEY))
+
+    def test_words_with_a_dot_are_entries_of_a_table(self) -> None:
+        told = {
+            "topics": "a",
+            "path": "s3://b/c",
+            "name": "n",
+            "checkpoint": "c",
+            "storage": {"region": "file", "anonymous": "true"},
+        }
+        words = given.words(["storage.region=word", "catalog.oauth2-server-uri=x", "--compact-every=3"])
+        options = given.options(archive, told | words)
+        assert isinstance(options, archive.Options) and options.compact_every == 3
+        assert base.lake_options(options) == {
+            "storage.region": "word", "storage.anonymous": "true", "catalog.oauth2-server-uri": "x",
+        }  # fmt: skip
+        with pytest.raises(ConfigError, match=r"option storage: it is a table") as raised:
+            given.options(archive, told | {"storage": SECRET})
+        assert SECRET not in str(raised.value)
+        with pytest.raises(ConfigError, match=r"there is no option 'storag\.region'"):
+            given.options(archive, told | {"storag.region": "x"})
 
     def test_a_directory_as_before_and_by_its_url(self, tmp_path: Path) -> None:
         assert located(str(tmp_path / "t")) == located(f"file://{tmp_path}/t") == tmp_path / "t"
