@@ -261,7 +261,7 @@ class TestRestore:
             ({"since": "yesterday"}, "option since: 'yesterday' is no time"),
             ({"offsets": "5-9"}, "offsets=5-9 is no range"),
             ({"speed": "0x"}, "speed=0x is none"),
-            ({"path": "s3://bucket"}, "is no directory"),
+            ({"path": "ftp://bucket/x"}, "is no directory"),
         ]
         for change, words in cases:
             options = msgspec.structs.replace(archived.restore("x"), **change)

@@ -26,7 +26,7 @@ import msgspec
 
 from quintet.flight import wire
 from quintet.model.errors import TopicNotFound
-from quintet.spark.pipelines.base import Common, Result, microseconds
+from quintet.spark.pipelines.base import Catalog, Common, Result, Storage, lake_options, microseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -55,7 +55,11 @@ class Options(Common, kw_only=True):
         ),
     ] = "auto"
     tolerance: Annotated[str, msgspec.Meta(description="How far back a timestamp may go unnoticed: 500ms, 1s.")] = "1s"
-    archive: Annotated[str, msgspec.Meta(description="Directory of an archive to compare with the topics.")] = ""
+    archive: Annotated[
+        str, msgspec.Meta(description="An archive to compare with the topics: s3://..., or a directory.")
+    ] = ""
+    storage: Storage = msgspec.field(default_factory=dict)
+    catalog: Catalog = msgspec.field(default_factory=dict)
     format: Annotated[
         Literal["parquet", "delta", "iceberg"], msgspec.Meta(description="What kind of table the archive is.")
     ] = "parquet"
@@ -99,7 +103,8 @@ def run(spark: "SparkSession", options: Options) -> Result:
         notes += [
             f"topic {topic} cannot be compared with the archive before it can be read" for topic in sorted(damaged)
         ]
-        said, same = reconcile(spark, options, options.archive, options.format, sound) if sound else ([], ok)
+        where = lake_options(options)
+        said, same = reconcile(spark, options, options.archive, options.format, sound, where) if sound else ([], ok)
         notes, ok = [*notes, *said], ok and same
     return Result(
         title=f"audit: {sum(part.rows for part in slices)} records, partitions: {len(slices)}"

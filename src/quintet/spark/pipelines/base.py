@@ -33,6 +33,15 @@ NOW: Final = "now"
 Prefix = Annotated[
     str, msgspec.Meta(description="What the names of the schema's columns begin with, if they meet others.")
 ]
+# How a table in an object store is reached: storage.region=... on the command line, [storage] in a file.
+Storage = Annotated[
+    dict[str, str],
+    msgspec.Meta(description="storage.NAME=VALUE: how to reach s3://, gs://, abfss://, if not by the environment."),
+]
+Catalog = Annotated[
+    dict[str, str],
+    msgspec.Meta(description="catalog.NAME=VALUE: properties of an Iceberg catalog, as pyiceberg has them."),
+]
 START_SECONDS_MAX: Final = 60.0  # between the first batch of a query and the moment it has told its id
 MESSAGE: Final = frozenset({"key", "value", "headers", "timestamp", "partition"})  # the columns that make a message
 
@@ -171,6 +180,14 @@ def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: 
     return spark.readStream.format("quintet").options(**settings).load()
 
 
+def lake_options(options: "Into | Any") -> dict[str, str]:
+    """The options of format("quintet_lake") for the store and the catalog that a pipeline names."""
+    return {
+        **{f"storage.{name}": value for name, value in options.storage.items()},
+        **{f"catalog.{name}": value for name, value in options.catalog.items()},
+    }
+
+
 class Into(Streaming, kw_only=True):
     """What pipelines have whose rows go to a topic or to a table."""
 
@@ -181,6 +198,8 @@ class Into(Streaming, kw_only=True):
     table_format: Annotated[
         Literal["parquet", "delta", "iceberg"], msgspec.Meta(description="What kind of table that is.")
     ] = "parquet"
+    storage: Storage = msgspec.field(default_factory=dict)
+    catalog: Catalog = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if bool(self.to_topic) == bool(self.to_table):
@@ -204,6 +223,7 @@ def write(
         writer = frame.writeStream.format("quintet").options(**sink)
     else:
         sink = {"path": options.to_table, "format": options.table_format, "failOnDataLoss": loss(options)}
+        sink |= lake_options(options)
         writer = frame.writeStream.format("quintet_lake").options(**sink)
     return _started(writer, options, mode)
 

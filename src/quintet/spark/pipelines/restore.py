@@ -40,16 +40,19 @@ from quintet.spark.sinks import Sink
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from quintet.spark.lake.objects import Place
+
 SUMMARY = "an archive back into a topic, in order, with its times, once"
 MARK: Final = "replayed-from"  # header: topic/partition/offset
 PLANS: Final = "_quintet/restores"  # in the archive's directory
 PAUSE_SECONDS_MAX: Final = 1.0  # so that a clock that was put forward is noticed
+NUMBERS: Final = ("topic", "partition", "offset", "timestamp")  # columns that a plan is made of
 LISTED_MAX: Final = 10  # topics that an error names
 EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class Options(Common, kw_only=True):
-    path: Annotated[str, msgspec.Meta(description="Directory of the archive.", min_length=1)]
+    path: Annotated[str, msgspec.Meta(description="Where the archive is: s3://..., or a directory.", min_length=1)]
     topic: Annotated[str, msgspec.Meta(description="The topic to write to; to write to the original one, name it.")] = (
         ""
     )
@@ -75,6 +78,8 @@ class Options(Common, kw_only=True):
         str, msgspec.Meta(description="Name of this replay; a run of the same name goes on where it ended.")
     ] = ""
     state: Annotated[str, msgspec.Meta(description="Directory for its plan; the archive's, if empty.")] = ""
+    storage: base.Storage = msgspec.field(default_factory=dict)
+    catalog: base.Catalog = msgspec.field(default_factory=dict)
 
 
 def run(
@@ -94,7 +99,7 @@ def run(
     source = _source(spark, options)
     selection = _selection(options, source)
     id = digest(options.name, selection)
-    folder = Path(options.state or lake.directory(options.path) / PLANS)
+    folder = Path(options.state) if options.state else _where(options) / PLANS
     plan = recall(folder, id, selection)
     link = Link.of(target(options.access()))
     writer = f"restore-{id}"
@@ -105,7 +110,7 @@ def run(
             hint="choose another name; everything is published again then",
         )
     if plan is None:
-        plan = _plan(_selected(lake.read(spark, options.path, options.format), options, source), options, selection)
+        plan = _plan(_selected(_read(spark, options, columns=NUMBERS), options, source), options, selection)
         remember(folder, id, plan)
     done = min(link.fence(writer) + 1, len(plan.slices))
     plan = _into(link, options, folder, id, plan, done)
@@ -138,11 +143,19 @@ def _into(link: Link, options: Options, folder: Path, id: str, plan: Plan, done:
     return plan
 
 
+def _where(options: Options) -> "Place":
+    return lake.directory(options.path, base.lake_options(options))
+
+
+def _read(spark: "SparkSession", options: Options, **more: Any) -> "DataFrame":
+    return lake.read(spark, options.path, options.format, options=base.lake_options(options), **more)
+
+
 def _source(spark: "SparkSession", options: Options) -> str:
     """The topic to read, which must be named if the archive has several."""
     if options.from_topic:
         return options.from_topic
-    frame = lake.read(spark, options.path, options.format)
+    frame = _read(spark, options, columns=("topic",))
     found = sorted(str(row[0]) for row in frame.select("topic").distinct().limit(LISTED_MAX + 1).collect())
     if len(found) != 1:
         listed = ", ".join(found[:LISTED_MAX]) or "no topic at all"
@@ -153,7 +166,7 @@ def _source(spark: "SparkSession", options: Options) -> str:
 def _selection(options: Options, source: str) -> dict[str, str]:
     """What makes a replay what it is."""
     return {
-        "path": str(lake.directory(options.path)),
+        "path": str(_where(options)),
         "topic": options.topic,
         "from_topic": source,
         "since": options.since,
@@ -230,7 +243,7 @@ def _publish(
 
     firsts, lasts = zip(*one.ranges.values(), strict=True)
     between = {"topic": (source, source), "offset": (min(firsts), max(lasts))}
-    frame = _selected(lake.read(spark, options.path, options.format, between=between), options, source)
+    frame = _selected(_read(spark, options, between=between), options, source)
     wanted: Column = F.lit(False)
     for partition, (first, last) in one.ranges.items():
         wanted |= (F.col("partition") == partition) & F.col("offset").between(first, last)
