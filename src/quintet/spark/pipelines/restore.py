@@ -124,7 +124,7 @@ def run(
     return _result(options, source, plan, done, keep)
 
 
-def _into(link: Link, options: Options, folder: Path, id: str, plan: Plan, done: int) -> Plan:
+def _into(link: Link, options: Options, folder: "Place", id: str, plan: Plan, done: int) -> Plan:
     """The plan with the topic it goes into. A fence is the log's: where the log is another one nothing was published, and it
     begins anew. A topic that was deleted takes its slices with it, and the fence says all the same that they were done."""
     from quintet.spark.writer import topic_there  # needs pyspark, which --help does without
