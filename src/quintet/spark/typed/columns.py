@@ -119,6 +119,29 @@ def places(there: "np.ndarray[Any, np.dtype[np.bool_]]") -> pa.Array:
     return pa.array(np.cumsum(there) - 1, pa.int64(), mask=~there)
 
 
+MISFITS = (ValueError, OverflowError, pa.ArrowException)  # what `build` raises for a value its column has no place for
+
+
+def misfit(shape: Shape, value: Any) -> tuple[str, Exception] | None:
+    """Where in a value the innermost part is that its column does not take (".a[3].b"), and why; None: it takes all of it."""
+    try:
+        shape.build([value])
+    except MISFITS as error:
+        parts: list[tuple[str, Shape, Any]] = []
+        if isinstance(shape, Struct):
+            parts = [(f".{member.name}", member.shape, member.pick([value])[0]) for member in shape.members]
+        elif isinstance(shape, List):
+            parts = [(f"[{number}]", shape.item, item) for number, item in enumerate(value)]
+        elif isinstance(shape, Map):
+            parts = [(f"[{key}]", shape.value, item) for key, item in value.items()]
+        for place, inner, part in parts:
+            found = misfit(inner, part)
+            if found is not None:
+                return f"{place}{found[0]}", found[1]
+        return "", error
+    return None
+
+
 class Rows(Protocol):
     """A decoder of values that are there: `values` has no nulls.
 

@@ -37,6 +37,7 @@ from quintet.spark.typed.columns import (
     COLUMNS_MAX,
     DEPTH_MAX,
     INT64,
+    MISFITS,
     TIMESTAMP,
     Converted,
     List,
@@ -45,6 +46,7 @@ from quintet.spark.typed.columns import (
     Reasons,
     Shape,
     Struct,
+    misfit,
 )
 
 PARSED_TOGETHER_BYTES_MAX = 64 * 1024 * 1024  # of one framed batch; a larger one is parsed row by row
@@ -102,7 +104,7 @@ class ProtobufRows:
             rows = self._one_by_one(texts, reasons)
         try:
             return self._shape.children(rows), reasons
-        except (ValueError, OverflowError, pa.ArrowException):
+        except MISFITS:
             # Something parses and has no place in its column: a proto2 string that is not UTF-8, an instant out of range.
             rows = self._probed(rows, [number for number in range(len(texts)) if number not in reasons], reasons)
             return self._shape.children(rows), reasons
@@ -158,13 +160,12 @@ class ProtobufRows:
 
     def _probe(self, row: Message) -> str | None:
         """The first field of a row that its column does not take."""
-        for member in self._shape.members:
-            try:
-                member.shape.build(member.pick([row]))
-            except (ValueError, OverflowError, pa.ArrowException) as error:
-                why = "a string is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-                return f"{member.name}: {why}"
-        return None
+        found = misfit(self._shape, row)
+        if found is None:
+            return None
+        path, error = found
+        why = "a string is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        return f"{path.lstrip('.') or 'the value'}: {why}"
 
     def _explain(self, text: bytes) -> str:
         """Why bytes do not parse, as the broker says it."""
