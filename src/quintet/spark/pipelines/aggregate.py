@@ -25,7 +25,19 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, Prefix, by_now, quoted, read_stream, spoken, typed, write
+from quintet.spark.pipelines.base import (
+    Into,
+    OnDecodeError,
+    Prefix,
+    SchemaIds,
+    ValuePrefix,
+    by_now,
+    quoted,
+    read_stream,
+    spoken,
+    typed,
+    write,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -59,6 +71,9 @@ class Options(Into, kw_only=True):
         Literal["raw", "registry"], msgspec.Meta(description="registry: the columns of the registered schema.")
     ] = "raw"
     typed_prefix: Prefix = ""
+    on_decode_error: OnDecodeError = "deadletter"
+    value_prefix: ValuePrefix = "auto"
+    schema_ids: SchemaIds = ""
     emit: Annotated[
         Literal["final", "updates"],
         msgspec.Meta(description="final: a window once, when it is over; updates: each change."),
@@ -71,7 +86,7 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
 
     if options.emit == "updates" and options.to_table:
         raise ValueError("emit=updates needs to_topic: a table only grows")
-    how = typed(options.schema, options.typed_prefix)
+    how = typed(options, options.schema)
     frame = _columns(read_stream(spark, options, options.topic, **how), options)
     for name in (options.time, *options.by):
         _known(frame, name)

@@ -157,6 +157,19 @@ class Rows(Protocol):
 Align = Callable[[list[pa.Array], int], list[pa.Array]]  # columns of an older version, rows -> columns of the newest
 
 
+class Aligned:
+    """Rows of one version with the columns of another."""
+
+    def __init__(self, rows: Rows, align: Align, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._rows = rows
+        self._align = align
+
+    def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], Reasons]:
+        columns, reasons = self._rows.decode(values)
+        return self._align(columns, len(values) - len(reasons)), reasons
+
+
 class Columns:
     """A decoder: the newest definition, and older ones for the rows that the newest does not read."""
 

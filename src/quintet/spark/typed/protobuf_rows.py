@@ -95,6 +95,14 @@ class ProtobufRows:
             raise SchemaInvalid(f"{_CANNOT}: {self._descriptor.full_name} has no fields")
         self._shape = self._struct(self._descriptor, ())
         self.schema = pa.schema([member.field for member in self._shape.members])
+        self.indexes = _indexes(self._descriptor)
+
+    def named(self, indexes: Sequence[int]) -> str:
+        """The message that these indexes mean in the definition's file."""
+        inside: Sequence[Descriptor] = list(self._descriptor.file.message_types_by_name.values())
+        for index in indexes[:-1]:
+            inside = inside[index].nested_types if index < len(inside) else ()
+        return inside[indexes[-1]].full_name if indexes[-1] < len(inside) else "which it does not have"
 
     def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], Reasons]:
         texts = values.to_pylist()
@@ -208,6 +216,14 @@ class ProtobufRows:
         if message.full_name in _TEXTS or not message.fields:
             return Converted(pa.string(), _json_text)
         return self._struct(message, within)
+
+
+def _indexes(descriptor: Descriptor) -> tuple[int, ...]:
+    """Where a message is in its file: its number among its neighbours, behind that of the message it is in."""
+    outer = descriptor.containing_type
+    among = list(descriptor.file.message_types_by_name.values()) if outer is None else list(outer.nested_types)
+    number = [each.full_name for each in among].index(descriptor.full_name)
+    return (*(() if outer is None else _indexes(outer)), number)
 
 
 def _batch_class(descriptor: Descriptor) -> type[Message]:
