@@ -297,7 +297,7 @@ def test_a_data_directory_problem_is_one_clear_line_and_touches_nothing(tmp_path
     with pytest.raises(DataDirError, match="another broker"):
         Harness(disk)
     harness.close()
-    for text, words in ((b"quintet-data 3\n", "newer"), (b"what\n", "does not name")):
+    for text, words in ((b"quintet-data 4\n", "newer"), (b"what\n", "does not name")):
         disk.damage("/data/format", text)
         before = disk.snapshot()
         with pytest.raises(DataDirError, match=words):

@@ -116,6 +116,16 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     return [write(result.select(*chosen), options, KEY, mode)]
 
 
+def waiting(options: Options, state_rows: int) -> str:
+    """What a run that took all there was has counted and not published."""
+    if options.emit == "updates" or not state_rows:
+        return ""
+    return (
+        f"{state_rows:,} windows are open and were not published: none ends {options.watermark} (watermark) or more before the "
+        "newest message; they are in the checkpoint, and a later run publishes them. emit=updates publishes open windows, too"
+    )
+
+
 def _word(name: str) -> "Column":
     """A value as a part of a key. No two groups have the same key: / and % are %2F and %25, and null is a bare %."""
     from pyspark.sql import functions as F

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
-from quintet.flight.wire import COLUMNS
+from quintet.flight.wire import COLUMNS, Selection
 from quintet.spark import lake
+from quintet.spark.link import Link
+from quintet.spark.options import target
 from quintet.spark.pipelines.base import (
     OnDecodeError,
     Prefix,
@@ -25,6 +27,7 @@ from quintet.spark.pipelines.base import (
     topic_list,
     typed,
 )
+from quintet.spark.pipelines.replay import note_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,6 +88,8 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
         "compactEvery": str(options.compact_every),
         "targetBytes": str(options.target_mb << 20),
     }
+    known = Link.of(target(options.access())).topics(Selection(tuple(names))).topics
+    note_partitions(lake.directory(options.path), {info.name: len(info.partitions) for info in known})
     return [
         frame.withColumn(DATE, F.expr(DAY))
         .writeStream.format(lake.FORMAT)

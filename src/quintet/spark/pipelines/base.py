@@ -6,6 +6,7 @@ A module of this folder that is a pipeline has
     Options     a subclass of Common; each field typed, with a description: the command's --help is made of them
     start       (spark, options) -> the streaming queries it runs on         for a pipeline that goes on
     run         (spark, options) -> Result                                   for one that ends by itself
+    waiting     (options, rows of state) -> what a run with trigger=now left unpublished, in a sentence; may be left out
 
 and is a row in PIPELINES (__init__.py). Nothing here starts a session, restarts what failed or draws progress: that is
 runner.py. A pipeline must be callable from a notebook as it is: `archive.start(spark, archive.Options(...))`.

@@ -59,6 +59,17 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     return [write(joined, options)]
 
 
+def waiting(options: Options, state_rows: int) -> str:
+    """What a run that took all there was has read and not published."""
+    if not state_rows:
+        return ""
+    alone = "; those that find none are published alone then" if options.kind == "left" else ""
+    return (
+        f"{state_rows:,} messages are kept for a partner that may still come, {options.within} (within) and "
+        f"{options.watermark} (watermark) around the newest message{alone}; a later run goes on with them"
+    )
+
+
 def _side(spark: "SparkSession", options: Options, side: str, topic: str) -> "DataFrame":
     """One topic with its columns under the name of its side: SIDE_key, SIDE_time, SIDE (its value, or typed columns)."""
     from pyspark.sql import functions as F
