@@ -4,7 +4,8 @@
 //! each batch is filled. Columns come from outside: `Var::new` and `Lists::new` prove them before a position is used.
 
 use crate::batch::{
-    HEADER_BYTES, HEADER_NULLS, HEADERS, Head, KEY_NULLS, KEYS, Layout, Refusal, Sizes, TIMESTAMPS, VALUE_NULLS, i32_at, i64_at, plan,
+    HEADER_BYTES, HEADER_NULLS, HEADERS, Head, KEY_NULLS, KEYS, Layout, Refusal, Sizes, TIMESTAMPS, VALUE_NULLS,
+    i32_at, i64_at, plan,
 };
 use crate::fly::fnv1a;
 use crate::make::{VarWriter, begin, put_i32, put_i64, set_bit};

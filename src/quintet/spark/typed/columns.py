@@ -185,6 +185,12 @@ class Columns:
 
     def decode(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, pa.StringArray | None]:
         """A batch with a row for every value, and the causes of the rows that did not decode; None if all did."""
+        columns, reasons = self.attempt(values)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema), causes(reasons, len(values))
+
+    def attempt(self, values: pa.BinaryArray) -> tuple[list[pa.Array], Reasons]:
+        """The same before a cause is put into words, which costs more than a row: an element of each column for every value,
+        null where it did not decode, and the reasons of those."""
         count = len(values)
         there = np.ones(count, np.bool_)
         if values.null_count:
@@ -194,19 +200,12 @@ class Columns:
         if reasons and self._older:
             columns = self._try_older(values, columns, reasons)
         if not reasons and len(values) == count:
-            return pa.RecordBatch.from_arrays(columns, schema=self.schema), None
+            return columns, {}
         rows = np.flatnonzero(there)
         good = there.copy()
-        bad = list(reasons)
-        good[rows[bad]] = False
+        good[rows[list(reasons)]] = False
         index = places(good)
-        batch = pa.RecordBatch.from_arrays([column.take(index) for column in columns], schema=self.schema)
-        if not reasons:
-            return batch, None
-        causes: list[str | None] = [None] * count
-        for row, reason in reasons.items():
-            causes[rows[row]] = clip(reason if isinstance(reason, str) else reason())
-        return batch, pa.array(causes, pa.string())
+        return [column.take(index) for column in columns], {int(rows[row]): why for row, why in reasons.items()}
 
     def _try_older(self, values: pa.BinaryArray, columns: list[pa.Array], reasons: Reasons) -> list[pa.Array]:
         """The columns with the rows that an older version reads; those leave `reasons`."""
@@ -224,6 +223,16 @@ class Columns:
             if not reasons:
                 break
         return in_order(parts, numbers)
+
+
+def causes(reasons: Reasons, count: int) -> pa.StringArray | None:
+    """The reasons in words, each at its row; None if there are none."""
+    if not reasons:
+        return None
+    found: list[str | None] = [None] * count
+    for row, reason in reasons.items():
+        found[row] = clip(reason if isinstance(reason, str) else reason())
+    return pa.array(found, pa.string())
 
 
 def _nothing(schema: pa.Schema) -> list[pa.Array]:

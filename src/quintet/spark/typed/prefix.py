@@ -15,13 +15,14 @@ prefixed ones less often, `auto` believes ids from 1 to ID_LIKELY_MAX only. `con
 looks for one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
-from quintet.spark.typed.columns import Columns, clip
+from quintet.spark.typed.columns import Columns, Reasons, causes
 
 MAGIC: Final = 0
 PREFIX_BYTES: Final = 5
@@ -31,7 +32,6 @@ WITHOUT: Final = (
     "the value has no prefix: it must begin with a zero byte and the 4 bytes of a schema id (valuePrefix=confluent)"
 )
 
-Causes = list[str | None]
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
@@ -44,10 +44,10 @@ class Messages(Protocol):
 
 
 class Reading(NamedTuple):
-    """Rows that were read: one element of each column and one cause for each."""
+    """Rows that were read: one element of each column for each, and why some could not be."""
 
     columns: list[pa.Array]
-    causes: Causes
+    reasons: Reasons
 
 
 class Prefixed:
@@ -83,7 +83,7 @@ class Prefixed:
         if not marked.any() and not self._insists:
             return self._inner.decode(values)
         chosen = np.flatnonzero(marked)
-        behind = self._behind(values, chosen, ids)
+        behind = self._behind(values if marked.all() else values.take(pa.array(chosen)), ids[chosen])
         if self._either:
             found = self._judged(_reading(self._inner, values), behind, chosen, ids)
         else:
@@ -91,45 +91,45 @@ class Prefixed:
             bare = values.take(pa.array(rest))
             other = self._refused(bare) if self._insists else _reading(self._inner, bare)
             found = _joined([behind, other], [chosen, rest])
-        batch = pa.RecordBatch.from_arrays(found.columns, schema=self.schema)
-        return batch, pa.array(found.causes, pa.string()) if any(found.causes) else None
+        return pa.RecordBatch.from_arrays(found.columns, schema=self.schema), causes(found.reasons, len(values))
 
     def _refused(self, values: pa.BinaryArray) -> Reading:
-        causes: Causes = [WITHOUT if there else None for there in values.is_valid().to_pylist()]
-        return Reading([pa.nulls(len(values), field.type) for field in self.schema], causes)
+        there = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
+        return Reading(self._nulls(len(values)), dict.fromkeys(there.tolist(), WITHOUT))
 
-    def _behind(self, values: pa.BinaryArray, chosen: Numbers, ids: Numbers) -> Reading:
-        """The rows `chosen`, without their prefixes."""
-        bodies, causes = self._bodies(values.take(pa.array(chosen)))
-        parts, numbers = [], []
-        left = np.array([cause is None for cause in causes], np.bool_)
+    def _nulls(self, count: int) -> list[pa.Array]:
+        return [pa.nulls(count, field.type) for field in self.schema]
+
+    def _behind(self, values: pa.BinaryArray, ids: Numbers) -> Reading:
+        """Values that all have a prefix, without it."""
+        bodies, refused = self._bodies(values)
+        left = np.ones(len(values), np.bool_)
+        left[list(refused)] = False
+        away = np.flatnonzero(~left)
+        parts = [Reading(self._nulls(len(away)), {place: refused[int(row)] for place, row in enumerate(away)})]
+        numbers = [away]
         for id, decoder in self._by_id.items():
-            here = np.flatnonzero(left & (ids[chosen] == id))
+            here = np.flatnonzero(left & (ids == id))
             if here.size:
                 parts.append(_reading(decoder, bodies.take(pa.array(here))))
                 numbers.append(here)
                 left[here] = False
         here = np.flatnonzero(left)
-        parts.append(_reading(self._inner, bodies.take(pa.array(here))))
-        numbers.append(here)
-        refused = np.flatnonzero([cause is not None for cause in causes])
-        if refused.size:
-            nothing = [pa.nulls(len(refused), field.type) for field in self.schema]
-            parts.append(Reading(nothing, [causes[number] for number in refused]))
-            numbers.append(refused)
-        return _joined(parts, numbers)
+        parts.append(_reading(self._inner, bodies if left.all() else bodies.take(pa.array(here))))
+        return _joined(parts, [*numbers, here])
 
-    def _bodies(self, values: pa.BinaryArray) -> tuple[pa.BinaryArray, Causes]:
-        """What is behind the prefixes; a cause for a Protobuf value that is of another message."""
+    def _bodies(self, values: pa.BinaryArray) -> tuple[pa.BinaryArray, Reasons]:
+        """What is behind the prefixes; a reason for each Protobuf value that is of another message."""
+        refused: Reasons = {}
         if self._messages is None:
-            return _cut(values), [None] * len(values)
+            return _cut(values), refused
         bodies: list[bytes] = []
-        causes: Causes = []
-        for value in values.to_pylist():
+        for number, value in enumerate(values.to_pylist()):
             indexes, start = message_indexes(value)
             bodies.append(value[start:])
-            causes.append(None if indexes == self._messages.indexes else self._other(indexes))
-        return pa.array(bodies, pa.binary()), causes
+            if indexes != self._messages.indexes:
+                refused[number] = self._other(indexes)
+        return pa.array(bodies, pa.binary()), refused
 
     def _other(self, indexes: tuple[int, ...] | None) -> str:
         assert self._messages is not None
@@ -142,30 +142,38 @@ class Prefixed:
 
     def _judged(self, bare: Reading, behind: Reading, chosen: Numbers, ids: Numbers) -> Reading:
         """Of rows that were read both ways, the one that counts."""
-        causes = list(bare.causes)
-        take: list[int] = []  # places in `behind` that count
-        for place, number in enumerate(chosen.tolist()):
-            id, with_it, without = int(ids[number]), behind.causes[place], bare.causes[number]
-            if id in self._by_id or (with_it is None and without is not None):
-                take.append(place)
-                causes[number] = with_it
-            elif with_it is None:
-                causes[number] = (
-                    f"the value: it can be read as it is, and behind a prefix with the schema id {id}; "
-                    "say which with valuePrefix=none or valuePrefix=confluent, or name the id in schemaIds"
-                )
-            elif without is not None:
-                causes[number] = clip(f"{without} (and behind a prefix with the schema id {id}: {with_it})")
-        rest = np.setdiff1d(np.arange(len(causes)), chosen[take])
-        refused = np.array([cause is not None for cause in causes], np.bool_)
+        with_it = np.ones(len(chosen), np.bool_)
+        with_it[list(behind.reasons)] = False
+        without = np.isin(chosen, list(bare.reasons), invert=True)
+        known = np.isin(ids[chosen], list(self._by_id))
+        take = np.flatnonzero(known | (with_it & ~without))
+        taken = set(chosen[take].tolist())
+        reasons = {row: why for row, why in bare.reasons.items() if row not in taken}
+        for place in np.flatnonzero(known & ~with_it).tolist():
+            reasons[int(chosen[place])] = behind.reasons[place]
+        for place in np.flatnonzero(~known & with_it & without).tolist():
+            reasons[int(chosen[place])] = (
+                f"the value: it can be read as it is, and behind a prefix with the schema id {ids[chosen[place]]}; "
+                "say which with valuePrefix=none or valuePrefix=confluent, or name the id in schemaIds"
+            )
+        for place in np.flatnonzero(~known & ~with_it & ~without).tolist():
+            row = int(chosen[place])
+            reasons[row] = partial(_both, bare.reasons[row], behind.reasons[place], int(ids[row]))
+        rest = np.setdiff1d(np.arange(len(ids)), chosen[take])
+        unsound = np.isin(rest, list(reasons))
         columns = _joined(
             [
-                Reading([column.take(pa.array(take, pa.int64())) for column in behind.columns], []),
-                Reading([column.take(pa.array(rest, pa.int64(), mask=refused[rest])) for column in bare.columns], []),
+                Reading([column.take(pa.array(take)) for column in behind.columns], {}),
+                Reading([column.take(pa.array(rest, mask=unsound)) for column in bare.columns], {}),
             ],
             [chosen[take], rest],
         ).columns
-        return Reading(columns, causes)
+        return Reading(columns, reasons)
+
+
+def _both(bare: str | Callable[[], str], behind: str | Callable[[], str], id: int) -> str:
+    words = [why if isinstance(why, str) else why() for why in (bare, behind)]
+    return f"{words[0]} (and behind a prefix with the schema id {id}: {words[1]})"
 
 
 def schema_ids(values: pa.BinaryArray) -> Numbers:
@@ -229,15 +237,18 @@ def _zigzag(value: bytes, at: int) -> tuple[int | None, int]:
 
 
 def _reading(decoder: Columns, values: pa.BinaryArray) -> Reading:
-    batch, causes = decoder.decode(values)
-    return Reading(batch.columns, [None] * len(values) if causes is None else causes.to_pylist())
+    return Reading(*decoder.attempt(values))
 
 
 def _joined(parts: Sequence[Reading], numbers: Sequence[Numbers]) -> Reading:
-    """Parts as one, by the numbers of their rows."""
-    order = np.argsort(np.concatenate(numbers), kind="stable")
-    columns = [
-        pa.concat_arrays(column).take(pa.array(order)) for column in zip(*(part.columns for part in parts), strict=True)
-    ]
-    causes = [cause for part in parts for cause in part.causes]
-    return Reading(columns, [causes[place] for place in order] if causes else [])
+    """Parts as one, by the numbers of their rows, which are all there are."""
+    total = sum(map(len, numbers))
+    for part, own in zip(parts, numbers, strict=True):
+        if len(own) == total:
+            return part
+    order = pa.array(np.argsort(np.concatenate(numbers), kind="stable"))
+    columns = [pa.concat_arrays(column).take(order) for column in zip(*(part.columns for part in parts), strict=True)]
+    reasons = {
+        int(own[row]): why for part, own in zip(parts, numbers, strict=True) for row, why in part.reasons.items()
+    }
+    return Reading(columns, reasons)
