@@ -73,11 +73,12 @@ def session(master: str | None, name: str, conf: Mapping[str, str]) -> "SparkSes
 
 def register(made: "SparkSession") -> None:
     """Make `format("quintet")` known, and queries that read topics visible on their brokers."""
-    from quintet.spark import progress
+    from quintet.spark import modes, progress
     from quintet.spark.source import QuintetSource
 
     made.dataSource.register(QuintetSource)
     progress.attach(made)
+    modes.explain()
 
 
 def check_packages() -> None:
