@@ -116,8 +116,8 @@ class Journal:
             # By directory, as pyarrow leaves an empty object in place of each that it emptied file by file.
             old = {path.parent for path in root.walk() if time.time() - path.stat().st_mtime > ORPHAN_SECONDS}
             own = {path for path in (root / quote(writer, safe="")).folders() if _own(path, writer, epoch)}
-            for folder in old | own:
-                folder.remove_tree()
+            for gone in old | own:
+                gone.remove_tree()
             return len(old | own)
         for folder in root.glob("*/*") if root.is_dir() else ():
             with contextlib.suppress(FileNotFoundError):
