@@ -155,7 +155,7 @@ ENOUGH: Final = {
     "felix": r"quintet\.net\.quic_twin",
     "compression": r"quintet\.model\.zstd",
     "flight": r"quintet\.spark\.link|quintet\.flight\.(wire|columns)",
-    "spark": r"pyspark_quintet.*|quintet\.spark\b(?!\.lake\.(delta|iceberg)).*",
+    "spark": r"pyspark_quintet.*|quintet\.spark\b(?!\.lake\.(delta|iceberg|claims|object_parquet)).*",
     "spark,lake": r"quintet\.spark\.lake\..*",
     "server": r"quintet\.(?!spark|bench|testing|flight|__main__|client\.generate).*",
 }
@@ -216,6 +216,29 @@ def test_a_missing_package_is_said_with_the_extra_of_who_asks() -> None:
     other = extras.missing(absence("picows.api"), "this", "spark")
     assert other is not None
     assert other.hint == "pip install 'quintet[peerbus]'", "spark does not bring it"
+
+
+@pytest.mark.parametrize("place", ["lake/orders", "s3://bucket/orders"])
+@pytest.mark.parametrize(("format", "package"), [("delta", "deltalake"), ("iceberg", "pyiceberg"), ("parquet", "")])
+def test_a_table_names_the_extra_of_its_format(
+    format: str, package: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet in an object store needs one, too: what claims a batch there is a Delta log."""
+    for module in [name for name in sys.modules if name.startswith("quintet.spark.lake.")]:
+        monkeypatch.delitem(sys.modules, module)
+    for name in ("deltalake", "pyiceberg"):
+        monkeypatch.setitem(sys.modules, name, None)
+    from quintet.spark.lake.sink import table_of
+
+    where = " in an object store" if "://" in place else ""
+    if not package and not where:
+        assert table_of(place, format) is not None
+        return
+    with pytest.raises(extras.PackageMissing) as caught:
+        table_of(place, format)
+    said = f"a table of format {format}{where} needs the package "
+    assert str(caught.value) in {f"{said}{name}, which is not installed" for name in ("deltalake", "pyiceberg")}
+    assert caught.value.hint == "pip install 'quintet[lake]'"
 
 
 def test_other_failures_of_imports_are_shown_as_they_are() -> None:

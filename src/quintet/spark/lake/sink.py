@@ -8,7 +8,6 @@ Columns that are new are added to the table, a column whose type changed is refu
 reached (storage.py), catalog.* which catalog an Iceberg table is in (iceberg.py). Reading is scan.py.
 """
 
-import importlib
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from quintet.model.extras import load
 from quintet.spark import sinks
 from quintet.spark.lake import meta
 from quintet.spark.lake.errors import LakeError
@@ -95,13 +95,8 @@ def table_of(
         raise LakeError(f"format {format!r} is not known", hint=f"there are {', '.join(FORMATS)}")
     remote = isinstance(located(path, storage), ObjectPath)
     module, name = (IN_OBJECTS if remote else FORMATS)[format]
-    try:
-        kind = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        where = " in an object store" if remote else ""
-        raise LakeError(
-            f"tables of format {format}{where} need the package {error.name}", hint="pip install 'quintet[lake]'"
-        ) from None
+    where = " in an object store" if remote else ""
+    kind = getattr(load(module, f"a table of format {format}{where}", "lake"), name)
     made = kind(path, partition_by, storage, catalog)
     assert isinstance(made, Table)
     return made

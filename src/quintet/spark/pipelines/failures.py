@@ -42,6 +42,7 @@ INCURABLE: Final = frozenset(
         "CorruptData",
         "JavaMissing",
         "LakeError",
+        "PackageMissing",
         "SparkMissing",
     }
 )
