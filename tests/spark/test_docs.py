@@ -31,4 +31,6 @@ def test_programs(
         row for p in range(1) for batch in link_to(broker).read(wire.Ticket("shouted", p)) for row in batch.to_pylist()
     ]
     assert len(shouted) == 6
-    assert len(PROGRAMS) == 2
+    written = [row for batch in link_to(broker).read(wire.Ticket("written", 0)) for row in batch.to_pylist()]
+    assert sorted((row["key"], row["value"]) for row in written) == [(b"k1", b"a value"), (b"k2", None)]
+    assert len(PROGRAMS) == 3
