@@ -28,10 +28,11 @@ class Driver:
         self._query: StreamingQuery | None = None
 
     def read(self, topic: str, access: str, schema: str = "raw") -> list[Any]:
-        """Rows, and the sum of what they say."""
+        """Rows, the sum of what they say, their partitions and their first time in microseconds since 1970."""
         frame = self._spark.read.format("quintet").options(url=self._url, subscribe=topic, access=access, schema=schema)
         column = "id" if schema == "registry" else "cast(get_json_object(cast(value as string), '$.id') as long)"
-        return list(frame.load().selectExpr("count(*)", f"sum({column})", "count(distinct partition)").collect()[0])
+        wanted = ("count(*)", f"sum({column})", "count(distinct partition)", "min(unix_micros(timestamp))")
+        return list(frame.load().selectExpr(*wanted).collect()[0])
 
     def write(self, source: str, topic: str) -> bool:
         rows = self._spark.read.format("quintet").options(url=self._url, subscribe=source).load().select("key", "value")

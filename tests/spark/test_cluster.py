@@ -22,13 +22,14 @@ from quintet.flight import wire
 from quintet.spark import java, settings, start, travel, typed
 from tests.spark.cluster import CONF, LOOPBACK, Cluster, cluster, environment, link
 from tests.spark.conftest import CACHE, FlightServer
-from tests.spark.data import create, link_to, manage, put
+from tests.spark.data import START_US, create, link_to, manage, put
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/SPARK.md").read_text()
 PARTITIONS = 4
 ROWS = 800
 SUM = ROWS * (ROWS - 1) // 2
+ALL = [ROWS, SUM, PARTITIONS, START_US]  # of a read; the session's time zone, which is far from UTC, changes nothing
 JSON = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
 AVRO = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
 PROTO = 'syntax = "proto3"; message Order { int64 id = 1; }'
@@ -114,8 +115,17 @@ def register(broker: FlightServer, kind: str, definition: str, values: Sequence[
     topic = f"cluster-{kind}"
     create(broker, topic, PARTITIONS)
     manage(broker, lambda admin: admin.register_schema(topic, kind, definition.encode()))
-    keys = [str(number).encode() for number in range(ROWS)]
-    put(broker, topic, {"key": keys, "value": values, "partition": [row % PARTITIONS for row in range(ROWS)]})
+    rows = range(ROWS)
+    put(
+        broker,
+        topic,
+        {
+            "key": [str(row).encode() for row in rows],
+            "value": values,
+            "partition": [row % PARTITIONS for row in rows],
+            "timestamp": [START_US + row for row in rows],
+        },
+    )
 
 
 @pytest.fixture(scope="module")
@@ -167,11 +177,11 @@ def test_the_settings_of_the_user_win_on_a_cluster(steps: Steps) -> None:
 
 @pytest.mark.parametrize("access", ["flight", "files"])
 def test_batch_reads(steps: Steps, access: str) -> None:
-    assert steps("read", "cluster-json", access) == [ROWS, SUM, PARTITIONS]
+    assert steps("read", "cluster-json", access) == ALL
 
 
 def test_json_columns(steps: Steps) -> None:
-    assert steps("read", "cluster-json", "auto", "registry") == [ROWS, SUM, PARTITIONS]
+    assert steps("read", "cluster-json", "auto", "registry") == ALL
 
 
 def test_batch_writes(steps: Steps, orders: FlightServer) -> None:
@@ -186,7 +196,7 @@ def test_a_package_that_executors_lack_is_named_until_it_is_there(steps: Steps, 
         steps("read", f"cluster-{kind}", "auto", "registry")
     assert "Traceback" not in str(caught.value)
     link(python, [package])
-    assert steps("read", f"cluster-{kind}", "auto", "registry") == [ROWS, SUM, PARTITIONS]
+    assert steps("read", f"cluster-{kind}", "auto", "registry") == ALL
 
 
 def test_a_stream_writes_each_row_once_though_a_worker_is_killed(
