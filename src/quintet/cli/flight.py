@@ -12,6 +12,7 @@ from quintet.cli.common import COMPLETION_S, wrong_usage
 from quintet.client import url as urls
 from quintet.client.errors import BadUrl
 from quintet.model.errors import QuintetError
+from quintet.model.extras import needed_by
 
 if TYPE_CHECKING:
     from quintet.spark.link import Link
@@ -47,13 +48,6 @@ conf_option: Final = click.option(
 )
 
 
-class LinkMissing(QuintetError, ImportError):
-    """pyarrow is not installed."""
-
-    code = "E2104"
-    hint = 'pip install "quintet[spark]"'
-
-
 def access(url: str | None) -> dict[str, str]:
     """The options of a link: url, and token where another door's URL brings one. --url, QUINTET_FLIGHT_URL, QUINTET_URL."""
     found = url or os.environ.get(VARIABLE)
@@ -78,10 +72,8 @@ def access(url: str | None) -> dict[str, str]:
 
 def ask(url: str | None, use: "Callable[[Link], T]", seconds: str = RETRY_SECONDS) -> T:
     """What the broker answers over its Flight door. Needs pyarrow, and no Spark."""
-    try:
+    with needed_by("the Flight door", "flight"):
         from quintet.spark.link import Link
-    except ImportError as error:
-        raise LinkMissing("the Flight door needs pyarrow, which is not installed") from error
     from quintet.spark.options import OptionError, target
 
     try:

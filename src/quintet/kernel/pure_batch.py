@@ -468,7 +468,7 @@ def fresh_head(flags: int, count: int) -> Head:
 
 
 def build(
-    values: Sequence[bytes | None],
+    values: Sequence[bytes | memoryview | None],
     keys: Sequence[bytes | None] | None = None,
     headers: Sequence[Headers] | None = None,
     timestamps: Sequence[int] | None = None,
@@ -491,7 +491,7 @@ def build(
     columns |= TIMESTAMPS if timestamps is not None else 0
     columns |= EXPIRY if expiries is not None and any(expiries) else 0
     records = Records(
-        list(values),
+        [bytes(one) if isinstance(one, memoryview) else one for one in values],
         list(keys) if keys is not None else None,
         [tuple(one) for one in headers] if headers is not None else None,
         list(timestamps) if timestamps is not None else None,
