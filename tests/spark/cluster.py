@@ -103,9 +103,10 @@ class Service:
 
 
 class Cluster:
-    """`master` is its url."""
+    """`master` is its url; executors run in `folder`."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._head = Service(folder, "master", r"Starting Spark master at (spark://\S+)")
         self.master = self._head.wait()
         self.workers = [self._worker(folder, number) for number in (1, 2)]

@@ -40,13 +40,21 @@ class Driver:
         return True
 
     def start(self, source: str, topic: str) -> int:
-        """Begin to copy; the number of the first micro-batch that is through."""
+        """Begin to copy keys, with the file of the package that the executor has loaded as value; the number of the first
+        micro-batch that is through."""
+        from pyspark.sql.functions import udf
+
+        def place(_key: bytes) -> str:
+            import quintet
+
+            return quintet.__file__
+
         rows = self._spark.readStream.format("quintet").options(
             url=self._url, subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger=str(ROWS_A_BATCH)
         )
         self._query = (
             rows.load()
-            .select("key", "value")
+            .select("key", udf(place, "string")("key").alias("value"))
             .writeStream.format("quintet")
             .options(url=self._url, topic=topic, checkpointLocation=f"{self._folder}/{topic}")
             .trigger(availableNow=True)

@@ -161,10 +161,14 @@ def _protobuf(number: int) -> bytes:
     return bytes(made(id=number).SerializeToString())
 
 
+def rows(broker: FlightServer, topic: str) -> list[dict[str, Any]]:
+    batches = (batch for part in range(PARTITIONS) for batch in link_to(broker).read(wire.Ticket(topic, part)))
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
 def keys(broker: FlightServer, topic: str) -> list[int]:
     """The keys of a topic, as numbers, in order."""
-    batches = (batch for part in range(PARTITIONS) for batch in link_to(broker).read(wire.Ticket(topic, part)))
-    return sorted(int(row["key"]) for batch in batches for row in batch.to_pylist())
+    return sorted(int(row["key"]) for row in rows(broker, topic))
 
 
 def test_the_settings_of_the_user_win_on_a_cluster(steps: Steps) -> None:
@@ -208,6 +212,10 @@ def test_a_stream_writes_each_row_once_though_a_worker_is_killed(
     spread.workers[0].kill()
     assert steps.answer() > begun, "micro-batches ran after the kill"
     assert keys(orders, "cluster-streamed") == list(range(ROWS))
+    places = {row["value"].decode() for row in rows(orders, "cluster-streamed")}
+    assert all(place.startswith(f"{spread.folder}/worker") for place in places), (
+        "the driver's folder is on no other machine"
+    )
 
 
 def test_the_program_of_the_page_with_a_session_of_its_own(
