@@ -14,7 +14,7 @@ pub const KEY: u8 = 8;
 pub const HEADERS: u8 = 16;
 pub const ORIGIN: u8 = 32;
 pub const ALL_COLUMNS: i64 = 63;
-pub const BUFFERS: usize = 15;
+pub const BUFFERS: usize = 16;
 pub const ROWS_CEILING: i64 = 1 << 24;
 pub const BYTES_CEILING: i64 = 1 << 30;
 /// Origins are short in a batch and long in a column, where each record has its own: this much, then the result is full.
@@ -58,6 +58,7 @@ pub struct Gather<'a> {
     origins: usize,
     value_nulls: bool,
     key_nulls: bool,
+    hvalue_nulls: bool,
     pub position: usize,
     pub next_offset: u64,
     pub reason: i64,
@@ -79,6 +80,7 @@ impl<'a> Gather<'a> {
             origins: 0,
             value_nulls: false,
             key_nulls: false,
+            hvalue_nulls: false,
             position: start,
             next_offset: wish.first,
             reason: ZEROS,
@@ -208,6 +210,7 @@ impl<'a> Gather<'a> {
             let (from, to) = header_span(batch, a, b);
             self.header_count += to - from;
             self.hvalues += size(w.hvalue_offsets, from, to);
+            self.hvalue_nulls = self.hvalue_nulls || has_nulls(batch, w.hvalue_bitmap, from, to);
             self.names += if names(batch, from, to).is_ascii() {
                 size(w.name_offsets, from, to)
             } else {
@@ -248,15 +251,17 @@ impl<'a> Gather<'a> {
             when(headers, self.hvalues),
             when(self.wants(ORIGIN), 4 * (n + 1)),
             when(self.wants(ORIGIN), self.origins),
+            when(headers && self.hvalue_nulls, self.header_count.div_ceil(8)),
         ]
     }
 
     /// Fills buffers of exactly `lengths`, every byte of them; one that is not made is empty. Panics if the bytes are no
     /// longer those that were checked.
     pub fn fill(&self, out: [&mut [u8]; BUFFERS]) {
-        let [offset, timestamp, value_bits, v1, v2, key_bits, k1, k2, lists, n1, n2, h1, h2, o1, o2] = out;
+        let [offset, timestamp, value_bits, v1, v2, key_bits, k1, k2, lists, n1, n2, h1, h2, o1, o2, hvalue_bits] = out;
         value_bits.fill(0);
         key_bits.fill(0);
+        hvalue_bits.fill(0);
         let (mut values, mut keys) = (VarOut::new(v1, v2), VarOut::new(k1, k2));
         let (mut names, mut hvalues, mut origins) = (VarOut::new(n1, n2), VarOut::new(h1, h2), VarOut::new(o1, o2));
         if self.wants(HEADERS) {
@@ -290,6 +295,10 @@ impl<'a> Gather<'a> {
                 }
             }
             if self.wants(HEADERS) {
+                if self.hvalue_nulls && w.header_lists != 0 {
+                    let (from, to) = header_span(batch, a, b);
+                    put_bits(hvalue_bits, names.i, batch, w.hvalue_bitmap, from, to);
+                }
                 put_headers(lists, row, &mut names, &mut hvalues, batch, a, b);
             }
             if self.wants(ORIGIN) {

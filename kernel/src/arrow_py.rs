@@ -72,7 +72,9 @@ pub fn gather<'py>(
 }
 
 type VarGiven<'py> = (Option<Bound<'py, PyAny>>, Bound<'py, PyAny>, Bound<'py, PyAny>);
-type ListsGiven<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
+type AnyBuffer<'py> = Bound<'py, PyAny>;
+type ListsGiven<'py> =
+    (AnyBuffer<'py>, AnyBuffer<'py>, AnyBuffer<'py>, AnyBuffer<'py>, AnyBuffer<'py>, Option<AnyBuffer<'py>>);
 
 struct VarHeld(Option<Held>, Held, Held);
 
@@ -127,12 +129,17 @@ pub fn scatter<'py>(
     let value = VarHeld::new(&value)?;
     let key = key.as_ref().map(VarHeld::new).transpose()?;
     let headers = match &headers {
-        Some((a, b, c, d, e)) => Some([Held::new(a)?, Held::new(b)?, Held::new(c)?, Held::new(d)?, Held::new(e)?]),
+        Some((a, b, c, d, e, bitmap)) => Some((
+            [Held::new(a)?, Held::new(b)?, Held::new(c)?, Held::new(d)?, Held::new(e)?],
+            bitmap.as_ref().map(Held::new).transpose()?,
+        )),
         None => None,
     };
     let timestamps = timestamps.as_ref().map(Held::new).transpose()?;
     let chosen = chosen.as_ref().map(Held::new).transpose()?;
-    let lists = headers.as_ref().map(|held| Lists::new(held.each_ref().map(Held::bytes), count));
+    let lists = headers
+        .as_ref()
+        .map(|(held, bitmap)| Lists::new(held.each_ref().map(Held::bytes), bitmap.as_ref().map(Held::bytes), count));
     let rows = Rows {
         count,
         value: value.var(count)?,

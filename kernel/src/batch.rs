@@ -23,7 +23,8 @@ pub const TIMESTAMPS: u16 = 16;
 pub const EXPIRY: u16 = 32;
 pub const SPARSE: u16 = 64;
 pub const CHAIN: u16 = 128;
-const KNOWN_COLUMNS: u16 = 255;
+pub const HEADER_NULLS: u16 = 256;
+const KNOWN_COLUMNS: u16 = 511;
 pub const LINK_BYTES: usize = 32;
 
 pub const ZEROS: i64 = 0;
@@ -124,6 +125,7 @@ impl Head {
             && head.flags & !KNOWN_FLAGS == 0
             && head.columns & !KNOWN_COLUMNS == 0
             && (head.has(KEYS) || !head.has(KEY_NULLS))
+            && (head.has(HEADERS) || !head.has(HEADER_NULLS))
             && head.count >= 1
             && span_sound
             && head.base_offset <= MAX_OFFSET - u64::from(head.span)
@@ -172,6 +174,7 @@ pub struct Layout {
     pub name_data: usize,
     pub hvalue_offsets: usize,
     pub hvalue_data: usize,
+    pub hvalue_bitmap: usize,
     pub timestamps: usize,
     pub expiries: usize,
     pub deltas: usize,
@@ -242,6 +245,9 @@ fn place(head: &Head, limit: u64, found: Option<&[u8]>, sizes: &Sizes) -> Result
         let m = ask(sizes.header_count, n)(w.header_lists)? as usize;
         w.header_count = m;
         (w.name_offsets, w.name_data) = p.var(m, ask(sizes.names, m))?;
+        if head.has(HEADER_NULLS) {
+            w.hvalue_bitmap = p.take(m.div_ceil(8) as u64)?;
+        }
         (w.hvalue_offsets, w.hvalue_data) = p.var(m, ask(sizes.hvalues, m))?;
     }
     if head.has(TIMESTAMPS) {
@@ -410,7 +416,7 @@ impl<'a> Batch<'a> {
             let lists = self.never_falls(w.header_lists, n) && self.zero(w.header_lists + 4 * (n + 1), w.name_offsets);
             if !lists
                 || !self.var_sound(w.name_offsets, w.name_data, w.header_count, 0)
-                || !self.var_sound(w.hvalue_offsets, w.hvalue_data, w.header_count, 0)
+                || !self.var_sound(w.hvalue_offsets, w.hvalue_data, w.header_count, w.hvalue_bitmap)
             {
                 return false;
             }

@@ -150,7 +150,7 @@ fn crc32c(data: &Bound<'_, PyAny>, value: u32) -> PyResult<u32> {
 
 // -- record batches ---------------------------------------------------------------------------------------------------
 
-type HeaderPairs<'py> = Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>;
+type HeaderPairs<'py> = Vec<(Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>)>;
 type OptionalBytes<'py> = Vec<Option<Blob<'py>>>;
 
 fn header_lists<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<HeaderPairs<'py>>> {
@@ -200,7 +200,8 @@ impl Columns<'_> {
         for (name, value) in self.headers.iter().flatten().flatten() {
             sizes.header_count += 1;
             sizes.names += name.as_bytes().len() as u64;
-            sizes.hvalues += value.as_bytes().len() as u64;
+            sizes.hvalues += value.as_ref().map_or(0, |value| value.as_bytes().len() as u64);
+            columns |= when(value.is_none(), batch::HEADER_NULLS);
         }
         (columns, sizes)
     }
@@ -217,10 +218,13 @@ impl Columns<'_> {
         for (i, list) in self.headers.iter().flatten().enumerate() {
             for (name, value) in list {
                 names.push(d, name.as_bytes());
-                hvalues.push(d, value.as_bytes());
+                hvalues.push(d, value.as_ref().map_or(&[], |value| value.as_bytes()));
+                if at.hvalue_bitmap != 0 && value.is_some() {
+                    make::set_bit(d, at.hvalue_bitmap, total);
+                }
+                total += 1;
             }
-            total += list.len() as i32;
-            make::put_i32(d, at.header_lists, i + 1, total);
+            make::put_i32(d, at.header_lists, i + 1, total as i32);
         }
         for (i, one) in self.timestamps.iter().flatten().enumerate() {
             make::put_i64(d, at.timestamps, i, *one);
@@ -374,6 +378,7 @@ fn layout<'py>(py: Python<'py>, batch: &Bound<'py, PyAny>, start: i64) -> PyResu
             w.timestamps,
             w.expiries,
             w.deltas,
+            w.hvalue_bitmap,
             w.end,
         ],
     )
@@ -433,7 +438,8 @@ fn row<'py>(
         for j in batch.header_range(i).map_err(refuse)? {
             let name = batch.entry(w.name_offsets, w.name_data, w.header_count, j).map_err(refuse)?;
             let value = batch.entry(w.hvalue_offsets, w.hvalue_data, w.header_count, j).map_err(refuse)?;
-            headers.push((PyBytes::new(py, name), PyBytes::new(py, value)));
+            let there = !batch.is_null(w.hvalue_bitmap, j);
+            headers.push((PyBytes::new(py, name), there.then(|| PyBytes::new(py, value))));
         }
     }
     let origin = origins.get(batch.origin_number(i)).ok_or_else(|| refuse("an origin number has no entry"))?;

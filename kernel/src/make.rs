@@ -145,11 +145,11 @@ impl<'a> Merge<'a> {
                 }
             }
             number += batch.head.origins;
-            copy_bits(d, w.value_bitmap, row, batch, from.value_bitmap, true);
+            copy_bits(d, w.value_bitmap, row, batch, from.value_bitmap, n);
             values.push_all(d, batch, from.value_offsets, from.value_data, n);
             if w.key_offsets != 0 {
-                copy_bits(d, w.key_bitmap, row, batch, from.key_bitmap, from.key_offsets != 0);
                 if from.key_offsets != 0 {
+                    copy_bits(d, w.key_bitmap, row, batch, from.key_bitmap, n);
                     keys.push_all(d, batch, from.key_offsets, from.key_data, n);
                 } else {
                     keys.push_empty(d, n);
@@ -162,6 +162,7 @@ impl<'a> Merge<'a> {
                     put_i32(d, w.header_lists, row + i + 1, before + own);
                 }
                 if from.header_lists != 0 {
+                    copy_bits(d, w.hvalue_bitmap, names.i, batch, from.hvalue_bitmap, from.header_count);
                     names.push_all(d, batch, from.name_offsets, from.name_data, from.header_count);
                     hvalues.push_all(d, batch, from.hvalue_offsets, from.hvalue_data, from.header_count);
                 }
@@ -180,12 +181,12 @@ impl<'a> Merge<'a> {
     }
 }
 
-/// Marks the records of a batch as present from `row` on: as its own bitmap says, or all alike if it has none.
-fn copy_bits(d: &mut [u8], bitmap: usize, row: usize, batch: &Batch, own: usize, present: bool) {
-    if bitmap == 0 || !present {
+/// Marks the n entries of a column as present from `row` on: as the batch's own bitmap says, or all if it has none.
+fn copy_bits(d: &mut [u8], bitmap: usize, row: usize, batch: &Batch, own: usize, n: usize) {
+    if bitmap == 0 {
         return;
     }
-    for i in 0..batch.head.count {
+    for i in 0..n {
         if !batch.is_null(own, i) {
             set_bit(d, bitmap, row + i);
         }
@@ -285,6 +286,9 @@ impl<'a> Select<'a> {
             }
             if w.header_lists != 0 {
                 for j in batch.header_range(i)? {
+                    if w.hvalue_bitmap != 0 && !batch.is_null(from.hvalue_bitmap, j) {
+                        set_bit(d, w.hvalue_bitmap, names.i);
+                    }
                     names.push(d, batch.entry(from.name_offsets, from.name_data, from.header_count, j)?);
                     hvalues.push(d, batch.entry(from.hvalue_offsets, from.hvalue_data, from.header_count, j)?);
                 }

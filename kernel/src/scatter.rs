@@ -4,7 +4,8 @@
 //! each batch is filled. Columns come from outside: `Var::new` and `Lists::new` prove them before a position is used.
 
 use crate::batch::{
-    HEADER_BYTES, HEADERS, Head, KEY_NULLS, KEYS, Layout, Refusal, Sizes, TIMESTAMPS, VALUE_NULLS, i32_at, i64_at, plan,
+    HEADER_BYTES, HEADER_NULLS, HEADERS, Head, KEY_NULLS, KEYS, Layout, Refusal, Sizes, TIMESTAMPS, VALUE_NULLS,
+    i32_at, i64_at, plan,
 };
 use crate::fly::fnv1a;
 use crate::make::{VarWriter, begin, put_i32, put_i64, set_bit};
@@ -13,7 +14,7 @@ use std::ops::Range;
 pub const MAX_PARTITIONS: i64 = 1 << 16;
 pub const BATCH_ROWS_MAX: usize = 1 << 20;
 /// At most this many bytes of padding: every column but the header may be padded by 7.
-const PADDING_BYTES: usize = 14 * 8;
+const PADDING_BYTES: usize = 15 * 8;
 
 const BAD_COLUMN: Refusal = "a column does not add up: its offsets fall, or it is shorter than its rows need";
 
@@ -63,8 +64,8 @@ pub struct Lists<'a> {
 }
 
 impl<'a> Lists<'a> {
-    /// From (list offsets, name offsets, name bytes, value offsets, value bytes).
-    pub fn new(given: [&'a [u8]; 5], n: usize) -> Result<Lists<'a>, Refusal> {
+    /// From (list offsets, name offsets, name bytes, value offsets, value bytes) and the bitmap of the values, if some are null.
+    pub fn new(given: [&'a [u8]; 5], bitmap: Option<&'a [u8]>, n: usize) -> Result<Lists<'a>, Refusal> {
         let [offsets, name_offsets, name_data, value_offsets, value_data] = given;
         if !offsets_sound(offsets, n, i32::MAX as usize) {
             return Err(BAD_COLUMN);
@@ -73,7 +74,7 @@ impl<'a> Lists<'a> {
         Ok(Lists {
             offsets,
             names: Var::new(None, name_offsets, name_data, entries)?,
-            values: Var::new(None, value_offsets, value_data, entries)?,
+            values: Var::new(bitmap, value_offsets, value_data, entries)?,
         })
     }
 
@@ -130,6 +131,7 @@ struct Sum {
     nulls: bool,
     keys: bool,
     key_nulls: bool,
+    header_nulls: bool,
     bytes: usize,
 }
 
@@ -153,16 +155,25 @@ impl Rows<'_> {
         let value = self.value.get(i);
         let key = self.key.as_ref().and_then(|key| key.get(i));
         let headers = self.headers.as_ref().map_or(0..0, |lists| lists.range(i));
-        let (mut names, mut hvalues) = (0, 0);
+        let (mut names, mut hvalues, mut bits, mut header_nulls) = (0, 0, 0, false);
         if let Some(lists) = &self.headers {
             names = lists.names.span(headers.start, headers.end);
-            hvalues = lists.values.span(headers.start, headers.end);
+            if lists.values.bitmap.is_none() {
+                hvalues = lists.values.span(headers.start, headers.end);
+            } else {
+                bits = headers.len(); // a bit each, and a byte for it is enough
+                for j in headers.clone() {
+                    let value = lists.values.get(j);
+                    header_nulls |= value.is_none();
+                    hvalues += value.map_or(0, <[u8]>::len);
+                }
+            }
         }
         let (value_size, key_size) = (value.map_or(0, <[u8]>::len), key.map_or(0, <[u8]>::len));
         // An offset or a time in each column that may be there, and less than a byte for the bits in two bitmaps.
         let fixed = 5
             + if self.key.is_some() { 4 } else { 0 }
-            + if self.headers.is_some() { 4 + 8 * headers.len() } else { 0 }
+            + if self.headers.is_some() { 4 + 8 * headers.len() + bits } else { 0 }
             + if self.timestamps.is_some() { 8 } else { 0 };
         let bytes = sum.bytes + fixed + value_size + key_size + names + hvalues;
         if bytes > limit {
@@ -172,6 +183,7 @@ impl Rows<'_> {
         sum.nulls |= value.is_none();
         sum.keys |= key.is_some();
         sum.key_nulls |= key.is_none();
+        sum.header_nulls |= header_nulls;
         sum.sizes.values += value_size as u64;
         sum.sizes.keys += key_size as u64;
         sum.sizes.header_count += headers.len() as u64;
@@ -187,6 +199,7 @@ impl Rows<'_> {
             | when(sum.keys, KEYS)
             | when(sum.keys && sum.key_nulls, KEY_NULLS)
             | when(sum.sizes.header_count > 0, HEADERS)
+            | when(sum.header_nulls, HEADER_NULLS)
             | when(self.timestamps.is_some(), TIMESTAMPS);
         let sizes = Sizes { origins: self.origin.len() as u64, ..sum.sizes };
         let mut head = Head { flags: self.flags, columns, count, span: count as u32, origins: 1, ..Head::default() };
@@ -267,11 +280,15 @@ impl Scatter {
         let mut total = 0;
         for (row, at) in part.rows.clone().enumerate() {
             for j in lists.range(self.row(at)) {
+                let value = lists.values.get(j);
                 names.push(d, lists.names.entry(j));
-                values.push(d, lists.values.entry(j));
+                values.push(d, value.unwrap_or(&[]));
+                if w.hvalue_bitmap != 0 && value.is_some() {
+                    set_bit(d, w.hvalue_bitmap, total);
+                }
                 total += 1;
             }
-            put_i32(d, w.header_lists, row + 1, total);
+            put_i32(d, w.header_lists, row + 1, total as i32);
         }
     }
 }

@@ -369,6 +369,7 @@ def test_rights_are_those_of_the_other_doors_and_end_at_once(broker: Server, cli
             lambda name: guest.act("reject", topic=name, rejects=[[0, 0, "e"]]),
             lambda name: guest.act("redrive", topic=name, ids=["0-0"]),
             lambda name: guest.act("dead", topic=name),
+            lambda name: guest.act("topic_create", topic=name, partitions=2),
             lambda name: guest.act("schema", subject=name),
             lambda name: guest.put(name, rows(b"x")),
             lambda name: guest.flight.get_flight_info(flight.FlightDescriptor.for_path(name), guest.options),

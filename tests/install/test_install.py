@@ -234,8 +234,8 @@ def test_server_is_enough_to_serve_and_to_look_after_the_files(make: Make, tmp_p
             stderr=said,
             text=True,
         )
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         doors = json.loads(process.stdout.readline())["listeners"]
         assert {"blipmq", "flymq", "fast", "peerbus", "felix"} <= set(doors), "without pyarrow all but Flight"
         url = f"flymq://admin:admin@{doors['flymq'].rpartition('/')[2]}"

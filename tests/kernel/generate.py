@@ -97,11 +97,16 @@ def batch_columns(r: random.Random) -> dict[str, Any]:
     def nullable() -> bytes | None:
         return r.randbytes(r.randrange(20)) if r.random() < 0.8 else None
 
+    null_headers = r.random() < 0.5
+
+    def header() -> bytes | None:
+        return None if null_headers and r.random() < 0.3 else r.randbytes(3)
+
     plain = r.random() < 0.5
     return {
         "values": [r.randbytes(r.randrange(20)) if plain else nullable() for _ in range(n)],
         "keys": maybe(nullable),
-        "headers": maybe(lambda: [(r.randbytes(r.randrange(5)), r.randbytes(3)) for _ in range(r.randrange(3))]),
+        "headers": maybe(lambda: [(r.randbytes(r.randrange(5)), header()) for _ in range(r.randrange(3))]),
         "timestamps": maybe(lambda: r.getrandbits(64) - (1 << 63)),
         "expiries": maybe(lambda: r.choice((0, 0, 50, 100, 150))),
         "origin": b"o:%d" % r.randrange(4),

@@ -25,7 +25,7 @@ FAR = 1 << 50
 ROWS, BYTES = 1 << 20, 1 << 26
 CONTROL = 2
 
-Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes], ...], str]
+Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], str]
 
 
 @pytest.fixture(params=["native", "pure"])
@@ -55,9 +55,9 @@ def nullable(bitmap: bytes | None, offsets: bytes | None, data: bytes | None) ->
 
 
 def rows_of(count: int, b: tuple[bytes | None, ...]) -> list[Row]:
-    """The rows that the fifteen buffers of all columns hold."""
+    """The rows that the sixteen buffers of all columns hold."""
     assert b[0] is not None and b[1] is not None and b[8] is not None
-    pairs = list(zip((name.decode() for name in entries(b[9], b[10])), entries(b[11], b[12]), strict=True))
+    pairs = list(zip((name.decode() for name in entries(b[9], b[10])), nullable(b[15], b[11], b[12]), strict=True))
     lists = struct.unpack(f"<{count + 1}i", b[8])
     return list(
         zip(
@@ -102,6 +102,10 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "keys": {"values": [b"v"] * 3, "keys": [b"a", b"", b"c"]},
     "null keys": {"values": [b"v"] * 10, "keys": [b"k", None] * 5},
     "headers": {"values": [b"v"] * 3, "headers": [[(b"a", b"1"), (b"b", b"")], [], [(b"c", b"3")]]},
+    "null headers": {
+        "values": [b"v"] * 9,
+        "headers": [[(b"a", None), (b"b", b"")], [], *[[(b"c", None)], [(b"d", b"4")]] * 3, []],
+    },
     "times": {"values": [b"v"] * 2, "timestamps": [5, -5]},
     "bad names": {
         "values": [b"v"] * 2,
@@ -129,19 +133,19 @@ class TestGather:
 
     def test_an_empty_result_has_the_buffers_asked_for(self, twin: ModuleType) -> None:
         zero = bytes(4)
-        empty = (b"", b"", None, zero, b"", None, zero, b"", zero, zero, b"", zero, b"", zero, b"")
+        empty = (b"", b"", None, zero, b"", None, zero, b"", zero, zero, b"", zero, b"", zero, b"", None)
         assert twin.gather(b"", 0, 0, 7, 5, 9, 1, 1, ALL, 0) == (0, empty, 0, 5, 0)
-        assert twin.gather(bytes(64), 0, 64, 7, 5, 9, 1, 1, 0, 0) == (0, (None,) * 15, 0, 5, 0)
+        assert twin.gather(bytes(64), 0, 64, 7, 5, 9, 1, 1, 0, 0) == (0, (None,) * 16, 0, 5, 0)
 
     def test_only_the_columns_asked_for_are_made(self, twin: ModuleType) -> None:
-        data = bytes(sealed(0, [b"v", None], [b"k", None], [[(b"h", b"1")], []]))
+        data = bytes(sealed(0, [b"v", None], [b"k", None], [[(b"h", b"1")], [(b"n", None)]]))
         whole = twin.gather(data, 0, len(data), 7, 0, FAR, ROWS, BYTES, ALL, 0)[1]
-        places = {OFFSET: {0}, TIMESTAMP: {1}, VALUE: {2, 3, 4}, KEY: {5, 6, 7}, HEADERS: set(range(8, 13))}
+        places = {OFFSET: {0}, TIMESTAMP: {1}, VALUE: {2, 3, 4}, KEY: {5, 6, 7}, HEADERS: {*range(8, 13), 15}}
         places[ORIGIN] = {13, 14}
         for column, made in places.items():
             count, buffers, *_ = twin.gather(data, 0, len(data), 7, 0, FAR, ROWS, BYTES, column, 0)
             assert count == 2
-            assert buffers == tuple(whole[i] if i in made else None for i in range(15))
+            assert buffers == tuple(whole[i] if i in made else None for i in range(16))
 
     def test_a_bitmap_is_made_only_if_a_row_taken_is_null(self, twin: ModuleType) -> None:
         data = bytes(sealed(0, [b"a", None, b"c"], [b"k", b"l", None]))
@@ -279,11 +283,13 @@ def var(texts: Sequence[bytes | None], begin: bytes = b"") -> tuple[bytes | None
     return bitmap, struct.pack(f"<{len(offsets)}i", *offsets), data + b"tail"
 
 
-def header_lists(lists: list[list[tuple[bytes, bytes]]]) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+def header_lists(
+    lists: list[list[tuple[bytes, bytes | None]]],
+) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes | None]:
     offsets = list(itertools.accumulate(map(len, lists), initial=1))
     pairs = [(b"not", b"mine"), *(pair for one in lists for pair in one)]
     names, values = var([a for a, _ in pairs], b"xx"), var([b for _, b in pairs])
-    return struct.pack(f"<{len(offsets)}i", *offsets), names[1], names[2], values[1], values[2]
+    return struct.pack(f"<{len(offsets)}i", *offsets), names[1], names[2], values[1], values[2], values[0]
 
 
 def scattered(twin: ModuleType, values: Sequence[bytes | None], **more: Any) -> list[tuple[int, bytearray, int]]:
@@ -303,7 +309,7 @@ def scattered(twin: ModuleType, values: Sequence[bytes | None], **more: Any) -> 
 class TestScatter:
     def test_one_partition_is_what_build_makes(self, twin: ModuleType) -> None:
         values, keys = [b"one", None, b""], [None, b"k", b""]
-        lists = [[], [(b"a", b"1"), (b"b", b"")], []]
+        lists: list[list[tuple[bytes, bytes | None]]] = [[], [(b"a", b"1"), (b"b", b""), (b"c", None)], []]
         found = scattered(
             twin,
             values,
@@ -362,8 +368,10 @@ class TestScatter:
             ),
             *({"key": (None, b"", b"")}, {"timestamps": bytes(15)}, {"chosen": bytes(7)}, {"flags": 8}, {"turn": -1}),
             *({"batch_bytes_max": 0}, {"batch_bytes_max": (64 << 20) + 1}, {"partitions": 1 << 17}),
-            *({"headers": (bytes(8), bytes(4), b"", bytes(4), b"")}, {"headers": (bytes(12), b"", b"", bytes(4), b"")}),
-            {"headers": (struct.pack("<3i", 0, 0, 1 << 30), bytes(4), b"", bytes(4), b"")},
+            {"headers": (bytes(8), bytes(4), b"", bytes(4), b"", None)},
+            {"headers": (bytes(12), b"", b"", bytes(4), b"", None)},
+            {"headers": (struct.pack("<3i", 0, 0, 1 << 30), bytes(4), b"", bytes(4), b"", None)},
+            {"headers": (struct.pack("<3i", 0, 0, 9), bytes(40), b"", bytes(40), b"", bytes(1))},
         ],
     )
     def test_columns_that_do_not_add_up_are_refused(self, twin: ModuleType, wrong: dict[str, Any]) -> None:

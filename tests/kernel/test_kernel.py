@@ -145,12 +145,14 @@ class TestKernel:
 
     def test_layout(self, k: ModuleType) -> None:
         assert tuple(k.layout(k.build([b"hi"], origin=b"o"))) == (
-            *(64, 72, 0, 0, 80, 88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 96),
+            *(64, 72, 0, 0, 80, 88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 96),
         )
         batch = bytes(24) + bytes(sealed(k, **FULL)) + bytes(8)
         where = k.layout(batch, 24)
         assert where[3] and where[6] and where[9] and where[10] == 3 and where[15] and where[16] and not where[17]
-        assert where[18] == len(batch) - 32
+        assert (where[18], where[19]) == (0, len(batch) - 32)
+        null = k.build([b"hi"], headers=[[(b"a", None)]])
+        assert where[18] < len(batch) and k.layout(null)[18] == k.layout(null)[13] - 8
         for start in (-1, 0, 16, len(batch), len(batch) + 1):
             with pytest.raises(ValueError):
                 k.layout(batch, start)

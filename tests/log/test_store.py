@@ -291,13 +291,27 @@ def test_what_a_start_after_a_kill_serves_is_durable_from_then_on(durability: st
     assert harness.read_all(harness.open(spec)) == rows
 
 
+@pytest.mark.parametrize("chain", ["off", "durable"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_older_directory_is_taken_over_and_closed_to_older_brokers(number: int, chain: str) -> None:
+    """Batches may have bits now that an older broker would take for a torn tail."""
+    disk = SimDisk()
+    harness = Harness(disk, chain=chain)
+    rows = harness.write(harness.open(), 3)
+    harness.close()
+    disk.damage("/data/format", b"quintet-data %d\n" % number)
+    harness = Harness(disk, chain=chain)
+    assert harness.read_all(harness.open()) == rows
+    assert disk.read_file("/data/format") == b"quintet-data 3\n"
+
+
 def test_a_data_directory_problem_is_one_clear_line_and_touches_nothing(tmp_path: Path) -> None:
     disk = SimDisk()
     harness = Harness(disk)
     with pytest.raises(DataDirError, match="another broker"):
         Harness(disk)
     harness.close()
-    for text, words in ((b"quintet-data 3\n", "newer"), (b"what\n", "does not name")):
+    for text, words in ((b"quintet-data 4\n", "newer"), (b"what\n", "does not name")):
         disk.damage("/data/format", text)
         before = disk.snapshot()
         with pytest.raises(DataDirError, match=words):

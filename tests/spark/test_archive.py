@@ -49,7 +49,7 @@ class Archived:
 def archived(spark: "SparkSession", broker: FlightServer, tmp_path_factory: pytest.TempPathFactory) -> Archived:
     folder = tmp_path_factory.mktemp("archive")
     create(broker, "archived", PARTITIONS, retention_ms=FOREVER_MS)
-    create(broker, "beside", 1, retention_ms=FOREVER_MS)
+    create(broker, "beside", PARTITIONS, retention_ms=FOREVER_MS)
     fill(broker, "beside", 1, 4)
     fill(broker, "archived", PARTITIONS, ROWS - 3)
     last = START_US + DAY_US
@@ -59,7 +59,7 @@ def archived(spark: "SparkSession", broker: FlightServer, tmp_path_factory: pyte
         {
             "key": [None, b"", b"\xff\x00"] * PARTITIONS,
             "value": [b"", b"two", b"\x00" * 100] * PARTITIONS,
-            "headers": [[], [{"key": "a", "value": b"1"}, {"key": "a", "value": b""}], [{"key": "ü", "value": b"\xff"}]]
+            "headers": [[], [{"key": "a", "value": None}, {"key": "a", "value": b""}], [{"key": "ü", "value": b"\xff"}]]
             * PARTITIONS,
             "partition": [partition for partition in range(PARTITIONS) for _ in range(3)],
             "timestamp": [last, last - 5, last + 7] * PARTITIONS,  # times may go back, order may not
@@ -201,6 +201,23 @@ class TestRestore:
             restore.run(spark, options)
         restore.run(spark, msgspec.structs.replace(options, name="again"))
         assert sum(map(len, contents(archived.broker, "brief"))) == 2 * PARTITIONS
+
+    def test_a_new_topic_has_the_partitions_of_the_old_one(self, spark: "SparkSession", archived: Archived) -> None:
+        """Also those that were empty: `beside` has rows in its first partition only."""
+        broker = archived.broker
+        folder = lake.directory(archived.options.path)
+        assert replay.noted_partitions(folder) == {"archived": PARTITIONS, "beside": PARTITIONS}
+        manage(broker, lambda admin: admin.create_user("writer", "a password", ["producer"]))
+        by_writer = {"url": broker.flight.replace("admin:admin@", ""), "user": "writer", "password": "a password"}
+        few = msgspec.structs.replace(archived.restore("anew"), from_topic="beside", headers="exact")
+        with pytest.raises(ConfigError, match="none can be made with the 3 partitions of beside") as caught:
+            restore.run(spark, msgspec.structs.replace(few, **by_writer, name="another"))
+        assert "quintet topic create anew --partitions 3" in caught.value.hint
+        restore.run(spark, few)
+        assert contents(broker, "anew") == contents(broker, "beside")
+        assert [len(rows) for rows in contents(broker, "anew")] == [4, 0, 0]
+        replay.note_partitions(folder, {"beside": 1, "more": 2})
+        assert replay.noted_partitions(folder) == {"archived": PARTITIONS, "beside": PARTITIONS, "more": 2}
 
     def test_cut_off_between_slices_it_goes_on(
         self, spark: "SparkSession", archived: Archived, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

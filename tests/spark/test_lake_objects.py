@@ -416,6 +416,25 @@ class TestFailures:
             make.open(format).schema()
         assert failures.explain(raised.value).incurable
 
+    def test_a_catalog_that_does_not_answer(self, make: Maker) -> None:
+        catalog = {"type": "rest", "uri": "http://127.0.0.1:1"}
+        table = table_of(make.path, "iceberg", BY, storage.parse(make.store.options), catalog)
+        with pytest.raises(StoreUnreachable, match=r"^the catalog of s3://.* does not answer; check catalog\.uri"):
+            table.schema()
+        table = table_of(make.path, "iceberg", BY, storage.parse(make.store.options), {"type": "glue"})
+        with pytest.raises(LakeError, match=r"^the catalog of s3://.* needs another package; .*pip install"):
+            table.schema()
+
+    @pytest.mark.parametrize(
+        ("said", "shown"),
+        [
+            ("GET https://h/x?sig=abc&se=1 failed", "GET https://h/x?... failed"),
+            ("cannot reach postgresql://me:secret@host/db", "cannot reach postgresql://...host/db"),
+        ],
+    )
+    def test_what_a_library_says_is_shown_without_secrets(self, said: str, shown: str) -> None:
+        assert shown in str(storage.explained("s3://b/x", OSError(said)))
+
     @pytest.mark.parametrize("format", ["parquet", "delta"])
     def test_an_endpoint_that_does_not_answer(self, store: Store, format: str) -> None:
         told = storage.parse(store.options | {"endpoint_override": "http://127.0.0.1:1"})

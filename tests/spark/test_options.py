@@ -51,6 +51,9 @@ def test_every_option_of_a_reader() -> None:
             "schema": "registry",
             "subject": "s",
             "typedprefix": "d_",
+            "ondecodeerror": "DeadLetter",
+            "valueprefix": "confluent",
+            "schemaids": '{"23":2,"17":1}',
             "access": "files",
             "pushfilters": "true",
             "checkpointlocation": "somewhere",
@@ -63,6 +66,8 @@ def test_every_option_of_a_reader() -> None:
     assert (found.rows_per_trigger, found.tasks_min, found.fail_on_data_loss) == (7, 3, False)
     assert (found.group_prefix, found.columns, found.typed) == ("g", ("offset", "id"), True)
     assert (found.subject, found.typed_prefix, found.access, found.push_filters) == ("s", "d_", "files", True)
+    assert (found.on_decode_error, found.value_prefix) == ("deadletter", "confluent")
+    assert found.schema_ids == ((17, 1), (23, 2))
 
 
 @pytest.mark.parametrize(
@@ -124,6 +129,13 @@ def wrong() -> Iterator[tuple[dict[str, str], str, str]]:
     yield {"columns": "offset,colour"}, "columns", "'colour' is not a column"
     yield {"subject": "s"}, "subject", "schema=registry"
     yield {"typedPrefix": "s"}, "typedPrefix", "schema=registry"
+    for name, value in (("onDecodeError", "fail"), ("valuePrefix", "none"), ("schemaIds", '{"1":1}')):
+        yield {name: value}, name, "schema=registry"
+    yield {"schema": "registry", "onDecodeError": "drop"}, "onDecodeError", "not one of null, fail, deadletter"
+    yield {"schema": "registry", "valuePrefix": "maybe"}, "valuePrefix", "not one of auto, confluent, none"
+    for ids in ("17", "{}", '{"x":1}', '{"1":"v1"}', '{"1":0}', '{"1":true}', '{"4294967296":1}', "{"):
+        yield {"schema": "registry", "schemaIds": ids}, "schemaIds", 'such as {"17":1,"23":2}'
+    yield {"schema": "registry", "schemaIds": '{"1":1}', "valuePrefix": "none"}, "schemaIds", "valuePrefix is none"
     yield {"maxoffsetpertrigger": "1"}, "maxoffsetpertrigger", "did you mean maxOffsetsPerTrigger?"
     yield {"zzz": "1"}, "zzz", "known are url"
     yield {"kafka.bootstrap.servers": "h"}, "kafka.bootstrap.servers", "write url"

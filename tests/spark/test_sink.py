@@ -204,7 +204,7 @@ def test_spark_writes_all_columns(spark: SparkSession, broker: FlightServer, top
     create(broker, f"{topic}-other", 1)
     when = datetime.datetime.fromtimestamp(START_US // 1_000_000, datetime.UTC)
     rows = [
-        (topic, "v1", b"k", [("h", b"x")], 2, when),
+        (topic, "v1", b"k", [("h", b"x"), ("none", None), ("empty", b"")], 2, when),
         (f"{topic}-other", "v2", None, None, None, when),
         (topic, None, b"k2", [], 0, when),
     ]
@@ -214,7 +214,7 @@ def test_spark_writes_all_columns(spark: SparkSession, broker: FlightServer, top
     found = load(spark, broker, topic).orderBy("partition").collect()
     assert [(row.value, row.key, row.headers, row.partition) for row in found] == [
         (None, b"k2", [], 0),
-        (b"v1", b"k", [("h", b"x")], 2),
+        (b"v1", b"k", [("h", b"x"), ("none", None), ("empty", b"")], 2),
     ]
     assert found[1].timestamp == when.replace(tzinfo=None)
     [other] = load(spark, broker, f"{topic}-other").collect()
@@ -227,14 +227,22 @@ def test_writes_that_cannot_work_fail_before_any_task(spark: SparkSession, broke
     wrong = [
         (frame, {}, "append", "option columns: a topic cannot take the column 'id'"),
         (plain, {}, "overwrite", "option mode: a topic cannot be overwritten"),
+        (plain, {}, None, 'option mode: rows are added to a topic and replace nothing; write df.write.mode("append")'),
+        (
+            plain,
+            {},
+            "ignore",
+            'option mode: rows are added to a topic and replace nothing; write df.write.mode("append")',
+        ),
         (plain, {"password": "s3cr3t"}, "append", "options user and password: the broker at"),
         (plain, {"url": "flight://u:s3cr3t@127.0.0.1:1", "retrySeconds": "0"}, "append", "option url: no broker"),
         (plain, {"subscribe": "x"}, "append", "option subscribe: it is not known here"),
     ]
     for made, options, mode, sentence in wrong:
         settings = {"url": broker.flight, "topic": topic} | options
+        writer = made.write.format("quintet").options(**settings)
         with pytest.raises(AnalysisException) as caught:
-            made.write.format("quintet").options(**settings).mode(mode).save()
+            (writer if mode is None else writer.mode(mode)).save()
         assert sentence in str(caught.value).splitlines()[0]
         assert "Traceback" not in str(caught.value)
         assert "s3cr3t" not in str(caught.value)

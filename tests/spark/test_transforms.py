@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from quintet.flight import wire
-from quintet.spark.pipelines import aggregate, decode, dedupe, join
+from quintet.spark.pipelines import aggregate, decode, dedupe, join, runner
 from quintet.spark.pipelines.base import spoken
 from tests.spark.conftest import FlightServer
 from tests.spark.data import SECOND_US, START_US, create, link_to, manage, put
@@ -48,6 +48,16 @@ def documents(broker: FlightServer, topic: str) -> list[Any]:
 def finish(queries: list[Any]) -> None:
     for query in queries:
         query.awaitTermination()
+
+
+class Notes(runner.Screen):
+    """What a run says."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def test_decode_types_what_fits_and_buries_what_does_not(
@@ -138,7 +148,9 @@ def test_join_finds_partners_within_the_time(
     right = [START_US + MINUTE_US, START_US + 50 * MINUTE_US, START_US + 29 * MINUTE_US]
     put(broker, other, {"key": [b"a", b"b", b"c"], "value": [b"right a", b"too late", b"right c"], "timestamp": right})
     options = join.Options(left=topic, right=other, within="10m", to_topic=f"{topic}-joined", **settings)
-    finish(join.start(spark, options))
+    screen = Notes()
+    assert runner.run("join", options, spark=spark, screen=screen) == 0
+    assert "messages are kept for a partner that may still come, 10m (within)" in screen.notes[-1]
     found = {row["key"]: json.loads(row["value"]) for row in records(broker, f"{topic}-joined")}
     assert set(found) == {b"a", b"c"}
     assert (found[b"a"]["left"], found[b"a"]["right"]) == ("left a", "right a")
@@ -170,7 +182,9 @@ def test_aggregate_counts_each_message_once_and_leaves_late_ones_out(
     send(("eu", 3.0, begin + 30), ("us", 0.0, begin + 600))  # the first window goes on, then the watermark passes it
     finish(aggregate.start(spark, options))
     send(("eu", 100.0, begin + 5), ("us", 0.0, begin + 700))  # too late: the window was published
-    finish(aggregate.start(spark, options))
+    screen = Notes()
+    assert runner.run("aggregate", options, spark=spark, screen=screen) == 0
+    assert "2 windows are open and were not published: none ends 1m (watermark)" in screen.notes[-1]
     found = {(row["region"], row["window_start"]): row for row in documents(broker, f"{topic}-minutes")}
     first = [row for (region, _), row in found.items() if region == "eu"]
     assert [(row["orders"], row["revenue"], row["median"]) for row in first] == [(3, 6.0, 2.0)]

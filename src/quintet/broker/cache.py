@@ -30,6 +30,7 @@ from quintet.broker.tenants import Tenants
 from quintet.broker.topics import CACHE_PREFIX, CacheTopic, Topic, Topics
 from quintet.log.base import Durability
 from quintet.model import limits
+from quintet.model.batch import Header
 from quintet.model.errors import BadName, BadRequest, LimitExceeded, QuintetError, TooLarge, VersionConflict
 from quintet.model.scheduler import Scheduler
 
@@ -660,10 +661,10 @@ def _scope_of(name: str) -> Scope:
     return tenant, namespace, cache
 
 
-def _version_of(headers: tuple[tuple[bytes, bytes], ...]) -> int:
+def _version_of(headers: tuple[Header, ...]) -> int:
     for name, text in headers:
         if name == VERSION_HEADER:
-            return int(text)
+            return int(text or 0)
     return 0
 
 

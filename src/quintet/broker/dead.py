@@ -27,7 +27,7 @@ from quintet.broker.intents import Effect, Intents, NotYetVisible, pack
 from quintet.broker.table import Done, Table
 from quintet.broker.topics import Topic, Topics
 from quintet.model import limits
-from quintet.model.batch import RecordBatch, Row
+from quintet.model.batch import Header, RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound, QuintetError
 from quintet.model.scheduler import Scheduler
 
@@ -44,7 +44,7 @@ RANGES_MAX: Final = 10_000  # of resolved letters, per partition
 _READ_BYTES: Final = 1 << 20
 _RESOLVED: Final = "dead-resolved"  # (topic id, partition, offsets)
 
-Headers = tuple[tuple[bytes, bytes], ...]
+Headers = tuple[Header, ...]
 Range = tuple[int, int]  # first, and one past the last
 
 
@@ -567,7 +567,7 @@ def _own(headers: Headers) -> Headers:
 def _shown(number: int, row: Row) -> DeadLetter:
     """What was published to a dead-letter topic by hand has no story: it is shown without one."""
     offset, timestamp, key, value, headers, _, origin = row
-    story = {name[len(PREFIX) :]: text for name, text in headers if name.startswith(PREFIX)}
+    story = {name[len(PREFIX) :]: text or b"" for name, text in headers if name.startswith(PREFIX)}
 
     def text(name: bytes) -> str:
         return story.get(name, b"").decode(errors="replace")

@@ -190,7 +190,9 @@ def _has_many_fields(descriptor: Descriptor, data: bytes) -> bool:
 
 
 class _Broken(Exception):
-    """The bytes are not fields."""
+    """The bytes are not fields. `number` is that of the field they break in, 0 if that is not known."""
+
+    number = 0
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
@@ -220,17 +222,23 @@ def _fields(data: bytes, looked: list[int]) -> Iterator[tuple[int, int, bytes]]:
         if not number:
             raise _Broken("a field has the number 0")
         start = position
-        if wire == _VARINT:
-            _, position = _varint(data, position)
-        elif wire in (_FIXED64, _FIXED32):
-            position += 8 if wire == _FIXED64 else 4
-        elif wire == _LENGTH:
-            length, start = _varint(data, position)
-            position = start + length
-        else:
-            raise _Broken(f"field {number} has {_WIRE_NAMES.get(wire, f'wire type {wire}')}, which is not supported")
-        if position > len(data):
-            raise _Broken(f"field {number} needs {position - start} bytes, {max(0, len(data) - start)} are left")
+        try:
+            if wire == _VARINT:
+                _, position = _varint(data, position)
+            elif wire in (_FIXED64, _FIXED32):
+                position += 8 if wire == _FIXED64 else 4
+            elif wire == _LENGTH:
+                length, start = _varint(data, position)
+                position = start + length
+            else:
+                raise _Broken(
+                    f"field {number} has {_WIRE_NAMES.get(wire, f'wire type {wire}')}, which is not supported"
+                )
+            if position > len(data):
+                raise _Broken(f"field {number} needs {position - start} bytes, {max(0, len(data) - start)} are left")
+        except _Broken as broken:
+            broken.number = number
+            raise
         yield number, wire, data[start:position]
 
 
@@ -264,7 +272,9 @@ def _explain(descriptor: Descriptor, data: bytes) -> list[str]:
                         f"{where} (field {number}): expected {_WIRE_NAMES[expected]}, found {_WIRE_NAMES[wire]}"
                     )
         except _Broken as broken:
-            reasons.append(f"{path or 'the message'}: {broken}")
+            field = descriptor.fields_by_number.get(broken.number)
+            where = path if field is None else f"{path}.{field.name}".lstrip(".")
+            reasons.append(f"{where or 'the message'}: {broken}")
     if looked[0] > FIELDS_LOOKED_AT_MAX:
         reasons.append(f"the message: more than {FIELDS_LOOKED_AT_MAX} fields, with unknown or broken ones among them")
     return reasons

@@ -6,7 +6,7 @@ another type or another order than the log's. No broker, no I/O.
     column      Arrow                                      from log batches             to log batches
     key         binary                                     as it is                     binary, string, or left out
     value       binary                                     as it is (null: tombstone)   binary, string; must be there
-    headers     list<struct<key: string, value: binary>>   empty list: none             null list: none; null value: empty
+    headers     list<struct<key: string, value: binary>>   empty list: none             null list: none
     topic       string                                     the same in every row        whoever calls has looked at it
     partition   int32                                      the same in every row        null or -1: by the key
     offset      int64                                      as it is                     passed over
@@ -59,7 +59,8 @@ _BITS: Final = {
 }
 
 Var = tuple[memoryview | bytes | None, memoryview | bytes, memoryview | bytes]
-Lists = tuple[memoryview | bytes, memoryview | bytes, memoryview | bytes, memoryview | bytes, memoryview | bytes]
+Bytes = memoryview | bytes
+Lists = tuple[Bytes, Bytes, Bytes, Bytes, Bytes, Bytes | None]
 
 
 class Columns(NamedTuple):
@@ -110,7 +111,7 @@ def to_batch(gathered: Gathered, topic: str, partition: int, columns: Sequence[s
             case "origin":
                 arrays.append(_bytes(pa.string(), n, [None, *b[13:15]]))
             case "headers":
-                arrays.append(_headers(n, b[8:13]))
+                arrays.append(_headers(n, b[8:13], b[15]))
             case "offset":
                 arrays.append(pa.Array.from_buffers(pa.int64(), n, [None, b[0]], null_count=0))
             case "timestamp":
@@ -126,12 +127,12 @@ def _bytes(kind: Any, n: int, buffers: Sequence[Any]) -> Any:
     return pa.Array.from_buffers(kind, n, buffers, null_count=0 if buffers[0] is None else -1)
 
 
-def _headers(n: int, b: Sequence[Any]) -> Any:
+def _headers(n: int, b: Sequence[Any], bitmap: Any) -> Any:
     lists, name_offsets, names, value_offsets, values = b
     m = name_offsets.size // 4 - 1
     children = [
         _bytes(pa.string(), m, [None, name_offsets, names]),
-        _bytes(pa.binary(), m, [None, value_offsets, values]),
+        _bytes(pa.binary(), m, [bitmap, value_offsets, values]),
     ]
     pairs = pa.Array.from_buffers(_HEADER, m, [None], null_count=0, children=children)
     return pa.Array.from_buffers(SCHEMA.field("headers").type, n, [None, lists], null_count=0, children=[pairs])
@@ -270,9 +271,8 @@ def _lists(column: Any) -> Lists | None:
     if names.null_count:
         raise BadRequest("the column `headers` has a header without a name", hint="leave it out of the list")
     values = _binary("headers.value", fields["value"])
-    if values.null_count:
-        values = pc.fill_null(values, b"")
-    return (_view(offsets.buffers()[1]), *_var(names)[1:], *_var(values)[1:])
+    bitmap, value_offsets, data = _var(values)
+    return (_view(offsets.buffers()[1]), *_var(names)[1:], value_offsets, data, bitmap)
 
 
 def _timestamps(column: Any | None) -> memoryview | bytes | None:

@@ -46,6 +46,7 @@ Verb = Callable[[verbs.Call, Any, Done], None]
 # What each action does, for list_actions; the names are those of wire.ACTIONS.
 ABOUT: Final = {
     "topics": "the topics one may read, with their offsets",
+    "topic_create": "make a topic with a number of partitions",
     "offsets_for_time": "the first offsets at or after a time",
     "locate": "where ranges of a topic lie in files of this machine",
     "stage_commit": "publish staged rows, all of them and once",
@@ -120,7 +121,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         self._streams: Counter[str] = Counter()
         self._closer: threading.Thread | None = None
         self._verbs: dict[str, Verb] = {
-            "topics": verbs.topics, "offsets_for_time": verbs.offsets_for_time,
+            "topics": verbs.topics, "topic_create": verbs.topic_create, "offsets_for_time": verbs.offsets_for_time,
             "locate": partial(verbs.locate, _machine(options.data, broker.log.identity)),
             "stage_commit": verbs.stage_commit, "stage_abort": verbs.stage_abort, "fence": verbs.fence,
             "group_commit": verbs.group_commit, "groups": verbs.groups, "schema": verbs.schema,

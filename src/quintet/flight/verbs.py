@@ -5,6 +5,7 @@ Every function takes the Call first: who asks and from where. Rights are those o
 
     topics, offsets_for_time, locate, do_get, group_commit, reject     to read the topic
     do_put                                                             to write it
+    topic_create                                                       to manage it
     redrive                                                            to write it, and no rule that bars its dead letters
     dead                                                               to read it, the same
     schema                                                             to read or write the topic of that name
@@ -222,6 +223,12 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
 def topics(call: Call, ask: wire.Selection, done: Done) -> None:
     found, missing = select(call, ask)
     done(wire.Topics(tuple(_info(source) for source in found), tuple(missing), call.broker.log.identity), None)
+
+
+def topic_create(call: Call, ask: wire.CreateRequest, done: Done) -> None:
+    call.require("admin", ask.topic)
+    topic, fresh = call.broker.create_topic(_raw(ask.topic), ask.partitions)
+    topic.after(lambda error: done(None if error else wire.Created(fresh, len(topic.partitions)), error))
 
 
 def offsets_for_time(call: Call, ask: wire.TimeRequest, done: Done) -> None:

@@ -90,6 +90,20 @@ class Topics(Answer, frozen=True):
     log: str
 
 
+class CreateRequest(Request, frozen=True):
+    """Make a topic with so many partitions, durable, unless there is one of this name."""
+
+    topic: str
+    partitions: int
+
+
+class Created(Answer, frozen=True):
+    """`fresh` false: the topic was there. `partitions`: how many it has."""
+
+    fresh: bool
+    partitions: int
+
+
 class TimeRequest(Request, frozen=True):
     topic: str
     at_us: int  # microseconds since 1970
@@ -343,6 +357,7 @@ class Nothing(Request, frozen=True):
 # action -> (request, answer)
 ACTIONS: Final[dict[str, tuple[type, type]]] = {
     "topics": (Selection, Topics),
+    "topic_create": (CreateRequest, Created),
     "offsets_for_time": (TimeRequest, Offsets),
     "locate": (LocateRequest, Located),
     "stage_commit": (StageCommit, StageCommitted),
@@ -372,6 +387,7 @@ RIGHTS: Final[dict[str, Right]] = {
     "do_get": "read",
     "do_put": "write",
     "topics": "known",
+    "topic_create": "manage",
     "offsets_for_time": "read",
     "locate": "read",
     "stage_commit": "write",

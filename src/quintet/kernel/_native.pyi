@@ -8,10 +8,11 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-# One column of headers for one record: ((name, value), ...)
-Headers = Sequence[tuple[bytes, bytes]]
+# One column of headers for one record: ((name, value or None), ...)
+Header = tuple[bytes, bytes | None]
+Headers = Sequence[Header]
 # (offset, timestamp, key, value, headers, expiry, origin)
-Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes], ...], int, bytes]
+Row = tuple[int, int, bytes | None, bytes | None, tuple[Header, ...], int, bytes]
 
 def crc32c(data: Buffer, value: int = 0) -> int:
     """CRC-32C (Castagnoli) of data, continued from value."""
@@ -72,7 +73,7 @@ def find(data: Buffer, start: int, stop: int, seed: int) -> int:
 def layout(batch: Buffer, start: int = 0) -> tuple[int, ...]:
     """Where each column is, relative to start: (origin_offsets, origin_data, origin_index, value_bitmap, value_offsets,
     value_data, key_bitmap, key_offsets, key_data, header_lists, header_count, name_offsets, name_data, hvalue_offsets,
-    hvalue_data, timestamps, expiries, deltas, end); 0 where absent. header_count is m. ValueError if it does not add up;
+    hvalue_data, timestamps, expiries, deltas, hvalue_bitmap, end); 0 where absent. header_count is m. ValueError if it does not add up;
     single entries are checked by `check`, and by `rows` and `blip_deliver` when they use them."""
 
 def rows(batch: Buffer, first: int, last: int, view_above: int = 0) -> list[Row]:
@@ -117,14 +118,14 @@ def gather(
     columns: bit 0 offset, 1 timestamp, 2 value, 3 key, 4 headers, 5 origin. buffers, each None if it was not asked for, the
     bitmaps also if nothing is null: 0 offset i64, 1 timestamp i64 (microseconds), 2 value bitmap, 3 value offsets i32
     (count + 1, from 0), 4 value bytes, 5 key bitmap, 6 key offsets, 7 key bytes, 8 header list offsets, 9 header name
-    offsets, 10 header name bytes, 11 header value offsets, 12 header value bytes, 13 origin offsets, 14 origin bytes. Names
+    offsets, 10 header name bytes, 11 header value offsets, 12 header value bytes, 13 origin offsets, 14 origin bytes, 15 header value bitmap. Names
     and origins are made valid UTF-8: U+FFFD for what is not. Runs without the interpreter lock: data must not change."""
 
 def scatter(
     count: int,
     value: tuple[Buffer | None, Buffer, Buffer],
     key: tuple[Buffer | None, Buffer, Buffer] | None,
-    headers: tuple[Buffer, Buffer, Buffer, Buffer, Buffer] | None,
+    headers: tuple[Buffer, Buffer, Buffer, Buffer, Buffer, Buffer | None] | None,
     timestamps: Buffer | None,
     chosen: Buffer | None,
     partitions: int,
@@ -137,7 +138,7 @@ def scatter(
     partitions rising, rows in their order within a partition.
 
     value and key: (bitmap or None, i32 offsets, bytes); headers: (list offsets, name offsets, name bytes, value offsets,
-    value bytes). Offsets need not begin at 0, and buffers may be longer than needed. What a null entry spans does not
+    value bytes, value bitmap or None). Offsets need not begin at 0, and buffers may be longer than needed. What a null entry spans does not
     count. timestamps: i64, microseconds. chosen: i32, the partition of each row; -1, or chosen None: FNV-1a of the key
     modulo partitions (1 to 65536), and without a key or with an empty one `turn` modulo partitions. A partition out of
     range is a ValueError that names its row. A batch ends before it could pass batch_bytes_max (at most 64 MiB; one row

@@ -20,6 +20,7 @@ from quintet.kernel.pure_batch import (
     OFFSETS_FELL,
     ZEROS,
     Head,
+    Header,
     Row,
     build,
     check_at,
@@ -40,13 +41,13 @@ ORIGIN_BYTES_MAX = 64 * 1024 * 1024  # origins are short in a batch and long in 
 HEADER_ENTRY_BYTES = 8  # its two offsets
 MAX_PARTITIONS = 1 << 16
 BATCH_ROWS_MAX = 1 << 20
-PADDING_BYTES = 14 * 8  # of a batch, at most
+PADDING_BYTES = 15 * 8  # of a batch, at most
 MAX_I32 = (1 << 31) - 1
 MAX_I64 = (1 << 63) - 1
 
 Buffers = tuple[bytes | None, ...]
 Var = tuple[Buffer | None, Buffer, Buffer]
-Lists = tuple[Buffer, Buffer, Buffer, Buffer, Buffer]
+Lists = tuple[Buffer, Buffer, Buffer, Buffer, Buffer, Buffer | None]
 
 
 def _lossy(text: bytes) -> bytes:
@@ -88,14 +89,14 @@ class _Taken:
             if self.columns & KEY:
                 self.bytes += len(key or b"")
             if self.columns & HEADERS:
-                self.bytes += sum(HEADER_ENTRY_BYTES + len(_lossy(name)) + len(text) for name, text in headers)
+                self.bytes += sum(HEADER_ENTRY_BYTES + len(_lossy(name)) + len(text or b"") for name, text in headers)
             if self.columns & ORIGIN:
                 self.bytes += len(_lossy(origin))
                 self.origins += len(_lossy(origin))
 
     def buffers(self) -> Buffers:
         n, wants = len(self.rows), self.columns.__and__
-        out: list[bytes | None] = [None] * 15
+        out: list[bytes | None] = [None] * 16
         if wants(OFFSET):
             out[0] = struct.pack(f"<{n}q", *(row[0] for row in self.rows))
         if wants(TIMESTAMP):
@@ -108,7 +109,7 @@ class _Taken:
             pairs = [pair for row in self.rows for pair in row[4]]
             out[8] = _offsets([len(row[4]) for row in self.rows])
             out[9:11] = _var([_lossy(name) for name, _ in pairs])
-            out[11:13] = _var([text for _, text in pairs])
+            out[15], out[11], out[12] = _nullable([text for _, text in pairs])
         if wants(ORIGIN):
             out[13:15] = _var([_lossy(row[6]) for row in self.rows])
         return tuple(out)
@@ -205,7 +206,7 @@ class _Record(NamedTuple):
 
     value: bytes | None
     key: bytes | None
-    headers: tuple[tuple[bytes, bytes], ...]
+    headers: tuple[Header, ...]
     timestamp: int
     bytes: int
 
@@ -235,9 +236,9 @@ def _optional(var: Var, n: int) -> list[bytes | None]:
     return [entry if bits[i >> 3] >> (i & 7) & 1 else None for i, entry in enumerate(entries)]
 
 
-def _headers(lists: Lists, n: int) -> list[tuple[tuple[bytes, bytes], ...]]:
+def _headers(lists: Lists, n: int) -> list[tuple[Header, ...]]:
     offsets = _sound_offsets(lists[0], n, MAX_I32)
-    names, values = _entries(lists[1], lists[2], offsets[-1]), _entries(lists[3], lists[4], offsets[-1])
+    names, values = _entries(lists[1], lists[2], offsets[-1]), _optional((lists[5], lists[3], lists[4]), offsets[-1])
     return [tuple(zip(names[a:b], values[a:b], strict=True)) for a, b in pairwise(offsets)]
 
 
@@ -295,7 +296,8 @@ def scatter(
         raise ValueError("batch_bytes_max must be 1 byte to 64 MiB")
     values = _optional(value, count)
     keys = _optional(key, count) if key is not None else [None] * count
-    lists = _headers(headers, count) if headers is not None else [()] * count
+    lists: list[tuple[Header, ...]] = _headers(headers, count) if headers is not None else [()] * count
+    entry = 8 if headers is None or headers[5] is None else 9  # two offsets, and a bit that a byte is enough for
     times = _fixed(timestamps, "q", 8, count)
     wishes = _fixed(chosen, "i", 4, count) or [-1] * count
     choose = _chooser(partitions, turn)
@@ -303,7 +305,7 @@ def scatter(
     sorted_records: dict[int, list[_Record]] = {}
     for i in range(count):
         own, text, pairs = values[i], keys[i], lists[i]
-        size = fixed + len(own or b"") + len(text or b"") + sum(8 + len(a) + len(b) for a, b in pairs)
+        size = fixed + len(own or b"") + len(text or b"") + sum(entry + len(a) + len(b or b"") for a, b in pairs)
         record = _Record(own, text, pairs, times[i] if times else 0, size)
         sorted_records.setdefault(choose(i, wishes[i], text), []).append(record)
     out = []

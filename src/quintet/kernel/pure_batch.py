@@ -13,8 +13,9 @@ from typing import NamedTuple, cast
 from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_crc import crc32c
 
-Headers = Sequence[tuple[bytes, bytes]]
-Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes], ...], int, bytes]
+Header = tuple[bytes, bytes | None]
+Headers = Sequence[Header]
+Row = tuple[int, int, bytes | None, bytes | None, tuple[Header, ...], int, bytes]
 
 #   0      4      8       12     14       16           24     28    32         40             48           56
 #  |magic |crc   |length |flags |columns |base_offset |count |span |timestamp |max_timestamp |producer_id |sequence
@@ -29,8 +30,8 @@ MAX_OFFSET = (1 << 63) - 1
 
 AT_MOST_ONCE = 1
 KNOWN_FLAGS = 7
-VALUE_NULLS, KEYS, KEY_NULLS, HEADERS, TIMESTAMPS, EXPIRY, SPARSE, CHAIN = (1 << bit for bit in range(8))
-KNOWN_COLUMNS = 255
+VALUE_NULLS, KEYS, KEY_NULLS, HEADERS, TIMESTAMPS, EXPIRY, SPARSE, CHAIN, HEADER_NULLS = (1 << bit for bit in range(9))
+KNOWN_COLUMNS = 511
 LINK_BYTES = 32
 
 ZEROS, CUT_SHORT, BAD_HEADER, BAD_CHECKSUM, BAD_COLUMNS, OFFSETS_FELL = 0, -1, -2, -3, -4, -5
@@ -77,6 +78,7 @@ class Layout(NamedTuple):
     timestamps: int
     expiries: int
     deltas: int
+    hvalue_bitmap: int
     end: int
 
 
@@ -85,7 +87,7 @@ class Records(NamedTuple):
 
     values: list[bytes | None]
     keys: list[bytes | None] | None
-    headers: list[tuple[tuple[bytes, bytes], ...]] | None
+    headers: list[tuple[Header, ...]] | None
     timestamps: list[int] | None
     expiries: list[int] | None
     origins: list[bytes]
@@ -128,6 +130,7 @@ def _header_sound(head: Head) -> bool:
         and not head.flags & ~KNOWN_FLAGS
         and not head.columns & ~KNOWN_COLUMNS
         and not (head.columns & KEY_NULLS and not head.columns & KEYS)
+        and not (head.columns & HEADER_NULLS and not head.columns & HEADERS)
         and head.records >= 1
         and (head.span >= head.records if head.columns & SPARSE else head.span == head.records)
         and head.base_offset <= MAX_OFFSET - head.span
@@ -170,7 +173,7 @@ def locate(view: memoryview, start: int, head: Head) -> Layout:
     if bits & KEYS:
         key_offsets = pos
         key_data, pos = _var(view, start, pos, n, length)
-    lists = m = name_offsets = name_data = hvalue_offsets = hvalue_data = 0
+    lists = m = name_offsets = name_data = hvalue_bitmap = hvalue_offsets = hvalue_data = 0
     if bits & HEADERS:
         lists, name_offsets = pos, _fixed(pos, 4 * (n + 1), length)
         (zero,) = struct.unpack_from("<i", view, start + lists)
@@ -178,6 +181,8 @@ def locate(view: memoryview, start: int, head: Head) -> Layout:
         if zero != 0 or m < 0:
             raise ValueError("batch columns do not add up: header lists must start at 0 and never be negative")
         name_data, hvalue_offsets = _var(view, start, name_offsets, m, length)
+        if bits & HEADER_NULLS:
+            hvalue_bitmap, hvalue_offsets = hvalue_offsets, _fixed(hvalue_offsets, (m + 7) // 8, length)
         hvalue_data, pos = _var(view, start, hvalue_offsets, m, length)
     timestamps = expiries = deltas = 0
     if bits & TIMESTAMPS:
@@ -193,7 +198,7 @@ def locate(view: memoryview, start: int, head: Head) -> Layout:
     return Layout(
         *(origin_offsets, origin_data, origin_index, value_bitmap, value_offsets, value_data, key_bitmap),
         *(key_offsets, key_data, lists, m, name_offsets, name_data, hvalue_offsets, hvalue_data),
-        *(timestamps, expiries, deltas, pos),
+        *(timestamps, expiries, deltas, hvalue_bitmap, pos),
     )
 
 
@@ -247,7 +252,7 @@ def columns_sound(view: memoryview, start: int, head: Head, where: Layout) -> bo
             return False
         if not var(where.name_offsets, where.name_data, where.header_count):
             return False
-        if not var(where.hvalue_offsets, where.hvalue_data, where.header_count):
+        if not var(where.hvalue_offsets, where.hvalue_data, where.header_count, where.hvalue_bitmap):
             return False
     if where.deltas:
         deltas = ints(part, "I", where.deltas, n)
@@ -367,7 +372,8 @@ def explode(view: memoryview, head: Head, where: Layout, first: int, last: int) 
             if not 0 <= a <= b <= w.header_count:
                 raise ValueError("batch columns do not add up: a header list lies outside its column")
             names = var(w.name_offsets, w.name_data, w.header_count, a, b)
-            headers.append(tuple(zip(names, var(w.hvalue_offsets, w.hvalue_data, w.header_count, a, b), strict=True)))
+            texts = var(w.hvalue_offsets, w.hvalue_data, w.header_count, a, b)
+            headers.append(tuple(zip(names, _nullable(view, w.hvalue_bitmap, a, texts), strict=True)))
     origins = var(w.origin_offsets, w.origin_data, head.origins, 0, head.origins)
     index = list(view[w.origin_index + first : w.origin_index + last]) if w.origin_index else None
     if index and max(index) >= head.origins:
@@ -427,7 +433,7 @@ def _put_var(parts: list[bytes], entries: Sequence[bytes]) -> None:
 
 def _put_nullable(parts: list[bytes], entries: Sequence[bytes | None], with_bitmap: int) -> None:
     if with_bitmap:
-        bits = int("".join("0" if entry is None else "1" for entry in reversed(entries)), 2)
+        bits = int("".join("0" if entry is None else "1" for entry in reversed(entries)) or "0", 2)
         parts.append(bits.to_bytes(pad8((len(entries) + 7) // 8), "little"))
     _put_var(parts, [entry or b"" for entry in entries])
 
@@ -449,7 +455,7 @@ def pack(records: Records, columns: int, head: Head) -> bytearray:
         offsets = struct.pack(f"<{n + 1}i", *accumulate(map(len, lists), initial=0))
         parts += (offsets, bytes(-len(offsets) % 8))
         _put_var(parts, [name for one in lists for name, _ in one])
-        _put_var(parts, [value for one in lists for _, value in one])
+        _put_nullable(parts, [value for one in lists for _, value in one], columns & HEADER_NULLS)
     if columns & TIMESTAMPS:
         parts.append(struct.pack(f"<{n}q", *(records.timestamps or ())))
     if columns & EXPIRY:
@@ -488,6 +494,7 @@ def build(
         columns |= KEYS | (KEY_NULLS if None in keys else 0)
     if headers is not None and any(len(one) for one in headers):
         columns |= HEADERS
+        columns |= HEADER_NULLS if any(value is None for one in headers for _, value in one) else 0
     columns |= TIMESTAMPS if timestamps is not None else 0
     columns |= EXPIRY if expiries is not None and any(expiries) else 0
     records = Records(

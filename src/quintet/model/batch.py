@@ -27,11 +27,13 @@ TIMESTAMPS: Final = 16
 EXPIRY: Final = 32
 SPARSE: Final = 64
 CHAIN: Final = 128
+HEADER_NULLS: Final = 256
 
 VIEW_BYTES_MIN: Final = 1 << 18  # a larger value is not copied by `RecordBatch.row`
 LINK_BYTES: Final = 32  # of the link that a chained batch ends with
 
-Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes], ...], int, bytes]
+Header = tuple[bytes, bytes | None]
+Row = tuple[int, int, bytes | None, bytes | None, tuple[Header, ...], int, bytes]
 
 
 class RecordBatch:

@@ -98,6 +98,9 @@ class Link:
     def topics(self, selection: wire.Selection) -> wire.Topics:
         return self._act("topics", selection, wire.Topics)
 
+    def topic_create(self, topic: str, partitions: int) -> wire.Created:
+        return self._act("topic_create", wire.CreateRequest(topic, partitions), wire.Created)
+
     def offsets_for_time(self, topic: str, at_us: int) -> tuple[int, ...]:
         return self._act("offsets_for_time", wire.TimeRequest(topic, at_us), wire.Offsets).offsets
 

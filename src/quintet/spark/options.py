@@ -45,12 +45,17 @@ READ_OPTIONS: Final = (
     *LINK_OPTIONS,
     "subscribe", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
     "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "groupIdPrefix", "columns", "schema", "subject", "typedPrefix",
-    "access", "pushFilters",
+    "access", "pushFilters", "onDecodeError", "valuePrefix", "schemaIds",
 )  # fmt: skip
 WRITE_OPTIONS: Final = (*LINK_OPTIONS, "topic", "failOnDataLoss", "txnAppId", "txnVersion")
 SECRETS: Final = frozenset({"password", "token"})  # taken to the letter: a space may be part of one
 # What Spark itself puts beside the options of a user.
 SPARKS_OWN: Final = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"})
+TYPED_ONLY: Final = ("subject", "typedPrefix", "onDecodeError", "valuePrefix", "schemaIds")
+# What becomes of a row that does not decode, and whether values begin with Confluent's prefix; the first is the default.
+ON_DECODE_ERROR: Final = ("null", "fail", "deadletter")
+VALUE_PREFIX: Final = ("auto", "confluent", "none")
+SCHEMA_IDS_MAX: Final = 1_000  # of one read
 BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 # Spellings of Spark's Kafka source that we do not have -> what to write instead
 KAFKA: Final = {
@@ -117,6 +122,9 @@ class ReadOptions:
     typed: bool = False
     subject: str = ""
     typed_prefix: str = ""
+    on_decode_error: str = "null"  # or fail, or deadletter
+    value_prefix: str = "auto"  # or confluent, or none
+    schema_ids: tuple[tuple[int, int], ...] = ()  # schema ids of another registry, and the versions here they mean
     access: str = "auto"  # or files, or flight
     push_filters: bool = False
     given: frozenset[str] = frozenset()  # the options that were set, in our spelling
@@ -184,7 +192,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         if place in given and moment in given:
             raise OptionError(moment, f"{place} is set, too; set one of the two")
     typed = _choice(given, "schema", ("raw", "registry")) == "registry"
-    for name in ("subject", "typedPrefix"):
+    for name in TYPED_ONLY:
         if name in given and not typed:
             raise OptionError(name, "it only has a meaning together with schema=registry")
     starting = given.get("startingOffsets")
@@ -204,6 +212,9 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         typed=typed,
         subject=given.get("subject", ""),
         typed_prefix=given.get("typedPrefix", ""),
+        on_decode_error=_choice(given, "onDecodeError", ON_DECODE_ERROR),
+        value_prefix=_choice(given, "valuePrefix", VALUE_PREFIX),
+        schema_ids=_schema_ids(given),
         access=_choice(given, "access", ("auto", "files", "flight")),
         push_filters=_choice(given, "pushFilters", ("false", "true")) == "true",
         given=frozenset(given),
@@ -335,6 +346,27 @@ def _offsets(name: str, text: str) -> Start:
                 raise OptionError(name, f"{offset!r} of {topic}/{partition} is not an offset; {form}")
             result.setdefault(topic, {})[int(partition)] = offset
     return result
+
+
+def _schema_ids(given: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
+    """{"17":1,"23":2} as pairs."""
+    if "schemaIds" not in given:
+        return ()
+    form = 'write ids of the other registry and versions of the subject here, such as {"17":1,"23":2}'
+    if given.get("valuePrefix", "").lower() == "none":
+        raise OptionError("schemaIds", "valuePrefix is none, so no value has an id; take one of the two away")
+    try:
+        found = json.loads(given["schemaIds"])
+    except ValueError as error:
+        raise OptionError("schemaIds", f"it is not JSON ({error}); {form}") from None
+    if not isinstance(found, dict) or not 0 < len(found) <= SCHEMA_IDS_MAX:
+        raise OptionError("schemaIds", f"it is not an object of 1 to {SCHEMA_IDS_MAX} ids; {form}")
+    for id, version in found.items():
+        if not re.fullmatch("[0-9]{1,10}", id) or int(id) >= 1 << 32:
+            raise OptionError("schemaIds", f"{id!r} is not an id from 0 to {(1 << 32) - 1}; {form}")
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise OptionError("schemaIds", f"{version!r}, of the id {id}, is not a version; {form}")
+    return tuple(sorted((int(id), version) for id, version in found.items()))
 
 
 def _moment(given: Mapping[str, str], name: str) -> int | None:

@@ -352,7 +352,8 @@ def read_task(options: ReadOptions, table: Table, task: InputPartition) -> Itera
     for part in task.value:
         for batch in open_range(options, part, table.needed, asked):
             yield from shape.shaped(batch)
-            shape.reject(link, part.span.topic, part.span.partition)
+            shape.settle(link, part.span.topic, part.span.partition)
+    shape.finish()
     if asked:
         _still_the_same(link, asked)
 

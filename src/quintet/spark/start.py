@@ -103,11 +103,12 @@ def attach(made: "SparkSession") -> None:
 
 def register(made: "SparkSession") -> None:
     """Make `format("quintet")` known, and queries that read topics visible on their brokers."""
-    from quintet.spark import progress
+    from quintet.spark import modes, progress
     from quintet.spark.source import QuintetSource
 
     made.dataSource.register(QuintetSource)
     progress.attach(made)
+    modes.explain()
 
 
 def check_packages() -> None:

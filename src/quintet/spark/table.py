@@ -1,7 +1,8 @@
 """Which columns a read gives: ours in the order of the wire, and with schema=registry those of the topic's schema.
 
     raw        key, value, headers, topic, partition, offset, timestamp, origin     `columns` names some of them
-    registry   the same without value, then one column for each field of the schema
+    registry   the same without value, then one column for each field of the schema, then with onDecodeError=null
+               decode_error: null, or why the value of this row does not decode
 
 With schema=registry, `columns` chooses as before among ours, and value comes only if it is named there. As soon as it names a
 field of the schema (with its prefix, if there is one), only the fields it names come. A field whose name is that of a column of ours that comes, too, is refused
@@ -34,10 +35,12 @@ from pyspark.sql.types import (
 
 from quintet.client.errors import SchemaNotFound
 from quintet.flight.wire import COLUMNS, SchemaAnswer
+from quintet.model.errors import SchemaInvalid
 from quintet.spark.link import Link
 from quintet.spark.options import OptionError, ReadOptions
 from quintet.spark.typed import decoder
 
+DECODE_ERROR: Final = "decode_error"
 OLDER_MAX: Final = 64  # versions of a schema that are fetched beside the newest
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 TYPES: Final[dict[str, DataType]] = {
@@ -63,6 +66,9 @@ class Typed:
     older: tuple[str, ...]
     fields: tuple[str, ...]
     names: tuple[str, ...]
+    on_error: str = "null"
+    prefix: str = "auto"
+    ids: tuple[tuple[int, str], ...] = ()  # schema ids in prefixes, and the definitions they mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class Table:
     columns: tuple[str, ...]
     schema: StructType
     typed: Typed | None = None
+    causes: bool = False  # the last column is DECODE_ERROR
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -96,15 +103,17 @@ def typed_table(options: ReadOptions, link: Link, topics: Sequence[str]) -> Tabl
     older = _definitions(link, answer.subject, range(answer.version - 1, max(0, answer.version - 1 - OLDER_MAX), -1))
     made = decoder(answer.type, answer.definition, older)
     given = {options.typed_prefix + field: field for field in made.schema.names}
-    unknown = [name for name in options.columns if name not in COLUMNS and name not in given]
+    told = (DECODE_ERROR,) if options.on_decode_error == "null" else ()
+    unknown = [name for name in options.columns if name not in (*COLUMNS, *told) and name not in given]
     if unknown:
-        known = ", ".join(dict.fromkeys((*COLUMNS, *given)))
+        known = ", ".join(dict.fromkeys((*COLUMNS, *given, *told)))
         raise OptionError("columns", f"{unknown[0]!r} is neither a column nor a field of the schema; there are {known}")
-    named = [name for name in options.columns if name in given and name not in COLUMNS]
+    causes = bool(told) and (not options.columns or DECODE_ERROR in options.columns)
+    named = [name for name in options.columns if name in given and name not in (*COLUMNS, *told)]
     names = tuple(name for name in given if not named or name in named)
     chosen = tuple(given[name] for name in names)
     ours = tuple(name for name in COLUMNS if (name in options.columns if options.columns else name != "value"))
-    taken = {name.lower() for name in ours}
+    taken = {name.lower() for name in (*ours, *(told if causes else ()))}
     for one, other in itertools.pairwise(sorted(names, key=str.lower)):
         if one.lower() == other.lower():
             raise OptionError(
@@ -122,8 +131,30 @@ def typed_table(options: ReadOptions, link: Link, topics: Sequence[str]) -> Tabl
     spark = from_arrow_schema(pa.schema([made.schema.field(name) for name in chosen]))
     ours_spark = [StructField(name, TYPES[name]) for name in ours]
     theirs = [StructField(name, field.dataType) for name, field in zip(names, spark.fields, strict=True)]
-    typed = Typed(answer.subject, answer.version, answer.type, answer.definition, older, chosen, names)
-    return Table(ours, StructType(ours_spark + theirs), typed)
+    typed = Typed(
+        answer.subject, answer.version, answer.type, answer.definition, older, chosen, names,
+        options.on_decode_error, options.value_prefix, _by_id(options, link, answer),
+    )  # fmt: skip
+    last = [StructField(DECODE_ERROR, StringType())] if causes else []
+    return Table(ours, StructType(ours_spark + theirs + last), typed, causes)
+
+
+def _by_id(options: ReadOptions, link: Link, answer: SchemaAnswer) -> tuple[tuple[int, str], ...]:
+    """The definitions that schemaIds names."""
+    found = []
+    for id, version in options.schema_ids:
+        try:
+            known = link.schema(answer.subject, version)
+        except SchemaNotFound:
+            raise OptionError(
+                "schemaIds", f"the id {id} stands for version {version} of {answer.subject}, which is not there"
+            ) from None
+        try:
+            decoder(answer.type, answer.definition, prefix="confluent", ids=((id, known.definition),))
+        except SchemaInvalid as error:
+            raise OptionError("schemaIds", f"version {version} of {answer.subject} is of no use: {error}") from None
+        found.append((id, known.definition))
+    return tuple(found)
 
 
 def newer(table: Table, link: Link) -> tuple[str, ...]:

@@ -132,8 +132,8 @@ def test_fields_of_a_newer_writer_are_left_out() -> None:
     ("value", "words"),
     [
         (b"\xff", "the message: the message ends inside a number"),
-        (b"\x08", "the message: "),
-        (b"\x22\x05ab", "the message: field 4 needs 5 bytes, 2 are left"),
+        (b"\x08", "d: the message ends inside a number"),
+        (b"\x22\x05ab", "s: field 4 needs 5 bytes, 2 are left"),
         (b"\x22\x01\xff", "s: expected a string, it is not UTF-8 at its byte 0"),
         (b"\x22\x01x\x4a\x01a", "i64: it has another wire type than declared"),
         (b"\x22\x01x\x92\x01\x02\x12\x00\x92\x01\x02\x0a\x00", "point.x: it has another wire type than declared"),

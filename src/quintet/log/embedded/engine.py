@@ -31,7 +31,7 @@ from quintet.model.errors import DataDirError, StorageError, StorageFull, TableD
 from quintet.model.scheduler import Scheduler
 
 FORMAT_PREFIX: Final = "quintet-data "
-FORMAT_VERSION: Final = 2  # since there are chained segments; without any, a directory keeps the 1
+FORMAT_VERSION: Final = 3  # since header values may be null (ADR 23); 2: chained segments
 ANCHOR_INTERVAL_US: Final = 10_000_000
 CHECKPOINT_INTERVAL_US: Final = 1_000_000
 RETENTION_INTERVAL_US: Final = 1_000_000
@@ -122,9 +122,8 @@ class EmbeddedLog:
             if "format" not in names and disk.free_bytes(directory)[0] < START_BYTES_MIN:
                 raise DataDirError(f"{directory}: no space left on the disk: free some, or name another directory")
             self._lock = disk.lock(f"{directory}/lock")
-            wanted = FORMAT_VERSION if self._shared.chain.mode != "off" else max(written, 1)
-            if written != wanted:  # a broker that knows no chain must not take one for a torn tail
-                replace_file(disk, directory, "format", f"{FORMAT_PREFIX}{wanted}\n".encode())
+            if written != FORMAT_VERSION:  # a broker that does not know a bit must not take its batch for a torn tail
+                replace_file(disk, directory, "format", f"{FORMAT_PREFIX}{FORMAT_VERSION}\n".encode())
             self.identity = identity.read(disk, directory) or identity.make(disk, directory)
             self.stages.log = self.identity
             if disk.mkdir(f"{directory}/topics"):

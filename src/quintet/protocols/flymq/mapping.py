@@ -217,7 +217,7 @@ def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None
     messages = (
         {"offset": offset, "timestamp_ms": time // 1000, "expiry_ms": expiry // 1000}
         | {"key": key or b"", "value": value or b"", "origin": origin.decode(errors="replace")}
-        | {"headers": [{"name": name, "value": text} for name, text in headers]}
+        | {"headers": [{"name": name, "value": text or b""} for name, text in headers]}
         for offset, time, key, value, headers, expiry, origin in rows
     )
     call.answer({"messages": messages, "next_offset": following} if error is None else None, error)

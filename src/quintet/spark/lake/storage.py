@@ -82,7 +82,7 @@ UNREACHABLE: Final = re.compile(
 )
 SAID_CHARS_MAX: Final = 200
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-_QUERIES: Final = re.compile(r"\?\S*")  # of addresses: a signature may be in it
+_SECRETS: Final = re.compile(r"(\?|://)(?:\S*@|(?<=\?)\S*)")  # of addresses: a signature, a name and a password
 
 
 @dataclass(frozen=True)
@@ -195,12 +195,15 @@ def plain(place: object, *passing: type[Exception]) -> Iterator[None]:
         raise explained(place, error) from None  # its own text may have a signed address
 
 
-LIBRARIES: Final = frozenset({"deltalake", "_internal", "pyarrow", "pyiceberg", "requests", "sqlalchemy"})
+CATALOGS: Final = frozenset({"pyiceberg", "requests", "sqlalchemy"})  # what they raise is about a catalog
+LIBRARIES: Final = CATALOGS | {"deltalake", "_internal", "pyarrow"}
 
 
 def explained(place: object, error: BaseException) -> LakeError:
     """The sentence of an error that reading or writing at a place raised."""
     said = _COLOURS.sub("", str(error))
+    if type(error).__module__.partition(".")[0] in CATALOGS:
+        return _of_catalog(place, error, said)
     if MISSING.search(said):
         return LakeError(f"the bucket of {place} does not exist", hint="create it, or correct the path")
     if REFUSED.search(said):
@@ -213,5 +216,21 @@ def explained(place: object, error: BaseException) -> LakeError:
             f"the store of {place} does not answer, after {RETRIES_MAX} tries",
             hint="check storage.endpoint_override, storage.region and the network",
         )
-    first = _QUERIES.sub("?...", " ".join(said.split()))[:SAID_CHARS_MAX]
-    return StoreUnreachable(f"the store of {place} failed: {first}", hint="it is tried again")
+    return StoreUnreachable(f"the store of {place} failed: {_short(said)}", hint="it is tried again")
+
+
+def _of_catalog(place: object, error: BaseException, said: str) -> LakeError:
+    kind = type(error).__name__
+    if kind == "NotInstalledError":
+        return LakeError(f"the catalog of {place} needs another package", hint=_short(said))
+    if kind in ("UnauthorizedError", "ForbiddenError", "OAuthError"):
+        return LakeError(
+            f"the catalog refuses these credentials for {place}", hint="check catalog.token or catalog.credential"
+        )
+    if UNREACHABLE.search(said):
+        return StoreUnreachable(f"the catalog of {place} does not answer", hint="check catalog.uri and the network")
+    return StoreUnreachable(f"the catalog of {place} failed: {_short(said)}", hint="it is tried again")
+
+
+def _short(said: str) -> str:
+    return _SECRETS.sub(r"\1...", " ".join(said.split()))[:SAID_CHARS_MAX]

@@ -25,7 +25,19 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, Prefix, by_now, quoted, read_stream, spoken, typed, write
+from quintet.spark.pipelines.base import (
+    Into,
+    OnDecodeError,
+    Prefix,
+    SchemaIds,
+    ValuePrefix,
+    by_now,
+    quoted,
+    read_stream,
+    spoken,
+    typed,
+    write,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -59,6 +71,9 @@ class Options(Into, kw_only=True):
         Literal["raw", "registry"], msgspec.Meta(description="registry: the columns of the registered schema.")
     ] = "raw"
     typed_prefix: Prefix = ""
+    on_decode_error: OnDecodeError = "deadletter"
+    value_prefix: ValuePrefix = "auto"
+    schema_ids: SchemaIds = ""
     emit: Annotated[
         Literal["final", "updates"],
         msgspec.Meta(description="final: a window once, when it is over; updates: each change."),
@@ -71,7 +86,7 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
 
     if options.emit == "updates" and options.to_table:
         raise ValueError("emit=updates needs to_topic: a table only grows")
-    how = typed(options.schema, options.typed_prefix)
+    how = typed(options, options.schema)
     frame = _columns(read_stream(spark, options, options.topic, **how), options)
     for name in (options.time, *options.by):
         _known(frame, name)
@@ -99,6 +114,16 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
         chosen.append(key.alias(KEY))
     mode: Literal["append", "update"] = "update" if options.emit == "updates" else "append"
     return [write(result.select(*chosen), options, KEY, mode)]
+
+
+def waiting(options: Options, state_rows: int) -> str:
+    """What a run that took all there was has counted and not published."""
+    if options.emit == "updates" or not state_rows:
+        return ""
+    return (
+        f"{state_rows:,} windows are open and were not published: none ends {options.watermark} (watermark) or more before the "
+        "newest message; they are in the checkpoint, and a later run publishes them. emit=updates publishes open windows, too"
+    )
 
 
 def _word(name: str) -> "Column":

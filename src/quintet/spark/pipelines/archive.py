@@ -2,7 +2,8 @@
 
 Every record becomes a row: key, value, headers, topic, partition, offset, timestamp, origin, and the UTC day of its timestamp
 in `date`, by which the table is partitioned. With schema=registry the fields of the topic's schema are columns, too, a field
-that a later schema adds is added to the table, and a record that does not fit is in the dead letters instead of the archive.
+that a later schema adds is added to the table, and a record that does not fit is in the dead letters instead of the archive
+(on_decode_error=null keeps it in the archive, with its cause).
 What makes it exactly once is the lake's (quintet.spark.lake): the table takes batch N of this query once. The query is known
 by its checkpoint: with a new checkpoint the archive is begun again, and goes to another path. The way back is restore.py.
 """
@@ -11,19 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
-from quintet.flight.wire import COLUMNS
+from quintet.flight.wire import COLUMNS, Selection
 from quintet.spark import lake
+from quintet.spark.link import Link
+from quintet.spark.options import target
 from quintet.spark.pipelines.base import (
     Catalog,
+    OnDecodeError,
     Prefix,
+    SchemaIds,
     Storage,
     Streaming,
+    ValuePrefix,
     lake_options,
     loss,
     read_stream,
     topic_list,
     typed,
 )
+from quintet.spark.pipelines.replay import note_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "topics into a Parquet, Delta or Iceberg table, exactly once"
 DATE: Final = "date"
+DECODE_ERROR: Final = "decode_error"
 # The UTC day, whatever time zone the session shows times in. A time beyond the years 1 to 9999 has the first or the last day
 # of them: no directory can be named after its own.
 DAYS: Final = (-719_162, 2_932_896)
@@ -59,6 +67,9 @@ class Options(Streaming, kw_only=True):
         msgspec.Meta(description="registry: the fields of the topic's schema as columns, too."),
     ] = "raw"
     typed_prefix: Prefix = ""
+    on_decode_error: OnDecodeError = "deadletter"
+    value_prefix: ValuePrefix = "auto"
+    schema_ids: SchemaIds = ""
     compact_every: Annotated[
         int, msgspec.Meta(description="Merge small files after so many batches; 0: never.", ge=0)
     ] = 100
@@ -74,8 +85,9 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     names = topic_list(options.topics)
     if not names:
         raise ValueError("topics names no topic; write topics=a,b,c")
-    how = typed(options.schema, options.typed_prefix)
-    frame = read_stream(spark, options, ",".join(names), columns=",".join(COLUMNS), **how)
+    how = typed(options, options.schema)
+    wanted = (*COLUMNS, *((DECODE_ERROR,) if how.get("onDecodeError") == "null" else ()))
+    frame = read_stream(spark, options, ",".join(names), columns=",".join(wanted), **how)
     if DATE in frame.columns:
         raise ValueError(
             "the topic's schema has a field `date`, as the archive has; write typed_prefix=, for instance v_"
@@ -87,6 +99,10 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
         "compactEvery": str(options.compact_every),
         "targetBytes": str(options.target_mb << 20),
     }
+    known = Link.of(target(options.access())).topics(Selection(tuple(names))).topics
+    note_partitions(
+        lake.directory(options.path, lake_options(options)), {info.name: len(info.partitions) for info in known}
+    )
     return [
         frame.withColumn(DATE, F.expr(DAY))
         .writeStream.format(lake.FORMAT)

@@ -6,6 +6,7 @@ A module of this folder that is a pipeline has
     Options     a subclass of Common; each field typed, with a description: the command's --help is made of them
     start       (spark, options) -> the streaming queries it runs on         for a pipeline that goes on
     run         (spark, options) -> Result                                   for one that ends by itself
+    waiting     (options, rows of state) -> what a run with trigger=now left unpublished, in a sentence; may be left out
 
 and is a row in PIPELINES (__init__.py). Nothing here starts a session, restarts what failed or draws progress: that is
 runner.py. A pipeline must be callable from a notebook as it is: `archive.start(spark, archive.Options(...))`.
@@ -42,6 +43,28 @@ Catalog = Annotated[
     dict[str, str],
     msgspec.Meta(description="catalog.NAME=VALUE: properties of an Iceberg catalog, as pyiceberg has them."),
 ]
+# Its options on_decode_error, value_prefix and schema_ids: those of a read, but what does not decode goes to the dead letters.
+OnDecodeError = Annotated[
+    Literal["deadletter", "fail", "null"],
+    msgspec.Meta(
+        description="A value that does not fit: to the dead letters, end, or nulls and a column decode_error."
+    ),
+]
+ValuePrefix = Annotated[
+    Literal["auto", "confluent", "none"],
+    msgspec.Meta(description="Whether values begin with Confluent's 5 bytes; auto: those that do."),
+]
+SchemaIds = Annotated[
+    str,
+    msgspec.Meta(
+        description='Which versions the schema ids of these prefixes mean: {"17": 1}; all are tried if empty.'
+    ),
+]
+DECODING: Final = (
+    ("on_decode_error", "onDecodeError", "deadletter"),
+    ("value_prefix", "valuePrefix", "auto"),
+    ("schema_ids", "schemaIds", ""),
+)
 START_SECONDS_MAX: Final = 60.0  # between the first batch of a query and the moment it has told its id
 MESSAGE: Final = frozenset({"key", "value", "headers", "timestamp", "partition"})  # the columns that make a message
 
@@ -141,9 +164,14 @@ def microseconds(duration: str) -> int:
     return int(number) * _MICROSECONDS[unit]
 
 
-def typed(schema: str, prefix: str, subject: str = "") -> dict[str, str]:
-    """The options of a source that say whether values become columns, and what those are called."""
-    found = {"schema": schema, "typedPrefix": prefix, "subject": subject}
+def typed(options: Streaming, schema: str, subject: str = "") -> dict[str, str]:
+    """The options of a source that say whether values become columns, what those are called, and how they are read."""
+    given = msgspec.structs.asdict(options)
+    found = {"schema": schema, "typedPrefix": str(given["typed_prefix"]), "subject": subject}
+    for name, option, default in DECODING:
+        value = str(given.get(name, default))
+        if schema == "registry" or value != default:  # the source refuses what has no meaning
+            found[option] = value
     return {name: value for name, value in found.items() if value}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, Prefix, read_stream, typed, write
+from quintet.spark.pipelines.base import Into, OnDecodeError, Prefix, SchemaIds, ValuePrefix, read_stream, typed, write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,10 +21,13 @@ class Options(Into, kw_only=True):
     topic: Annotated[str, msgspec.Meta(description="The topic to decode.", min_length=1)]
     subject: Annotated[str, msgspec.Meta(description="Its subject in the registry, if that is not its name.")] = ""
     typed_prefix: Prefix = ""
+    on_decode_error: OnDecodeError = "deadletter"
+    value_prefix: ValuePrefix = "auto"
+    schema_ids: SchemaIds = ""
 
 
 def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     """The typed columns, and where each row came from."""
-    how = typed("registry", options.typed_prefix, options.subject)
+    how = typed(options, "registry", options.subject)
     frame = read_stream(spark, options, options.topic, **how)
     return [write(frame.drop("headers", "origin"), options)]

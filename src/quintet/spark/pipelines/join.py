@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from quintet.spark.pipelines.base import Into, Prefix, by_now, quoted, read_stream, spoken, typed, write
+from quintet.spark.pipelines.base import (
+    Into,
+    OnDecodeError,
+    Prefix,
+    ValuePrefix,
+    by_now,
+    quoted,
+    read_stream,
+    spoken,
+    typed,
+    write,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -29,6 +40,8 @@ class Options(Into, kw_only=True):
         msgspec.Meta(description="registry: with the typed columns of the registered schemas."),
     ] = "raw"
     typed_prefix: Prefix = ""
+    on_decode_error: OnDecodeError = "deadletter"
+    value_prefix: ValuePrefix = "auto"
 
 
 def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
@@ -46,11 +59,23 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
     return [write(joined, options)]
 
 
+def waiting(options: Options, state_rows: int) -> str:
+    """What a run that took all there was has read and not published."""
+    if not state_rows:
+        return ""
+    alone = "; those that find none are published alone then" if options.kind == "left" else ""
+    return (
+        f"{state_rows:,} messages are kept for a partner that may still come, {options.within} (within) and "
+        f"{options.watermark} (watermark) around the newest message{alone}; a later run goes on with them"
+    )
+
+
 def _side(spark: "SparkSession", options: Options, side: str, topic: str) -> "DataFrame":
     """One topic with its columns under the name of its side: SIDE_key, SIDE_time, SIDE (its value, or typed columns)."""
     from pyspark.sql import functions as F
 
-    frame = read_stream(spark, options, topic, **typed(options.schema, options.typed_prefix))
+    how = typed(options, options.schema)
+    frame = read_stream(spark, options, topic, **how)
     own = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "origin")
     fields = [F.col(quoted(name)) for name in frame.columns if name not in own]
     value = F.struct(*fields) if fields else _text("value")

@@ -26,6 +26,7 @@ SLICE_ROWS: Final = 100_000  # of one transaction
 CHUNKS_MAX: Final = 200_000  # of a plan, which is a file of some megabytes then
 TICK_US: Final = 1_000_000  # a paced replay publishes what belongs to about as much time at once
 US: Final = 1_000_000
+TOPICS: Final = "_quintet/topics.json"  # in the archive's directory: topic -> how many partitions it has
 
 
 class Speed(NamedTuple):
@@ -136,6 +137,29 @@ def _slice(group: list[Chunk], due_us: int) -> Slice:
         first = ranges.get(chunk.partition, (chunk.first, 0))[0]
         ranges[chunk.partition] = (first, chunk.last)
     return Slice(due_us, sum(chunk.rows for chunk in group), ranges)
+
+
+# -- how many partitions a topic had ------------------------------------------------------------------------------------
+
+
+def note_partitions(table: "Place", counts: Mapping[str, int]) -> None:
+    """Remember, beside an archive, how many partitions its topics have: rows say that of those that are not empty only. The
+    number never falls: it is what a topic needs to take back every row."""
+    known = noted_partitions(table)
+    grown = known | {topic: max(count, known.get(topic, 0)) for topic, count in counts.items()}
+    if grown != known:
+        file = table / TOPICS
+        if isinstance(file, Path):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        replace(file, msgspec.json.encode(grown))
+
+
+def noted_partitions(table: "Place") -> dict[str, int]:
+    """Topic -> partitions, as far as they were noted."""
+    try:
+        return msgspec.json.decode((table / TOPICS).read_bytes(), type=dict[str, int])
+    except FileNotFoundError:
+        return {}
 
 
 # -- the plan on the disk ---------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 The rows go in slices (replay.py): each is sorted by Spark within its partition, staged, and published in one transaction that
 the broker does once. Memory and transactions are bounded by a slice, whatever the archive's size. Run again after a crash,
-with the same options or the same name, it goes on behind the last slice. Partitions keep their numbers if the target has as
-many; otherwise the key decides, as for any message. Unless headers=exact a message says where it was: replayed-from.
+with the same options or the same name, it goes on behind the last slice. A target that does not exist is made with as many
+partitions as the archived topic had, and every message goes to its own. In one that exists partitions keep their numbers if
+there are as many; otherwise the key decides, as for any message. Unless headers=exact a message says where it was: replayed-from.
 A topic with a retention removes what is old by its time, so old messages need a topic that keeps them, or times=now.
 """
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
+from quintet.client.errors import Forbidden
 from quintet.flight.wire import Selection
 from quintet.model.errors import ConfigError
 from quintet.spark import lake
@@ -29,6 +31,7 @@ from quintet.spark.pipelines.replay import (
     Slice,
     chunk_rows,
     digest,
+    noted_partitions,
     parse_offsets,
     parse_speed,
     recall,
@@ -74,6 +77,9 @@ class Options(Common, kw_only=True):
         Literal["original", "now"],
         msgspec.Meta(description="original: as they were, and the topic's retention counts by them; now: new ones."),
     ] = "original"
+    partitions: Annotated[
+        int, msgspec.Meta(description="Of a topic that is made for it; 0: as many as the archived one had.", ge=0)
+    ] = 0
     name: Annotated[
         str, msgspec.Meta(description="Name of this replay; a run of the same name goes on where it ended.")
     ] = ""
@@ -114,7 +120,7 @@ def run(
         remember(folder, id, plan)
     done = min(link.fence(writer) + 1, len(plan.slices))
     plan = _into(link, options, folder, id, plan, done)
-    keep = _keeps_partitions(link, options.topic, plan)
+    keep = _keeps_partitions(link, options, source, plan)
     began = monotonic() - (plan.slices[done].due_us / US if done < len(plan.slices) else 0.0)
     for epoch, one in enumerate(plan.slices[done:], done):
         while (left := began + one.due_us / US - monotonic()) > 0:
@@ -124,7 +130,7 @@ def run(
     return _result(options, source, plan, done, keep)
 
 
-def _into(link: Link, options: Options, folder: Path, id: str, plan: Plan, done: int) -> Plan:
+def _into(link: Link, options: Options, folder: "Place", id: str, plan: Plan, done: int) -> Plan:
     """The plan with the topic it goes into. A fence is the log's: where the log is another one nothing was published, and it
     begins anew. A topic that was deleted takes its slices with it, and the fence says all the same that they were done."""
     from quintet.spark.writer import topic_there  # needs pyspark, which --help does without
@@ -228,11 +234,21 @@ def _plan(rows: "DataFrame", options: Options, selection: dict[str, str]) -> Pla
     return Plan(selection, slices((Chunk(row[0], row[2], row[3], row[4], row[5]) for row in found), speed))
 
 
-def _keeps_partitions(link: Link, topic: str, plan: Plan) -> bool:
-    """Whether the target has every partition that the rows are of."""
-    there = [len(found.partitions) for found in link.topics(Selection((topic,))).topics]
+def _keeps_partitions(link: Link, options: Options, source: str, plan: Plan) -> bool:
+    """Whether the target has every partition that the rows are of. It is made if it is not there."""
+    there = {info.name: len(info.partitions) for info in link.topics(Selection((options.topic, source))).topics}
     needed = 1 + max(partition for one in plan.slices for partition in one.ranges)
-    return bool(there) and there[0] >= needed
+    if options.topic in there:
+        return there[options.topic] >= needed
+    had = noted_partitions(_where(options)).get(source) or there.get(source, 0)
+    wanted = options.partitions or max(had, needed)
+    try:
+        return link.topic_create(options.topic, wanted).partitions >= needed
+    except Forbidden as error:
+        raise ConfigError(
+            f"there is no topic {options.topic} that this user may read, and none can be made with the {wanted} partitions of {source}: {error}",
+            hint=f"let somebody who may do so run: quintet topic create {options.topic} --partitions {wanted}",
+        ) from None
 
 
 def _publish(

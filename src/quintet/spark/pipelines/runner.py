@@ -295,9 +295,17 @@ class Runner:
         took = self.clock.monotonic() - self._began
         if isinstance(self.job.options, Streaming):
             self.screen.summary(self.report(), took)
+            self._say_what_waits(state)
         else:
             self.screen.note(f"{self.job.name}: {state} after {took:.0f} s")
         return EXIT_DONE
+
+    def _say_what_waits(self, state: str) -> None:
+        """A run that took all there was has published less than that where a watermark must pass first."""
+        waiting: Callable[[Common, int], str] | None = getattr(self.job.module, "waiting", None)
+        text = waiting(self.job.options, self._watch.figures.state_rows) if waiting and state == "finished" else ""
+        if text:
+            self.screen.note(f"{self.job.name}: {text}")
 
 
 def _batch(query: Query) -> Any:

@@ -4,8 +4,8 @@
     batch, causes = decode.decode(values)      # len(batch) == len(values); causes is None when every row decoded
 
 A row that does not decode has nulls in every column and its cause in `causes`; a null value (a tombstone) has nulls and
-no cause. Values are the bare message as the broker's registry judges it, without a schema id in front: JSON text, Avro's
-plain binary encoding, Protobuf's message bytes.
+no cause. Values are the bare message as the broker's registry judges it (JSON text, Avro's plain binary encoding, Protobuf's
+message bytes), or that behind Confluent's prefix (prefix.py).
 
 `older` are earlier versions' definitions, newest first. A row that the newest does not read is tried with them in turn
 and becomes the newest's columns by the kind's own rules: fields by name (Avro: or alias), numbers widened, what is not
@@ -16,13 +16,15 @@ Avro value does not say who wrote it: bytes of an old version that happen to be 
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.model.errors import SchemaInvalid
 from quintet.spark.options import OptionError
-from quintet.spark.typed.columns import Align, Columns, Evolution, Rows, align
+from quintet.spark.typed.columns import Align, Aligned, Columns, Evolution, Rows, align
+from quintet.spark.typed.prefix import Prefixed
 
 KINDS = ("json", "avro", "protobuf")
 # Kind -> a module and the package that has it, to read definitions with; the Python of Spark's workers may lack it. Not
@@ -43,8 +45,16 @@ class Decoder(Protocol):
         ...
 
 
-def decoder(kind: str, definition: str | bytes, older: Sequence[str | bytes] = ()) -> Decoder:
-    """The decoder of a definition; SchemaInvalid with the reason when it cannot become columns."""
+def decoder(
+    kind: str,
+    definition: str | bytes,
+    older: Sequence[str | bytes] = (),
+    *,
+    prefix: str = "none",
+    ids: Sequence[tuple[int, str | bytes]] = (),
+) -> Decoder:
+    """The decoder of a definition; SchemaInvalid with the reason when it cannot become columns. `prefix` and `ids` are
+    prefix.py's."""
     newest, evolution = _compile(kind, definition)
     plans: list[tuple[Rows, Align]] = []
     for earlier in older[:OLDER_MAX]:
@@ -57,7 +67,22 @@ def decoder(kind: str, definition: str | bytes, older: Sequence[str | bytes] = (
         plan = align(rows.schema, newest.schema, evolution)
         if plan is not None:
             plans.append((rows, plan))
-    return Columns(newest, plans, (decoder, (kind, definition, tuple(older))))
+    plain = Columns(newest, plans, (decoder, (kind, definition, tuple(older))))
+    if prefix == "none":
+        return plain
+    by_id = {id: _version(kind, newest, evolution, written) for id, written in ids}
+    source = (partial(decoder, prefix=prefix, ids=tuple(ids)), (kind, definition, tuple(older)))
+    messages = cast(Any, newest) if kind == "protobuf" else None
+    return Prefixed(plain, prefix, by_id, kind, messages, source)
+
+
+def _version(kind: str, newest: Rows, evolution: Evolution, definition: str | bytes) -> Columns:
+    """A decoder of what one version wrote, with the newest's columns."""
+    rows, _ = _compile(kind, definition)
+    plan = align(rows.schema, newest.schema, evolution)
+    if plan is None:
+        raise SchemaInvalid("its columns cannot become those of the newest version")
+    return Columns(Aligned(rows, plan, newest.schema), (), (Columns, ()))
 
 
 def _require(kind: str) -> None:

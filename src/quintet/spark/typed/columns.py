@@ -119,6 +119,29 @@ def places(there: "np.ndarray[Any, np.dtype[np.bool_]]") -> pa.Array:
     return pa.array(np.cumsum(there) - 1, pa.int64(), mask=~there)
 
 
+MISFITS = (ValueError, OverflowError, pa.ArrowException)  # what `build` raises for a value its column has no place for
+
+
+def misfit(shape: Shape, value: Any) -> tuple[str, Exception] | None:
+    """Where in a value the innermost part is that its column does not take (".a[3].b"), and why; None: it takes all of it."""
+    try:
+        shape.build([value])
+    except MISFITS as error:
+        parts: list[tuple[str, Shape, Any]] = []
+        if isinstance(shape, Struct):
+            parts = [(f".{member.name}", member.shape, member.pick([value])[0]) for member in shape.members]
+        elif isinstance(shape, List):
+            parts = [(f"[{number}]", shape.item, item) for number, item in enumerate(value)]
+        elif isinstance(shape, Map):
+            parts = [(f"[{key}]", shape.value, item) for key, item in value.items()]
+        for place, inner, part in parts:
+            found = misfit(inner, part)
+            if found is not None:
+                return f"{place}{found[0]}", found[1]
+        return "", error
+    return None
+
+
 class Rows(Protocol):
     """A decoder of values that are there: `values` has no nulls.
 
@@ -132,6 +155,19 @@ class Rows(Protocol):
 
 
 Align = Callable[[list[pa.Array], int], list[pa.Array]]  # columns of an older version, rows -> columns of the newest
+
+
+class Aligned:
+    """Rows of one version with the columns of another."""
+
+    def __init__(self, rows: Rows, align: Align, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._rows = rows
+        self._align = align
+
+    def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], Reasons]:
+        columns, reasons = self._rows.decode(values)
+        return self._align(columns, len(values) - len(reasons)), reasons
 
 
 class Columns:
@@ -149,6 +185,12 @@ class Columns:
 
     def decode(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, pa.StringArray | None]:
         """A batch with a row for every value, and the causes of the rows that did not decode; None if all did."""
+        columns, reasons = self.attempt(values)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema), causes(reasons, len(values))
+
+    def attempt(self, values: pa.BinaryArray) -> tuple[list[pa.Array], Reasons]:
+        """The same before a cause is put into words, which costs more than a row: an element of each column for every value,
+        null where it did not decode, and the reasons of those."""
         count = len(values)
         there = np.ones(count, np.bool_)
         if values.null_count:
@@ -158,19 +200,12 @@ class Columns:
         if reasons and self._older:
             columns = self._try_older(values, columns, reasons)
         if not reasons and len(values) == count:
-            return pa.RecordBatch.from_arrays(columns, schema=self.schema), None
+            return columns, {}
         rows = np.flatnonzero(there)
         good = there.copy()
-        bad = list(reasons)
-        good[rows[bad]] = False
+        good[rows[list(reasons)]] = False
         index = places(good)
-        batch = pa.RecordBatch.from_arrays([column.take(index) for column in columns], schema=self.schema)
-        if not reasons:
-            return batch, None
-        causes: list[str | None] = [None] * count
-        for row, reason in reasons.items():
-            causes[rows[row]] = clip(reason if isinstance(reason, str) else reason())
-        return batch, pa.array(causes, pa.string())
+        return [column.take(index) for column in columns], {int(rows[row]): why for row, why in reasons.items()}
 
     def _try_older(self, values: pa.BinaryArray, columns: list[pa.Array], reasons: Reasons) -> list[pa.Array]:
         """The columns with the rows that an older version reads; those leave `reasons`."""
@@ -188,6 +223,16 @@ class Columns:
             if not reasons:
                 break
         return in_order(parts, numbers)
+
+
+def causes(reasons: Reasons, count: int) -> pa.StringArray | None:
+    """The reasons in words, each at its row; None if there are none."""
+    if not reasons:
+        return None
+    found: list[str | None] = [None] * count
+    for row, reason in reasons.items():
+        found[row] = clip(reason if isinstance(reason, str) else reason())
+    return pa.array(found, pa.string())
 
 
 def _nothing(schema: pa.Schema) -> list[pa.Array]:

@@ -45,6 +45,7 @@ from quintet.spark.typed.columns import (
     Reasons,
     Shape,
     Struct,
+    misfit,
 )
 
 _INT = Annotated[int, msgspec.Meta(ge=INT64.start, le=INT64.stop - 1)]
@@ -92,7 +93,7 @@ def _whole(value: float) -> int:
     """A number that is an integer, however it is written."""
     number = int(value)
     if number != value or number not in INT64:
-        raise ValueError(f"{value} is not an integer of 64 bits")
+        raise ValueError(f"{value:g} is no whole number of 64 bits")
     return number
 
 
@@ -140,23 +141,28 @@ class JsonRows:
                 try:
                     rows.append(self._decode(text))
                 except msgspec.ValidationError as error:
-                    row = self._loosely(text) if "got `float`" in str(error) else None
-                    if row is None:
-                        reasons[number] = _say(error)
+                    row = self._loosely(text) if "got `float`" in str(error) else _say(error)
+                    if isinstance(row, str):
+                        reasons[number] = row
                     else:
                         rows.append(row)
                 except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                    reasons[number] = f"the value is not JSON: {str(error).removeprefix('JSON is malformed: ')}"
+                    reasons[number] = _not_json(error)
         return rows
 
-    def _loosely(self, text: bytes) -> Any | None:
-        """A row whose integers may be written as 3.0 or 3e2; None if one of them is not whole, or something else is wrong."""
+    def _loosely(self, text: bytes) -> Any | str:
+        """A row whose integers may be written as 3.0 or 3e2, or what is wrong with it: another field than the one that msgspec
+        stopped at when it took no such number."""
         try:
             row = self._decode_loose(text)
-            self._loose_shape.build([row])
-        except (msgspec.MsgspecError, ValueError, OverflowError):
-            return None
-        return row
+        except msgspec.ValidationError as error:
+            return _say(error)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            return _not_json(error)
+        found = misfit(self._loose_shape, row)
+        if found is None:
+            return row
+        return f"{found[0].lstrip('.')}: expected int, got float: {found[1]}"
 
 
 def _unreadable(values: pa.BinaryArray) -> Reasons:
@@ -202,9 +208,13 @@ def _depth(text: bytes) -> int:
     return deepest
 
 
+def _not_json(error: Exception) -> str:
+    return f"the value is not JSON: {str(error).removeprefix('JSON is malformed: ')}"
+
+
 def _say(error: Exception) -> str:
-    """msgspec's words with the field in front."""
-    what, path = str(error), ""
+    """msgspec's words with the field in front. That an integer may be written as a float is no news to anybody."""
+    what, path = str(error).replace("int | float", "int"), ""
     if match := _WHERE.fullmatch(what):
         what, path = match["what"], match["path"]
     if match := _MISSING.fullmatch(what):

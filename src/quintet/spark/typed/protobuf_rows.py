@@ -37,6 +37,7 @@ from quintet.spark.typed.columns import (
     COLUMNS_MAX,
     DEPTH_MAX,
     INT64,
+    MISFITS,
     TIMESTAMP,
     Converted,
     List,
@@ -45,6 +46,7 @@ from quintet.spark.typed.columns import (
     Reasons,
     Shape,
     Struct,
+    misfit,
 )
 
 PARSED_TOGETHER_BYTES_MAX = 64 * 1024 * 1024  # of one framed batch; a larger one is parsed row by row
@@ -93,6 +95,14 @@ class ProtobufRows:
             raise SchemaInvalid(f"{_CANNOT}: {self._descriptor.full_name} has no fields")
         self._shape = self._struct(self._descriptor, ())
         self.schema = pa.schema([member.field for member in self._shape.members])
+        self.indexes = _indexes(self._descriptor)
+
+    def named(self, indexes: Sequence[int]) -> str:
+        """The message that these indexes mean in the definition's file."""
+        inside: Sequence[Descriptor] = list(self._descriptor.file.message_types_by_name.values())
+        for index in indexes[:-1]:
+            inside = inside[index].nested_types if index < len(inside) else ()
+        return inside[indexes[-1]].full_name if indexes[-1] < len(inside) else "which it does not have"
 
     def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], Reasons]:
         texts = values.to_pylist()
@@ -102,7 +112,7 @@ class ProtobufRows:
             rows = self._one_by_one(texts, reasons)
         try:
             return self._shape.children(rows), reasons
-        except (ValueError, OverflowError, pa.ArrowException):
+        except MISFITS:
             # Something parses and has no place in its column: a proto2 string that is not UTF-8, an instant out of range.
             rows = self._probed(rows, [number for number in range(len(texts)) if number not in reasons], reasons)
             return self._shape.children(rows), reasons
@@ -158,13 +168,12 @@ class ProtobufRows:
 
     def _probe(self, row: Message) -> str | None:
         """The first field of a row that its column does not take."""
-        for member in self._shape.members:
-            try:
-                member.shape.build(member.pick([row]))
-            except (ValueError, OverflowError, pa.ArrowException) as error:
-                why = "a string is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-                return f"{member.name}: {why}"
-        return None
+        found = misfit(self._shape, row)
+        if found is None:
+            return None
+        path, error = found
+        why = "a string is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        return f"{path.lstrip('.') or 'the value'}: {why}"
 
     def _explain(self, text: bytes) -> str:
         """Why bytes do not parse, as the broker says it."""
@@ -207,6 +216,14 @@ class ProtobufRows:
         if message.full_name in _TEXTS or not message.fields:
             return Converted(pa.string(), _json_text)
         return self._struct(message, within)
+
+
+def _indexes(descriptor: Descriptor) -> tuple[int, ...]:
+    """Where a message is in its file: its number among its neighbours, behind that of the message it is in."""
+    outer = descriptor.containing_type
+    among = list(descriptor.file.message_types_by_name.values()) if outer is None else list(outer.nested_types)
+    number = [each.full_name for each in among].index(descriptor.full_name)
+    return (*(() if outer is None else _indexes(outer)), number)
 
 
 def _batch_class(descriptor: Descriptor) -> type[Message]:
