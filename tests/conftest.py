@@ -45,7 +45,7 @@ def _in_spark(item: pytest.Item) -> bool:
 
 
 def _turn(item: pytest.Item) -> int:
-    if _in_spark(item) or item.nodeid.startswith("tests/crash/test_spark"):
+    if _in_spark(item) or item.nodeid.startswith(("tests/crash/test_spark", "tests/spark/test_cluster")):
         return -1
     folders = (turn for turn, folder in enumerate(LONGEST_FIRST) if item.nodeid.startswith(folder))
     return next(folders, len(LONGEST_FIRST))

@@ -263,6 +263,21 @@ def test_statements(text: str, found: list[str]) -> None:
     assert list(views.statements(text)) == found
 
 
+def test_a_notebook_opens_its_session_as_told(
+    nowhere: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = ("--master", "spark://host:7077", "--conf", "spark.executor.memory=2g", "--conf", "spark.ui.port=4050")
+    nowhere("spark", "notebook", "orders", "--print", *told)
+    line = "quintet.spark.session('spark://host:7077', conf={'spark.executor.memory': '2g', 'spark.ui.port': '4050'})"
+    assert line in Path("orders.py").read_text()
+    secret = ("--conf", "spark.hadoop.fs.s3a.secret.key=x", "--force")
+    assert "would stand in the notebook" in nowhere("spark", "notebook", "orders", "--print", *secret, code=2).err
+    for wrong in ("spark.executor.memory", "executor.memory=2g"):
+        said = nowhere("spark", "sql", "select 1", "--conf", wrong, code=2).err
+        assert f"--conf '{wrong}' sets nothing of Spark's" in said
+
+
 def test_notebooks_hold_no_secret(nowhere: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     odd = 'a`b"c\\'

@@ -23,7 +23,8 @@ def begin(cache: Path) -> launch.Machine:
 
 
 def stem(cache: Path) -> Path:
-    return cache / "quintet" / "spark" / launch.key(java.find(), start.spark_home(), (*launch.FLAGS, *FLAGS))
+    classes = launch.classpath(start.spark_home(), start.machine_environment({}))
+    return cache / "quintet" / "spark" / launch.key(java.find(), start.spark_home(), (*launch.FLAGS, *FLAGS, classes))
 
 
 def end(machine: launch.Machine) -> int:
@@ -59,6 +60,25 @@ def test_a_broken_archive_costs_only_time(tmp_path: Path, broken: str, capfd: py
     assert machine.recording == (broken == "cut"), "one that is known to be broken is written anew"
     machine.process.kill()
     end(machine)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_folder_of_the_users_on_the_class_path_costs_no_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Java writes no archive for a folder that has files, and would say so when it ends; one that has only settings is no part
+    of the path."""
+    home, folder = start.spark_home(), tmp_path / "conf"
+    folder.mkdir()
+    (folder / "spark-defaults.conf").touch()
+    (folder / "log4j2.properties.template").touch()
+    environment = {**start.machine_environment({}), "XDG_CACHE_HOME": str(tmp_path), "SPARK_CONF_DIR": str(folder)}
+    assert str(folder) not in launch.classpath(home, environment)
+    (folder / "core-site.xml").write_text("<configuration/>")
+    assert launch.classpath(home, environment).startswith(str(folder))
+    machine = launch.launch(java.find(), home, FLAGS, ["--master", "local[1]"], environment)
+    assert not machine.recording
+    assert end(machine) == 0
     assert capfd.readouterr().err == ""
 
 

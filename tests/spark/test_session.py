@@ -148,6 +148,14 @@ def test_an_environment_that_asks_for_another_kind_of_session(environment: dict[
     start.check_environment({"SPARK_REMOTE": "", "SPARK_API_MODE": "classic"})
 
 
+def test_a_session_of_spark_connect_is_not_attached_to() -> None:
+    from pyspark.sql.connect.session import SparkSession as Remote
+
+    remote: Any = object.__new__(Remote)
+    with pytest.raises(ConfigError, match="a session of Spark Connect has its virtual machine elsewhere"):
+        quintet.spark.attach(remote)
+
+
 def test_importing_the_package_imports_no_spark() -> None:
     code = "import sys, quintet.spark; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -65,6 +65,14 @@ def test_mistakes_are_one_line(quintet: Commands, statement: str, said: str) -> 
     assert len(err.splitlines()) == 1
 
 
+def test_settings_of_a_command(quintet: Commands, spark: "SparkSession") -> None:
+    own = ("--conf", "spark.quintet.one=1", "--conf", "spark.quintet.two=a=b")
+    found = quintet("spark", "sql", "set spark.quintet.one; set spark.quintet.two", "--csv", *own).lines
+    assert found == ["key,value", "spark.quintet.one,1", "key,value", "spark.quintet.two,a=b"]
+    quintet("pipeline", "run", "tests.spark.count", "topic=a", "to=1", "--conf", "spark.quintet.three=3")
+    assert spark.conf.get("spark.quintet.three") == "3"
+
+
 def test_a_pipeline_that_ends(quintet: Commands) -> None:
     done = quintet("pipeline", "run", "tests.spark.count", "topic=a", "to=2")
     assert done.out == "number\tword\n0\ta\n1\ta\n"

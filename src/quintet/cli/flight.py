@@ -29,6 +29,25 @@ flight_url_option: Final = click.option(
 )
 
 
+def _settings(_ctx: click.Context, _param: click.Parameter, words: tuple[str, ...]) -> dict[str, str]:
+    from quintet.spark.settings import assignment
+
+    return dict(map(assignment, words))
+
+
+master_option: Final = click.option(
+    "--master",
+    help="Where Spark runs: local[2], spark://HOST:7077, k8s://..., yarn [spark-defaults.conf, or local[*]].",
+)
+conf_option: Final = click.option(
+    "--conf",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_settings,
+    help="A setting of Spark, over every other; repeatable.",
+)
+
+
 def access(url: str | None) -> dict[str, str]:
     """The options of a link: url, and token where another door's URL brings one. --url, QUINTET_FLIGHT_URL, QUINTET_URL."""
     found = url or os.environ.get(VARIABLE)

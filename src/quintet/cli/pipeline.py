@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from quintet.cli import common, flight
 from quintet.cli.common import json_option, lasting, say, say_json, say_table
-from quintet.cli.flight import flight_url_option
+from quintet.cli.flight import conf_option, flight_url_option, master_option
 from quintet.cli.output import echo
 from quintet.model.errors import BadRequest, QuintetError
 
@@ -91,7 +91,8 @@ def _complete_option(ctx: click.Context, _param: click.Parameter, incomplete: st
 @click.argument("options", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=_complete_option)
 @click.option("--config", type=click.Path(path_type=Path), help="A TOML file with options; KEY=VALUE wins over it.")
 @flight_url_option
-@click.option("--master", help="Where Spark runs: local[2], spark://HOST:7077, k8s://..., yarn [local[*]].")
+@master_option
+@conf_option
 @click.option("--name", help="What this run is called [NAME and its topics].")
 @click.option("--checkpoint", help="Directory that remembers how far it is [beside other state of yours, by name].")
 @click.option("--trigger", help="now: all there is, then stop; or every so often: 500ms, 10s, 5m [10s].")
@@ -144,6 +145,7 @@ def _run(
     as_json: bool,
     *,
     master: str | None,
+    conf: dict[str, str],
     name: str | None,
     checkpoint: str | None,
     trigger: str | None,
@@ -166,6 +168,7 @@ def _run(
         name=name or "",
         checkpoint=checkpoint or "",
         master=master,
+        conf=conf,
         restarts=restarts,
         verbose=verbose,
         screen=_screen(as_json),

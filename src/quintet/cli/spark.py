@@ -21,7 +21,7 @@ import click
 
 from quintet.cli import common, flight
 from quintet.cli.common import say_table, text_or_base64
-from quintet.cli.flight import flight_url_option
+from quintet.cli.flight import conf_option, flight_url_option, master_option
 from quintet.cli.output import echo
 from quintet.model import extras
 from quintet.model.errors import ConfigError, QuintetError
@@ -62,7 +62,8 @@ def spark() -> None:
 @spark.command()
 @click.argument("statement")
 @flight_url_option
-@click.option("--master", help="Where Spark runs: local[2], spark://HOST:7077, k8s://..., yarn [local[*]].")
+@master_option
+@conf_option
 @click.option("--typed", is_flag=True, help="Values as the columns of their registered schema.")
 @click.option("--limit", type=click.IntRange(1), help=f"Rows at most [{LIMIT_ROWS} of a table, else all].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
@@ -72,6 +73,7 @@ def sql(
     statement: str,
     url: str | None,
     master: str | None,
+    conf: dict[str, str],
     typed: bool,
     limit: int | None,
     as_json: bool,
@@ -102,7 +104,7 @@ def sql(
         raise ConfigError("there is no statement", hint='try "select count(*) from TOPIC"')
     topics = flight.ask(url, _topics)  # before Spark is started: a wrong password is known at once
     own = not sessions.running()
-    session = sessions.renewed(None, master, "quintet spark sql", verbose)
+    session = sessions.renewed(None, master, "quintet spark sql", verbose, conf)
     try:
         tables = views.Views(session, flight.access(url), topics, typed)
         for each in wanted:
@@ -198,11 +200,22 @@ def _plain_fields(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
 @spark.command()
 @click.argument("topic", shell_complete=_complete_topic)
 @flight_url_option
+@master_option
+@conf_option
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="The file to write [TOPIC.py or TOPIC.ipynb].")
 @click.option("--jupyter", is_flag=True, help="A Jupyter notebook instead of a marimo one.")
 @click.option("--print", "only_write", is_flag=True, help="Only write the file and print its name.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
-def notebook(topic: str, url: str | None, output: Path | None, jupyter: bool, only_write: bool, force: bool) -> None:
+def notebook(
+    topic: str,
+    url: str | None,
+    master: str | None,
+    conf: dict[str, str],
+    output: Path | None,
+    jupyter: bool,
+    only_write: bool,
+    force: bool,
+) -> None:
     """A notebook with a running query over a topic: its messages per time, drawn anew as they come.
 
     \b
@@ -210,7 +223,8 @@ def notebook(topic: str, url: str | None, output: Path | None, jupyter: bool, on
     quintet spark notebook orders --jupyter           orders.ipynb
     quintet spark notebook orders --print             only writes it
 
-    No password is written to the file: it reads QUINTET_FLIGHT_URL.
+    No password is written to the file: it reads QUINTET_FLIGHT_URL. --master and --conf are, so a --conf that looks like one is
+    refused: spark-defaults.conf is the place for it.
     """
     from quintet.spark import notebook as pages
 
@@ -219,7 +233,7 @@ def notebook(topic: str, url: str | None, output: Path | None, jupyter: bool, on
     if file.exists() and not force:
         raise ConfigError(f"{file} is there already", hint="--force writes over it, --output names another one")
     try:
-        file.write_text(pages.jupyter(topic) if jupyter else pages.marimo(topic))
+        file.write_text((pages.jupyter if jupyter else pages.marimo)(topic, master, conf))
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
     if only_write:

@@ -10,8 +10,7 @@ from itertools import accumulate, pairwise
 from operator import le
 from typing import NamedTuple, cast
 
-from typing_extensions import Buffer
-
+from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_crc import crc32c
 
 Header = tuple[bytes, bytes | None]

@@ -1,6 +1,6 @@
 """CRC-32C for the pure twin: google_crc32c when it is installed, else a table. Nothing else lives here."""
 
-from typing_extensions import Buffer
+from quintet.kernel.buffer import Buffer
 
 POLYNOMIAL = 0x82F63B78
 MAX_U32 = 0xFFFFFFFF

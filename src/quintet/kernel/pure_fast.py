@@ -8,8 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from typing_extensions import Buffer
-
+from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import (
     EXPIRY,
     KNOWN_FLAGS,

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from typing_extensions import Buffer
-
+from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import KEYS, Layout, Records, data_end, fresh_head, head_of, ints, locate, pack, view_of
 from quintet.kernel.pure_blip import MAX_GROUP_BYTES, MAX_GROUP_RECORDS, MAX_U16, MAX_U64
 

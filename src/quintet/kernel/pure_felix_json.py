@@ -9,8 +9,7 @@ import re
 from binascii import b2a_base64
 from typing import Any, NamedTuple
 
-from typing_extensions import Buffer
-
+from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import view_of
 from quintet.kernel.pure_blip import MAX_U64
 from quintet.kernel.pure_felix import HEADER_BYTES, frame, frame_fits, next_frame

@@ -6,8 +6,7 @@ What a frame means (fragments, pings, closing) is decided by net/websocket.py, n
     | F RRR op   | M length  | u16 if length is 126, u64 if it is 127 | u32 mask | payload, byte i XOR mask byte i mod 4
 """
 
-from typing_extensions import Buffer
-
+from quintet.kernel.buffer import Buffer
 from quintet.kernel.pure_batch import view_of
 
 _OPCODES = frozenset((0, 1, 2, 8, 9, 10))

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["session"]
+__all__ = ["attach", "session"]
 
 
 def session(
-    master: str | None = None, *, name: str = "quintet", conf: Mapping[str, str] | None = None
+    master: str | None = None, *, name: str | None = None, conf: Mapping[str, str] | None = None
 ) -> "SparkSession":
     """A Spark session that knows `format("quintet")`; the one this process has already, if it has one.
 
     Args:
-        master: `local[*]` unless given (or set as `spark.master` in conf); any Spark master. The package travels to
-            executors of clusters by itself.
-        name: what Spark calls the application.
-        conf: settings of Spark, over those of quintet.spark.start. `spark.driver.memory` (2g, or QUINTET_SPARK_MEMORY)
-            and `spark.driver.extraJavaOptions` count only for the call that starts the virtual machine.
+        master: `local[*]` unless given here, or as `spark.master` in conf or in the user's own settings; any Spark master. The
+            package travels to executors of clusters by itself.
+        name: what Spark calls the application; `quintet` unless the user's own settings say otherwise.
+        conf: settings of Spark. They go over PYSPARK_SUBMIT_ARGS and the environment, those over spark-defaults.conf, and that
+            over the defaults of quintet.spark.start. `spark.driver.memory` (2g unless set) and `spark.driver.extraJavaOptions`
+            count only for the call that starts the virtual machine.
 
     Raises:
         JavaMissing: no Java 17 or newer; the message names the places looked at and what to do.
@@ -34,3 +35,17 @@ def session(
     from quintet.spark import start
 
     return start.session(master, name, conf or {})
+
+
+def attach(spark: "SparkSession") -> None:
+    """Make a session of the caller's own know `format("quintet")`: before its first read or write, once or more often.
+
+    On a cluster this sends the package to the executors, whose Python (PYSPARK_PYTHON) needs pyarrow, msgspec and numpy. Queries
+    that read topics show on their brokers, as those of `session` do.
+
+    Raises:
+        ConfigError: it is a session of Spark Connect.
+    """
+    from quintet.spark import start
+
+    start.attach(spark)

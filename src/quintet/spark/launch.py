@@ -38,6 +38,8 @@ WORDS_BYTES_MAX: Final = 4_000  # of the last words of a machine that did not st
 ARCHIVE_BYTES_MIN: Final = 1_000_000
 MAGIC: Final = (0xF00BABA2, 0xF00BABA8)  # of a static and of a dynamic archive, in the machine's byte order
 MAIN: Final = "org.apache.spark.deploy.SparkSubmit"
+FIRST: Final = "-Dspark.driver.extraClassPath="  # a flag that names classes to put before Spark's own
+SETTINGS: Final = ("spark-defaults.conf", "spark-env.sh")  # files of a configuration folder that no class looks for
 
 # What Spark's own launcher passes (its class JavaModuleOptions), without the module for MLlib.
 FLAGS: Final = (
@@ -98,8 +100,10 @@ def launch(
 ) -> Machine:
     """Start the machine; with an archive if there is one, else with one in the making, and plainly if that fails."""
     flags = (*FLAGS, *flags)
-    command = ["-cp", classpath(spark_home, environment), MAIN, *submit, "pyspark-shell"]
-    with _archive(java, spark_home, flags, environment) as archive:
+    first = [flag.removeprefix(FIRST) for flag in flags if flag.startswith(FIRST)]
+    classes = os.pathsep.join([*first, classpath(spark_home, environment)])
+    command = ["-cp", classes, MAIN, *submit, "pyspark-shell"]
+    with _archive(java, spark_home, flags, classes, environment) as archive:
         try:
             return _attempt([str(java.program), *flags, *archive.flags, *SILENCE, *command], environment, archive)
         except JavaFailed:
@@ -110,11 +114,20 @@ def launch(
 
 
 def classpath(spark_home: Path, environment: Mapping[str, str]) -> str:
-    """Spark's configuration folder, if there is one, and its jars; Java itself expands the star."""
+    """Spark's configuration folder, if it has files that classes look for, and its jars; Java itself expands the star."""
     conf = Path(environment.get("SPARK_CONF_DIR", "") or spark_home / "conf")
-    folders = [str(conf), str(spark_home / "jars" / "*")]
+    folders = [str(conf)] if any(file.name not in SETTINGS for file in _listed(conf)) else []
+    folders.append(str(spark_home / "jars" / "*"))
     folders += [environment.get(variable, "") for variable in ("HADOOP_CONF_DIR", "SPARK_DIST_CLASSPATH")]
     return os.pathsep.join(folder for folder in folders if folder)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The files of a folder that are in use; those that Spark ships for copying end in .template."""
+    try:
+        return [file for file in folder.iterdir() if file.suffix != ".template"]
+    except OSError:
+        return []
 
 
 # -- the archive ------------------------------------------------------------------------------------------------------
@@ -139,18 +152,23 @@ class Archive:
 
 
 @contextlib.contextmanager
-def _archive(java: Java, spark_home: Path, flags: tuple[str, ...], environment: Mapping[str, str]) -> Iterator[Archive]:
+def _archive(
+    java: Java, spark_home: Path, flags: tuple[str, ...], classes: str, environment: Mapping[str, str]
+) -> Iterator[Archive]:
     """Use the archive, or write it, or neither if somebody else writes it now. A failure here costs only time."""
     try:
         import fcntl
     except ImportError:  # Windows: no locks of this kind, no archive
         yield Archive()
         return
+    if any(_listed(Path(each)) for each in classes.split(os.pathsep)):  # Java writes none for a folder of files
+        yield Archive()
+        return
     with contextlib.ExitStack() as stack:
         try:
             folder = cache_folder(environment) / "spark"
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            stem = folder / key(java, spark_home, flags)
+            stem = folder / key(java, spark_home, (*flags, classes))
             ready = stem.with_suffix(".jsa")
             if not sound(ready, _size(stem)):
                 lock = stack.enter_context(stem.with_suffix(".lock").open("ab"))

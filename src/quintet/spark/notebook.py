@@ -5,8 +5,13 @@ query counts messages per ten seconds into a table in memory, so the page also w
 """
 
 import json
+import re
 import textwrap
+from collections.abc import Mapping
 from typing import Any, Final
+
+from quintet.model.errors import ConfigError
+from quintet.spark.start import SECRETS
 
 _WORDS: Final = """\
 # {title}
@@ -21,7 +26,7 @@ import quintet.spark
 
 topic = {topic!r}
 access = {{"url": os.environ.get("QUINTET_FLIGHT_URL", "flight://127.0.0.1:8815")}}
-spark = quintet.spark.session()
+spark = quintet.spark.session({session})
 """
 
 _LATEST: Final = """\
@@ -92,12 +97,12 @@ while query.isActive:  # interrupt the kernel to go on
 """
 
 
-def marimo(topic: str) -> str:
+def marimo(topic: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> str:
     """A marimo file: each cell is a function of what it uses, and returns what others use."""
     cells = [
         ("", "import marimo as mo\n", "mo"),
         ("mo", f"mo.md({_WORDS.format(title=_title(topic))!r})\n", ""),
-        ("", _OPEN.format(topic=topic), "access, spark, topic"),
+        ("", _open(topic, master, conf or {}), "access, spark, topic"),
         ("access, spark, topic", _LATEST, ""),
         ("access, spark, topic", _QUERY, "query"),
         ("mo", 'refresh = mo.ui.refresh(default_interval="2s")\nrefresh\n', "refresh"),
@@ -112,14 +117,26 @@ def marimo(topic: str) -> str:
     return "".join(parts)
 
 
-def jupyter(topic: str) -> str:
+def jupyter(topic: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> str:
     """A Jupyter notebook, format 4.5."""
-    codes = [_OPEN.format(topic=topic), _LATEST, _QUERY, _JUPYTER_SHOW]
+    codes = [_open(topic, master, conf or {}), _LATEST, _QUERY, _JUPYTER_SHOW]
     cells = [_cell("markdown", 0, _WORDS.format(title=_title(topic)))]
     cells += [_cell("code", number, code) for number, code in enumerate(codes, 1)]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     page = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(page, indent=1) + "\n"
+
+
+def _open(topic: str, master: str | None, conf: Mapping[str, str]) -> str:
+    """The cell with the session. What is given here stands in the page, so it may be no secret."""
+    secret = [name for name in conf if re.search(SECRETS, name)]
+    if secret:
+        raise ConfigError(
+            f"--conf {secret[0]} would stand in the notebook, which may be shared", hint="set it in spark-defaults.conf"
+        )
+    said = [repr(master)] if master else []
+    said += [f"conf={dict(conf)!r}"] if conf else []
+    return _OPEN.format(topic=topic, session=", ".join(said))
 
 
 def _cell(kind: str, number: int, text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from typing_extensions import Buffer
+from quintet.kernel.buffer import Buffer
 
 WRITE_VECTORS_MAX: Final = 1024  # buffers per pwritev: IOV_MAX of Linux
 ZERO_BLOCK_BYTES: Final = 1024 * 1024

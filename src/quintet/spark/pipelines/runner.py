@@ -352,6 +352,7 @@ def run(
     name: str = "",
     checkpoint: str = "",
     master: str | None = None,
+    conf: Mapping[str, str] | None = None,
     restarts: int | None = None,
     verbose: bool = False,
     screen: Screen | None = None,
@@ -365,7 +366,7 @@ def run(
         name: what it is called in `quintet pipeline status`; kind and topics unless given.
         checkpoint: where it remembers how far it is; beside other state of this user unless given.
         restarts: at most so many without ten good minutes between them. Without a number: no limit, 5 for trigger=now.
-        spark: a session to use, which is left open; without one, a session of its own on `master`.
+        spark: a session to use, which is left open; without one, a session of its own on `master` with the settings `conf`.
 
     Raises:
         ConfigError: an option is unknown, missing or wrong.
@@ -387,7 +388,7 @@ def run(
             if before is None:
                 with Link(target({**access, "retrySeconds": GREETING_S})) as greeting:
                     greeting.login()  # wrong credentials are known before Spark has started
-            found = spark or sessions.renewed(before, master, job.name, verbose)
+            found = spark or sessions.renewed(before, master, job.name, verbose, conf)
             listen()  # again: a new session takes SIGINT for itself
             return found
 

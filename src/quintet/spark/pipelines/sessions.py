@@ -5,9 +5,9 @@ is what `forget` does, and the only place that touches pyspark's own attributes.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import quintet.spark
 from quintet.spark import launch, start
 
 if TYPE_CHECKING:
@@ -19,20 +19,22 @@ QUIET: Final = {"spark.log.level": "OFF"}
 LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
-def renewed(before: "SparkSession | None", master: str | None, name: str, verbose: bool) -> "SparkSession":
-    """The session before if it can still be used, else a new one."""
+def renewed(
+    before: "SparkSession | None", master: str | None, name: str, verbose: bool, conf: Mapping[str, str] | None = None
+) -> "SparkSession":
+    """The session before if it can still be used, else a new one. `conf` is the user's, and goes over what a command wants."""
     if before is not None:
         if usable(before):
             return before
         forget(before)
     fresh = not running()
     # A command keeps no tables of its own: Spark's folder for them does not belong where the user happens to be.
-    conf = {"spark.sql.warehouse.dir": str(launch.cache_folder() / "warehouse")}
+    own = {"spark.app.name": name, "spark.sql.warehouse.dir": str(launch.cache_folder() / "warehouse")}
     if verbose:
-        return quintet.spark.session(master, name=name, conf=conf)
+        return start.session(master, None, conf or {}, own)
     silence()
-    made = quintet.spark.session(master, name=name, conf=conf | QUIET)
-    if fresh:
+    made = start.session(master, None, conf or {}, own | QUIET)
+    if fresh and QUIET.items() <= dict(made.sparkContext.getConf().getAll()).items():  # or the user wants to see a log
         hush(made)
     return made
 

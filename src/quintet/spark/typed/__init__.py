@@ -13,17 +13,23 @@ there null (Avro: its default). An older version that cannot become the newest's
 Avro value does not say who wrote it: bytes of an old version that happen to be sound in the newest are read as the newest.
 """
 
+import importlib
+import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.model.errors import SchemaInvalid
+from quintet.spark.options import OptionError
 from quintet.spark.typed.columns import Align, Aligned, Columns, Evolution, Rows, align
 from quintet.spark.typed.prefix import Prefixed
 
 KINDS = ("json", "avro", "protobuf")
+# Kind -> a module and the package that has it, to read definitions with; the Python of Spark's workers may lack it. Not
+# google.protobuf itself: one of Spark's jars, which is on the path of its workers, has an empty folder of that name.
+PACKAGES: Final = {"avro": ("fastavro", "fastavro"), "protobuf": ("google.protobuf.descriptor", "protobuf")}
 OLDER_MAX = 100  # earlier versions that a row is tried with
 
 __all__ = ["KINDS", "OLDER_MAX", "Decoder", "decoder"]
@@ -79,8 +85,23 @@ def _version(kind: str, newest: Rows, evolution: Evolution, definition: str | by
     return Columns(Aligned(rows, plan, newest.schema), (), (Columns, ()))
 
 
+def _require(kind: str) -> None:
+    """Say in a sentence what is not installed in this Python, which is seldom the one of the user's own program."""
+    module, package = PACKAGES[kind]
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise OptionError(
+            "schema",
+            f"values of kind {kind} need the package {package}, which the Python of Spark's workers, {sys.executable}, does not "
+            f"have; install it there on every machine (pip install {package}), or read with schema=raw",
+        ) from error
+
+
 def _compile(kind: str, definition: str | bytes) -> tuple[Rows, Evolution]:
     text = definition
+    if kind in PACKAGES:
+        _require(kind)
     if kind in ("json", "avro") and isinstance(definition, bytes):
         try:
             text = definition.decode()
