@@ -15,7 +15,12 @@ __all__ = ["session"]
 
 
 def session(
-    master: str | None = None, *, name: str = "quintet", conf: Mapping[str, str] | None = None
+    master: str | None = None,
+    *,
+    name: str = "quintet",
+    conf: Mapping[str, str] | None = None,
+    url: str | None = None,
+    typed: bool = False,
 ) -> "SparkSession":
     """A Spark session that knows `format("quintet")`; the one this process has already, if it has one.
 
@@ -25,6 +30,9 @@ def session(
         name: what Spark calls the application.
         conf: settings of Spark, over those of quintet.spark.start. `spark.driver.memory` (2g, or QUINTET_SPARK_MEMORY)
             and `spark.driver.extraJavaOptions` count only for the call that starts the virtual machine.
+        url: of a broker, `flight://USER:PASSWORD@HOST:8815`. `sql` and `table` of this session then find its topics by
+            name, and a query of `sql` reads only the columns it needs.
+        typed: those tables have the columns of the topics' registered schemas in the place of `value`.
 
     Raises:
         JavaMissing: no Java 17 or newer; the message names the places looked at and what to do.
@@ -33,4 +41,9 @@ def session(
     """
     from quintet.spark import start
 
-    return start.session(master, name, conf or {})
+    made = start.session(master, name, conf or {})
+    if url is not None:
+        from quintet.spark import views
+
+        views.attach(made, url, typed)
+    return made
