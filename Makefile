@@ -75,7 +75,7 @@ campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cut
 	@$(BIN)/python tests/crash/doors.py --kills 1000
 	@$(BIN)/python -m tests.client.test_idempotent 1000000
 	@$(BIN)/python tests/crash/spark.py --kills 200 --rows 1000000
-	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/test_examples.py tests/crash/test_spark.py -k "declarative or fence"
+	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/test_examples.py tests/crash/test_spark.py tests/install -k "declarative or fence or session"
 
 kernel: ## build the Rust kernel again, for instance after fixing Rust
 	@rm -f .venv/.stamp-kernel-*

@@ -117,10 +117,29 @@ fn list_of<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
 }
 
 fn optional_bytes<'py>(object: &Bound<'py, PyAny>) -> PyResult<OptionalBytes<'py>> {
-    list_of(object)?
-        .iter()
-        .map(|one| if one.is_none() { Ok(None) } else { Ok(Some(one.cast_into::<PyBytes>()?)) })
-        .collect()
+    list_of(object)?.iter().map(|one| if one.is_none() { Ok(None) } else { Ok(Some(Blob::new(one)?)) }).collect()
+}
+
+/// Bytes, or a view of some: a value of 31 MiB is then not copied before it is built into its batch.
+enum Blob<'py> {
+    Whole(Bound<'py, PyBytes>),
+    View(Held),
+}
+
+impl<'py> Blob<'py> {
+    fn new(object: Bound<'py, PyAny>) -> PyResult<Self> {
+        match object.cast_into::<PyBytes>() {
+            Ok(whole) => Ok(Blob::Whole(whole)),
+            Err(other) => Ok(Blob::View(Held::new(&other.into_inner())?)),
+        }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            Blob::Whole(whole) => whole.as_bytes(),
+            Blob::View(view) => view.bytes(),
+        }
+    }
 }
 
 #[pyfunction]
@@ -132,7 +151,7 @@ fn crc32c(data: &Bound<'_, PyAny>, value: u32) -> PyResult<u32> {
 // -- record batches ---------------------------------------------------------------------------------------------------
 
 type HeaderPairs<'py> = Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>;
-type OptionalBytes<'py> = Vec<Option<Bound<'py, PyBytes>>>;
+type OptionalBytes<'py> = Vec<Option<Blob<'py>>>;
 
 fn header_lists<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<HeaderPairs<'py>>> {
     list_of(object)?
@@ -256,7 +275,7 @@ fn build<'py>(
     })
 }
 
-fn put_optional(d: &mut [u8], all: &[Option<Bound<'_, PyBytes>>], bitmap: usize, offsets: usize, data: usize) {
+fn put_optional(d: &mut [u8], all: &[Option<Blob<'_>>], bitmap: usize, offsets: usize, data: usize) {
     let mut writer = VarWriter::new(offsets, data);
     for (i, one) in all.iter().enumerate() {
         if bitmap != 0 && one.is_some() {

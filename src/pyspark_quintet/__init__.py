@@ -2,6 +2,11 @@
 first looks for a data source, and registers its `DefaultSource`. Nothing else may live here.
 """
 
-from quintet.spark.source import QuintetSource as DefaultSource
+try:
+    from quintet.spark.source import QuintetSource as DefaultSource
+except ModuleNotFoundError as error:
+    from quintet.spark.absent import stand_in
+
+    DefaultSource = stand_in("quintet", error)  # type: ignore[assignment,misc]  # another class by the same name
 
 __all__ = ["DefaultSource"]

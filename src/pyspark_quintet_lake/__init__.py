@@ -2,6 +2,11 @@
 first looks for a data source, and registers its `DefaultSource`. Nothing else may live here.
 """
 
-from quintet.spark.lake.sink import LakeSource as DefaultSource
+try:
+    from quintet.spark.lake.sink import LakeSource as DefaultSource
+except ModuleNotFoundError as error:
+    from quintet.spark.absent import stand_in
+
+    DefaultSource = stand_in("quintet_lake", error)  # type: ignore[assignment,misc]  # another class by the same name
 
 __all__ = ["DefaultSource"]

@@ -9,9 +9,9 @@ import pytest
 from quintet.bench import blipmq
 from quintet.bench.blipmq import BlipmqWire
 from quintet.bench.generators import Load, publish_scheduled, publish_windows
-from quintet.bench.histogram import optional, percentiles
+from quintet.bench.histogram import percentiles
 from quintet.bench.processes import Link
-from quintet.bench.wire import Address, BenchError
+from quintet.bench.wire import Address
 
 STALL_S = 0.4
 RATE = 1000.0
@@ -111,8 +111,3 @@ def test_percentiles_of_known_values() -> None:
 
 def test_no_latencies_give_no_percentiles() -> None:
     assert percentiles([], "open") is None
-
-
-def test_a_missing_package_is_named_with_the_command_that_gets_it() -> None:
-    with pytest.raises(BenchError, match=r"pip install 'quintet\[bench\]'"):
-        optional("no_such_package_anywhere.part")

@@ -217,7 +217,7 @@ def test_reads_of_flight() -> None:
     call = verbs.Call(sim.broker, Caller(identity, "dev", "peer"))
     reading.plan(call, wire.Ticket("t", 0, 1, -1, ("value",)))
     told: list[Any] = []
-    machine = wire.Machine("", "", 0, 0)
+    machine = wire.Machine("", "", 0, 0, "")
     ranges = (wire.Range(0, 0, 4), wire.Range(0, 4, 100))
     verbs.locate(machine, call, wire.LocateRequest("t", ranges), lambda *answer: told.append(answer))
     verbs.group_commit(call, wire.GroupCommit("g", {"t": {0: 5}}), lambda *answer: told.append(answer))

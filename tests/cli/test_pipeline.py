@@ -80,9 +80,8 @@ def test_the_list_needs_nothing() -> None:
     ("arguments", "without", "said"),
     [
         (("pipeline", "run", "audit"), "pyspark", "Spark needs pyspark, which this Python"),
-        (("spark", "sql", "select 1"), "pyspark pyarrow", "Spark needs pyspark, pyarrow, which this Python"),
-        (("pipeline", "status"), "pyarrow", "the Flight door needs pyarrow, which is not installed"),
-        (("pipeline", "stop", "x"), "pyarrow", "the Flight door needs pyarrow, which is not installed"),
+        (("pipeline", "run", "audit"), "blake3", "Spark needs blake3, which this Python"),
+        (("spark", "sql", "select 1"), "pyspark pyarrow", "Spark needs pyarrow, pyspark, which this Python"),
     ],
 )
 def test_what_is_missing_is_said_in_a_line(arguments: tuple[str, ...], without: str, said: str) -> None:
@@ -91,6 +90,13 @@ def test_what_is_missing_is_said_in_a_line(arguments: tuple[str, ...], without: 
     assert len(done.stderr.splitlines()) == 1
     assert said in done.stderr
     assert "quintet[spark]" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("pipeline", "status"), ("pipeline", "stop", "x")])
+def test_what_asks_the_flight_door_names_its_extra(arguments: tuple[str, ...]) -> None:
+    done = bare(*arguments, without="pyarrow")
+    said = "quintet: the Flight door needs the package pyarrow, which is not installed (pip install 'quintet[flight]')"
+    assert (done.returncode, done.stderr) == (1, f"{said}\n")
 
 
 def test_status_needs_no_spark() -> None:

@@ -242,14 +242,14 @@ def test_rows_name_their_topics(client: Client, topic: str) -> None:
 
 
 def test_a_batch_is_published_once(client: Client, topic: str) -> None:
-    assert client.act("fence", writer=topic) == {"epoch": -1}
+    assert client.act("fence", writer=topic)["epoch"] == -1
     for _ in range(2):
         stages = [
             client.put({"writer": topic, "epoch": 7, "topic": topic}, rows(b"x", b"y"))["stage"] for _ in range(2)
         ]
         client.act("stage_commit", writer=topic, epoch=7, stages=stages, rows=4)
     assert client.values(topic) == [b"x", b"y"] * 2
-    assert client.act("fence", writer=topic) == {"epoch": 7}
+    assert client.act("fence", writer=topic)["epoch"] == 7
     stage = client.put({"writer": topic, "epoch": 8, "topic": topic}, rows(b"z"))["stage"]
     assert client.act("stage_abort", stages=[stage]) == {}
     with refused("E1330", "no stage"):
@@ -267,7 +267,8 @@ def test_a_put_that_fails_publishes_nothing(client: Client, topic: str) -> None:
     with refused("E1402", "the limit is"):
         client.put(topic, rows(b"v" * (33 << 20)))
     assert client.values(topic) == [b"there"]
-    assert client.put(topic, rows()) == {"stage": "", "rows": 0, "bytes": 0}
+    staged = client.put(topic, rows())
+    assert (staged["stage"], staged["rows"], staged["bytes"]) == ("", 0, 0)
 
 
 HALF_A_PUT = """
@@ -298,11 +299,31 @@ def test_a_client_that_dies_half_way_publishes_nothing(broker: Server, client: C
 
 def test_an_empty_batch_moves_the_fence(client: Client, topic: str) -> None:
     staged = client.put({"writer": topic, "epoch": 3, "topic": topic}, rows())
-    assert staged == {"stage": "", "rows": 0, "bytes": 0}
+    assert (staged["stage"], staged["rows"], staged["bytes"]) == ("", 0, 0)
     for fresh in (True, False):
         done = client.act("stage_commit", writer=topic, epoch=3, stages=["", ""], rows=0)
         assert done == {"fresh": fresh, "rows": 0}
-    assert client.act("fence", writer=topic) == {"epoch": 3}
+    assert client.act("fence", writer=topic) == {"epoch": 3, "log": staged["log"]}
+
+
+def test_every_answer_says_which_log_and_topic_it_is_of(client: Client, topic: str) -> None:
+    staged = client.put({"writer": topic, "epoch": 0, "topic": topic}, rows(b"a"))
+    found = client.act("topics", topics=[topic, "__audit"])
+    log = found["log"]
+    identities = {info["name"]: info["identity"] for info in found["topics"]}
+    assert len(log) == 32
+    assert identities == {topic: staged["identity"], "__audit": f"{log}/__audit"}
+    assert staged["identity"].startswith(f"{log}/")
+    assert client.act("locate", topic=topic, ranges=[])["identity"] == staged["identity"]
+    assert client.act("fence", writer=topic)["log"] == staged["log"] == log
+    commit = {"writer": topic, "epoch": 0, "stages": [staged["stage"]], "rows": 1}
+    other = "0" * 32
+    with refused("E1333", f"was staged in the log {other}, this broker has the log {log}"):
+        client.act("stage_commit", log=other, **commit)
+    assert client.values(topic) == [], "nothing of it was published"
+    assert client.act("stage_commit", log=log, **commit) == {"fresh": True, "rows": 1}
+    with refused("E1333"):  # a batch that was committed here is not taken for one that was committed there
+        client.act("stage_commit", log=other, **commit)
 
 
 # -- who --------------------------------------------------------------------------------------------------------------

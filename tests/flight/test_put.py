@@ -210,7 +210,7 @@ def test_files_of_one_answer_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(verbs, "FILES_SHOWN_MAX", 2)
     line = Line()
     line.put.publish("t", batches(b"one"))
-    machine = wire.Machine("boot", "lock", 0, 0)
+    machine = wire.Machine("boot", "lock", 0, 0, "log")
     answers: list[Any] = []
 
     def locate(ranges: int) -> None:

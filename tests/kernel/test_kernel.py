@@ -89,6 +89,11 @@ class TestKernel:
         assert bytes(batch) == header + origin + value
         assert isinstance(batch, bytearray)
 
+    def test_a_view_builds_the_same_as_its_bytes(self, k: ModuleType) -> None:
+        data = b"0123456789" * 40
+        views = [memoryview(data)[3:7], None, memoryview(bytearray(data))[:0]]
+        assert k.build(views, [memoryview(data)[:1], None, b"k"]) == k.build([b"3456", None, b""], [b"0", None, b"k"])
+
     def test_every_column_comes_back(self, k: ModuleType) -> None:
         batch = sealed(k, **FULL)
         assert k.rows(batch, 0, 4) == FULL_ROWS

@@ -187,6 +187,21 @@ class TestRestore:
         assert "All of it was replayed before" in second.notes[1]
         assert contents(archived.broker, "again") == contents(archived.broker, "archived")
 
+    def test_a_topic_that_was_deleted_is_not_taken_for_a_full_one(
+        self, spark: "SparkSession", archived: Archived
+    ) -> None:
+        options = archived.restore("brief", offsets=":2", headers="exact")
+        restore.run(spark, options)  # makes the topic
+        manage(archived.broker, lambda admin: admin.delete_topic("brief"))
+        gone = r"1 of 1 transactions .* into a topic brief that was deleted since"
+        with pytest.raises(ConfigError, match=gone):
+            restore.run(spark, options)
+        create(archived.broker, "brief", PARTITIONS)
+        with pytest.raises(ConfigError, match=gone):
+            restore.run(spark, options)
+        restore.run(spark, msgspec.structs.replace(options, name="again"))
+        assert sum(map(len, contents(archived.broker, "brief"))) == 2 * PARTITIONS
+
     def test_cut_off_between_slices_it_goes_on(
         self, spark: "SparkSession", archived: Archived, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -246,7 +261,7 @@ class TestRestore:
             ({"since": "yesterday"}, "option since: 'yesterday' is no time"),
             ({"offsets": "5-9"}, "offsets=5-9 is no range"),
             ({"speed": "0x"}, "speed=0x is none"),
-            ({"path": "s3://bucket"}, "is no directory"),
+            ({"path": "ftp://bucket/x"}, "is no directory"),
         ]
         for change, words in cases:
             options = msgspec.structs.replace(archived.restore("x"), **change)

@@ -67,7 +67,7 @@ def stage(table: Table, writer: str, epoch: int, *parts: pa.Table) -> list[File]
     """What the tasks of one batch do, one for each part."""
     staged = []
     for part in parts:
-        heaps = Heaps(table.path, writer, epoch, table.columns())
+        heaps = Heaps(table.path, writer, epoch, table.columns(), in_place=table.in_place)
         for batch in part.to_batches(max_chunksize=7):
             heaps.add(batch)
         staged += heaps.finish()
@@ -84,8 +84,13 @@ def offsets(table: Table) -> list[int]:
     return sorted(found)
 
 
+def folder(table: Table) -> Path:
+    assert isinstance(table.path, Path)
+    return table.path
+
+
 def left(table: Table) -> list[Path]:
-    return [path for path in (table.path / files.STAGING).rglob("*") if path.is_file()]
+    return [path for path in (folder(table) / files.STAGING).rglob("*") if path.is_file()]
 
 
 @pytest.fixture(params=sorted(FORMATS))
@@ -167,7 +172,7 @@ class TestCommit:
         table = ParquetTable(str(tmp_path / "t"), BY)
         for epoch in range(5):
             put(table, "q", epoch, rows(epoch, 1))
-        assert sorted(path.name for path in table.path.glob("_quintet/commits/q/*")) == ["3.json", "4.json"]
+        assert sorted(path.name for path in folder(table).glob("_quintet/commits/q/*")) == ["3.json", "4.json"]
         assert not put(table, "q", 1, rows(1, 1))
 
 
@@ -187,7 +192,7 @@ class TestCutOff:
             _stop_after(patch, renames)
             with pytest.raises(RuntimeError, match="cut off"):
                 table.commit("q", 1, staged, SCHEMA)
-        seen = [path for path in table.path.rglob("*.parquet")]
+        seen = [path for path in folder(table).rglob("*.parquet")]
         assert len(seen) == 1 + renames  # a reader of files sees whole files, some later than others
 
         again = ParquetTable(str(table.path), BY)
@@ -220,9 +225,9 @@ class TestCutOff:
             _break(patch, format)
             with pytest.raises(RuntimeError, match="cut off"):
                 put(table, "q", 1, rows(3, 4))
-        assert len(list(table.path.glob("date=*/*/*.parquet"))) == 2
+        assert len(list(folder(table).glob("date=*/*/*.parquet"))) == 2
         assert offsets(table) == [0, 1, 2]
-        assert len(list(table.path.glob("date=*/*/*.parquet"))) == 1  # taken back
+        assert len(list(folder(table).glob("date=*/*/*.parquet"))) == 1  # taken back
         assert put(table, "q", 1, rows(3, 4))
         assert offsets(table) == list(range(7))
 
@@ -279,7 +284,7 @@ class TestCutOff:
             _stop_after(patch, 2)  # the merged file to the new directory, the old directory away
             with pytest.raises(RuntimeError, match="cut off"):
                 table.compact()
-        assert list(table.path.rglob("*.parquet")) == []
+        assert list(folder(table).rglob("*.parquet")) == []
         assert offsets(table) == [0, 1, 2]
         assert list(tmp_path.iterdir()) == [table.path]
 
@@ -512,6 +517,7 @@ class TestCompaction:
         for epoch in range(3):
             put(table, "q", epoch, rows(epoch, 1))
         (place,) = {path.parent for path in table.paths()}
+        assert isinstance(place, Path)
         views = []
         real = swap.exchange
 
@@ -571,7 +577,7 @@ class TestExpiry:
         for epoch in range(3):
             put(table, "q", epoch, rows(epoch, 1))
         table.compact()
-        assert len(list(table.path.glob("date=*/*/*.parquet"))) == 4  # for those who look back
+        assert len(list(folder(table).glob("date=*/*/*.parquet"))) == 4  # for those who look back
         monkeypatch.setattr(importlib.import_module(type(table).__module__), "KEEP_HOURS", 0)
         if format == "delta":
             monkeypatch.setattr(deltalake.DeltaTable, "vacuum", _any_age(deltalake.DeltaTable.vacuum))
@@ -579,7 +585,7 @@ class TestExpiry:
         table.compact()
         table.compact()
         assert offsets(table) == [0, 1, 2, 3]
-        assert len(list(table.path.glob("date=*/*/*.parquet"))) == 1
+        assert len(list(folder(table).glob("date=*/*/*.parquet"))) == 1
 
 
 def _any_age(vacuum: Any) -> Any:
@@ -609,7 +615,7 @@ class TestOptions:
         with pytest.raises(OptionError, match="option txnAppId: it needs txnVersion"):
             BatchWriter(settings({"path": str(tmp_path / "t")} | half), from_arrow_schema(SCHEMA), False)
 
-    @pytest.mark.parametrize("path", ["s3://bucket/x", "/data/*", ""])
+    @pytest.mark.parametrize("path", ["ftp://host/x", "s3://bucket", "/data/*", ""])
     def test_paths_that_are_none(self, path: str) -> None:
         with pytest.raises(LakeError, match="path"):
             table_of(path, "parquet")

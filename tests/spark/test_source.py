@@ -358,7 +358,7 @@ def test_files_that_are_not_there_are_asked_of_the_broker(broker: FlightServer, 
     gone = part._replace(
         files=tuple(wire.SegmentFile("nowhere/0.seg", f.seed, f.position, f.base, f.next_offset) for f in part.files)
     )
-    elsewhere = part._replace(machine=wire.Machine("another boot", str(Path(__file__)), 0, 0))
+    elsewhere = part._replace(machine=wire.Machine("another boot", str(Path(__file__)), 0, 0, "log"))
     for changed in (gone, elsewhere):
         task = reading.Task((changed,))
         assert sum(batch.num_rows for batch in reader.read(task)) == 5

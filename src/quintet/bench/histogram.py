@@ -7,9 +7,9 @@ are never mixed, and a report always names which it is.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from quintet.bench.wire import BenchError
+from quintet.model.extras import load
 
 LOWEST_US = 1
 HIGHEST_US = 3_600_000_000  # one hour
@@ -33,21 +33,9 @@ class Percentiles:
     curve: list[tuple[float, float]]
 
 
-def optional(module: str) -> Any:
-    """Import something that only benchmarks need, or say how to get it."""
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise BenchError(
-            f"{module.partition('.')[0]} is not installed, and benchmarks need it. Run: pip install 'quintet[bench]'"
-        ) from error
-
-
 def percentiles(latencies_ns: Iterable[int], loop: Loop) -> Percentiles | None:
     """The summary of these latencies, or None if there are none."""
-    histogram = optional("hdrh.histogram").HdrHistogram(LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS)
+    histogram = load("hdrh.histogram", "a benchmark", "bench").HdrHistogram(LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS)
     for latency in latencies_ns:
         histogram.record_value(min(HIGHEST_US, max(LOWEST_US, (latency + 500) // 1000)))
     if not histogram.get_total_count():

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quintet.bench.histogram import optional
 from quintet.bench.wire import BenchError
+from quintet.model.extras import load
 
 KINDS = {".png", ".svg"}
 DOTS_PER_INCH = 130
@@ -18,8 +18,8 @@ Curve = Sequence[tuple[float, float]]
 
 def _pyplot() -> Any:
     # No window: benchmarks run on machines without a screen.
-    optional("matplotlib").use("Agg")
-    return optional("matplotlib.pyplot")
+    load("matplotlib", "a picture", "bench").use("Agg")
+    return load("matplotlib.pyplot", "a picture", "bench")
 
 
 def _check(path: Path) -> None:

@@ -242,7 +242,7 @@ class Broker:
         return self.topics.ensure(name, durable)
 
     def reject(
-        self, topic: Topic, schema: Schema, reasons: list[str], key: bytes | None, value: bytes, origin: bytes,
+        self, topic: Topic, schema: Schema, reasons: list[str], key: bytes | None, value: bytes | memoryview, origin: bytes,
         done: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         """A message does not fit this schema: done(SchemaRejected), after it was put among the dead letters if the
@@ -253,7 +253,7 @@ class Broker:
             done(refused)
             return
         self.dead.bury_rejected(
-            topic.raw, key, value, (), origin, f"{schema.id}: {said}", lambda error: done(error or refused)
+            topic.raw, key, bytes(value), (), origin, f"{schema.id}: {said}", lambda error: done(error or refused)
         )
 
     def create_topic(

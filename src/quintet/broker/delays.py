@@ -126,7 +126,7 @@ class Delays:
         topic: Topic,
         partition: int,
         key: bytes | None,
-        value: bytes | None,
+        value: bytes | memoryview | None,
         headers: Headers,
         due_us: int,
         origin: bytes,
@@ -142,13 +142,16 @@ class Delays:
                 hint=f"0 to {DELAY_MAX_US // 1_000_000} s (365 days)",
             )
         topic.check_writable(0 if partition == ANY else partition)
+        if value is not None and len(value) > MESSAGE_BYTES_MAX:
+            raise _too_large(len(value))  # before it is copied
+        value = None if value is None else bytes(value)
         handle = max(self._last_handle + 1, now)  # from the clock: not used again by a broker that starts empty
         row = DelayedRow(
             handle, owner, topic.name, 0 if topic.in_memory else topic.spec.id, partition, due_us, key, value, headers, origin
         )  # fmt: skip
         size = _size(row)
         if size > MESSAGE_BYTES_MAX:
-            raise TooLarge(f"{size} bytes in one delayed message, the limit is {MESSAGE_BYTES_MAX}")
+            raise _too_large(size)
         if self._count >= self._max or self._bytes + size > self._bytes_max:
             raise LimitExceeded(
                 f"no more delayed messages: {self._count} with {self._bytes} bytes wait, "
@@ -342,6 +345,10 @@ class Delays:
             self._table.delete_many(keys, gone)
         except QuintetError as refused:
             done(refused)
+
+
+def _too_large(size: int) -> TooLarge:
+    return TooLarge(f"{size} bytes in one delayed message, the limit is {MESSAGE_BYTES_MAX}")
 
 
 def _size(row: DelayedRow) -> int:

@@ -21,7 +21,7 @@ import msgspec
 from quintet.broker.slices import Slices, Steps, finish, in_order
 from quintet.broker.table import Table
 from quintet.broker.topics import check_name
-from quintet.broker.validators import Validator, clip, compile_steps
+from quintet.broker.validators import Validator, clip, compile_steps, too_large
 from quintet.model.errors import (
     Busy,
     LimitExceeded,
@@ -282,14 +282,16 @@ class Schemas:
             return self.get(name_or_id)
         return self.get(match["name"], int(match["version"]))
 
-    def judge(self, name: str, version: int, message: bytes, done: Judged, wanted: Wanted = _always) -> None:
+    def judge(
+        self, name: str, version: int, message: bytes | memoryview, done: Judged, wanted: Wanted = _always
+    ) -> None:
         """`done(reasons, None)`, none if the message is valid; within the call unless the schema must be compiled first and
         is a large one."""
         self._slices.run(self._judge(self._row(name, version), message), done, wanted)
 
-    def _judge(self, row: SchemaRow, message: bytes) -> Steps[Reasons]:
+    def _judge(self, row: SchemaRow, message: bytes | memoryview) -> Steps[Reasons]:
         validator = yield from self._compile_steps(row)
-        return validator.check(message)
+        return too_large(message) or validator.check(bytes(message))  # copied only if it is small enough
 
     def validate(self, name: str, version: int, message: bytes) -> Reasons:
         """As judge, at once."""

@@ -54,7 +54,7 @@ def compile_steps(type: str, definition: bytes) -> Steps[Validator]:
     return (yield from makers[type](definition))
 
 
-def too_large(message: bytes) -> list[str]:
+def too_large(message: bytes | memoryview) -> list[str]:
     """The reason against a message that has too many bytes to be checked."""
     if len(message) <= MESSAGE_BYTES_MAX:
         return []

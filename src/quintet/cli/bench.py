@@ -16,6 +16,7 @@ import click
 
 from quintet.bench.wire import BenchError, Target, doors, target
 from quintet.cli.output import echo
+from quintet.model import extras
 
 SIZE_BYTES_MAX = 15 * 1024 * 1024
 STAMP_BYTES = 8  # a payload that is timed end to end carries the time it was due
@@ -119,6 +120,7 @@ def pub(
     from quintet.bench import run
     from quintet.bench.generators import Load
 
+    _check_packages(picture)
     door = target(url)
     load = Load(door.wire, door.address, topic, size, qos)
     total = _messages(count, duration, rate)
@@ -156,6 +158,7 @@ def _flow(
     from quintet.bench.generators import Load
 
     _check_stamp(size)
+    _check_packages(picture)
     door = target(url)
     load = Load(door.wire, door.address, topic, size, qos)
     if duration is not None and rate is None:
@@ -182,6 +185,13 @@ def e2e(**options: Any) -> None:
 def fanout(**options: Any) -> None:
     """One publisher to many subscribers; the rate counts deliveries."""
     _flow(**options, name="fanout")
+
+
+def _check_packages(picture: Path | None) -> None:
+    """Before a broker is loaded, and not when the figures are in."""
+    extras.load("hdrh.histogram", "the command bench", "bench")
+    if picture is not None:
+        extras.load("matplotlib", "bench --picture", "bench")
 
 
 @bench.command("doors")

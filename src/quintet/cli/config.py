@@ -1,27 +1,22 @@
 """`quintet config`: the options as a file to start from, checked, shown with their origin, and explained.
 
-Everything here is drawn from the one tree in quintet/config.py; docs/CONFIGURATION.md is `quintet config reference`.
+Everything here is drawn from the one tree in quintet/config; docs/CONFIGURATION.md is `quintet config reference`. The tree is
+loaded by what uses it: pydantic, of which it is made, comes with the server, and --help does not need it.
 """
 
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
 
 from quintet.cli.output import echo
-from quintet.config import (
-    ENV_PREFIX,
-    ENV_SEPARATOR,
-    Settings,
-    load_with_origins,
-    nearest_key,
-    section_of,
-)
-from quintet.config.fields import Section
 from quintet.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quintet.config.fields import Section
 
 FILE = click.option(
     "--config",
@@ -48,6 +43,8 @@ class Option(NamedTuple):
 
     @property
     def variable(self) -> str:
+        from quintet.config import ENV_PREFIX, ENV_SEPARATOR
+
         return ENV_PREFIX + ENV_SEPARATOR.join(self.path).upper()
 
 
@@ -60,8 +57,11 @@ class Table(NamedTuple):
     options: list[Option]
 
 
-def tables(section: type[Section] = Settings, path: tuple[str, ...] = (), listed: bool = False) -> Iterator[Table]:
-    """The whole tree, tables before the tables in them."""
+def tables(section: "type[Section] | None" = None, path: tuple[str, ...] = (), listed: bool = False) -> Iterator[Table]:
+    """A section, the whole tree if none is given: tables before the tables in them."""
+    from quintet.config import Settings, section_of
+
+    section = section or Settings
     options: list[Option] = []
     below: list[Iterator[Table]] = []
     for name, field in section.model_fields.items():
@@ -233,6 +233,8 @@ def reference_page() -> None:
 @FILE
 def validate(config_file: Path | None) -> None:
     """Check the file and the environment; exit code 2 says they are not valid."""
+    from quintet.config import Settings
+
     Settings.load(config_file, os.environ, {})
     echo(f"{config_file or 'defaults and environment'}: valid")
 
@@ -244,6 +246,8 @@ def validate(config_file: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def show(config_file: Path | None, dev: bool, origin: bool, as_json: bool) -> None:
     """Print what the broker would run with. Keys are shown as their SHA-256 only."""
+    from quintet.config import load_with_origins
+
     settings, origins = load_with_origins(config_file, os.environ, {"dev": dev or None})
     tree = settings.model_dump(mode="json", exclude_none=True)
     if as_json:
@@ -266,6 +270,8 @@ def _flat(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 @click.argument("key")
 def explain(key: str) -> None:
     """Say what KEY means, its default and its environment variable; a table's name lists what is in it."""
+    from quintet.config import nearest_key
+
     every = [option for table in tables() for option in table.options]
     found = [option for option in every if option.key == key or option.key.startswith(f"{key}.")]
     if not found:

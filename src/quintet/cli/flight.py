@@ -12,6 +12,7 @@ from quintet.cli.common import COMPLETION_S, wrong_usage
 from quintet.client import url as urls
 from quintet.client.errors import BadUrl
 from quintet.model.errors import QuintetError
+from quintet.model.extras import needed_by
 
 if TYPE_CHECKING:
     from quintet.spark.link import Link
@@ -26,13 +27,6 @@ flight_url_option: Final = click.option(
     "--url",
     help=f"The broker's Flight door (or {VARIABLE}, or the host of QUINTET_URL) [{URL_DEFAULT}].",
 )
-
-
-class LinkMissing(QuintetError, ImportError):
-    """pyarrow is not installed."""
-
-    code = "E2104"
-    hint = 'pip install "quintet[spark]"'
 
 
 def access(url: str | None) -> dict[str, str]:
@@ -59,10 +53,8 @@ def access(url: str | None) -> dict[str, str]:
 
 def ask(url: str | None, use: "Callable[[Link], T]", seconds: str = RETRY_SECONDS) -> T:
     """What the broker answers over its Flight door. Needs pyarrow, and no Spark."""
-    try:
+    with needed_by("the Flight door", "flight"):
         from quintet.spark.link import Link
-    except ImportError as error:
-        raise LinkMissing("the Flight door needs pyarrow, which is not installed") from error
     from quintet.spark.options import OptionError, target
 
     try:

@@ -1,7 +1,8 @@
 """The root of the `quintet` command: one table of commands, loaded only when they are used.
 
 `quintet --help` must start at once, so this file imports click and nothing else; a command's module is imported when it
-runs. Failures end here too: a ConfigError is one line and exit code 2, any other QuintetError one line and 1.
+runs. Failures end here too: a ConfigError is one line and exit code 2, any other QuintetError one line and 1. A package that
+is not installed is such a failure, whichever import of whichever command wanted it.
 """
 
 import difflib
@@ -15,6 +16,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from quintet import __version__
+from quintet.model import extras
 from quintet.model.errors import ConfigError, QuintetError
 
 EXIT_FAILED: Final = 1
@@ -56,6 +58,14 @@ COMMANDS: Final = {
 }
 
 
+EXTRAS: Final = {
+    "serve": "server",
+    "bench": "bench",
+    "pipeline": "spark",
+    "spark": "spark",
+}  # named first to their users
+
+
 class LazyGroup(click.Group):
     """A group whose commands are rows of a table."""
 
@@ -78,6 +88,16 @@ class LazyGroup(click.Group):
             near = near or difflib.get_close_matches(args[0], COMMANDS, n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ImportError as error:
+            name = ctx.invoked_subcommand or ""
+            found = extras.missing(error, f"the command {name}" if name else "this command", EXTRAS.get(name, ""))
+            if found is None:
+                raise
+            raise found from error
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         rows = [CompletionItem(name, help=row.help) for name, row in COMMANDS.items() if name.startswith(incomplete)]

@@ -23,6 +23,7 @@ from quintet.cli import common, flight
 from quintet.cli.common import say_table, text_or_base64
 from quintet.cli.flight import flight_url_option
 from quintet.cli.output import echo
+from quintet.model import extras
 from quintet.model.errors import ConfigError, QuintetError
 
 if TYPE_CHECKING:
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
     from quintet.spark.views import Views
 
 LIMIT_ROWS: Final = 1_000  # of a table; --json and --csv have no limit unless --limit sets one
-
-
-class NotebookMissing(QuintetError, ImportError):
-    """Nothing is installed that opens a notebook."""
-
-    code = "E2106"
 
 
 def _complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
@@ -235,6 +230,7 @@ def notebook(topic: str, url: str | None, output: Path | None, jupyter: bool, on
     command = [sys.executable, "-m", program, *(("lab",) if jupyter else ("edit",)), str(file)]
     if importlib.util.find_spec("jupyterlab" if jupyter else "marimo") is None:
         package = "jupyterlab" if jupyter else "marimo"
-        raise NotebookMissing(f"{file} is written, and {package} is not installed", hint=f"pip install {package}")
+        hint = "pip install jupyterlab" if jupyter else extras.install("notebook")
+        raise extras.PackageMissing(f"{file} is written, and {package} is not installed", hint=hint)
     environment = {**os.environ, flight.VARIABLE: flight.access(url)["url"]}
     sys.exit(subprocess.run(command, env=environment, check=False).returncode)

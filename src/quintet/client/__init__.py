@@ -14,7 +14,7 @@
     blipmq.py         the BlipMQ door; the only file that knows its frames
     flymq.py          the FlyMQ door, alike
     fast.py           the Fast door, alike, and what only it has: queues with keys
-    peerbus.py        the peerbus door, alike: one connection for all links of a bus
+    peerbus.py        the peerbus door, alike: one connection for all links of a bus; peerbus_ws.py has its WebSocket
     mailbox.py        the source of that door: verified, once, acknowledged after use
     felix.py          the Felix door: one QUIC connection for all links of a bus, a stream for each; felix_wire.py has its
                       frames, felix_source.py its subscriptions, quic.py the connection

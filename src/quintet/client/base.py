@@ -33,6 +33,7 @@ from quintet.client.errors import (
 from quintet.client.message import Rows, log
 from quintet.client.url import Endpoint
 from quintet.model.errors import QuintetError
+from quintet.model.extras import PackageMissing
 
 if TYPE_CHECKING:
     from quintet.client.subscription import Source
@@ -84,7 +85,7 @@ class Fetched(NamedTuple):
 
 
 # What no later attempt can mend: reconnecting stops.
-FATAL: Final = (AuthError, Forbidden, ProtocolError, BadUrl, SubscriptionEnded)
+FATAL: Final = (AuthError, Forbidden, ProtocolError, BadUrl, SubscriptionEnded, PackageMissing)
 
 
 @asynccontextmanager

@@ -35,12 +35,14 @@ from quintet.client.subscription import PREFETCH_DEFAULT, Subscription
 from quintet.client.transaction import Transaction
 from quintet.client.url import COMPRESSIONS
 from quintet.model.errors import QuintetError
+from quintet.model.extras import load
 
 TIMEOUT_S: Final = 10.0
 LINGER_S: Final = 0.005
 PRODUCER_BYTES_MAX: Final = 16 * 1024 * 1024
 PUBLISH_CHUNK_BYTES: Final = 8 * 1024 * 1024  # of one publish_batch: encoded and written at once
 
+COMPRESSORS: Final = {"lz4": "cramjam", "snappy": "cramjam", "zstd": "quintet.model.zstd"}  # gzip is Python's own
 DOORS: Final = {
     "blipmq": "quintet.client.blipmq",
     "flymq": "quintet.client.flymq",
@@ -72,8 +74,15 @@ def connect(
             f"{endpoint.door}:// is the door of Spark and the pipelines, not of messages",
             hint="use flymq:// or blipmq://",
         )
+    check_compression(endpoint.compression)
     door = cast(Door, import_module(DOORS[endpoint.door]).DOOR).for_bus(endpoint, name or "")
     return Bus(Setup(endpoint, door, name or "", timeout, reconnect, tls, on_event))
+
+
+def check_compression(name: str) -> None:
+    """PackageMissing if this client cannot do what it is asked for."""
+    if name in COMPRESSORS:
+        load(COMPRESSORS[name], f"compression {name}", "compression")
 
 
 def too_large(size: int, most: int) -> TooLarge:
@@ -295,6 +304,7 @@ class Bus:
         self._carries(idempotent=idempotent or None, compression=compression, ttl=ttl)
         if compression is not None and compression not in COMPRESSIONS:
             raise ValueError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
+        check_compression(compression or "none")
         if idempotent and (ttl is not None or retry):
             raise Unsupported("an idempotent producer has no ttl= and needs no retry=", hint="it retries by itself")
         load = Load(topic, (), qos, self._check(topic, qos, ttl), compression=compression)

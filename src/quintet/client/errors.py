@@ -23,6 +23,7 @@ from quintet.model.errors import (
     LimitExceeded,
     NameClaimed,
     OffsetNotFound,
+    OtherLog,
     OutOfSequence,
     PartitionFailed,
     PartitionNotFound,
@@ -46,6 +47,7 @@ from quintet.model.errors import (
     VersionConflict,
     WrongKey,
 )
+from quintet.model.extras import PackageMissing
 
 
 class ConnectionLost(QuintetError, ConnectionError):
@@ -143,6 +145,7 @@ _HINTS: Final[dict[type[QuintetError], str]] = {
     LimitExceeded: "raise the limit in the server's configuration",
     NameClaimed: "choose another name",
     OffsetNotFound: "METADATA, or `quintet topic describe`, tells the first and the next offset of each partition",
+    OtherLog: "begin with a new checkpoint; the broker behind the address was replaced",
     OutOfSequence: "begin again with a new producer",
     PartitionFailed: "the partition is read-only until the broker is restarted",
     PartitionNotFound: "METADATA, or `quintet topic describe`, tells how many partitions the topic has",
@@ -207,7 +210,9 @@ ALL: Final = (
     LimitExceeded,
     NameClaimed,
     OffsetNotFound,
+    OtherLog,
     OutOfSequence,
+    PackageMissing,
     PartitionFailed,
     PartitionNotFound,
     ProtocolError,
@@ -259,7 +264,9 @@ __all__ = [
     "LimitExceeded",
     "NameClaimed",
     "OffsetNotFound",
+    "OtherLog",
     "OutOfSequence",
+    "PackageMissing",
     "PartitionFailed",
     "PartitionNotFound",
     "ProtocolError",

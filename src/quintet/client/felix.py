@@ -642,6 +642,7 @@ class FelixDoor:
         self._lock = asyncio.Lock()
 
     def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+        quic.endpoint_class()  # what is not installed is said by connect()
         return FelixDoor(endpoint)
 
     async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:

@@ -12,7 +12,7 @@ from quintet.client.base import Setup, deadline, dial
 from quintet.client.bus import TIMEOUT_S
 from quintet.client.errors import BadUrl
 from quintet.client.mailbox import Identity
-from quintet.client.peerbus import DOOR, SocketWire, Wire, dial_socket
+from quintet.client.peerbus import DOOR, Wire, check_packages
 from quintet.protocols.peerbus import codec
 
 
@@ -31,22 +31,6 @@ class _Lines(Wire):
         """There is nothing to ask in somebody else's name."""
 
 
-class _Messages(SocketWire):
-    """The same over WebSocket."""
-
-    def __init__(self, where: str, write: Callable[[bytes], None]) -> None:
-        super().__init__(where, Identity("", b"", False))
-        self._registered.set_result(None)
-        self._write = write
-
-    def object(self, data: bytes) -> None:
-        self._write(data)
-
-    def heartbeat(self) -> None:
-        if self.socket is not None:
-            self.socket.send_ping()
-
-
 async def pipe(
     url: str,
     lines: AsyncIterator[list[bytes]],
@@ -61,15 +45,18 @@ async def pipe(
     endpoint = urls.parse(url)
     if endpoint.door != "peerbus":
         raise BadUrl(f"peers meet at the peerbus door, not at {endpoint.door}", hint="use peerbus:// or peerbus+tcp://")
+    check_packages(endpoint)
     setup = Setup(endpoint, DOOR, "", timeout, False, None)
     async with deadline(timeout, f"connecting to {endpoint}"):
-        link: _Lines | _Messages
+        link: Wire
         if endpoint.lines:
             link = _Lines(str(endpoint), write)
             await dial(setup, link)
         else:
-            link = _Messages(str(endpoint), write)
-            await dial_socket(setup, link)
+            from quintet.client import peerbus_ws
+
+            link = wire = peerbus_ws.PipedWire(str(endpoint), write)
+            await peerbus_ws.dial_socket(setup, wire)
     try:
         if endpoint.name or name:
             link.send([codec.register(endpoint.secret, endpoint.name or name)])

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from quintet import kernel
-from quintet.client.errors import BadUrl, ConnectionLost, Unsupported
+from quintet.client.errors import BadUrl, ConnectionLost
 from quintet.client.message import log
 from quintet.client.url import Endpoint
+from quintet.model.extras import needed_by
 
 CONNECTED, DATA, WRITABLE, STOPPED, RESET, CLOSED, SENT = range(1, 8)
 
@@ -117,8 +118,7 @@ class Proof(NamedTuple):
 
 def endpoint(family: int) -> Wire:
     """A socket of a client, on a free port."""
-    kind = cast(Callable[..., Wire], getattr(kernel, "QuicEndpoint", None) or _twin())
-    return kind(
+    return endpoint_class()(
         "::" if family == socket.AF_INET6 else "0.0.0.0",
         0,
         streams_max=0,
@@ -136,13 +136,15 @@ def endpoint(family: int) -> Wire:
     )
 
 
-def _twin() -> object:
-    """The endpoint in Python. It stands with the server's network code, and is all of it that a client may load."""
-    try:
+def endpoint_class() -> Callable[..., Wire]:
+    """The kernel's endpoint, or the one in Python: it stands with the server's network code, and is all of it that a client
+    may load. PackageMissing: there is neither."""
+    native = getattr(kernel, "QuicEndpoint", None)
+    if native is not None:
+        return cast(Callable[..., Wire], native)
+    with needed_by("felix:// without the native kernel", "felix"):
         from quintet.net.quic_twin import QuicEndpoint
-    except ImportError as error:
-        raise Unsupported("felix:// needs QUIC", hint="install the native kernel, or the package aioquic") from error
-    return QuicEndpoint
+    return cast(Callable[..., Wire], QuicEndpoint)
 
 
 class Connection:

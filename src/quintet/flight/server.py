@@ -121,7 +121,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         self._closer: threading.Thread | None = None
         self._verbs: dict[str, Verb] = {
             "topics": verbs.topics, "offsets_for_time": verbs.offsets_for_time,
-            "locate": partial(verbs.locate, _machine(options.data)),
+            "locate": partial(verbs.locate, _machine(options.data, broker.log.identity)),
             "stage_commit": verbs.stage_commit, "stage_abort": verbs.stage_abort, "fence": verbs.fence,
             "group_commit": verbs.group_commit, "groups": verbs.groups, "schema": verbs.schema,
             "reject": verbs.reject, "redrive": verbs.redrive, "dead": verbs.dead,
@@ -361,14 +361,14 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 yield chunk.data
 
 
-def _machine(data: Path | None) -> wire.Machine | None:
+def _machine(data: Path | None, log: str) -> wire.Machine | None:
     """What says that another process sees the same files: the same boot of the same machine, and the broker's own lock."""
     if data is None:
         return None
     try:
         lock = (data / "lock").resolve()
         facts = lock.stat()
-        return wire.Machine(BOOT_ID.read_text().strip(), str(lock), facts.st_dev, facts.st_ino)
+        return wire.Machine(BOOT_ID.read_text().strip(), str(lock), facts.st_dev, facts.st_ino, log)
     except OSError:  # not Linux: everything goes through this door
         return None
 

@@ -41,6 +41,7 @@ from quintet.model.errors import (
     AuthError,
     BadRequest,
     LimitExceeded,
+    OtherLog,
     PartitionNotFound,
     ShuttingDown,
     TooLarge,
@@ -64,10 +65,12 @@ FILES: Final = "flight:files"  # the door, in the audit, of who was told where t
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A topic to be read: its name, number and partitions. `topic` is None for one of the broker's own."""
+    """A topic to be read: its name, number, identity (wire.TopicInfo) and partitions. `topic` is None for one of the broker's
+    own, which are made with the log and never again."""
 
     name: str
     id: int
+    identity: str
     durability: str
     partitions: tuple[Partition, ...]
     topic: Topic | None
@@ -131,7 +134,7 @@ class Call:
         if name in OWN_TOPICS and self.administers:
             return _own(self.broker, name)
         self.require("subscribe", name)
-        return _source(self.broker.topics.find(_raw(name)))
+        return _source(self.broker, self.broker.topics.find(_raw(name)))
 
     def given(self, source: Source, partition: int, first: int, last: int, door: str = "flight") -> None:
         """For the audit: a stream of these begins, or whoever asked knows the files they are in. Who reads the broker's own
@@ -148,11 +151,18 @@ def _own(broker: Broker, name: str) -> Source:
         "__groups": broker.groups, "__audit": broker.audit, "__events": broker.events,
     }  # fmt: skip
     partition = kept[name].partition
-    return Source(name, partition.topic_id, "fsync", (partition,), None)
+    return Source(name, partition.topic_id, _identity(broker, name), "fsync", (partition,), None)
 
 
-def _source(topic: Topic) -> Source:
-    return Source(topic.name, topic.spec.id, topic.spec.durability, tuple(topic.partitions), topic)
+def _source(broker: Broker, topic: Topic) -> Source:
+    spec = topic.spec
+    return Source(
+        topic.name, spec.id, _identity(broker, spec.identity), spec.durability, tuple(topic.partitions), topic
+    )
+
+
+def _identity(broker: Broker, topic: str) -> str:
+    return f"{broker.log.identity}/{topic}"
 
 
 def _raw(name: str) -> bytes:
@@ -164,7 +174,7 @@ def _raw(name: str) -> bytes:
 
 def _info(source: Source) -> wire.TopicInfo:
     rows = tuple(wire.PartitionInfo(p.start, p.visible, p.bytes_from(p.start)) for p in source.partitions)
-    return wire.TopicInfo(source.name, source.id, source.durability, rows)
+    return wire.TopicInfo(source.name, source.id, source.durability, rows, source.identity)
 
 
 # -- finding ----------------------------------------------------------------------------------------------------------
@@ -179,7 +189,7 @@ def select(call: Call, ask: wire.Selection) -> tuple[list[Source], list[str]]:
     for name in ask.topics:
         topic = call.broker.topics.get(name.encode(errors="replace")) if call.may_read(name) else None
         if topic is not None:
-            found[name] = _source(topic)
+            found[name] = _source(call.broker, topic)
         elif name in OWN_TOPICS and call.administers:
             found[name] = _own(call.broker, name)
         else:
@@ -188,7 +198,7 @@ def select(call: Call, ask: wire.Selection) -> tuple[list[Source], list[str]]:
         matches = _matcher(ask.pattern)
         for topic in call.broker.topics.all():
             if matches(topic.name) and call.may_read(topic.name):
-                found[topic.name] = _source(topic)
+                found[topic.name] = _source(call.broker, topic)
     if sum(len(source.partitions) for source in found.values()) > PARTITIONS_SHOWN_MAX:
         raise LimitExceeded(f"more than {PARTITIONS_SHOWN_MAX} partitions", hint="ask for fewer topics at a time")
     return [found[name] for name in sorted(found)], missing
@@ -211,7 +221,7 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
 
 def topics(call: Call, ask: wire.Selection, done: Done) -> None:
     found, missing = select(call, ask)
-    done(wire.Topics(tuple(_info(source) for source in found), tuple(missing)), None)
+    done(wire.Topics(tuple(_info(source) for source in found), tuple(missing), call.broker.log.identity), None)
 
 
 def offsets_for_time(call: Call, ask: wire.TimeRequest, done: Done) -> None:
@@ -228,7 +238,7 @@ def locate(machine: wire.Machine | None, call: Call, ask: wire.LocateRequest, do
     source = call.source(ask.topic)
     partitions = [source.partition(wanted.partition) for wanted in ask.ranges]
     if machine is None or source.in_memory:
-        done(wire.Located(source.id, machine, tuple(() for _ in ask.ranges)), None)
+        done(wire.Located(source.identity, machine, tuple(() for _ in ask.ranges)), None)
         return
     files, count = [], 0
     for partition, wanted in zip(partitions, ask.ranges, strict=True):
@@ -240,7 +250,7 @@ def locate(machine: wire.Machine | None, call: Call, ask: wire.LocateRequest, do
         count += len(found)
         if count > FILES_SHOWN_MAX:
             raise LimitExceeded(f"more than {FILES_SHOWN_MAX} files", hint="ask for fewer ranges at a time")
-    done(wire.Located(source.id, machine, tuple(files)), None)
+    done(wire.Located(source.identity, machine, tuple(files)), None)
 
 
 def _all(calls: Sequence[Callable[[Done], None]], done: Done, at_once: int = POSITIONS_AT_ONCE) -> None:
@@ -409,6 +419,12 @@ def stage_commit(call: Call, ask: wire.StageCommit, done: Done) -> None:
         raise LimitExceeded(f"{len(ask.stages)} stages in one commit, the limit is {STAGES_OF_COMMIT_MAX}")
     if call.broker.draining:
         raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+    if ask.log not in ("", call.broker.log.identity):  # before the fence is asked: that of another log says nothing
+        raise OtherLog(
+            f"batch {ask.epoch} of {ask.writer} was staged in the log {ask.log}, this broker has the log"
+            f" {call.broker.log.identity}: nothing was committed",
+            hint="the broker behind the address was replaced, or its data folder emptied: begin with a new checkpoint",
+        )
 
     def committed(fresh: bool, error: Exception | None) -> None:
         if isinstance(error, NotYetVisible):  # it is committed, and the rest follows by itself
@@ -428,7 +444,7 @@ def stage_abort(call: Call, ask: wire.StageAbort, done: Done) -> None:
 
 
 def fence(call: Call, ask: wire.FenceRequest, done: Done) -> None:
-    done(wire.FenceAnswer(call.broker.stages.fence(call.owner, ask.writer)), None)
+    done(wire.FenceAnswer(call.broker.stages.fence(call.owner, ask.writer), call.broker.log.identity), None)
 
 
 def stage_open(call: Call, writer: str, epoch: int) -> Stage:
@@ -438,7 +454,8 @@ def stage_open(call: Call, writer: str, epoch: int) -> Stage:
 
 
 def target(call: Call, name: str, done: Done) -> None:
-    """done((number, partitions, whose turn it is), None) of the topic to publish to, when it is there for good."""
+    """done((number, partitions, whose turn it is, identity), None) of the topic to publish to, when it is there for good."""
     topic = call.broker.publish_target(call.principal, _raw(name), durable=True, peer=call.peer)
     turn = topic.choose(None)
-    topic.after(lambda error: done((topic.spec.id, len(topic.partitions), turn), error))
+    identity = _identity(call.broker, topic.spec.identity)
+    topic.after(lambda error: done((topic.spec.id, len(topic.partitions), turn, identity), error))

@@ -72,17 +72,22 @@ class PartitionInfo(Answer, frozen=True):
 
 
 class TopicInfo(Answer, frozen=True):
+    """`id` tells topics of one log apart, by a small number. `identity` tells a topic from every other one, of other logs, too:
+    LOG/TOPIC, both random. Who remembers offsets remembers it with them."""
+
     name: str
     id: int
     durability: str
     partitions: tuple[PartitionInfo, ...]
+    identity: str
 
 
 class Topics(Answer, frozen=True):
-    """`missing`: names that were asked for and do not exist (or may not be known to exist)."""
+    """`missing`: names that were asked for and do not exist (or may not be known to exist). `log`: the identity of the log."""
 
     topics: tuple[TopicInfo, ...]
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...]
+    log: str
 
 
 class TimeRequest(Request, frozen=True):
@@ -118,18 +123,21 @@ class SegmentFile(Answer, frozen=True):
 
 
 class Machine(Answer, frozen=True):
-    """Which machine and which data directory the paths are of: the files are the broker's only if all of it agrees."""
+    """Which machine and which data directory the paths are of: the files are the broker's only if all of it agrees. A directory
+    that was emptied and used again may have the same path, device and inode; the file `identity` in it then has another log."""
 
     boot_id: str
     lock_path: str
     lock_device: int
     lock_inode: int
+    log: str
 
 
 class Located(Answer, frozen=True):
-    """The files of each range asked for; none for a topic in memory. `machine` None: mapping is switched off."""
+    """The files of each range asked for; none for a topic in memory. `machine` None: mapping is switched off. `identity` is that
+    of the topic, as in TopicInfo."""
 
-    topic_id: int
+    identity: str
     machine: Machine | None
     files: tuple[tuple[SegmentFile, ...], ...]
 
@@ -147,22 +155,27 @@ class StageRequest(Request, frozen=True):
 
 class Staged(Answer, frozen=True):
     """Sent as the metadata of a do_put: the stage and what it holds. `stage` "": no rows came, and there is nothing to
-    commit; a StageCommit may name it all the same."""
+    commit; a StageCommit may name it all the same. `log`: the log that has it. `identity`: of the topic that the request
+    named, as in TopicInfo; "" if it named none."""
 
     stage: str
     rows: int
     bytes: int
+    log: str
+    identity: str = ""
 
 
 class StageCommit(Request, frozen=True):
     """Publish these stages as batch `epoch` of `writer`: all of it, once. `rows` is what the caller counted.
-    `accept_other`: this epoch was committed before with another number of rows; pass over that."""
+    `accept_other`: this epoch was committed before with another number of rows; pass over that. `log`: the log that has the
+    stages and knows the writer; another one refuses (E1333), "" is not checked."""
 
     writer: str
     epoch: int
     stages: tuple[str, ...]
     rows: int
     accept_other: bool = False
+    log: str = ""
 
 
 class StageCommitted(Answer, frozen=True):
@@ -181,9 +194,10 @@ class FenceRequest(Request, frozen=True):
 
 
 class FenceAnswer(Answer, frozen=True):
-    """The highest epoch that was committed, -1 if none was."""
+    """The highest epoch that was committed in this log, -1 if none was."""
 
     epoch: int
+    log: str
 
 
 # -- groups, schemas, dead letters ------------------------------------------------------------------------------------

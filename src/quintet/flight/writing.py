@@ -47,7 +47,7 @@ class Put:
         self._gone = gone
         self._origin = b"flight:" + caller.name.encode()[:200]
         self._checked = (0, 0)  # bytes and parts of its stage, when it was last asked whether there is room
-        self._targets: dict[str, tuple[int, int, int]] = {}  # number, partitions, whose turn it is
+        self._targets: dict[str, tuple[int, int, int, str]] = {}  # number, partitions, whose turn it is, identity
 
     def publish(self, topic: str, batches: Iterable[Any]) -> wire.Staged:
         """All of it or nothing."""
@@ -80,8 +80,9 @@ class Put:
 
     def stage(self, ask: wire.StageRequest, batches: Iterable[Any]) -> wire.Staged:
         """Keep all of it until it is committed or aborted. Without rows there is no stage, and none is needed."""
+        log, identity = self._broker.log.identity, ""
         if ask.topic:
-            self._target(ask.topic)  # before anything is sent: what is refused is refused at once
+            identity = self._target(ask.topic)[3]  # before anything is sent: what is refused is refused at once
         stage: Stage | None = None
         try:
             for batch in batches:
@@ -91,7 +92,7 @@ class Put:
                     stage.append(number, partition, data, count)
                     self._check_room(stage)
             if stage is None:
-                return wire.Staged("", 0, 0)
+                return wire.Staged("", 0, 0, log, identity)
             stage.finish()
             if self._gone():
                 raise BadRequest("the client went away before it had sent all rows", hint="send them again")
@@ -100,7 +101,7 @@ class Put:
             if stage is not None:
                 self._throw_away(stage)
             raise
-        return wire.Staged(stage.id, stage.rows, stage.bytes)
+        return wire.Staged(stage.id, stage.rows, stage.bytes, log, identity)
 
     def _check_room(self, stage: Stage) -> None:
         """Now and then."""
@@ -126,8 +127,8 @@ class Put:
         if self._bridge.closed:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
         for name, rows in _by_topic(topic, batch):
-            number, partitions, turn = self._target(name)
-            self._targets[name] = (number, partitions, turn + 1)
+            number, partitions, turn, identity = self._target(name)
+            self._targets[name] = (number, partitions, turn + 1, identity)
             taken = columns.from_batch(rows)
             try:
                 made = kernel.scatter(*taken, partitions, turn, self._origin, 0, BATCH_BYTES)
@@ -138,7 +139,7 @@ class Put:
                     raise TooLarge(f"topic {name!r}: a row of {len(data)} bytes, the limit is {RECORD_BYTES_MAX}")
                 yield number, partition, data, count
 
-    def _target(self, name: str) -> tuple[int, int, int]:
+    def _target(self, name: str) -> tuple[int, int, int, str]:
         found = self._targets.get(name)
         if found is None:
             if len(self._targets) >= TOPICS_OF_PUT_MAX:

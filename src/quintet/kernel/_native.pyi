@@ -19,7 +19,7 @@ def crc32c(data: Buffer, value: int = 0) -> int:
 # -- record batches ---------------------------------------------------------------------------------------------------
 
 def build(
-    values: Sequence[bytes | None],
+    values: Sequence[bytes | memoryview | None],
     keys: Sequence[bytes | None] | None = None,
     headers: Sequence[Headers] | None = None,
     timestamps: Sequence[int] | None = None,

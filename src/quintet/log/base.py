@@ -169,6 +169,10 @@ class Log(Protocol):
     """An engine. `recover` is called once before anything else."""
 
     @property
+    def identity(self) -> str:
+        """Random, made at the first start and kept: another log has another one, a copy of this one has the same."""
+
+    @property
     def stages(self) -> Stages:
         """What was handed in and is not yet in a topic."""
 

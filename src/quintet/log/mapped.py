@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from quintet import kernel
+from quintet.log.embedded import identity
 from quintet.log.embedded.segment import (
     BATCH_MAGIC,
     HEADER_BYTES,
@@ -82,6 +83,15 @@ class Wish(NamedTuple):
     bytes_max: int
     now: int
     lenient: bool
+
+
+def log_of(directory: str) -> str:
+    """The identity of the log in a data directory; "" if it cannot be read here."""
+    try:
+        with open(f"{directory}/{identity.NAME}", "rb") as file:
+            return identity.parse(file.read())
+    except OSError:
+        return ""
 
 
 def read(

@@ -134,6 +134,12 @@ class EpochDiffers(QuintetError):
     code = "E1332"
 
 
+class OtherLog(QuintetError):
+    """What a caller remembers is of another log than this broker's."""
+
+    code = "E1333"
+
+
 class BadRequest(QuintetError, ValueError):
     """A request that is well-formed and makes no sense: the text says why."""
 

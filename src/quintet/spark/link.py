@@ -188,7 +188,7 @@ class Link:
                 answer = answers.read()
             if answer is None:
                 raise ConnectionLost("the broker ended a stage without an answer")
-            return msgspec.json.decode(answer.to_pybytes(), type=wire.Staged)
+            return self._decoded(answer, wire.Staged)
 
         return self._again(once)
 
@@ -201,9 +201,18 @@ class Link:
             results = list(self._connected().do_action(action, self._options(CALL_SECONDS)))
             if not results:
                 raise ConnectionLost(f"the broker ended the action {name} without an answer")
-            return msgspec.json.decode(results[0].body.to_pybytes(), type=kind)
+            return self._decoded(results[0].body, kind)
 
         return self._again(once)
+
+    def _decoded(self, answer: pa.Buffer, kind: type[A]) -> A:
+        try:
+            return msgspec.json.decode(answer.to_pybytes(), type=kind)
+        except msgspec.ValidationError as error:
+            raise ServerError(
+                f"the broker at {self.target} answered what this version does not understand ({error}); use the same version of "
+                "Quintet at both ends"
+            ) from None
 
     def _again(self, once: Callable[[], T]) -> T:
         """What `once` returns; repeated while the broker is away, and after a new login when the token was refused."""

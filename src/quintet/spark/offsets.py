@@ -1,30 +1,42 @@
 """How far a stream is: offsets as Spark keeps them in its checkpoint, and how a limit is shared out. No broker, no Spark.
 
-    {"orders": {"id": 17, "0": 5, "1": 9}, "payments": {"id": 3, "0": 0}}
+    {"orders": {"id": "3fa9.../77c1...", "0": 5, "1": 9}, "payments": {"id": "3fa9.../e02b...", "0": 0}}
 
-Topics are sorted by name, partitions by number, and `id` tells a topic from a later one of the same name. Spark compares
-offsets as text, so the same offsets must always be written in the same way: `dump` is the only place that writes them.
+Topics are sorted by name, partitions by number. `id` is the topic's identity (flight/wire.py): it tells a topic from every other
+one of the same name, made later or in another log. Checkpoints from before there were identities have the topic's number there,
+which another log may have given, too: it is taken where it fits, and the next offsets have the identity. Spark compares offsets
+as text, so the same offsets must always be written in the same way: `dump` is the only place that writes them.
 """
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from quintet.flight.wire import TopicInfo
 from quintet.spark.options import OptionError
 
 ID: Final = "id"
 
 
 class Marks(NamedTuple):
-    """Of one topic: its id, and of each partition the first offset that was not read."""
+    """Of one topic: its identity (its number in an old checkpoint), and of each partition the first offset that was not read."""
 
-    id: int
+    id: str | int
     at: tuple[int, ...]
+
+    @property
+    def log(self) -> str:
+        """The identity of the log it is of; "" in an old checkpoint."""
+        return self.id.partition("/")[0] if isinstance(self.id, str) else ""
+
+    def of(self, info: TopicInfo) -> bool:
+        """Whether this is the topic that the offsets are of, as far as they tell."""
+        return self.id == (info.identity if isinstance(self.id, str) else info.id)
 
 
 Offsets = dict[str, Marks]
 
 
-def dump(offsets: Mapping[str, Marks]) -> dict[str, dict[str, int]]:
+def dump(offsets: Mapping[str, Marks]) -> dict[str, dict[str, str | int]]:
     return {
         topic: {ID: marks.id, **{str(partition): offset for partition, offset in enumerate(marks.at)}}
         for topic, marks in sorted(offsets.items())
@@ -35,13 +47,18 @@ def load(offsets: Mapping[str, object]) -> Offsets:
     """The reverse. What `dump` did not write is refused: a checkpoint of another source, for example."""
     found: Offsets = {}
     for topic, marks in offsets.items():
-        if not isinstance(marks, dict) or ID not in marks or not all(isinstance(n, int) for n in marks.values()):
+        id = marks.get(ID) if isinstance(marks, dict) else None
+        if (
+            not isinstance(marks, dict)
+            or not isinstance(id, str | int)
+            or not all(isinstance(at, int) for name, at in marks.items() if name != ID)
+        ):
             raise OptionError("checkpointLocation", f"its offsets of {topic!r} were not written by this source")
         try:
             at = tuple(marks[str(partition)] for partition in range(len(marks) - 1))
         except KeyError:
             raise OptionError("checkpointLocation", f"its offsets of {topic!r} do not name every partition") from None
-        found[topic] = Marks(marks[ID], at)
+        found[topic] = Marks(id, at)
     return found
 
 

@@ -129,6 +129,7 @@ class WriteOptions:
     fail_on_data_loss: bool = True
     writer: str = ""  # with `epoch`: the identity of a batch write that may be repeated
     epoch: int = 0
+    checkpoint: str = ""  # of a streaming query that names it as an option
 
 
 # -- errors without a stack trace in front ----------------------------------------------------------------------------
@@ -224,7 +225,13 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         fail_on_data_loss=_flag(given, "failOnDataLoss"),
         writer=given.get("txnAppId", ""),
         epoch=_number(given, "txnVersion", 0, least=0),
+        checkpoint=checkpoint(options),
     )
+
+
+def checkpoint(options: Mapping[str, str]) -> str:
+    """The checkpointLocation that Spark puts beside the options of a sink; "" if it was set elsewhere."""
+    return next((value for name, value in options.items() if name.lower() == "checkpointlocation"), "")
 
 
 def refuse_in_stream(options: ReadOptions) -> None:

@@ -11,7 +11,6 @@ source against the broker's Kafka door, would hand out the same columns and need
 The stream reader (stream.py) plans in its own way and shares everything from `tasks` on.
 """
 
-import functools
 import itertools
 import logging
 import os
@@ -44,7 +43,8 @@ _log = logging.getLogger("quintet.spark")
 
 
 class Span(NamedTuple):
-    """Records first <= offset < last of a partition, and about how many bytes they are."""
+    """Records first <= offset < last of a partition, and about how many bytes they are. `id` is the topic's number, which its
+    files bear; `identity` tells it from every other topic."""
 
     topic: str
     id: int
@@ -52,6 +52,7 @@ class Span(NamedTuple):
     first: int
     last: int
     bytes: int = 0
+    identity: str = ""
 
     @property
     def rows(self) -> int:
@@ -82,10 +83,10 @@ class Task(InputPartition):
 # -- on the driver ----------------------------------------------------------------------------------------------------
 
 
-def lost(options: ReadOptions, what: str) -> None:
+def lost(options: ReadOptions, what: str, remedy: str = "set it to false to go on with what is there") -> None:
     """Records that should be read are gone: an error, or a line in the log, as failOnDataLoss says."""
     if options.fail_on_data_loss:
-        raise OptionError("failOnDataLoss", f"{what}; set it to false to go on with what is there")
+        raise OptionError("failOnDataLoss", f"{what}; {remedy}")
     _log.warning("quintet: %s; going on because failOnDataLoss is false", what)
 
 
@@ -106,7 +107,7 @@ def select(options: ReadOptions, link: Link) -> dict[str, wire.TopicInfo]:
 
 def whole(info: wire.TopicInfo, partition: int) -> Span:
     part = info.partitions[partition]
-    return Span(info.name, info.id, partition, part.first, part.end, part.bytes)
+    return Span(info.name, info.id, partition, part.first, part.end, part.bytes, info.identity)
 
 
 def cut(span: Span, first: int, last: int) -> Span:
@@ -226,7 +227,7 @@ def locate(options: ReadOptions, link: Link, spans: Sequence[Span]) -> list[Part
             ranges = tuple(wire.Range(spans[n].partition, spans[n].first, spans[n].last) for n in some)
             found = link.locate(wire.LocateRequest(topic, ranges))
             for number, files in zip(some, found.files, strict=True):
-                same = found.machine is not None and found.topic_id == spans[number].id and bool(files)
+                same = found.machine is not None and found.identity == spans[number].identity and bool(files)
                 if not same and options.access == "files":
                     raise OptionError(
                         "access",
@@ -240,26 +241,33 @@ def locate(options: ReadOptions, link: Link, spans: Sequence[Span]) -> list[Part
 # -- on an executor ---------------------------------------------------------------------------------------------------
 
 
-@functools.cache
 def same_machine(machine: wire.Machine) -> bool:
-    """Whether the paths that the broker named are the same files here: same boot of the same kernel, same lock file."""
+    """Whether the paths that the broker named are the same files here and now: same boot of the same kernel, same lock file, and
+    the log that it is by the file beside it: a folder that was emptied may get the same inode again."""
     try:
         here = BOOT_ID.read_text().strip()
         lock = os.stat(machine.lock_path)
     except OSError:
         return False
-    return here == machine.boot_id and (lock.st_dev, lock.st_ino) == (machine.lock_device, machine.lock_inode)
+    same = here == machine.boot_id and (lock.st_dev, lock.st_ino) == (machine.lock_device, machine.lock_inode)
+    return same and mapped.log_of(os.path.dirname(machine.lock_path)) == machine.log
 
 
 def open_range(
-    options: ReadOptions, part: Part, columns: tuple[str, ...], asked: dict[str, int]
+    options: ReadOptions, part: Part, columns: tuple[str, ...], asked: dict[str, str]
 ) -> Iterator[pa.RecordBatch]:
     """The records of a part, in order, by the best way there is from here. The batches may have more columns. `asked` takes
-    down the topics for which the broker was asked, with the ids they should have."""
+    down the topics for which the broker was asked, with the identities they should have."""
     span = part.span
     first = span.first
     if part.machine is not None and part.files and same_machine(part.machine) and _readable(part.files):
         first = yield from _from_files(options, part, columns)
+        if not same_machine(
+            part.machine
+        ):  # then the files may have been another log's; a task that fails gives no rows
+            raise OptionError(
+                "access", f"the data folder of the broker was replaced while {span.topic} was read; run it again"
+            )
     if first >= span.last:
         return
     if options.access == "files":
@@ -268,7 +276,7 @@ def open_range(
             f"the files of {span.topic}/{span.partition} do not give offset {first} here; are they on this machine, readable "
             "for this user, and not removed by retention? access=auto asks the broker then",
         )
-    asked[span.topic] = span.id
+    asked[span.topic] = span.identity
     yield from _from_broker(options, span._replace(first=first), columns)
 
 
@@ -340,7 +348,7 @@ def read_task(options: ReadOptions, table: Table, task: InputPartition) -> Itera
         return
     link = Link.of(options.target)
     shape = Shape(table, task.newer)
-    asked: dict[str, int] = {}
+    asked: dict[str, str] = {}
     for part in task.value:
         for batch in open_range(options, part, table.needed, asked):
             yield from shape.shaped(batch)
@@ -349,12 +357,12 @@ def read_task(options: ReadOptions, table: Table, task: InputPartition) -> Itera
         _still_the_same(link, asked)
 
 
-def _still_the_same(link: Link, asked: dict[str, int]) -> None:
-    """A ticket names its topic, and names are used again, ids never: a topic that still has its id was the one that was
-    read. Otherwise the task fails, whatever failOnDataLoss says; the next plan sees what happened and goes by that."""
-    now = {info.name: info.id for info in link.topics(wire.Selection(tuple(asked))).topics}
-    for topic, id in asked.items():
-        if now.get(topic) != id:
+def _still_the_same(link: Link, asked: dict[str, str]) -> None:
+    """A ticket names its topic, and names are used again, identities never: a topic that still has its own was the one that
+    was read. Otherwise the task fails, whatever failOnDataLoss says; the next plan sees what happened and goes by that."""
+    now = {info.name: info.identity for info in link.topics(wire.Selection(tuple(asked))).topics}
+    for topic, identity in asked.items():
+        if now.get(topic) != identity:
             raise OptionError(
                 "failOnDataLoss", f"topic {topic} was deleted, or made again, while it was read; run it again"
             )

@@ -17,7 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from quintet.model.errors import ConfigError, QuintetError
+from quintet.model.errors import ConfigError
+from quintet.model.extras import PackageMissing, absent
 from quintet.spark import java, launch, travel
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _starting = threading.Lock()
 _machines: list[launch.Machine] = []  # at most one, as pyspark has it; guarded by _starting
 
 
-class SparkMissing(QuintetError, ImportError):
+class SparkMissing(PackageMissing):
     """pyspark is not installed, or too old."""
 
     code = "E2102"
@@ -81,7 +82,7 @@ def register(made: "SparkSession") -> None:
 
 def check_packages() -> None:
     """Say what to install before an ImportError does."""
-    missing = [name for name in ("pyspark", "pyarrow", "pandas", "numpy") if importlib.util.find_spec(name) is None]
+    missing = absent("spark")
     if missing:
         raise SparkMissing(f"Spark needs {', '.join(missing)}, which this Python ({sys.executable}) does not have")
     version = metadata.version("pyspark")

@@ -11,6 +11,7 @@ What a topic can do between two micro-batches, and what follows:
     its retention passed what was not read    failOnDataLoss: an error, or read on from where it begins now
     it was deleted                            failOnDataLoss: an error, or it is left out
     it was deleted and made again             failOnDataLoss: an error, or the new one is read from its beginning
+    another log is behind the url             the same; a topic is known by its identity (offsets.py), not by its name
     it is shorter than what was read          failOnDataLoss: an error, or read on from its end
 """
 
@@ -37,6 +38,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._table = table
         self._frozen: dict[str, wire.TopicInfo] | None = None  # with availableNow: the topics as they were at the start
+        self._log = ""  # the log that answered last
 
     @plainly
     def initialOffset(self) -> dict[str, Any]:
@@ -50,7 +52,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._frozen = self._known()
         return dump(
             {
-                name: Marks(info.id, tuple(starts[name, number] for number in range(len(info.partitions))))
+                name: Marks(info.identity, tuple(starts[name, number] for number in range(len(info.partitions))))
                 for name, info in topics.items()
             }
         )
@@ -83,13 +85,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 max(offset, part.first) + taken[name, number]
                 for number, (offset, part) in enumerate(zip(marks.at, info.partitions, strict=True))
             ]
-            end[name] = Marks(info.id, tuple(at))
+            end[name] = Marks(info.identity, tuple(at))
         return dump(end)
 
     @plainly
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return dump(
-            {name: Marks(info.id, tuple(part.end for part in info.partitions)) for name, info in self._known().items()}
+            {
+                name: Marks(info.identity, tuple(part.end for part in info.partitions))
+                for name, info in self._known().items()
+            }
         )
 
     @plainly
@@ -98,9 +103,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._named(until)
         spans: list[Span] = []
         for name, marks in until.items():
-            before = begin.get(name)
-            firsts = before.at if before is not None and before.id == marks.id else ()
-            spans += self._spans(name, firsts, marks, topics.get(name))
+            before, info = begin.get(name), topics.get(name)
+            same = before is not None and info is not None and before.of(info) and marks.of(info)
+            spans += self._spans(name, before.at if before is not None and same else (), marks, info)
         return tasks(self._options, self._table, spans)
 
     @plainly_each
@@ -120,16 +125,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._found(wire.Selection(tuple(names))) if names else {}
 
     def _found(self, selection: wire.Selection) -> dict[str, wire.TopicInfo]:
-        return {info.name: info for info in self._link().topics(selection).topics}
+        found = self._link().topics(selection)
+        self._log = found.log
+        return {info.name: info for info in found.topics}
 
     def _reconciled(self, begin: Offsets, topics: Mapping[str, wire.TopicInfo]) -> Offsets:
         """Where to go on in the topics there are. What is new begins at its beginning; what was lost is said."""
         result: Offsets = {}
         for name, marks in begin.items():
             info = topics.get(name)
-            if info is None:
+            if self._is_foreign(marks):
+                self._foreign(name, marks)
+            elif info is None:
                 lost(self._options, f"topic {name} was deleted, or may no longer be read, while a query was reading it")
-            elif info.id != marks.id:
+            elif not marks.of(info):
                 lost(self._options, f"topic {name} was deleted and made again while a query was reading it")
             elif len(info.partitions) < len(marks.at):
                 raise OptionError("checkpointLocation", f"its offsets name more partitions than {name} has")
@@ -138,10 +147,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     if offset > part.end:
                         lost(self._options, f"{name}/{number} ends at {part.end}, before {offset}, where the query is")
                 at = [min(offset, part.end) for offset, part in zip(marks.at, info.partitions, strict=False)]
-                result[name] = Marks(info.id, (*at, *_firsts(info)[len(at) :]))
+                result[name] = Marks(info.identity, (*at, *_firsts(info)[len(at) :]))
         for name, info in topics.items():
-            result.setdefault(name, Marks(info.id, _firsts(info)))
+            result.setdefault(name, Marks(info.identity, _firsts(info)))
         return result
+
+    def _is_foreign(self, marks: Marks) -> bool:
+        return bool(self._log) and marks.log not in ("", self._log)
+
+    def _foreign(self, name: str, marks: Marks) -> None:
+        """Offsets of another log say nothing about this one, however well they fit."""
+        lost(
+            self._options,
+            f"topic {name} in the checkpoint belongs to another log ({marks.log}); this broker has the log {self._log}: the "
+            "broker behind the url was replaced, or its data folder was emptied",
+            "use a new checkpointLocation, or set it to false to read what this broker has from its beginning",
+        )
 
     def _spans(self, name: str, firsts: Sequence[int], end: Marks, info: wire.TopicInfo | None) -> list[Span]:
         """What a micro-batch reads of one topic. `firsts` has no entry for a partition that is new."""
@@ -151,7 +172,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = [(number, first, last) for number, first, last in wanted if (first or 0) < last]
         if not wanted:
             return []
-        if info is None or info.id != end.id:
+        if self._is_foreign(end):
+            self._foreign(name, end)
+            return []
+        if info is None or not end.of(info):
             lost(self._options, f"topic {name} was deleted before all of it was read")
             return []
         spans = []

@@ -5,7 +5,8 @@
 
 The writer of a streaming query is its query id, which its checkpoint keeps, and the epoch is the number of the micro-batch:
 the broker publishes an epoch once and says `fresh=false` when it comes again, which is fine. The query id is known in tasks
-only, so it is in their messages. A micro-batch without any message had no task that saw a row, so nothing was staged and there
+only, so it is in their messages; so is the log that took their stages, and another one refuses the commit. Which sink a
+checkpoint has written to is kept beside it (sinks.py). A micro-batch without any message had no task that saw a row, so nothing was staged and there
 is nothing to publish or to fence: should it be repeated and have rows then, they are published then, once.
 
 A batch write is published once in itself; written again it is there again. txnAppId and txnVersion (for foreachBatch: a name
@@ -35,12 +36,14 @@ from pyspark.sql.types import (
 )
 
 from quintet.flight import wire
-from quintet.model.errors import QuintetError
+from quintet.model.errors import OtherLog, QuintetError
+from quintet.spark import sinks
 from quintet.spark.link import Link
 from quintet.spark.options import OptionError, WriteOptions, plainly
 
 CHUNK_BYTES: Final = 64 << 20  # of rows that are kept until their stage is safe
 ONCE: Final = -1  # the epoch of a write that is no part of a sequence
+NO_TOPIC: Final = "-"  # asked for where no topic is named: the answer says which log it is
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 
@@ -67,12 +70,14 @@ WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task staged, and for which batch."""
+    """What one task staged, and for which batch. `log` has the stages; `identity` is that of the topic that was named."""
 
     writer: str
     epoch: int
     stages: tuple[str, ...]
     rows: int
+    log: str = ""
+    identity: str = ""
 
 
 def wire_schema(schema: StructType, options: WriteOptions) -> pa.Schema:
@@ -124,17 +129,19 @@ class Sink:
     def _stage(self, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Written:
         """All rows of a task, as stages. What was staged before an error is taken back at once, not after a day."""
         stages: list[str] = []
-        rows = 0
+        rows, log, identity = 0, "", ""
         request = wire.StageRequest(writer, epoch, self._options.topic)
         try:
             for chunk in chunks(map(self._conform, batches)):
                 staged = self._link().stage(request, self._schema, chunk)
                 stages.append(staged.stage)
-                rows += staged.rows
+                if log not in ("", staged.log):
+                    raise _replaced(log, staged.log)
+                rows, log, identity = rows + staged.rows, staged.log, staged.identity
         except BaseException:
             self._abort(stages)
             raise
-        return Written(writer, epoch, tuple(stages), rows)
+        return Written(writer, epoch, tuple(stages), rows, log, identity)
 
     def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = [batch.column(field.name) for field in self._schema]
@@ -152,6 +159,11 @@ class Sink:
         first = written[0]
         if first.epoch == ONCE and not stages:
             return
+        logs = sorted({message.log for message in written if message.log})
+        if len(logs) > 1:
+            raise _replaced(*logs[:2])
+        if logs:
+            self._remember(logs[0], next((message.identity for message in written if message.identity), ""))
         self._link().stage_commit(
             wire.StageCommit(
                 writer=first.writer,
@@ -159,8 +171,14 @@ class Sink:
                 stages=stages,
                 rows=sum(message.rows for message in written),
                 accept_other=not self._options.fail_on_data_loss,
+                log=logs[0] if logs else "",
             )
         )
+
+    def _remember(self, log: str, identity: str) -> None:
+        """Keep where the batches of this query go, before the first is published; raises if they went elsewhere before."""
+        sink = sinks.Sink("topic", self._options.topic, identity or f"{log}/")
+        sinks.keep(self._options.checkpoint, sink, self._options.fail_on_data_loss)
 
     def _abort(self, stages: Iterable[str]) -> None:
         """Let go of stages. The broker sweeps those that it is not told of, so a failure here hides no other one."""
@@ -168,6 +186,20 @@ class Sink:
         if known:
             with contextlib.suppress(QuintetError):
                 self._link().stage_abort(known)
+
+
+def topic_there(link: Link, topic: str) -> sinks.Sink:
+    """The topic as the broker has it now. Its own identity is not told to a user who may only write."""
+    found = link.topics(wire.Selection((topic or NO_TOPIC,)))
+    known = [info.identity for info in found.topics if info.name == topic]
+    return sinks.Sink("topic", topic, known[0] if known else f"{found.log}/")
+
+
+def _replaced(one: str, other: str) -> OtherLog:
+    return OtherLog(
+        f"some rows of a batch were staged in the log {one} and some in the log {other}: the broker behind the url was replaced "
+        "meanwhile; nothing was published"
+    )
 
 
 def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -213,7 +245,13 @@ class BatchWriter(Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(Sink, DataSourceStreamArrowWriter):
-    """The sink of one streaming query."""
+    """The sink of one streaming query. What is another sink than before is refused here, before any task runs, and again at
+    each commit, where a broker that was replaced meanwhile shows."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        if sinks.load(options.checkpoint) is not None:
+            sinks.check(options.checkpoint, topic_there(self._link(), options.topic), options.fail_on_data_loss)
 
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

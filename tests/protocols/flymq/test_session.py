@@ -571,3 +571,26 @@ def test_a_name_given_late_does_not_keep_what_was_joined_without_one(sim: SimBro
     assert admin.ask("DESCRIBE_GROUP", topic="t", group="g")["members"] == 1
     client.login("conny")
     assert admin.ask("DESCRIBE_GROUP", topic="t", group="g")["members"] == 0
+
+
+@pytest.mark.parametrize("size", [codec.COPIED_BYTES_MAX, codec.COPIED_BYTES_MAX + 1, 3 << 20])
+def test_large_messages_of_every_publishing_operation_arrive_whole(size: int) -> None:
+    client = Client(make_sim(), "admin")
+    assert client.ask("CREATE_TOPIC", topic="t", partitions=1)["success"]
+    schema = b'{"type": "string"}'
+    client.ask("REGISTER_SCHEMA", name="s", type="json", schema=schema)
+    text = b'"' + b"x" * (size - 2) + b'"'
+    client.ask("PRODUCE_WITH_TTL", topic="t", data=text, ttl_ms=1_000_000, key=b"k", partition=0)
+    txn = client.ask("TXN_BEGIN")["txn_id"]
+    client.ask("TXN_PRODUCE", txn_id=txn, topic="t", data=text, key=b"k", partition=0)
+    client.ask("TXN_COMMIT", txn_id=txn)
+    client.ask("PRODUCE_DELAYED", topic="t", data=text, delay_ms=0, key=b"k", partition=0)
+    fits = size <= 1 << 20
+    if fits:
+        client.ask("PRODUCE_WITH_SCHEMA", topic="t", schema="s", data=text, key=b"k", partition=0)
+    else:
+        client.refused("PRODUCE_WITH_SCHEMA", topic="t", schema="s", data=text, key=b"k", partition=0)
+    assert client.ask("VALIDATE_SCHEMA", name="s", message=text)["valid"] is fits
+    client.sim.advance(2_000_000)
+    for offset in range(3 + fits):
+        assert client.ask("CONSUME", topic="t", partition=0, offset=offset)["value"] == text

@@ -16,7 +16,7 @@ from typing import Final
 from quintet.log.anchors import ALL_PARTITIONS
 from quintet.log.base import Partition, TopicFiles, TopicSpec
 from quintet.log.chain import KEYED
-from quintet.log.embedded import checkpoint, commit, compact, journal, recovery, upkeep
+from quintet.log.embedded import checkpoint, commit, compact, identity, journal, recovery, upkeep
 from quintet.log.embedded.anchoring import Anchoring
 from quintet.log.embedded.disk import Disk, replace_file
 from quintet.log.embedded.links import ChainMode, ChainPolicy
@@ -84,6 +84,7 @@ class EmbeddedLog:
         self._anchors = Anchoring(self._shared, anchor_file, anchor_us) if anchor_file else None
         if self._anchors is not None:
             self._shared.going = self._anchors.going
+        self.identity = ""  # `recover` reads it, or makes it
         self.stages = FileStages(self._shared, self._directory)
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
         self._checkpoint = checkpoint.Checkpoint()
@@ -117,12 +118,15 @@ class EmbeddedLog:
             if names and "format" not in names and set(names) - {"lock", "lost+found", "format.tmp"}:
                 raise DataDirError(f"{directory}: not empty and not a Quintet data directory: name another one")
             written = self._check_format(disk.read_file(f"{directory}/format"))
+            identity.read(disk, directory)  # what is damaged is said before anything is touched
             if "format" not in names and disk.free_bytes(directory)[0] < START_BYTES_MIN:
                 raise DataDirError(f"{directory}: no space left on the disk: free some, or name another directory")
             self._lock = disk.lock(f"{directory}/lock")
             wanted = FORMAT_VERSION if self._shared.chain.mode != "off" else max(written, 1)
             if written != wanted:  # a broker that knows no chain must not take one for a torn tail
                 replace_file(disk, directory, "format", f"{FORMAT_PREFIX}{wanted}\n".encode())
+            self.identity = identity.read(disk, directory) or identity.make(disk, directory)
+            self.stages.log = self.identity
             if disk.mkdir(f"{directory}/topics"):
                 disk.fsync_dir(directory)
             self._checkpoint = checkpoint.load(disk, directory)
@@ -177,7 +181,7 @@ class EmbeddedLog:
 
     def _leave_no_trace(self) -> None:
         """A new directory could not be set up: take back the files made so far, as far as the disk lets us."""
-        for name in ("format.tmp", "format", "lock"):
+        for name in ("format.tmp", "format", f"{identity.NAME}.tmp", identity.NAME, "lock"):
             with contextlib.suppress(OSError):
                 if self._disk.read_file(f"{self._directory}/{name}") is not None:
                     self._disk.unlink(f"{self._directory}/{name}")

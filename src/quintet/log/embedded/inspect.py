@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from quintet.log.embedded import checkpoint, journal, stages
+from quintet.log.embedded import checkpoint, identity, journal, stages
 from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.recovery import partitions, segment_bases
 from quintet.log.embedded.segment import (
@@ -133,6 +133,9 @@ def _verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
     findings: list[Finding] = []
     disk = healed(disk, directory, findings)
     yield from findings
+    known = disk.read_file(f"{directory}/{identity.NAME}")
+    if known is not None and not identity.parse(known):
+        yield Finding(f"{directory}/{identity.NAME}", 0, len(known), "does not hold the identity of a log", True)
     marks = checkpoint.load(disk, directory)
     for name in marks.rejected:
         yield Finding(f"{directory}/{name}", 0, 0, "checkpoint does not check out and is ignored", True)

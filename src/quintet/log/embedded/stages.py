@@ -8,13 +8,14 @@ away, is decided in broker/stages.py; this module only keeps the files.
     DIR/stages/ID.stage    sealed
 
     0        8     12        16     20      24        32      40      42       44      48
-    | magic  | crc | version | seed | 0     | created | epoch | owner | writer | 0     | owner, writer ... 512
+    | magic  | crc | version | seed | 0     | created | epoch | owner | writer | 0     | owner, writer ... 496 | log ... 512
     512      entries, one behind the other, to the end of the file
 
     entry  0       4     8        12         16          20     24  32
            | magic | crc | length | topic_id | partition | rows | 0 | the batch, sealed with the file's seed
 
-A checksum covers everything behind it in the header, and in the head of an entry; a batch has its own.
+A checksum covers everything behind it in the header, and in the head of an entry; a batch has its own. `log` is the identity of
+the log that the stage was handed to: the topic numbers in a stage mean nothing in another one. Version 1 had no log.
 """
 
 import struct
@@ -31,7 +32,8 @@ from quintet.model.errors import BadName, CorruptData, StorageError, StorageFull
 
 HEADER_BYTES: Final = 512
 ENTRY_BYTES: Final = 32
-VERSION: Final = 1
+VERSION: Final = 2
+LOG_AT: Final = 496  # of the header: the identity of the log, 16 bytes
 _MAGIC: Final = b"QNTSTG1\0"
 _HEADER: Final = struct.Struct("<8sIIII qq HHI")
 _ENTRY_MAGIC: Final = b"QSE1"
@@ -49,8 +51,8 @@ class FileStage:
     """One stage. See log.base.Stage for what each method promises."""
 
     __slots__ = (
-        "_disk", "_folder", "_handle", "_low", "_position", "_seed", "bytes", "created", "epoch", "id", "owner", "parts", "rows",
-        "writer",
+        "_disk", "_folder", "_handle", "_low", "_position", "_seed", "bytes", "created", "epoch", "id", "log", "owner", "parts",
+        "rows", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +65,7 @@ class FileStage:
         epoch: int,
         created: int,
         low: Callable[[], Exception | None],
+        log: str,
     ) -> None:
         self._disk = disk
         self._folder = folder
@@ -71,6 +74,7 @@ class FileStage:
         self._seed = disk.entropy() or 1
         self._position = HEADER_BYTES
         self.id = id
+        self.log = log
         self.owner = owner
         self.writer = writer
         self.epoch = epoch
@@ -130,7 +134,9 @@ class FileStage:
     def _header(self) -> bytes:
         owner, writer = self.owner.encode(), self.writer.encode()
         fields = (0, VERSION, self._seed, 0, self.created, self.epoch, len(owner), len(writer), 0)
-        data = bytearray((_HEADER.pack(_MAGIC, *fields) + owner + writer).ljust(HEADER_BYTES, b"\0"))
+        data = bytearray(
+            (_HEADER.pack(_MAGIC, *fields) + owner + writer).ljust(LOG_AT, b"\0") + bytes.fromhex(self.log)
+        )
         assert len(data) == HEADER_BYTES
         _U32.pack_into(data, 8, kernel.crc32c(memoryview(data)[12:]))
         return bytes(data)
@@ -150,7 +156,8 @@ class FileStage:
             if crc != kernel.crc32c(memoryview(header)[12:]) or version > VERSION:
                 raise CorruptData(f"stage {id}: bad header")
             names = header[48 : 48 + owner + writer]
-            stage = cls(disk, folder, id, names[:owner].decode(), names[owner:].decode(), epoch, created, low)
+            log = header[LOG_AT:].hex() if version > 1 else ""
+            stage = cls(disk, folder, id, names[:owner].decode(), names[owner:].decode(), epoch, created, low, log)
             stage._seed = seed
             while stage._position < size:
                 stage._take(disk.pread(handle, ENTRY_BYTES, stage._position), size)
@@ -177,12 +184,13 @@ class FileStages:
     def __init__(self, shared: Shared, directory: str) -> None:
         self._shared = shared
         self._folder = f"{directory}/stages"
+        self.log = ""  # the identity of the log, once it is recovered
 
     def open(self, id: str, owner: str, writer: str, epoch: int) -> FileStage:
-        if _HEADER.size + len(owner.encode()) + len(writer.encode()) > HEADER_BYTES:
+        if _HEADER.size + len(owner.encode()) + len(writer.encode()) > LOG_AT:
             raise BadName("the names of the owner and the writer are too long for a stage", hint="use shorter ones")
         now = self._shared.scheduler.now()
-        return FileStage(self._shared.disk, self._folder, id, owner, writer, epoch, now, self._low)
+        return FileStage(self._shared.disk, self._folder, id, owner, writer, epoch, now, self._low, self.log)
 
     def _low(self) -> Exception | None:
         return self._shared.low
@@ -192,7 +200,10 @@ class FileStages:
         for name in disk.listdir(self._folder):
             if name.endswith(_SEALED):
                 try:
-                    found.append(FileStage.found(disk, self._folder, name.removesuffix(_SEALED), self._low))
+                    stage = FileStage.found(disk, self._folder, name.removesuffix(_SEALED), self._low)
+                    if stage.log not in ("", self.log):
+                        raise CorruptData(f"stage {stage.id}: it was handed to the log {stage.log}, this is {self.log}")
+                    found.append(stage)
                 except (CorruptData, OSError, UnicodeDecodeError) as error:
                     self._shared.report("stage_damaged", {"stage": name, "error": str(error), "kept": "the file"})
             elif name.endswith(_OPEN):

@@ -619,14 +619,14 @@ def cut(text: str) -> str:
 
 
 def pack(payload: bytes) -> bytes:
-    from backports.zstd import compress
+    from quintet.model.zstd import compress
 
     return compress(payload, level=1)
 
 
 def unpack(payload: bytes, most: int) -> bytes:
     """One zstd frame, of at most `most` bytes when unpacked; or BadRequest. Nothing is allocated for a lie."""
-    from backports.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
+    from quintet.model.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
 
     inflater = ZstdDecompressor(options={DecompressionParameter.window_log_max: WINDOW_LOG_MAX})
     pieces: list[bytes] = []

@@ -440,7 +440,7 @@ def _txn_begin(call: Call, ask: Values) -> Values:
 def _txn_produce(call: Call, ask: Values) -> Values:
     call.broker.transactions.check_open(call.owner, ask["txn_id"])
     topic = call.target(ask)
-    key, value = ask.get("key") or None, ask["data"]
+    key, value = ask.get("key") or None, bytes(ask["data"])
     chosen = call.broker.transactions.produce(
         call.owner, ask["txn_id"], topic, ask.get("partition", ANY), key, value, call.origin
     )

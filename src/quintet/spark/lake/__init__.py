@@ -1,18 +1,20 @@
-"""Lake tables: Parquet, Delta and Iceberg on a file system, written by Spark exactly once and read by anything.
+"""Lake tables: Parquet, Delta and Iceberg on a file system or in an object store, written by Spark exactly once and read by anything.
 
     lake.register(spark)                                     make format("quintet_lake") known (sink.py)
     lake.read(spark, path, format) -> DataFrame              the rows now, or in a version; no jars needed
     lake.compact(path, format) -> Compaction                 small files to large ones
     lake.kind(path) -> str                                   which format a directory holds
 
+A path is a directory, or s3://, gs://, abfss://; `options` are the storage.* and catalog.* of format("quintet_lake").
+
 Sessions find format("quintet_lake") by themselves (pyspark_quintet_lake); `register` is for one that cannot.
 
-schema.py has the columns, files.py the rows, journal.py the commits, table.py what the formats share. Nothing in this package
-knows topics or the broker.
+schema.py has the columns, files.py the rows, journal.py the commits, table.py what the formats share, objects.py and storage.py
+the object stores. Nothing in this package knows topics or the broker.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
+import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from quintet.spark.lake.errors import LakeError
@@ -20,6 +22,8 @@ from quintet.spark.lake.errors import LakeError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from quintet.spark.lake.objects import Place
+    from quintet.spark.lake.storage import Storage
     from quintet.spark.lake.table import Compaction
 
 __all__ = ["FORMAT", "LakeError", "compact", "directory", "kind", "read", "register"]
@@ -34,23 +38,35 @@ def register(spark: "SparkSession") -> None:
     spark.dataSource.register(LakeSource)
 
 
-def kind(path: str) -> str:
+def kind(path: str, options: Mapping[str, str] | None = None) -> str:
     """The format of the table at a path; LakeError if there is none."""
     from quintet.spark.lake import meta
+    from quintet.spark.lake.objects import ObjectPath
 
-    known = meta.load(meta.local(path))
+    where = directory(path, options)
+    known = meta.load(where)
     if known is not None:
         return known.format
-    if (meta.local(path) / "_delta_log").is_dir():
+    if (where / "_delta_log").is_dir():
         return "delta"
+    if isinstance(where, ObjectPath):
+        where.check_bucket()
     raise LakeError(f"there is no lake table at {path}", hint="check the path, and that something was written to it")
 
 
-def directory(path: str) -> Path:
+def directory(path: str, options: Mapping[str, str] | None = None) -> "Place":
     """Where a table is; LakeError for a path that can be none."""
-    from quintet.spark.lake import meta
+    from quintet.spark.lake.objects import located
+    from quintet.spark.lake.sink import split
 
-    return meta.local(path)
+    return located(path, split(options or {})[0])
+
+
+def named(storage: "Storage") -> dict[str, str]:
+    """The options that a storage was made of."""
+    from quintet.spark.lake.storage import PREFIX
+
+    return {PREFIX + name: value for name, value in storage.given}
 
 
 def read(
@@ -60,6 +76,8 @@ def read(
     *,
     version: int | None = None,
     between: Mapping[str, tuple[Any, Any]] | None = None,
+    columns: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
 ) -> "DataFrame":
     """The rows of a table by its current list of files.
 
@@ -67,29 +85,51 @@ def read(
         format: parquet, delta or iceberg; "": found out by what is there.
         version: Delta's version or Iceberg's snapshot id; a Parquet table has none.
         between: column -> least and greatest value of interest: files that have none of it are left out. What is read is
-            more than that, so filter it, too.
+            more than that, so filter it, too. Numbers and texts.
+        columns: only these; () is all.
+        options: storage.* and catalog.*.
 
     A column that a file lacks is null in its rows. The list is made now: a compaction of a Parquet table removes files that an
-    old DataFrame still names, so read again then. Delta and Iceberg keep them.
+    old DataFrame still names, so read again then. Delta and Iceberg keep them. A table in an object store is read by scan.py, and
+    its list is made by each query.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from quintet.spark.lake.files import may_have
-    from quintet.spark.lake.sink import table_of
+    from quintet.spark.lake.objects import ObjectPath
+    from quintet.spark.lake.sink import split, table_of
 
-    table = table_of(path, format or kind(path))
+    given = dict(options or {})
+    format = format or kind(path, given)
+    if isinstance(directory(path, given), ObjectPath):
+        told = {
+            "path": path,
+            "format": format,
+            "columns": ",".join(columns),
+            "between": json.dumps(dict(between or {})),
+        }
+        if version is not None:
+            told["version"] = str(version)
+        register(spark)
+        return spark.read.format(FORMAT).options(**told, **given).load()
+    table = table_of(path, format, None, *split(given))
     schema, paths = table.listing(version)
     if between:
         paths = [path for path in paths if may_have(path, between)]
     struct = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     if not paths:
-        return spark.createDataFrame([], struct)
-    return spark.read.schema(struct).option("ignoreCorruptFiles", "false").parquet(*map(str, paths))
+        frame = spark.createDataFrame([], struct)
+    else:
+        frame = spark.read.schema(struct).option("ignoreCorruptFiles", "false").parquet(*map(str, paths))
+    return frame.select(*(f"`{name}`" for name in columns)) if columns else frame
 
 
-def compact(path: str, format: str = "", *, target_bytes: int = 0) -> "Compaction":
+def compact(
+    path: str, format: str = "", *, target_bytes: int = 0, options: Mapping[str, str] | None = None
+) -> "Compaction":
     """Merge small files. Readers of Delta and Iceberg see it as one commit, those of Parquet as parquet.py says."""
-    from quintet.spark.lake.sink import table_of
+    from quintet.spark.lake.sink import split, table_of
     from quintet.spark.lake.table import MERGED_BYTES
 
-    return table_of(path, format or kind(path)).compact(target_bytes or MERGED_BYTES)
+    table = table_of(path, format or kind(path, options), None, *split(options or {}))
+    return table.compact(target_bytes or MERGED_BYTES)

@@ -2,6 +2,10 @@
 
 The fence is Delta's own: a transaction of an application (`txn`: writer, epoch) in the same log entry as the files. Files are
 put in place before the log names them, under an intent (journal.py) that says whose they are if the driver dies in between.
+
+In an object store tasks write them in place, and there is no intent. `deltalake` writes each entry of the log only if there is
+none of its number, and refuses a second transaction of the same application that began before the first: of two drivers with
+one checkpoint one commits, and the other finds the batch behind the fence.
 """
 
 import time
@@ -11,13 +15,16 @@ from typing import ClassVar, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
-from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.errors import LakeError, Outrun
 from quintet.spark.lake.files import File
 from quintet.spark.lake.journal import INTENT, NONE, Commit
+from quintet.spark.lake.objects import ObjectPath, Place
 from quintet.spark.lake.schema import normal
-from quintet.spark.lake.table import COMPACTOR, KEEP_HOURS, ONCE, Merge, Table
+from quintet.spark.lake.storage import plain
+from quintet.spark.lake.table import COMPACTOR, KEEP_HOURS, ONCE, Merge, Table, relative
 
 LABEL: Final = "quintetWriter"  # in the information of a commit
 
@@ -38,58 +45,92 @@ class Delta(Table):
         found = None if table is None else table.transaction_version(writer)
         return NONE if found is None else found
 
-    def paths(self, version: int | None = None) -> list[Path]:
-        table = DeltaTable(str(self.path), version=version)
+    def paths(self, version: int | None = None) -> Sequence[Place]:
+        table = self._load(version)
         if pa.table(table.deletion_vectors()).num_rows:
             raise LakeError(
                 f"the Delta table {self.path} marks rows as deleted (deletion vectors), which only its own reader knows",
                 hint="let the engine that deleted them purge the files (REORG TABLE ... APPLY (PURGE)) first",
             )
+        if isinstance(self.path, ObjectPath):
+            return sorted(self.path.of(uri) for uri in table.file_uris())
         return sorted(Path(uri.removeprefix("file://")) for uri in table.file_uris())
 
+    @property
+    def _options(self) -> dict[str, str] | None:
+        """deltalake's storage_options."""
+        at = self.path
+        return at.storage.delta(at.store, at.authority) if isinstance(at, ObjectPath) else None
+
+    def _load(self, version: int | None = None) -> DeltaTable:
+        with plain(self.path):
+            return DeltaTable(str(self.path), version=version, storage_options=self._options)
+
     def _open(self) -> DeltaTable | None:
-        return DeltaTable(str(self.path)) if DeltaTable.is_deltatable(str(self.path)) else None
+        with plain(self.path):
+            there = DeltaTable.is_deltatable(str(self.path), self._options)
+        return self._load() if there else None
 
     def _prepare(self, before: pa.Schema | None, schema: pa.Schema) -> None:
         if before is None:
-            DeltaTable.create(str(self.path), Schema.from_arrow(schema), partition_by=list(self.columns()))
+            columns = list(self.columns())
+            with plain(self.path):
+                DeltaTable.create(
+                    str(self.path), Schema.from_arrow(schema), partition_by=columns, storage_options=self._options
+                )
             return
         fresh = Schema.from_arrow(pa.schema([field for field in schema if field.name not in before.names]))
-        DeltaTable(str(self.path)).alter.add_columns(list(fresh.fields))
+        with plain(self.path):
+            self._load().alter.add_columns(list(fresh.fields))
 
     def _publish(self, commit: Commit) -> None:
-        self.journal.put(commit, INTENT)
+        if not self.in_place:
+            self.journal.put(commit, INTENT)
         self.place(commit)
         fences = [] if commit.writer.startswith(ONCE) else [Transaction(commit.writer, commit.epoch)]
         properties = CommitProperties(custom_metadata={LABEL: commit.writer}, app_transactions=fences)
-        self._write([_added(file, True) for file in commit.files], properties)
-        self.journal.settle(commit.writer, commit.epoch)
+        try:
+            self._write([_added(file, True) for file in commit.files], properties)
+        except CommitFailedError:
+            if fences and self.fence(commit.writer) >= commit.epoch:
+                raise Outrun(f"batch {commit.epoch} of {commit.writer} is in {self.path} already") from None
+            raise
+        if self.in_place:
+            self.journal.put(commit)
+        else:
+            self.journal.settle(commit.writer, commit.epoch)
 
     def _write(self, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
-        table = DeltaTable(str(self.path))
-        table.create_write_transaction(
-            actions,
-            "append",
-            table.schema(),
-            partition_by=table.metadata().partition_columns,
-            commit_properties=properties,
-        )
+        table = self._load()
+        with plain(self.path, CommitFailedError):
+            table.create_write_transaction(
+                actions,
+                "append",
+                table.schema(),
+                partition_by=table.metadata().partition_columns,
+                commit_properties=properties,
+            )
 
     def _recover(self, writer: str) -> None:
         self.recover_intent(writer)
 
     def _labelled(self, writer: str) -> bool:
-        return any(entry.get(LABEL) == writer for entry in DeltaTable(str(self.path)).history())
+        return any(entry.get(LABEL) == writer for entry in self._load().history())
 
     def _expire(self) -> None:
-        DeltaTable(str(self.path)).vacuum(KEEP_HOURS, dry_run=False)
+        """With files that no log ever named, where tasks write in place."""
+        with plain(self.path):
+            if self.in_place:
+                self._load().vacuum(KEEP_HOURS, dry_run=False, full=True)
+            else:
+                self._load().vacuum(KEEP_HOURS, dry_run=False)
 
-    def _replace(self, merged: Sequence[Merge]) -> None:
+    def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
         self.place(Commit("", 0, 0, tuple(one.file for one in merged)))
         now = _now_ms()
         gone = [path for one in merged for path in one.gone]
         actions: list[AddAction | RemoveAction] = [_added(one.file, False) for one in merged]
-        actions += [RemoveAction(str(path.relative_to(self.path)), False, now) for path in gone]
+        actions += [RemoveAction(str(relative(path, self.path)), False, now) for path in gone]
         self._write(actions, CommitProperties(custom_metadata={LABEL: COMPACTOR}))
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a lake table, in one class, so that Spark shows the sentence and nothing else."""
+"""What can be wrong with a lake table, so that Spark shows the sentence and nothing else."""
 
 from quintet.model.errors import QuintetError
 
@@ -10,3 +10,15 @@ class LakeError(QuintetError, ValueError):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(f"{message}; {hint}" if hint else message, hint=hint)
+
+
+class StoreUnreachable(LakeError):
+    """An object store that does not answer now. Trying again later can help."""
+
+    code = "E2111"
+
+
+class Outrun(LakeError):
+    """Another process committed what this one was about to: the batch of the same writer, or a merge of the same files."""
+
+    code = "E2112"

@@ -7,6 +7,9 @@ anybody. Files are staged under _quintet/staging/WRITER/EPOCH with a name that n
     TABLE/date=2026-11-16/topic=orders/part-WRITER-EPOCH-ID.parquet      what readers see
     TABLE/_quintet/staging/WRITER/EPOCH/ID.part                          what they do not
 
+`in_place` writes them where they stay instead: for a Delta or Iceberg table in an object store, where a rename is a copy and
+the table's own log says which files count.
+
 Partition columns stay in the files, too: they compress to nothing, Iceberg wants them, and no reader has to guess their type.
 """
 
@@ -26,6 +29,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from quintet.spark.lake import schema as columns
+from quintet.spark.lake.objects import Place, writing
 
 OWN: Final = "_quintet"  # our directory in a table; readers pass over names that begin with _
 STAGING: Final = f"{OWN}/staging"
@@ -53,8 +57,11 @@ class File(msgspec.Struct, frozen=True):
 class Heaps:
     """The rows of one task on their way to files."""
 
-    def __init__(self, table: Path, writer: str, epoch: int, partition_by: Sequence[str]) -> None:
+    def __init__(
+        self, table: Place, writer: str, epoch: int, partition_by: Sequence[str], *, in_place: bool = False
+    ) -> None:
         self._table = table
+        self._in_place = in_place
         self._writer = writer
         self._epoch = epoch
         self._columns = tuple(partition_by)
@@ -92,7 +99,8 @@ class Heaps:
         del self._sizes[values]
         rows = pa.Table.from_batches(self._heaps.pop(values), self.schema)
         named = dict(zip(self._columns, values, strict=True))
-        self.files.append(write_file(self._table, self._writer, self._epoch, named, rows))
+        made = write_file(self._table, self._writer, self._epoch, named, rows, in_place=self._in_place)
+        self.files.append(made)
 
 
 def split(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
@@ -115,17 +123,23 @@ def split(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[tuple[s
 
 
 def write_file(
-    table: Path, writer: str, epoch: int, values: dict[str, str | None], rows: pa.Table, place: str | None = None
+    table: Place,
+    writer: str,
+    epoch: int,
+    values: dict[str, str | None],
+    rows: pa.Table,
+    place: str | None = None,
+    *,
+    in_place: bool = False,
 ) -> File:
     """One staged file of these rows, sorted, and safe on the disk. `place`: its directory, if that is known already."""
     id = uuid.uuid4().hex
-    staged = staging(writer, epoch) / f"{id}{STAGED_SUFFIX}"
     place = columns.directory(values) if place is None else place
     name = f"part-{quote(writer, safe='')[:WRITER_LETTERS]}-{epoch:010d}-{id}.parquet"
-    target = table / staged
-    target.parent.mkdir(parents=True, exist_ok=True)
+    path = f"{place}/{name}" if place else name
+    staged = path if in_place else str(staging(writer, epoch) / f"{id}{STAGED_SUFFIX}")
     rows = ordered(rows)
-    with target.open("xb") as sink:
+    with writing(table / staged) as sink:
         pq.write_table(
             rows,
             sink,
@@ -135,10 +149,8 @@ def write_file(
             use_dictionary=[field.name for field in rows.schema if repeats(field.type)],
             write_statistics=[field.name for field in rows.schema if tellable(rows, field)],
         )
-        sink.flush()
-        os.fsync(sink.fileno())
         size = sink.tell()
-    return File(str(staged), f"{place}/{name}" if place else name, rows.num_rows, size, values, statistics(rows))
+    return File(staged, path, rows.num_rows, size, values, statistics(rows))
 
 
 def repeats(kind: pa.DataType) -> bool:
@@ -210,28 +222,32 @@ def _json(value: Any) -> Any:
     return value.isoformat().replace("+00:00", "Z")
 
 
-def read_files(paths: Iterable[Path]) -> pa.Table:
+def opened(path: Place) -> pq.ParquetFile:
+    return pq.ParquetFile(path if isinstance(path, Path) else path.input_file())
+
+
+def read_files(paths: Iterable[Place]) -> pa.Table:
     """The rows of some files of one table, columns by name; one that a file lacks is null there."""
     tables = []
     for path in paths:
-        with pq.ParquetFile(path) as file:
+        with opened(path) as file:
             rows = file.read()
         tables.append(rows.cast(columns.normal(rows.schema)))
     return pa.concat_tables(tables, promote_options="default")
 
 
-def may_have(path: Path, between: Mapping[str, tuple[Any, Any]]) -> bool:
+def may_have(path: Place, between: Mapping[str, tuple[Any, Any]]) -> bool:
     """Whether a file can have rows between these values, by its statistics. Files never change, so they are read once."""
-    known = extremes(str(path))
+    known = extremes(path)
     return all(
         name not in known or (known[name][0] <= high and low <= known[name][1]) for name, (low, high) in between.items()
     )
 
 
 @functools.lru_cache(maxsize=FOOTERS_KEPT)
-def extremes(path: str) -> dict[str, tuple[Any, Any]]:
+def extremes(path: Place) -> dict[str, tuple[Any, Any]]:
     """Column -> least and greatest value, of those that the file tells of."""
-    with pq.ParquetFile(path) as file:
+    with opened(path) as file:
         meta = file.metadata
         found: dict[str, tuple[Any, Any]] = {}
         for index in range(meta.num_columns):
@@ -242,9 +258,9 @@ def extremes(path: str) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def weight(path: Path) -> int:
+def weight(path: Place) -> int:
     """Bytes of a file's rows in memory, about."""
-    with pq.ParquetFile(path) as file:
+    with opened(path) as file:
         meta = file.metadata
         return sum(meta.row_group(group).total_byte_size for group in range(meta.num_row_groups))
 

@@ -1,27 +1,36 @@
 """An Iceberg table, written without a virtual machine: Spark's tasks write the files, `pyiceberg` commits them.
 
-Its catalog is a SQLite file in the table (_quintet/catalog.db), so a table is one directory and needs no server; Iceberg
-writes absolute paths, so it cannot be moved. The fence is a property of the table (quintet.fence.WRITER), set in the same
+In a directory its catalog is a SQLite file in the table (_quintet/catalog.db), so a table is one directory and needs no server;
+Iceberg writes absolute paths, so it cannot be moved. In an object store, and wherever catalog.* options are given, it is a
+catalog of the user's: these options go to pyiceberg as they are, with ~/.pyiceberg.yaml and PYICEBERG_* beneath. The fence is a property of the table (quintet.fence.WRITER), set in the same
 transaction as the files; snapshots carry writer and batch, too, for people. Partition values are identities, which
 pyiceberg takes from the statistics of each file, where least and greatest are the same.
+
+pyiceberg rebuilds an append and commits it again when another commit came first. That would carry a batch past a fence that
+another driver has set meanwhile, so its retries are switched off here and `_publish` looks at the fence before each of its own.
 """
 
 import contextlib
 import datetime
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.table import Table as Opened
+from pyiceberg.table import TableProperties
 
-from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.errors import LakeError, Outrun
 from quintet.spark.lake.files import OWN
 from quintet.spark.lake.journal import INTENT, NONE, Commit
+from quintet.spark.lake.objects import ObjectPath, Place
 from quintet.spark.lake.schema import normal
+from quintet.spark.lake.storage import plain
 from quintet.spark.lake.table import KEEP_HOURS, ONCE, Merge, Table
 
 CATALOG: Final = f"{OWN}/catalog.db"
@@ -29,6 +38,8 @@ NAMESPACE: Final = "quintet"
 NAME: Final = f"{NAMESPACE}.lake"
 LABEL: Final = "quintet.writer"  # in the summary of a snapshot
 FENCE: Final = "quintet.fence."
+TRIES_MAX: Final = 10  # of one commit, when other writers of the table commit between
+OURS: Final = ("name", "table")  # of catalog.*: the catalog in ~/.pyiceberg.yaml, and NAMESPACE.TABLE in it
 PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
@@ -53,7 +64,7 @@ class Iceberg(Table):
         with self._opened() as table:
             return NONE if table is None else int(table.properties.get(FENCE + writer, NONE))
 
-    def paths(self, version: int | None = None) -> list[Path]:
+    def paths(self, version: int | None = None) -> Sequence[Place]:
         with self._must_open() as table:
             tasks = list(table.scan(snapshot_id=version).plan_files())
         if any(task.delete_files for task in tasks):
@@ -61,7 +72,7 @@ class Iceberg(Table):
                 f"the Iceberg table {self.path} has delete files, which only its own reader knows",
                 hint="let the engine that deleted rows rewrite the data files first",
             )
-        return sorted(Path(task.file.file_path.removeprefix("file://")) for task in tasks)
+        return sorted(self._file(task.file.file_path) for task in tasks)
 
     def versions(self) -> list[int]:
         """The snapshots, oldest first: what `read(version=)` takes."""
@@ -77,9 +88,46 @@ class Iceberg(Table):
             finally:
                 self._live = None
 
+    @property
+    def _own_catalog(self) -> bool:
+        return isinstance(self.path, Path) and not self.catalog
+
+    @property
+    def _name(self) -> str:
+        """NAMESPACE.TABLE in the catalog."""
+        if self._own_catalog:
+            return NAME
+        found = self.catalog.get("table") or f"{NAMESPACE}.{re.sub('[^A-Za-z0-9_]', '_', self.path.name)}"
+        if not all(found.split(".")) or "." not in found:
+            raise LakeError(
+                "option catalog.table is not of the form NAMESPACE.TABLE", hint="write for instance db.orders"
+            )
+        return found
+
+    @property
+    def _location(self) -> str:
+        return str(self.path) if isinstance(self.path, ObjectPath) else f"file://{self.path}"
+
+    def _file(self, uri: str) -> Place:
+        return self.path.of(uri) if isinstance(self.path, ObjectPath) else Path(uri.removeprefix("file://"))
+
     @contextlib.contextmanager
-    def _catalog(self) -> Iterator[SqlCatalog]:
-        catalog = SqlCatalog(NAMESPACE, uri=f"sqlite:///{self.path / CATALOG}", warehouse=f"file://{self.path}")
+    def _catalog(self) -> Iterator[Catalog]:
+        at = self.path
+        if self._own_catalog:
+            catalog: Catalog = SqlCatalog(NAMESPACE, uri=f"sqlite:///{at / CATALOG}", warehouse=f"file://{at}")
+        else:
+            given: dict[str, str | None] = {
+                **(at.storage.iceberg(at.store, at.authority) if isinstance(at, ObjectPath) else {}),
+                **{key: value for key, value in self.catalog.items() if key not in OURS},
+            }
+            try:
+                catalog = load_catalog(self.catalog.get("name"), **given)
+            except (ValueError, KeyError):  # their text has all properties in it, passwords among them
+                raise LakeError(
+                    f"there is no catalog for the Iceberg table {at}",
+                    hint="set catalog.type (rest, glue, sql, hive) and catalog.uri, or describe it in ~/.pyiceberg.yaml",
+                ) from None
         try:
             yield catalog
         finally:
@@ -87,16 +135,25 @@ class Iceberg(Table):
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Opened | None]:
-        if self._live is not None or not (self.path / CATALOG).exists():
+        if self._live is not None or (self._own_catalog and not (self.path / CATALOG).exists()):
             yield self._live
             return
-        with self._catalog() as catalog:
+        with plain(self.path, CommitFailedException), self._catalog() as catalog:
             try:
-                table = catalog.load_table(NAME)
+                table = catalog.load_table(self._name)
             except NoSuchTableError:
                 yield None
                 return
+            self._check_location(table)
+            table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"  # in memory; why: see above
             yield table
+
+    def _check_location(self, table: Opened) -> None:
+        if not self._own_catalog and table.location().rstrip("/") != self._location:
+            raise LakeError(
+                f"{self._name} of the catalog is at {table.location()}, not at {self._location}",
+                hint="write to that path, or name another table with catalog.table",
+            )
 
     @contextlib.contextmanager
     def _must_open(self) -> Iterator[Opened]:
@@ -111,25 +168,39 @@ class Iceberg(Table):
                 update.union_by_name(schema)
             return
         columns = self.columns()
-        with self._catalog() as catalog:
-            catalog.create_namespace_if_not_exists(NAMESPACE)
-            fresh = catalog.create_table_transaction(
-                NAME, schema, location=f"file://{self.path}", properties=PROPERTIES
-            )
+        with plain(self.path), self._catalog() as catalog:
+            catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
+            fresh = catalog.create_table_transaction(self._name, schema, location=self._location, properties=PROPERTIES)
             with fresh as transaction, transaction.update_spec() as spec:
                 for column in columns:
                     spec.add_identity(column)
 
     def _publish(self, commit: Commit) -> None:
-        self.journal.put(commit, INTENT)
+        if not self.in_place:
+            self.journal.put(commit, INTENT)
         self.place(commit)
+        for left in reversed(range(TRIES_MAX)):
+            try:
+                self._append(commit)
+                break
+            except CommitFailedException:
+                self._live = None  # as it was before that commit
+                if not commit.writer.startswith(ONCE) and self.fence(commit.writer) >= commit.epoch:
+                    raise Outrun(f"batch {commit.epoch} of {commit.writer} is in {self.path} already") from None
+                if not left:
+                    raise
+        if self.in_place:
+            self.journal.put(commit)
+        else:
+            self.journal.settle(commit.writer, commit.epoch)
+
+    def _append(self, commit: Commit) -> None:
         labels = {LABEL: commit.writer, "quintet.epoch": str(commit.epoch)}
         paths = [str(self.path / file.path) for file in commit.files]
         with self._must_open() as table, table.transaction() as transaction:
             if not commit.writer.startswith(ONCE):
                 transaction.set_properties({FENCE + commit.writer: str(commit.epoch)})
             transaction.add_files(paths, snapshot_properties=labels, check_duplicate_files=False)
-        self.journal.settle(commit.writer, commit.epoch)
 
     def _recover(self, writer: str) -> None:
         self.recover_intent(writer)
@@ -150,11 +221,16 @@ class Iceberg(Table):
                 return
             table.maintenance.expire_snapshots().by_ids(old).commit()
             needed = set(table.inspect.all_files().column("file_path").to_pylist())
-        for path in self.path.glob("**/part-*.parquet"):
+        there = (
+            (path for path in self.path.walk() if re.fullmatch(r"part-.*\.parquet", path.name))
+            if isinstance(self.path, ObjectPath)
+            else self.path.glob("**/part-*.parquet")
+        )
+        for path in there:
             if str(path) not in needed and path.stat().st_mtime * 1000 < limit_ms:
                 path.unlink()
 
-    def _replace(self, merged: Sequence[Merge]) -> None:
+    def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
         self.place(Commit("", 0, 0, tuple(one.file for one in merged)))
         gone = {str(path) for one in merged for path in one.gone}
         with self._must_open() as table:

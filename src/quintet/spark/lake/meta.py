@@ -5,8 +5,8 @@ planning processes and tasks from loading their libraries, and tells `read` the 
 """
 
 import base64
+import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -15,10 +15,10 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import OWN
 from quintet.spark.lake.journal import replace
+from quintet.spark.lake.objects import Place
 from quintet.spark.lake.schema import check_partitions, normal, union
 
 FILE: Final = f"{OWN}/table.json"
-GLOB_SIGNS: Final = "*?[]{}"  # Spark would look for other paths than the one that was named
 
 
 class Meta(msgspec.Struct, frozen=True):
@@ -28,27 +28,30 @@ class Meta(msgspec.Struct, frozen=True):
     partition_by: tuple[str, ...]
     columns: dict[str, str]
     arrow: str
+    identity: str = ""  # random, made with the table: one that was deleted and made again has another. "": from before
 
     @property
     def schema(self) -> pa.Schema:
         return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(self.arrow)))
 
 
-def load(table: Path) -> Meta | None:
+def load(table: Place) -> Meta | None:
     try:
         return msgspec.json.decode((table / FILE).read_bytes(), type=Meta)
     except FileNotFoundError:
         return None
 
 
-def save(table: Path, format: str, partition_by: tuple[str, ...], schema: pa.Schema) -> None:
+def save(table: Place, format: str, partition_by: tuple[str, ...], schema: pa.Schema) -> None:
     columns = {field.name: str(field.type) for field in schema}
     arrow = base64.b64encode(schema.serialize().to_pybytes()).decode()
-    replace(table / FILE, msgspec.json.encode(Meta(format, partition_by, columns, arrow)))
+    known = load(table)
+    identity = (known.identity if known is not None else "") or uuid.uuid4().hex
+    replace(table / FILE, msgspec.json.encode(Meta(format, partition_by, columns, arrow, identity)))
 
 
 def fitting(
-    table: Path, before: pa.Schema | None, there: tuple[str, ...], given: Sequence[str] | None, schema: pa.Schema
+    table: Place, before: pa.Schema | None, there: tuple[str, ...], given: Sequence[str] | None, schema: pa.Schema
 ) -> pa.Schema:
     """The columns that a table has after rows of this schema; LakeError if it cannot take them.
 
@@ -65,17 +68,3 @@ def fitting(
         )
     check_partitions(rows, there)
     return union(before, rows)
-
-
-def local(path: str) -> Path:
-    """The directory of a table; LakeError for what is no path of a file system."""
-    bare = path.removeprefix("file://")
-    if not bare or "://" in bare:
-        raise LakeError(
-            f"path {path!r} is no directory", hint="a lake table is on a file system that all executors share"
-        )
-    if any(sign in bare for sign in GLOB_SIGNS):
-        raise LakeError(
-            f"path {path!r} has one of {GLOB_SIGNS} in it", hint="Spark takes these for patterns; use another"
-        )
-    return Path(bare).absolute()

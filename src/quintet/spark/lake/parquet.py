@@ -10,7 +10,7 @@ sees all or none. Compaction exchanges a whole directory at once (swap.py).
 
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import ClassVar
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -19,6 +19,7 @@ from quintet.spark.lake import meta, swap
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import OWN, STAGING, fsync_directory
 from quintet.spark.lake.journal import NONE, Commit
+from quintet.spark.lake.objects import Place
 from quintet.spark.lake.table import ONCE, Merge, Table
 
 
@@ -36,24 +37,31 @@ class ParquetTable(Table):
     def fence(self, writer: str) -> int:
         return self.journal.last(writer)
 
-    def paths(self, version: int | None = None) -> list[Path]:
+    def paths(self, version: int | None = None) -> Sequence[Place]:
+        self.check_version(version)
+        return sorted(path for path in self.folder.rglob("*.parquet") if not hidden(path.relative_to(self.folder)))
+
+    def check_version(self, version: int | None) -> None:
         if version is not None:
             raise LakeError("a Parquet table has no versions", hint="archive to delta or iceberg to look back")
-        found = self.path.rglob("*.parquet")
-        return sorted(path for path in found if not _hidden(path.relative_to(self.path)))
+
+    @property
+    def folder(self) -> Path:
+        assert isinstance(self.path, Path), "object_parquet.py is for object stores"
+        return self.path
 
     def _prepare(self, before: pa.Schema | None, schema: pa.Schema) -> None:
         """Nothing but the file that every format has (meta.py)."""
 
     def _publish(self, commit: Commit) -> None:
-        for folder in {(self.path / file.staged).parent for file in commit.files}:
+        for folder in {(self.folder / file.staged).parent for file in commit.files}:
             fsync_directory(folder)
         self.journal.put(commit)
         self.place(commit)
 
     def _recover(self, writer: str) -> None:
         """The last commit of a writer is the only one whose renames can be missing; a write that came once has no next."""
-        swap.recover(self.path)
+        swap.recover(self.folder)
         for name in {writer, *(name for name in self.journal.writers() if name.startswith(ONCE))}:
             last = self.journal.get(name, self.journal.last(name))
             if last is not None:
@@ -67,7 +75,7 @@ class ParquetTable(Table):
     def _expire(self) -> None:
         """There are no versions: what was merged is gone already."""
 
-    def _replace(self, merged: Sequence[Merge]) -> None:
+    def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
         places: dict[str, list[Merge]] = defaultdict(list)
         for one in merged:
             places[str(Path(one.file.path).parent)].append(one)
@@ -77,13 +85,13 @@ class ParquetTable(Table):
                 hint="partition it, or use delta or iceberg",
             )
         for place, changes in places.items():
-            gone = [path for one in changes for path in one.gone]
-            fresh = {self.path / one.file.staged: Path(one.file.path).name for one in changes}
-            swap.replace_files(self.path, place, gone, fresh)
+            gone = [self.folder / place / path.name for one in changes for path in one.gone]
+            fresh = {self.folder / one.file.staged: Path(one.file.path).name for one in changes}
+            swap.replace_files(self.folder, place, gone, fresh)
 
 
-def _hidden(path: Path) -> bool:
+def hidden(path: PurePath) -> bool:
     return any(part.startswith(("_", ".")) for part in path.parts)
 
 
-assert STAGING.startswith(OWN) and _hidden(Path(OWN)), "readers pass over what is ours"
+assert STAGING.startswith(OWN) and hidden(Path(OWN)), "readers pass over what is ours"

@@ -4,14 +4,15 @@
 
 Tasks stage files (files.py), the driver commits them (table.py) as batch `batchId` of the writer: the query's id, which its
 checkpoint keeps, or txnAppId. A batch write is published once in itself; txnAppId and txnVersion make a repetition count once.
-Columns that are new are added to the table, a column whose type changed is refused.
+Columns that are new are added to the table, a column whose type changed is refused. storage.* options say how an object store is
+reached (storage.py), catalog.* which catalog an Iceberg table is in (iceberg.py). Reading is scan.py.
 """
 
 import importlib
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -19,29 +20,36 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
+    DataSourceReader,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from quintet.spark import sinks
 from quintet.spark.lake import meta
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.files import File, Heaps
+from quintet.spark.lake.objects import ObjectPath, located
 from quintet.spark.lake.schema import normal
+from quintet.spark.lake.storage import NOTHING, Storage, parse
 from quintet.spark.lake.table import MERGED_BYTES, ONCE, Table
-from quintet.spark.options import OptionError, plainly
+from quintet.spark.options import OptionError, checkpoint, plainly
 
 NAME: Final = "quintet_lake"
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 EPOCH_MAX: Final = (1 << 62) - 1
+STORAGE: Final = "storage."
+CATALOG: Final = "catalog."
 # format -> module and class; each is imported when it is used, they are large
 FORMATS: Final = {
     "parquet": ("quintet.spark.lake.parquet", "ParquetTable"),
     "delta": ("quintet.spark.lake.delta", "Delta"),
     "iceberg": ("quintet.spark.lake.iceberg", "Iceberg"),
 }
+IN_OBJECTS: Final = {**FORMATS, "parquet": ("quintet.spark.lake.object_parquet", "ObjectParquet")}
 OPTIONS: Final = (
     "path", "format", "partitionBy", "compactEvery", "targetBytes", "failOnDataLoss", "txnAppId", "txnVersion",
 )  # fmt: skip
@@ -62,6 +70,8 @@ class Settings:
     writer: str  # "": the query's id
     epoch: int | None  # None: not given; a stream counts by itself
     fail_on_data_loss: bool  # false: a batch that comes again with other rows is passed over
+    storage: Storage = NOTHING
+    catalog: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +83,26 @@ class Written(WriterCommitMessage):
     files: tuple[File, ...]
 
 
-def table_of(path: str, format: str, partition_by: Sequence[str] | None = None) -> Table:
+def table_of(
+    path: str,
+    format: str,
+    partition_by: Sequence[str] | None = None,
+    storage: Storage = NOTHING,
+    catalog: Mapping[str, str] | None = None,
+) -> Table:
     """The table at a path; the packages of its format must be installed."""
     if format not in FORMATS:
         raise LakeError(f"format {format!r} is not known", hint=f"there are {', '.join(FORMATS)}")
-    module, name = FORMATS[format]
+    remote = isinstance(located(path, storage), ObjectPath)
+    module, name = (IN_OBJECTS if remote else FORMATS)[format]
     try:
         kind = getattr(importlib.import_module(module), name)
     except ImportError as error:
+        where = " in an object store" if remote else ""
         raise LakeError(
-            f"tables of format {format} need the package {error.name}", hint="pip install 'quintet[lake]'"
+            f"tables of format {format}{where} need the package {error.name}", hint="pip install 'quintet[lake]'"
         ) from None
-    made = kind(path, partition_by)
+    made = kind(path, partition_by, storage, catalog)
     assert isinstance(made, Table)
     return made
 
@@ -93,7 +111,10 @@ def settings(options: Mapping[str, str]) -> Settings:
     """The options, checked all at once."""
     spelling = {name.lower(): name for name in OPTIONS}
     given = {}
+    storage, catalog = split(options)
     for name, value in options.items():
+        if name.lower().startswith((STORAGE, CATALOG)):
+            continue
         if name.lower() in spelling:
             given[spelling[name.lower()]] = value.strip()
         elif name.lower() not in SPARKS_OWN:
@@ -120,7 +141,16 @@ def settings(options: Mapping[str, str]) -> Settings:
         writer=given.get("txnAppId", ""),
         epoch=_number(given, "txnVersion", 0, 0) if "txnVersion" in given else None,
         fail_on_data_loss=loss == "true",
+        storage=storage,
+        catalog=catalog,
     )
+
+
+def split(options: Mapping[str, str]) -> tuple[Storage, dict[str, str]]:
+    """The storage.* and the catalog.* options, without their prefixes."""
+    under = {prefix: {name[len(prefix) :]: value for name, value in options.items() if name.lower().startswith(prefix)}
+             for prefix in (STORAGE, CATALOG)}  # fmt: skip
+    return parse(under[STORAGE]), under[CATALOG]
 
 
 def _number(given: Mapping[str, str], name: str, default: int, least: int) -> int:
@@ -131,11 +161,23 @@ def _number(given: Mapping[str, str], name: str, default: int, least: int) -> in
 
 
 class LakeSource(DataSource):
-    """What Spark asks for writers. To read a table: quintet.spark.lake.read."""
+    """What Spark asks for writers and readers. quintet.spark.lake.read is quicker for a table in a directory."""
 
     @classmethod
     def name(cls) -> str:
         return NAME
+
+    @plainly
+    def schema(self) -> StructType:
+        from quintet.spark.lake.scan import Scan
+
+        return Scan(self.options).struct()
+
+    @plainly
+    def reader(self, schema: StructType) -> "DataSourceReader":
+        from quintet.spark.lake.scan import Scan
+
+        return Scan(self.options).reader()
 
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
@@ -143,7 +185,7 @@ class LakeSource(DataSource):
 
     @plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
-        return StreamWriter(settings(self.options), schema, overwrite)
+        return StreamWriter(settings(self.options), schema, overwrite, checkpoint(self.options))
 
 
 class Sink:
@@ -154,7 +196,7 @@ class Sink:
             raise OptionError("mode", "rows are only added to a lake table; write with append, or to another path")
         self._given = given
         self._schema: pa.Schema = normal(to_arrow_schema(schema, timezone="UTC"))
-        self._path = meta.local(given.path)
+        self._path = located(given.path, given.storage)
         known = meta.load(self._path)
         if known is not None and known.format != given.format:
             raise OptionError(
@@ -163,7 +205,9 @@ class Sink:
         if known is not None:
             meta.fitting(self._path, known.schema, known.partition_by, given.partition_by, self._schema)
             self._columns = known.partition_by
-        elif self._path.exists():
+        elif isinstance(self._path, ObjectPath) or self._path.exists():
+            if isinstance(self._path, ObjectPath):
+                self._path.check_bucket()
             self._table().check(self._schema)  # somebody else's table, or none
             self._columns = self._table().columns()
         else:
@@ -171,10 +215,12 @@ class Sink:
             self._columns = given.partition_by or ()
 
     def _table(self) -> Table:
-        return table_of(self._given.path, self._given.format, self._given.partition_by)
+        given = self._given
+        return table_of(given.path, given.format, given.partition_by, given.storage, given.catalog)
 
     def _stage(self, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Written:
-        heaps = Heaps(self._path, writer, epoch, self._columns)
+        in_place = isinstance(self._path, ObjectPath) and self._given.format != "parquet"
+        heaps = Heaps(self._path, writer, epoch, self._columns, in_place=in_place)
         try:
             for batch in batches:
                 heaps.add(batch)
@@ -198,9 +244,11 @@ class Sink:
                 _log.warning("quintet: small files of %s were not merged: %s", self._path, error)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Not of files in place: Spark says abort after a commit whose answer was lost, too, and the log may name them."""
+        table = self._table()
         for message in messages:
-            if isinstance(message, Written):
-                self._table().discard(message.files)
+            if isinstance(message, Written) and not table.in_place:
+                table.discard(message.files)
 
 
 class BatchWriter(Sink, DataSourceArrowWriter):
@@ -226,7 +274,20 @@ class BatchWriter(Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(Sink, DataSourceStreamArrowWriter):
-    """The sink of a streaming query."""
+    """The sink of a streaming query. Another table than its checkpoint has written to is refused (quintet.spark.sinks)."""
+
+    def __init__(self, given: Settings, schema: StructType, overwrite: bool, checkpoint: str = "") -> None:
+        super().__init__(given, schema, overwrite)
+        self._checkpoint = checkpoint
+        self._check()
+
+    def _check(self) -> None:
+        table = self._there()
+        sinks.check(self._checkpoint, table, self._given.fail_on_data_loss, there=bool(table.identity))
+
+    def _there(self) -> sinks.Sink:
+        known = meta.load(self._path)
+        return sinks.Sink("table", str(self._path), known.identity if known is not None else "")
 
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -239,7 +300,10 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
     @plainly
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         assert all(message.epoch == batchId for message in messages if isinstance(message, Written))
+        self._check()
         self._commit(messages)
+        if any(isinstance(message, Written) for message in messages):
+            sinks.keep(self._checkpoint, self._there(), self._given.fail_on_data_loss)
 
     @plainly
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

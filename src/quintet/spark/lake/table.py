@@ -5,25 +5,29 @@
     committed           fence: files of the replay are removed           renames are done again (parquet), nothing to do
 
 The three formats differ in where the commit is: a JSON file (parquet.py), Delta's log (delta.py), Iceberg's catalog (iceberg.py).
-A table is one directory of a file system that driver and executors share; object stores are refused by name.
+A table is one directory of a file system that driver and executors share, or one prefix of an object store. There, nothing is
+locked or renamed: the log of the format decides which of two drivers commits, files of Delta and Iceberg are written where they
+stay, and what a killed task leaves goes with the versions that _expire lets go of (ADR 22).
 """
 
 import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import ClassVar, Final
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.spark.lake import files, meta
-from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.errors import LakeError, Outrun
 from quintet.spark.lake.files import File
 from quintet.spark.lake.journal import INTENT, Commit, Journal
+from quintet.spark.lake.objects import ObjectPath, Place, located
 from quintet.spark.lake.schema import text
+from quintet.spark.lake.storage import NOTHING, Storage
 
 COMPACTOR: Final = "compacted"  # the writer of merged files
 ONCE: Final = "once-"  # how names of writers begin that write one batch and never come again
@@ -46,18 +50,30 @@ class Merge(msgspec.Struct, frozen=True):
     """A merged file, staged, and those it was made of."""
 
     file: File
-    gone: list[Path]
+    gone: Sequence[Place]
 
 
 class Table(ABC):
-    """One table. Every method may be called from any process; those that change it lock it."""
+    """One table. Every method may be called from any process; those that change it lock it, where there are locks."""
 
     format: ClassVar[str]
 
-    def __init__(self, path: str, partition_by: Sequence[str] | None = None) -> None:
-        self.path = meta.local(path)
+    def __init__(
+        self,
+        path: str,
+        partition_by: Sequence[str] | None = None,
+        storage: Storage = NOTHING,
+        catalog: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path: Place = located(path, storage)
         self.given = None if partition_by is None else tuple(partition_by)
+        self.catalog = dict(catalog or {})
         self.journal = Journal(self.path)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether tasks write files where they stay: the log of the table says which count, and a rename would be a copy."""
+        return isinstance(self.path, ObjectPath)
 
     # -- what a format says ---------------------------------------------------------------------------------------------
 
@@ -74,7 +90,7 @@ class Table(ABC):
         """The last epoch that was committed, NONE if none was."""
 
     @abstractmethod
-    def paths(self, version: int | None = None) -> list[Path]:
+    def paths(self, version: int | None = None) -> Sequence[Place]:
         """The files that hold the rows now, or held them in a version."""
 
     @abstractmethod
@@ -83,14 +99,14 @@ class Table(ABC):
 
     @abstractmethod
     def _publish(self, commit: Commit) -> None:
-        """The moment of commitment."""
+        """The moment of commitment. Outrun: another process has committed this batch, or a later one of the writer."""
 
     @abstractmethod
     def _recover(self, writer: str) -> None:
         """Finish, or take back, what this writer left when it was cut off."""
 
     @abstractmethod
-    def _replace(self, merged: Sequence[Merge]) -> None:
+    def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
         """Merged files in place of those they were made of."""
 
     @abstractmethod
@@ -122,31 +138,36 @@ class Table(ABC):
         if it had another number of rows then."""
         commit = Commit(writer, epoch, sum(file.rows for file in staged), tuple(staged))
         with self.journal.locked(), self._session():
-            for name in {writer, *self.journal.writers()}:  # all of them: what is old is swept below
+            for name in {writer, *self._others()}:  # what is old is swept below
                 self._recover(name)
             fresh = writer.startswith(ONCE) or epoch > self.fence(writer)
+            mine = False  # whether the log may have these files after all
             if fresh:
                 before, after = self.schema(), self.check(schema)
                 if before is None or after != before:
                     self._prepare(before, after)
                 known = meta.load(self.path)
-                if known is None or known.schema != after:  # also when it was cut off here the last time
+                if known is None or known.schema != after or not known.identity:  # also when it was cut off here before
                     meta.save(self.path, self.format, self.columns(), after)
                 if staged:
-                    self._publish(commit)
+                    try:
+                        self._publish(commit)
+                    except Outrun:
+                        fresh, mine = False, self.in_place
                     self.journal.prune(writer)
-            else:
-                self._same_again(commit, accept_other)
-            self.journal.sweep(writer, epoch)
+            if not fresh:
+                self._same_again(commit, accept_other, keep=mine)
+            if staged or not fresh or isinstance(self.path, Path):  # as in compact: not before the epoch is taken
+                self.journal.sweep(writer, epoch)
             if writer.startswith(ONCE):
                 self.journal.forget(writer)
         return fresh
 
-    def listing(self, version: int | None = None) -> tuple[pa.Schema, list[Path]]:
+    def listing(self, version: int | None = None) -> tuple[pa.Schema, Sequence[Place]]:
         """Columns and files that belong together, whole batches only."""
         if not self.path.is_dir() or self.schema() is None:
             raise LakeError(f"there is no {self.format} table at {self.path}", hint="check path and format")
-        if os.access(self.path / files.OWN, os.W_OK):
+        if isinstance(self.path, Path) and os.access(self.path / files.OWN, os.W_OK):
             with self.journal.locked(), self._session():
                 for writer in self.journal.writers():
                     self._recover(writer)
@@ -161,31 +182,44 @@ class Table(ABC):
     def compact(self, target_bytes: int = MERGED_BYTES) -> Compaction:
         """Merge files smaller than half of `target_bytes`, each partition value for itself, sorted."""
         with self.journal.locked(), self._session():
-            for writer in self.journal.writers():
+            for writer in {COMPACTOR, *self._others()}:
                 self._recover(writer)
+            epoch = self._merge_epoch()
             merged: list[Merge] = []
             for place, group in self._groups(target_bytes):
                 rows = files.read_files(group)
                 values = {name: text(rows.column(name)[0].as_py()) for name in self.partition_by()}
-                merged.append(Merge(files.write_file(self.path, COMPACTOR, 0, values, rows, place), group))
+                file = files.write_file(self.path, COMPACTOR, epoch, values, rows, place, in_place=self.in_place)
+                merged.append(Merge(file, group))
             if merged:
-                self._replace(merged)
-            self.journal.sweep(COMPACTOR, 0)
+                self._replace(merged, epoch)
+            # Without locks, another process may stage for this epoch until somebody has claimed it.
+            self.journal.sweep(COMPACTOR, epoch if merged or isinstance(self.path, Path) else epoch - 1)
             self._expire()
         return Compaction(sum(len(one.gone) for one in merged), len(merged), sum(one.file.rows for one in merged))
 
-    def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[Path]]]:
+    def _others(self) -> list[str]:
+        """Whose unfinished commits are looked after, too. In an object store recovering one looks after all, or after none."""
+        return [] if isinstance(self.path, ObjectPath) else self.journal.writers()
+
+    def _merge_epoch(self) -> int:
+        """A number for this compaction; one, where a lock lets only one run at a time."""
+        return 0
+
+    def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[Place]]]:
         """Small files of one directory that make one of about the target together. Null and "" share a directory, and are
         two partition values all the same."""
-        places: dict[tuple[str, str], list[Path]] = defaultdict(list)
+        places: dict[tuple[str, str], list[Place]] = defaultdict(list)
         columns = self.partition_by()
         for path in self.paths():
+            if files.OWN in relative(path, self.path).parts:
+                continue  # committed, and not yet where it stays
             if path.stat().st_size < target_bytes // 2:
-                place = os.path.relpath(path.parent, self.path)
-                values = [files.extremes(str(path)).get(name) for name in columns]
+                place = str(relative(path, self.path).parent)
+                values = [files.extremes(path).get(name) for name in columns]
                 places["" if place == os.curdir else place, repr(values)].append(path)
         for (place, _), small in sorted(places.items()):
-            group: list[Path] = []
+            group: list[Place] = []
             size = held = 0
             for path in sorted(small):
                 heavy = files.weight(path)
@@ -199,10 +233,12 @@ class Table(ABC):
             if len(group) > 1:
                 yield place, group
 
-    def _same_again(self, commit: Commit, accept_other: bool) -> None:
-        """A batch at or below the fence: drop it, if it is what was committed then."""
+    def _same_again(self, commit: Commit, accept_other: bool, keep: bool) -> None:
+        """A batch at or below the fence: drop it, if it is what was committed then. `keep` its files: a commit that was
+        refused may be our own whose answer was lost, and its log names them then."""
         known = self.journal.get(commit.writer, commit.epoch)
-        self.discard(commit.files)
+        if not keep:
+            self.discard(commit.files)
         if known is not None and known.rows != commit.rows and not accept_other:
             raise LakeError(
                 f"batch {commit.epoch} of {commit.writer} was written to {self.path} before with {known.rows} rows, and now "
@@ -212,6 +248,8 @@ class Table(ABC):
 
     def place(self, commit: Commit) -> None:
         """Rename staged files to where readers look. Done again, it does what was left."""
+        if isinstance(self.path, ObjectPath):
+            return
         folders = set()
         for file in commit.files:
             target = self.path / file.path
@@ -223,7 +261,10 @@ class Table(ABC):
             files.fsync_directory(folder)
 
     def recover_intent(self, writer: str) -> None:
-        """For a format with a log of its own: it says whether the batch that a writer was at is in it."""
+        """For a format with a log of its own: it says whether the batch that a writer was at is in it. In an object store
+        nobody is alone with the table, so nothing is taken back there: the writer may live, and commit the files yet."""
+        if isinstance(self.path, ObjectPath):
+            return
         epoch = self.journal.last(writer, INTENT)
         intent = self.journal.get(writer, epoch, INTENT)
         if intent is None:
@@ -239,3 +280,11 @@ class Table(ABC):
         self.discard(commit.files)
         for file in commit.files:
             (self.path / file.path).unlink(missing_ok=True)
+
+
+def relative(path: Place, table: Place) -> PurePath:
+    """The name of a file within its table."""
+    if isinstance(path, ObjectPath) and isinstance(table, ObjectPath):
+        return path.relative_to(table)
+    assert isinstance(path, Path) and isinstance(table, Path)
+    return Path(os.path.relpath(path, table))

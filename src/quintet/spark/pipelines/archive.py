@@ -13,7 +13,17 @@ import msgspec
 
 from quintet.flight.wire import COLUMNS
 from quintet.spark import lake
-from quintet.spark.pipelines.base import Prefix, Streaming, loss, read_stream, topic_list, typed
+from quintet.spark.pipelines.base import (
+    Catalog,
+    Prefix,
+    Storage,
+    Streaming,
+    lake_options,
+    loss,
+    read_stream,
+    topic_list,
+    typed,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +42,12 @@ DAY: Final = (
 
 class Options(Streaming, kw_only=True):
     topics: Annotated[str, msgspec.Meta(description="The topics to archive: a,b,c.", min_length=1)]
-    path: Annotated[str, msgspec.Meta(description="Directory of the table; all executors must see it.", min_length=1)]
+    path: Annotated[
+        str,
+        msgspec.Meta(
+            description="Where the table is: s3://, gs://, abfss://, or a directory all executors see.", min_length=1
+        ),
+    ]
     format: Annotated[Literal["parquet", "delta", "iceberg"], msgspec.Meta(description="What kind of table it is.")] = (
         "parquet"
     )
@@ -47,6 +62,8 @@ class Options(Streaming, kw_only=True):
     compact_every: Annotated[
         int, msgspec.Meta(description="Merge small files after so many batches; 0: never.", ge=0)
     ] = 100
+    storage: Storage = msgspec.field(default_factory=dict)
+    catalog: Catalog = msgspec.field(default_factory=dict)
     target_mb: Annotated[int, msgspec.Meta(description="Size of a merged file, in MiB.", ge=1, le=4096)] = 128
 
 
@@ -64,6 +81,7 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
             "the topic's schema has a field `date`, as the archive has; write typed_prefix=, for instance v_"
         )
     table = {"path": options.path, "format": options.format, "partitionBy": options.partition_by}
+    table |= lake_options(options)
     table |= {
         "failOnDataLoss": loss(options),
         "compactEvery": str(options.compact_every),

@@ -26,7 +26,7 @@ import msgspec
 
 from quintet.flight import wire
 from quintet.model.errors import TopicNotFound
-from quintet.spark.pipelines.base import Common, Result, microseconds
+from quintet.spark.pipelines.base import Catalog, Common, Result, Storage, lake_options, microseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -55,7 +55,11 @@ class Options(Common, kw_only=True):
         ),
     ] = "auto"
     tolerance: Annotated[str, msgspec.Meta(description="How far back a timestamp may go unnoticed: 500ms, 1s.")] = "1s"
-    archive: Annotated[str, msgspec.Meta(description="Directory of an archive to compare with the topics.")] = ""
+    archive: Annotated[
+        str, msgspec.Meta(description="An archive to compare with the topics: s3://..., or a directory.")
+    ] = ""
+    storage: Storage = msgspec.field(default_factory=dict)
+    catalog: Catalog = msgspec.field(default_factory=dict)
     format: Annotated[
         Literal["parquet", "delta", "iceberg"], msgspec.Meta(description="What kind of table the archive is.")
     ] = "parquet"
@@ -99,7 +103,8 @@ def run(spark: "SparkSession", options: Options) -> Result:
         notes += [
             f"topic {topic} cannot be compared with the archive before it can be read" for topic in sorted(damaged)
         ]
-        said, same = reconcile(spark, options, options.archive, options.format, sound) if sound else ([], ok)
+        where = lake_options(options)
+        said, same = reconcile(spark, options, options.archive, options.format, sound, where) if sound else ([], ok)
         notes, ok = [*notes, *said], ok and same
     return Result(
         title=f"audit: {sum(part.rows for part in slices)} records, partitions: {len(slices)}"
@@ -141,9 +146,9 @@ def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: 
     found += _examined(spark, asked, tasks, back_us, secret)
     found.sort(key=lambda part: (part.topic, part.partition, part.first))
     whole = [united(list(group), back_us) for _, group in groupby(found, lambda part: (part.topic, part.partition))]
-    ids = {span.topic: span.id for span in spans}
+    ids = {span.topic: span.identity for span in spans}
     kept = link.topics(wire.Selection(tuple(ids))).topics if ids else ()
-    for topic in ids.keys() - {info.name for info in kept if info.id == ids[info.name]}:
+    for topic in ids.keys() - {info.name for info in kept if info.identity == ids[info.name]}:
         raise TopicNotFound(f"topic {topic!r} was deleted, or made again, while it was read", hint="run it again")
     firsts = {(info.name, number): part.first for info in kept for number, part in enumerate(info.partitions)}
     return [_pardoned(part, firsts[part.topic, part.partition]) for part in whole]

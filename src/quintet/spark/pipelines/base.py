@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
+from quintet.spark import sinks
+from quintet.spark.pipelines import checkpoints
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -29,6 +32,15 @@ NOW: Final = "now"
 # The option typed_prefix of pipelines that read values by their registered schema.
 Prefix = Annotated[
     str, msgspec.Meta(description="What the names of the schema's columns begin with, if they meet others.")
+]
+# How a table in an object store is reached: storage.region=... on the command line, [storage] in a file.
+Storage = Annotated[
+    dict[str, str],
+    msgspec.Meta(description="storage.NAME=VALUE: how to reach s3://, gs://, abfss://, if not by the environment."),
+]
+Catalog = Annotated[
+    dict[str, str],
+    msgspec.Meta(description="catalog.NAME=VALUE: properties of an Iceberg catalog, as pyiceberg has them."),
 ]
 START_SECONDS_MAX: Final = 60.0  # between the first batch of a query and the moment it has told its id
 MESSAGE: Final = frozenset({"key", "value", "headers", "timestamp", "partition"})  # the columns that make a message
@@ -155,7 +167,8 @@ def by_now(time: str) -> "Column":
 
 
 def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: str) -> "DataFrame":
-    """The records of these topics (a,b,c) as a stream."""
+    """The records of these topics (a,b,c) as a stream. ConfigError if the checkpoint is of another run (checkpoints.py)."""
+    checkpoints.check(spark, options.checkpoint, type(options).__module__, msgspec.structs.asdict(options))
     settings: Mapping[str, str] = {
         **options.access(),
         "subscribe": topics,
@@ -165,6 +178,14 @@ def read_stream(spark: "SparkSession", options: Streaming, topics: str, **more: 
         **more,
     }
     return spark.readStream.format("quintet").options(**settings).load()
+
+
+def lake_options(options: "Into | Any") -> dict[str, str]:
+    """The options of format("quintet_lake") for the store and the catalog that a pipeline names."""
+    return {
+        **{f"storage.{name}": value for name, value in options.storage.items()},
+        **{f"catalog.{name}": value for name, value in options.catalog.items()},
+    }
 
 
 class Into(Streaming, kw_only=True):
@@ -177,6 +198,8 @@ class Into(Streaming, kw_only=True):
     table_format: Annotated[
         Literal["parquet", "delta", "iceberg"], msgspec.Meta(description="What kind of table that is.")
     ] = "parquet"
+    storage: Storage = msgspec.field(default_factory=dict)
+    catalog: Catalog = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if bool(self.to_topic) == bool(self.to_table):
@@ -200,6 +223,7 @@ def write(
         writer = frame.writeStream.format("quintet").options(**sink)
     else:
         sink = {"path": options.to_table, "format": options.table_format, "failOnDataLoss": loss(options)}
+        sink |= lake_options(options)
         writer = frame.writeStream.format("quintet_lake").options(**sink)
     return _started(writer, options, mode)
 
@@ -220,6 +244,12 @@ def _in_batches(frame: "DataFrame", options: Streaming, sink: Mapping[str, str])
     known: Future[str] = Future()
 
     def publish(batch: "DataFrame", number: int) -> None:
+        from quintet.spark.link import Link
+        from quintet.spark.options import target
+        from quintet.spark.writer import topic_there
+
+        there = topic_there(Link.of(target(options.access())), sink["topic"])
+        sinks.keep(options.checkpoint, there, options.fail_on_data_loss)
         name = {"txnAppId": known.result(START_SECONDS_MAX), "txnVersion": str(number)}
         batch.write.format("quintet").options(**sink, **name).mode("append").save()
 

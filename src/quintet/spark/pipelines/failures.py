@@ -30,6 +30,7 @@ INCURABLE: Final = frozenset(
         "AuthError",
         "Forbidden",
         "EpochDiffers",
+        "OtherLog",
         "SchemaInvalid",
         "SchemaNotFound",
         "SchemaIncompatible",

@@ -21,7 +21,7 @@ from quintet.spark.pipelines.base import Common, Streaming
 
 FILE_BYTES_MAX: Final = 1024 * 1024
 VALUE_CHARS: Final = 60  # of a wrong value are shown
-SECRETS: Final = frozenset({"url", "password", "token"})
+SECRETS: Final = frozenset({"url", "password", "token", "storage", "catalog"})
 _EXPECTED: Final = re.compile(r"Expected `([^`]*)`, got `[^`]*`")
 # msgspec's word for a type -> ours
 _WORDS: Final = {
@@ -48,7 +48,8 @@ def words(arguments: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for word in arguments:
         key, equals, value = word.partition("=")
-        key = key.strip().removeprefix("--").replace("-", "_")
+        key, dot, name = key.strip().removeprefix("--").partition(".")
+        key = key.replace("-", "_") + dot + name  # what follows a dot is somebody else's word
         if not equals or not key:
             raise ConfigError(f"{word!r} is no option of a pipeline", hint="write KEY=VALUE, for instance topic=orders")
         if key in found:
@@ -73,6 +74,7 @@ def options(module: ModuleType, given: Mapping[str, Any]) -> Common:
     """The Options of a pipeline. Texts become what a field needs: numbers, lists of a,b,c, tables of JSON."""
     kind: type[Common] = module.Options
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    given = _nested(fields, given)
     for key in given:
         if key not in fields:
             near = difflib.get_close_matches(key, fields, n=1)
@@ -92,6 +94,18 @@ def options(module: ModuleType, given: Mapping[str, Any]) -> Common:
     except ValueError as error:
         raise ConfigError(f"these options do not fit together: {error}") from error
     return made
+
+
+def _nested(fields: Mapping[str, msgspec.structs.FieldInfo], given: Mapping[str, Any]) -> dict[str, Any]:
+    """storage.region=x as an entry of the table `storage`; it wins over what a file says of it."""
+    found = dict(given)
+    for key, value in given.items():
+        head, dot, name = key.partition(".")
+        if dot and name and head in fields and _kind(inspect.type_info(fields[head].type)) == "table":
+            table = found.get(head, {})
+            del found[key]
+            found[head] = {**table, name: value} if isinstance(table, dict) else table
+    return found
 
 
 def described(module: ModuleType) -> list[Described]:

@@ -9,6 +9,7 @@ sides can have: what the topic's retention took, and what is newer than the arch
 """
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -38,14 +39,19 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 def reconcile(
-    spark: "SparkSession", options: Common, path: str, format: str, topics: list[str]
+    spark: "SparkSession",
+    options: Common,
+    path: str,
+    format: str,
+    topics: list[str],
+    where: Mapping[str, str] | None = None,
 ) -> tuple[list[str], bool]:
-    """What to say about the archive, and whether it is right."""
+    """What to say about the archive, and whether it is right. `where`: storage.* and catalog.* options of the archive."""
     from pyspark.sql import functions as F
 
     from quintet.spark.lake import read
 
-    archive = read(spark, path, format)
+    archive = read(spark, path, format, options=where)
     lacking = [name for name in (*PLACE, *SAID) if name not in archive.columns]
     if lacking:
         return [

@@ -12,12 +12,15 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
 from quintet.model.errors import ConfigError
 from quintet.spark.lake.journal import replace
+
+if TYPE_CHECKING:
+    from quintet.spark.lake.objects import Place
 
 SLICE_ROWS: Final = 100_000  # of one transaction
 CHUNKS_MAX: Final = 200_000  # of a plan, which is a file of some megabytes then
@@ -49,8 +52,11 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
+    """`into`: the identity of the topic that slices were published to; "" before the first, and of a plan from before."""
+
     selection: dict[str, str]
     slices: tuple[Slice, ...]
+    into: str = ""
 
     @property
     def rows(self) -> int:
@@ -141,7 +147,7 @@ def digest(name: str, selection: Mapping[str, str]) -> str:
     return hashlib.blake2b("\n".join(words).encode(), digest_size=12).hexdigest()
 
 
-def recall(folder: Path, id: str, selection: Mapping[str, str]) -> Plan | None:
+def recall(folder: "Place", id: str, selection: Mapping[str, str]) -> Plan | None:
     """The plan of an earlier run; ConfigError if its name was used for something else."""
     try:
         plan = msgspec.json.decode((folder / f"{id}.json").read_bytes(), type=Plan)
@@ -156,10 +162,11 @@ def recall(folder: Path, id: str, selection: Mapping[str, str]) -> Plan | None:
     return plan
 
 
-def remember(folder: Path, id: str, plan: Plan) -> None:
+def remember(folder: "Place", id: str, plan: Plan) -> None:
     """For good when this returns."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(folder, Path):
+            folder.mkdir(parents=True, exist_ok=True)
         replace(folder / f"{id}.json", msgspec.json.encode(plan))
     except OSError as error:
         raise ConfigError(

@@ -35,20 +35,24 @@ from quintet.spark.pipelines.replay import (
     remember,
     slices,
 )
+from quintet.spark.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from quintet.spark.lake.objects import Place
 
 SUMMARY = "an archive back into a topic, in order, with its times, once"
 MARK: Final = "replayed-from"  # header: topic/partition/offset
 PLANS: Final = "_quintet/restores"  # in the archive's directory
 PAUSE_SECONDS_MAX: Final = 1.0  # so that a clock that was put forward is noticed
+NUMBERS: Final = ("topic", "partition", "offset", "timestamp")  # columns that a plan is made of
 LISTED_MAX: Final = 10  # topics that an error names
 EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class Options(Common, kw_only=True):
-    path: Annotated[str, msgspec.Meta(description="Directory of the archive.", min_length=1)]
+    path: Annotated[str, msgspec.Meta(description="Where the archive is: s3://..., or a directory.", min_length=1)]
     topic: Annotated[str, msgspec.Meta(description="The topic to write to; to write to the original one, name it.")] = (
         ""
     )
@@ -74,6 +78,8 @@ class Options(Common, kw_only=True):
         str, msgspec.Meta(description="Name of this replay; a run of the same name goes on where it ended.")
     ] = ""
     state: Annotated[str, msgspec.Meta(description="Directory for its plan; the archive's, if empty.")] = ""
+    storage: base.Storage = msgspec.field(default_factory=dict)
+    catalog: base.Catalog = msgspec.field(default_factory=dict)
 
 
 def run(
@@ -93,7 +99,7 @@ def run(
     source = _source(spark, options)
     selection = _selection(options, source)
     id = digest(options.name, selection)
-    folder = Path(options.state or lake.directory(options.path) / PLANS)
+    folder = Path(options.state) if options.state else _where(options) / PLANS
     plan = recall(folder, id, selection)
     link = Link.of(target(options.access()))
     writer = f"restore-{id}"
@@ -104,23 +110,52 @@ def run(
             hint="choose another name; everything is published again then",
         )
     if plan is None:
-        plan = _plan(_selected(lake.read(spark, options.path, options.format), options, source), options, selection)
+        plan = _plan(_selected(_read(spark, options, columns=NUMBERS), options, source), options, selection)
         remember(folder, id, plan)
     done = min(link.fence(writer) + 1, len(plan.slices))
+    plan = _into(link, options, folder, id, plan, done)
     keep = _keeps_partitions(link, options.topic, plan)
     began = monotonic() - (plan.slices[done].due_us / US if done < len(plan.slices) else 0.0)
     for epoch, one in enumerate(plan.slices[done:], done):
         while (left := began + one.due_us / US - monotonic()) > 0:
             pause(min(left, PAUSE_SECONDS_MAX))
         _publish(spark, options, source, one, writer, epoch, keep)
+        plan = plan if plan.into else _into(link, options, folder, id, plan, epoch + 1)
     return _result(options, source, plan, done, keep)
+
+
+def _into(link: Link, options: Options, folder: "Place", id: str, plan: Plan, done: int) -> Plan:
+    """The plan with the topic it goes into. A fence is the log's: where the log is another one nothing was published, and it
+    begins anew. A topic that was deleted takes its slices with it, and the fence says all the same that they were done."""
+    from quintet.spark.writer import topic_there  # needs pyspark, which --help does without
+
+    there = topic_there(link, options.topic)
+    before = Sink("topic", options.topic, plan.into)
+    if done and before.log == there.log and before.part != there.part:
+        raise ConfigError(
+            f"{done} of {len(plan.slices)} transactions of this replay went into a topic {options.topic} that was deleted since",
+            hint="choose another name; everything is published again then",
+        )
+    if not there.part or plan.into == there.identity:
+        return plan
+    plan = msgspec.structs.replace(plan, into=there.identity)
+    remember(folder, id, plan)
+    return plan
+
+
+def _where(options: Options) -> "Place":
+    return lake.directory(options.path, base.lake_options(options))
+
+
+def _read(spark: "SparkSession", options: Options, **more: Any) -> "DataFrame":
+    return lake.read(spark, options.path, options.format, options=base.lake_options(options), **more)
 
 
 def _source(spark: "SparkSession", options: Options) -> str:
     """The topic to read, which must be named if the archive has several."""
     if options.from_topic:
         return options.from_topic
-    frame = lake.read(spark, options.path, options.format)
+    frame = _read(spark, options, columns=("topic",))
     found = sorted(str(row[0]) for row in frame.select("topic").distinct().limit(LISTED_MAX + 1).collect())
     if len(found) != 1:
         listed = ", ".join(found[:LISTED_MAX]) or "no topic at all"
@@ -131,7 +166,7 @@ def _source(spark: "SparkSession", options: Options) -> str:
 def _selection(options: Options, source: str) -> dict[str, str]:
     """What makes a replay what it is."""
     return {
-        "path": str(lake.directory(options.path)),
+        "path": str(_where(options)),
         "topic": options.topic,
         "from_topic": source,
         "since": options.since,
@@ -208,7 +243,7 @@ def _publish(
 
     firsts, lasts = zip(*one.ranges.values(), strict=True)
     between = {"topic": (source, source), "offset": (min(firsts), max(lasts))}
-    frame = _selected(lake.read(spark, options.path, options.format, between=between), options, source)
+    frame = _selected(_read(spark, options, between=between), options, source)
     wanted: Column = F.lit(False)
     for partition, (first, last) in one.ranges.items():
         wanted |= (F.col("partition") == partition) & F.col("offset").between(first, last)

@@ -1,0 +1,514 @@
+"""Lake tables in an object store, against an S3 server: a batch counts once whoever is cut off when, and whoever else commits.
+
+The committers are called as Spark's driver calls them; one archive goes through Spark and comes back.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+import pyarrow.dataset as ds  # type: ignore[import-untyped]
+import pytest
+
+from quintet.model.errors import ConfigError
+from quintet.spark import lake
+from quintet.spark.lake import claims, files, object_parquet, storage
+from quintet.spark.lake.errors import LakeError, StoreUnreachable
+from quintet.spark.lake.objects import ObjectPath, located
+from quintet.spark.lake.sink import FORMATS, Sink, settings, table_of
+from quintet.spark.lake.table import Table
+from quintet.spark.pipelines import archive, base, failures, given, restore
+from quintet.spark.pipelines.reconcile import reconcile
+from tests.spark.conftest import FlightServer
+from tests.spark.data import create, fill
+from tests.spark.store import BUCKET, KEY, SECRET, Store, serving
+from tests.spark.test_archive import FOREVER_MS, contents
+from tests.spark.test_lake import BY, SCHEMA, TOPICS, offsets, put, rows, stage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CUT = RuntimeError("cut off")
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("AWS_", "PYICEBERG_")):
+                patch.delenv(name)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("PYICEBERG_HOME", "/nonexistent")
+        with serving() as found:
+            yield found
+
+
+class Maker:
+    """Tables of one test: opened anew each time, as by another process."""
+
+    def __init__(self, store: Store, path: str, uri: str) -> None:
+        self.store = store
+        self.path = path
+        self.catalog = {"type": "sql", "uri": uri, "table": f"db.{path.rpartition('/')[2]}"}
+
+    def beside(self, name: str) -> "Maker":
+        return Maker(self.store, f"{self.path}_{name}", self.catalog["uri"])
+
+    def open(self, format: str) -> Table:
+        catalog = self.catalog if format == "iceberg" else {}
+        return table_of(self.path, format, BY, storage.parse(self.store.options), catalog)
+
+    @property
+    def where(self) -> ObjectPath:
+        found = located(self.path, storage.parse(self.store.options))
+        assert isinstance(found, ObjectPath)
+        return found
+
+    def names(self) -> list[str]:
+        """Every object of the table."""
+        return [str(path.relative_to(self.where)) for path in self.where.walk()]
+
+    def globbed(self) -> list[int]:
+        """The offsets that a reader sees who knows nothing of us, and lists *.parquet."""
+        found = [self.where / name for name in self.names() if name.endswith(".parquet")]
+        return sorted(files.read_files(found).column("offset").to_pylist()) if found else []
+
+
+@pytest.fixture
+def make(store: Store, tmp_path: Path, request: pytest.FixtureRequest) -> Maker:
+    name = "".join(sign if sign.isalnum() else "-" for sign in str(request.node.name)).strip("-")
+    return Maker(store, f"s3://{BUCKET}/{name}/t", f"sqlite:///{tmp_path}/catalog.db")
+
+
+@pytest.fixture(params=sorted(FORMATS))
+def format(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class TestCommit:
+    def test_batches_are_there_once_and_each_format_reads_itself(self, make: Maker, format: str) -> None:
+        table = make.open(format)
+        assert put(table, "q", 0, rows(0, 10, TOPICS), rows(10, 10, TOPICS))
+        assert not put(make.open(format), "q", 0, rows(0, 10, TOPICS), rows(10, 10, TOPICS))
+        wider = rows(20, 5, TOPICS).append_column("region", pa.array(["eu"] * 5))
+        assert put(make.open(format), "q", 1, wider)
+        with pytest.raises(LakeError, match=r"batch 0 of q was written .* with 20 rows, and now has 3"):
+            put(make.open(format), "q", 0, rows(0, 3))
+        assert offsets(make.open(format)) == list(range(25))
+        assert lake.kind(make.path, make.store.prefixed) == format
+        assert not [name for name in make.names() if "/staging/" in name or name.endswith(".pending")]
+        found = self._own_reader(make, format).select(["offset", "topic", "region"]).to_pylist()
+        expected = [(number, TOPICS[number % len(TOPICS)], "eu" if number >= 20 else None) for number in range(25)]
+        assert sorted((row["offset"], row["topic"], row["region"]) for row in found) == expected
+        for name in make.names():
+            data = (make.where / name).read_bytes()
+            assert SECRET.encode() not in data and KEY.encode() not in data, name
+
+    @staticmethod
+    def _own_reader(make: Maker, format: str) -> pa.Table:
+        if format == "delta":
+            told = storage.parse(make.store.options).delta("s3", BUCKET)
+            return pa.table(deltalake.DeltaTable(make.path, storage_options=told).scan())
+        if format == "iceberg":
+            from pyiceberg.catalog import load_catalog
+
+            told = {key: value for key, value in make.catalog.items() if key != "table"}
+            catalog = load_catalog("default", **told, **storage.parse(make.store.options).iceberg("s3", BUCKET))
+            return catalog.load_table("db.t").scan().to_arrow()
+        schema = SCHEMA.append(pa.field("region", pa.string()))
+        return ds.dataset(make.where._full, schema, filesystem=make.where._fs, format="parquet").to_table()
+
+    def test_a_write_that_comes_once_leaves_no_fence(self, make: Maker, format: str) -> None:
+        for number in range(2):
+            put(make.open(format), f"once-{number}", 0, rows(number, 1))
+        assert offsets(make.open(format)) == [0, 1]
+        assert make.open(format).journal.writers() == []
+
+    def test_claims_outlive_the_entries_of_their_log(self, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = {"delta.checkpointInterval": "3", "delta.logRetentionDuration": "interval 0 seconds"}
+        monkeypatch.setattr(claims, "KEPT", claims.KEPT | kept)
+        at = make.where
+        claims.Claims(at).make("early", 7, 5)
+        for epoch in range(7):
+            claims.Claims(at).make("q", epoch, 1)
+        assert not [name for name in make.names() if name.endswith("00000000000000000001.json")]
+        assert claims.Claims(at).last("early") == (7, 5)
+        assert claims.Claims(at).last("q") == (6, 1)
+        with pytest.raises(LakeError, match="the limit is"):
+            claims.Claims(at).make("q", 1 << 43, 1)
+
+
+class TestCutOff:
+    def test_a_driver_killed_between_data_files_and_commit(self, make: Maker) -> None:
+        """One process with a table of each format; it is killed when all three are about to write to their logs."""
+        kinds = {format: make.beside(format) for format in sorted(FORMATS)}
+        told = [
+            make.store.endpoint,
+            *(word for format, one in kinds.items() for word in (format, one.path, one.catalog["uri"])),
+        ]
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.test_lake_objects", *told], stdout=subprocess.PIPE
+        )
+        assert driver.stdout is not None
+        try:
+            there = sorted(driver.stdout.readline().decode().strip() for _ in kinds)
+        finally:
+            driver.kill()
+            driver.wait()
+            driver.stdout.close()
+        assert there == sorted(FORMATS)
+        for format, one in kinds.items():
+            assert offsets(one.open(format)) == [0, 1, 2]
+            assert put(one.open(format), "q", 1, rows(3, 4))  # Spark replays the batch
+            assert not put(one.open(format), "q", 1, rows(3, 4))
+            assert offsets(one.open(format)) == list(range(7))
+        assert kinds["parquet"].globbed() == list(range(7))
+
+    @pytest.mark.parametrize("copies", [0, 1])
+    def test_after_the_claim_it_is_committed(self, make: Maker, monkeypatch: pytest.MonkeyPatch, copies: int) -> None:
+        put(make.open("parquet"), "q", 0, rows(0, 3))
+        with monkeypatch.context() as patch:
+            patch.setattr(object_parquet, "each", lambda paths, act: [*map(act, paths[:copies]), _cut()])
+            with pytest.raises(RuntimeError, match="cut off"):
+                put(make.open("parquet"), "q", 1, rows(3, 4, ("a", "b")))
+        assert offsets(make.open("parquet")) == list(range(7))  # all of it, as it is claimed
+        assert len(make.globbed()) == 3 + 2 * copies  # whole files, some later than others
+        assert not put(make.open("parquet"), "q", 1, rows(3, 4, ("a", "b")))
+        assert make.globbed() == offsets(make.open("parquet")) == list(range(7))
+
+    def test_a_merge_is_finished_by_whoever_comes_next(self, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+        for epoch in range(3):
+            put(make.open("parquet"), "q", epoch, rows(epoch, 1))
+        with monkeypatch.context() as patch:
+            patch.setattr(ObjectPath, "move_to", _cut)  # the small files are gone, the merged one is not there
+            with pytest.raises(RuntimeError, match="cut off"):
+                make.open("parquet").compact()
+        assert make.globbed() == []  # fewer rows for a while, never a row twice
+        assert offsets(make.open("parquet")) == [0, 1, 2]
+        assert put(make.open("parquet"), "other", 0, rows(3, 1))
+        assert make.globbed() == offsets(make.open("parquet")) == [0, 1, 2, 3]
+
+
+def _cut(*args: Any, **more: Any) -> Any:
+    raise CUT
+
+
+def where_it_commits(format: str) -> tuple[Any, str]:
+    """The call by which the log of a format gets a batch."""
+    if format == "parquet":
+        return claims.Claims, "make"
+    if format == "delta":
+        return deltalake.DeltaTable, "create_write_transaction"
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    return SqlCatalog, "commit_table"
+
+
+class TestTwoDrivers:
+    def test_of_two_with_one_checkpoint_one_commits(
+        self, make: Maker, format: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second commits at the worst moment: when the first has looked at the fence, and writes to the log."""
+        put(make.open(format), "q", 0, rows(0, 3))
+        other = make.open(format)
+        theirs = stage(other, "q", 1, rows(3, 4))
+        mine = stage(make.open(format), "q", 1, rows(3, 4))
+        result = []
+        place, name = where_it_commits(format)
+        real = getattr(place, name)
+
+        def late(*args: Any, **more: Any) -> Any:
+            monkeypatch.setattr(place, name, real)
+            result.append(other.commit("q", 1, theirs, SCHEMA))
+            return real(*args, **more)
+
+        monkeypatch.setattr(place, name, late)
+        result.append(make.open(format).commit("q", 1, mine, SCHEMA))
+        assert result == [True, False]
+        assert offsets(make.open(format)) == list(range(7))
+        assert put(make.open(format), "q", 2, rows(7, 1))
+        assert offsets(make.open(format)) == list(range(8))
+        if format == "parquet":
+            assert make.globbed() == list(range(8))
+
+    def test_another_writer_between_is_no_hindrance(
+        self, make: Maker, format: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        put(make.open(format), "q", 0, rows(0, 3))
+        place, name = where_it_commits(format)
+        real = getattr(place, name)
+
+        def late(*args: Any, **more: Any) -> Any:
+            monkeypatch.setattr(place, name, real)
+            assert put(make.open(format), "other", 0, rows(3, 1))
+            return real(*args, **more)
+
+        monkeypatch.setattr(place, name, late)
+        assert put(make.open(format), "q", 1, rows(4, 2))
+        assert offsets(make.open(format)) == list(range(6))
+
+    def test_a_failed_commit_removes_nothing_that_a_log_may_name(
+        self, make: Maker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Delta has the batch, the answer is lost, Spark says abort: its files must stay."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        sink = Sink(
+            settings({"path": make.path, "format": "delta"} | make.store.prefixed), from_arrow_schema(SCHEMA), False
+        )
+        staged = sink._stage("q", 0, iter(rows(0, 3).to_batches()))
+        with monkeypatch.context() as patch:
+            patch.setattr("quintet.spark.lake.journal.Journal.put", _cut)
+            with pytest.raises(RuntimeError, match="cut off"):
+                sink._commit([staged])
+        sink._abort([staged])
+        assert offsets(make.open("delta")) == [0, 1, 2]
+
+
+class TestCompaction:
+    def test_small_files_become_one_of_each_partition_value(self, make: Maker, format: str) -> None:
+        for epoch in range(3):
+            put(make.open(format), "q", epoch, rows(epoch * 10, 10, ("a", "b")))
+        done = make.open(format).compact()
+        assert (done.before, done.after, done.rows) == (6, 2, 30)
+        assert len(make.open(format).paths()) == 2
+        assert offsets(make.open(format)) == list(range(30))
+        assert make.open(format).compact().before == 0
+        assert not put(make.open(format), "q", 2, rows(20, 10))
+        assert put(make.open(format), "q", 3, rows(30, 10, ("a",)))
+        assert make.open(format).compact().before == 2
+        assert offsets(make.open(format)) == list(range(40))
+        if format == "parquet":
+            assert make.globbed() == list(range(40))
+            assert [path.name for path in (make.where / files.STAGING).folders()] == ["compacted", "q"]
+            assert (make.where / files.STAGING / "q").folders() == []  # not an empty object for each batch
+
+    def test_two_at_once_merge_once(self, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+        for epoch in range(3):
+            put(make.open("parquet"), "q", epoch, rows(epoch, 1))
+        real = claims.Claims.make
+
+        def late(*args: Any) -> None:
+            monkeypatch.setattr(claims.Claims, "make", real)
+            make.open("parquet").compact()
+            real(*args)
+
+        monkeypatch.setattr(claims.Claims, "make", late)
+        with pytest.raises(LakeError, match="claimed"):
+            make.open("parquet").compact()
+        assert make.globbed() == offsets(make.open("parquet")) == [0, 1, 2]
+
+
+class TestOptions:
+    def test_one_set_of_options_reaches_three_libraries(self) -> None:
+        told = storage.parse({"AWS_ENDPOINT_URL": "http://h:1", "region": "eu", "access_key": "a", "secret_key": "b"})
+        assert told.known("s3") == {
+            "endpoint_override": "http://h:1",
+            "region": "eu",
+            "access_key": "a",
+            "secret_key": "b",
+        }
+        assert told.delta("s3", "b").items() >= {
+            "aws_endpoint": "http://h:1", "aws_region": "eu", "aws_access_key_id": "a", "aws_secret_access_key": "b",
+            "aws_allow_http": "true", "max_retries": str(storage.RETRIES_MAX),
+        }.items()  # fmt: skip
+        assert told.iceberg("s3", "b").items() >= {
+            "s3.endpoint": "http://h:1", "s3.region": "eu", "s3.access-key-id": "a", "s3.secret-access-key": "b",
+        }.items()  # fmt: skip
+        azure = storage.parse({"account_key": "k"})
+        assert azure.delta("az", "c@acc.dfs.core.windows.net")["azure_storage_account_name"] == "acc"
+        assert azure.iceberg("az", "c@acc.dfs.core.windows.net") == {
+            "adls.account-name": "acc",
+            "adls.account-key": "k",
+        }
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"regoin": "eu"}, "option storage.regoin is not known; there are"),
+            ({"region": "a", "AWS_REGION": "b"}, "option storage.region is given twice"),
+            ({"anonymous": "yes"}, "option storage.anonymous is not one of true, false"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, options: dict[str, str], words: str) -> None:
+        with pytest.raises(LakeError, match=words):
+            storage.parse(options)
+
+    def test_the_environment_will_do(
+        self, store: Store, make: Maker, format: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        if format == "iceberg":  # pyiceberg's own way
+            monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__URI", make.catalog["uri"])
+            from pyiceberg.utils.config import Config
+
+            monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+        for epoch in range(2):
+            put(table_of(make.path, format, BY), "q", epoch, rows(epoch, 1))
+        assert offsets(table_of(make.path, format)) == [0, 1]
+
+    def test_secrets_are_in_no_text(self, store: Store) -> None:
+        told = settings({"path": f"s3://{BUCKET}/x"} | store.prefixed | {"catalog.token": SECRET})
+        where = located(told.path, told.storage)
+        assert all(word not in f"{told!r} {where!r} {where}" for word in (SECRET, KEY))
+
+    def test_words_with_a_dot_are_entries_of_a_table(self) -> None:
+        told = {
+            "topics": "a",
+            "path": "s3://b/c",
+            "name": "n",
+            "checkpoint": "c",
+            "storage": {"region": "file", "anonymous": "true"},
+        }
+        words = given.words(["storage.region=word", "catalog.oauth2-server-uri=x", "--compact-every=3"])
+        options = given.options(archive, told | words)
+        assert isinstance(options, archive.Options) and options.compact_every == 3
+        assert base.lake_options(options) == {
+            "storage.region": "word", "storage.anonymous": "true", "catalog.oauth2-server-uri": "x",
+        }  # fmt: skip
+        with pytest.raises(ConfigError, match=r"option storage: it is a table") as raised:
+            given.options(archive, told | {"storage": SECRET})
+        assert SECRET not in str(raised.value)
+        with pytest.raises(ConfigError, match=r"there is no option 'storag\.region'"):
+            given.options(archive, told | {"storag.region": "x"})
+
+    def test_a_directory_as_before_and_by_its_url(self, tmp_path: Path) -> None:
+        assert located(str(tmp_path / "t")) == located(f"file://{tmp_path}/t") == tmp_path / "t"
+        table = table_of(f"file://{tmp_path}/t", "parquet", BY)
+        put(table, "q", 0, rows(0, 3))
+        assert offsets(table_of(str(tmp_path / "t"), "parquet")) == [0, 1, 2]
+
+    def test_an_iceberg_table_wants_its_catalog(self, make: Maker) -> None:
+        with pytest.raises(LakeError, match=r"there is no catalog for the Iceberg table .*set catalog.type"):
+            table_of(make.path, "iceberg", BY, storage.parse(make.store.options)).schema()
+        put(make.open("iceberg"), "q", 0, rows(0, 1))
+        elsewhere = table_of(f"{make.path}-2", "iceberg", BY, storage.parse(make.store.options), make.catalog)
+        with pytest.raises(LakeError, match=r"db.t of the catalog is at s3://.*/t, not at s3://.*/t-2"):
+            elsewhere.schema()
+
+
+class TestFailures:
+    def test_no_such_bucket(self, store: Store, format: str) -> None:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        told = {"path": "s3://nothing/x", "format": format, "catalog.type": "sql", "catalog.uri": "sqlite://"}
+        with pytest.raises(LakeError, match=r"^the bucket of s3://nothing/x does not exist; create it"):
+            Sink(settings(told | store.prefixed), from_arrow_schema(SCHEMA), False)
+        with pytest.raises(LakeError, match="the bucket of s3://nothing/x does not exist"):
+            lake.kind("s3://nothing/x", store.prefixed)
+
+    @pytest.mark.parametrize("format", ["parquet", "delta"])
+    def test_credentials_that_are_refused(self, store: Store, make: Maker, format: str) -> None:
+        put(make.open(format), "q", 0, rows(0, 1))
+        with (
+            store.refusing(),
+            pytest.raises(LakeError, match=r"^the store refuses these credentials for s3://") as raised,
+        ):
+            make.open(format).schema()
+        assert failures.explain(raised.value).incurable
+
+    def test_a_catalog_that_does_not_answer(self, make: Maker) -> None:
+        catalog = {"type": "rest", "uri": "http://127.0.0.1:1"}
+        table = table_of(make.path, "iceberg", BY, storage.parse(make.store.options), catalog)
+        with pytest.raises(StoreUnreachable, match=r"^the catalog of s3://.* does not answer; check catalog\.uri"):
+            table.schema()
+        table = table_of(make.path, "iceberg", BY, storage.parse(make.store.options), {"type": "glue"})
+        with pytest.raises(LakeError, match=r"^the catalog of s3://.* needs another package; .*pip install"):
+            table.schema()
+
+    @pytest.mark.parametrize(
+        ("said", "shown"),
+        [
+            ("GET https://h/x?sig=abc&se=1 failed", "GET https://h/x?... failed"),
+            ("cannot reach postgresql://me:secret@host/db", "cannot reach postgresql://...host/db"),
+        ],
+    )
+    def test_what_a_library_says_is_shown_without_secrets(self, said: str, shown: str) -> None:
+        assert shown in str(storage.explained("s3://b/x", OSError(said)))
+
+    @pytest.mark.parametrize("format", ["parquet", "delta"])
+    def test_an_endpoint_that_does_not_answer(self, store: Store, format: str) -> None:
+        told = storage.parse(store.options | {"endpoint_override": "http://127.0.0.1:1"})
+        words = r"^the store of .* does not answer, after 3 tries; check storage.endpoint_override"
+        with pytest.raises(StoreUnreachable, match=words) as raised:
+            table_of("s3://lake/x", format, BY, told).schema()
+        assert not failures.explain(raised.value).incurable
+
+
+class TestSpark:
+    def test_an_archive_in_the_store_comes_back_as_it_was(
+        self,
+        spark: "SparkSession",
+        broker: FlightServer,
+        make: Maker,
+        format: str,
+        tmp_path: Path,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        topic, again = f"stored-{format}", f"stored-{format}-again"
+        for name in (topic, again):
+            create(broker, name, 2, retention_ms=FOREVER_MS)
+        fill(broker, topic, 2, 20)
+        told = {"url": broker.flight, "path": make.path, **make.store.prefixed}
+        if format == "iceberg":
+            told |= {f"catalog.{name}": value for name, value in make.catalog.items()}
+        run = {
+            "topics": topic,
+            "format": format,
+            "name": topic,
+            "checkpoint": str(tmp_path / "state"),
+            "trigger": "now",
+        }
+        options = given.options(archive, told | run)
+        assert isinstance(options, archive.Options)
+        (query,) = archive.start(spark, options)
+        query.awaitTermination()
+        query.explain(True)
+        frame = lake.read(spark, make.path, options=base.lake_options(options))
+        frame.explain(True)
+        assert frame.count() == 40
+        if format == "parquet":  # the others are read by the same scan
+            restored = given.options(restore, told | {"topic": again, "headers": "exact"})
+            assert isinstance(restored, restore.Options)
+            restore.run(spark, restored)
+            assert contents(broker, again) == contents(broker, topic)
+            said, right = reconcile(spark, options, make.path, format, [topic], base.lake_options(options))
+            assert right, said
+        shown = f"{capfd.readouterr()} {query.lastProgress} {query.recentProgress}"
+        kept = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
+        assert all(word not in shown and word.encode() not in kept for word in (SECRET, KEY))
+
+
+def _drive(endpoint: str, *told: str) -> None:
+    """A driver that never gets beyond its data files: says so for each table, and waits to be killed."""
+
+    def commit(format: str, table: Table, staged: Any) -> None:
+        def wait(*args: Any, **more: Any) -> None:
+            sys.stdout.write(f"{format}\n")
+            sys.stdout.flush()
+            threading.Event().wait()
+
+        setattr(*where_it_commits(format), wait)
+        threading.Thread(target=table.commit, args=("q", 1, staged, SCHEMA)).start()
+
+    ready = []
+    for format, path, uri in zip(told[::3], told[1::3], told[2::3], strict=True):
+        table = Maker(Store(endpoint), path, uri).open(format)
+        put(table, "q", 0, rows(0, 3))
+        ready.append((format, table, stage(table, "q", 1, rows(3, 4))))
+    for one in ready:
+        commit(*one)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    _drive(*sys.argv[1:])
