@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -23,8 +24,10 @@ from bench import closed_loop, fly, peers, spark_peers, spark_rows
 from quintet.bench.flymq import FlymqWire
 from quintet.bench.generators import Load
 from quintet.bench.wire import BenchError
+from quintet.flight import wire
 from quintet.spark.link import Link
 from quintet.spark.options import target
+from quintet.spark.views import Views
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -201,7 +204,7 @@ class Run:
         if found != owed:
             raise BenchError(f"{what} should have {owed} rows and have {found}: the figures would mean nothing.")
 
-    def compare(self, load: str, jobs: Sequence[Job], goal: float, unit: str = "row/s") -> None:
+    def compare(self, load: str, jobs: Sequence[Job], goal: float | None, unit: str = "row/s") -> None:
         """Measure jobs in turn and keep the comparison."""
         repetitions = self.bench.effort.repetitions
 
@@ -259,6 +262,77 @@ def count(run: Run) -> None:
     run.compare("count, offset column only", [ours, one], 0.5)
 
 
+def columns(run: Run) -> None:
+    """what each column of a read costs, alone and all together"""
+    all_of_them = Job(OURS, run.rows, lambda: into_nothing(run.read()))
+    jobs = [Job(name, run.rows, partial(_one_column, run, name)) for name in wire.COLUMNS]
+    run.compare("one column, no-op sink, beside all columns", [all_of_them, *jobs], None)
+
+
+def _one_column(run: Run, name: str) -> None:
+    into_nothing(run.read(columns=name))
+
+
+def sql(run: Run) -> None:
+    """SQL that needs few columns: the topic by its name, a whole read of it, and the same Parquet"""
+    views = Views(run.spark, {"url": run.url}, lambda: frozenset({TOPIC}))
+    every = "whole_topic"
+    for load, statement in (
+        ("SQL, count by key", "select count(*) from (select key, count(*) from {table} group by key)"),
+        ("SQL, count", "select count(*) from {table}"),
+        ("SQL, length of values", "select sum(length(value)) from {table}"),
+    ):
+
+        def ours(statement: str = statement) -> None:
+            views.query(statement.format(table=f"`{TOPIC}`")).collect()
+
+        def whole(statement: str = statement) -> None:
+            run.read().createOrReplaceTempView(every)
+            run.spark.sql(statement.format(table=every)).collect()
+
+        def files(statement: str = statement) -> None:
+            run.spark.sql(statement.format(table=f"parquet.`{run.parquet}`")).collect()
+
+        sides = (OURS, ours), ("a whole read", whole), ("Parquet", files)
+        run.compare(load, [Job(side, run.rows, call, counts=side != "Parquet") for side, call in sides], None)
+
+
+def transcode(run: Run) -> None:
+    """sealed rows written to Parquet by pyarrow, without Spark, and what Spark reads of them"""
+    own, place = str(run.parquet), run.fresh("transcoded")
+    run.compare(
+        "topic to Parquet by pyarrow, one process",
+        [Job(OURS, run.rows, lambda: _transcode(run, run.fresh("transcoding")))],
+        None,
+    )
+    _transcode(run, place)
+    run.counted("the transcoded files", run.spark.read.parquet(place).count(), run.rows)
+    jobs = [
+        Job(OURS, run.rows, lambda: into_nothing(run.read())),
+        Job("the same rows, transcoded", run.rows, lambda: into_nothing(run.spark.read.parquet(place))),
+        Job("Spark's own Parquet", run.rows, lambda: into_nothing(run.spark.read.parquet(own))),
+    ]
+    run.compare("all columns, beside transcoded Parquet", jobs, None)
+
+
+def _transcode(run: Run, place: str) -> None:
+    """A file for each task of a read, as an executor would write it: the batches of the reader, uncompressed."""
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]  # pyarrow ships no types
+    from pyspark.sql.datasource import CaseInsensitiveDict
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from quintet.spark.source import QuintetSource
+
+    source = QuintetSource(CaseInsensitiveDict({"url": run.url, "subscribe": TOPIC, "minPartitions": "4"}))
+    reader = source.reader(source.schema())
+    how = {"schema": to_arrow_schema(source.schema(), timezone="UTC"), "use_dictionary": ["topic", "origin"]}
+    Path(place).mkdir()
+    for number, task in enumerate(reader.partitions()):
+        with pq.ParquetWriter(Path(place) / f"{number:03d}.parquet", compression="none", **how) as writer:
+            for batch in reader.read(task):
+                writer.write_batch(batch)
+
+
 def streaming(run: Run) -> None:
     """streaming read, availableNow, to Parquet, beside the batch read to Parquet"""
     made: list[str] = []
@@ -309,8 +383,8 @@ def write(run: Run) -> None:
 
 def _prepared(run: Run) -> Path:
     """Files of rows to write, made without Spark."""
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     place = run.bench.directory / "prepared"
     place.mkdir()
@@ -406,6 +480,9 @@ LOADS: dict[str, Callable[[Run], None]] = {
     "parquet": parquet,
     "tuples": tuples,
     "count": count,
+    "columns": columns,
+    "sql": sql,
+    "transcode": transcode,
     "streaming": streaming,
     "flight": flight,
     "write": write,

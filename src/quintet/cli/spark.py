@@ -40,9 +40,9 @@ def _complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 def _topics(link: "Link") -> frozenset[str]:
-    from quintet.flight.wire import Selection
+    from quintet.spark.views import names
 
-    return frozenset(topic.name for topic in link.topics(Selection(pattern=".*")).topics)
+    return names(link)
 
 
 @click.group()
@@ -106,7 +106,8 @@ def sql(
     own = not sessions.running()
     session = sessions.renewed(None, master, "quintet spark sql", verbose, conf)
     try:
-        tables = views.Views(session, flight.access(url), topics, typed)
+        views.tell_apart(session, topics)
+        tables = views.Views(session, flight.access(url), lambda: topics, typed, once=True)
         for each in wanted:
             _say(tables, each, limit, as_json, as_csv)
     finally:

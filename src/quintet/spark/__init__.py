@@ -15,7 +15,12 @@ __all__ = ["attach", "session"]
 
 
 def session(
-    master: str | None = None, *, name: str | None = None, conf: Mapping[str, str] | None = None
+    master: str | None = None,
+    *,
+    name: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    url: str | None = None,
+    typed: bool = False,
 ) -> "SparkSession":
     """A Spark session that knows `format("quintet")`; the one this process has already, if it has one.
 
@@ -26,6 +31,9 @@ def session(
         conf: settings of Spark. They go over PYSPARK_SUBMIT_ARGS and the environment, those over spark-defaults.conf, and that
             over the defaults of quintet.spark.start. `spark.driver.memory` (2g unless set) and `spark.driver.extraJavaOptions`
             count only for the call that starts the virtual machine.
+        url: of a broker, `flight://USER:PASSWORD@HOST:8815`. `sql` and `table` of this session then find its topics by
+            name, and a query of `sql` reads only the columns it needs.
+        typed: those tables have the columns of the topics' registered schemas in the place of `value`.
 
     Raises:
         JavaMissing: no Java 17 or newer; the message names the places looked at and what to do.
@@ -34,7 +42,12 @@ def session(
     """
     from quintet.spark import start
 
-    return start.session(master, name, conf or {})
+    made = start.session(master, name, conf or {})
+    if url is not None:
+        from quintet.spark import views
+
+        views.attach(made, url, typed)
+    return made
 
 
 def attach(spark: "SparkSession") -> None:
