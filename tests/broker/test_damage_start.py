@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from quintet import kernel
-from quintet.broker.access import Acl
 from quintet.broker.core import Broker, BrokerOptions
+from quintet.broker.identity.access import Acl
 from quintet.cli.repair import Inline, repair
 from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog

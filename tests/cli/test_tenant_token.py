@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from quintet import server
-from quintet.broker.tenant_tokens import TenantClaims, TenantTokenOptions, TenantTokens
+from quintet.broker.identity.tenant_tokens import TenantClaims, TenantTokenOptions, TenantTokens
 from quintet.cli.common import now_ms
 from quintet.cli.tenant_token import thumbprint
 from quintet.config import Settings

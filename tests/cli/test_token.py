@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quintet import server
-from quintet.broker.tokens import Tokens
+from quintet.broker.identity.tokens import Tokens
 from quintet.cli.common import now_ms
 from quintet.config import DEV_FAST_MASTER_SECRET, Settings
 from tests.broker.token_corpus import Forger

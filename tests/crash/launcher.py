@@ -19,11 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quintet.broker.cache import Cache
-from quintet.broker.group import Group
-from quintet.broker.intents import Intents
-from quintet.broker.peers import Peers
-from quintet.broker.topics import CacheTopic, Topic, Topics
+from quintet.broker.atomic.intents import Intents
+from quintet.broker.doors.cache import Cache
+from quintet.broker.doors.peers import Peers
+from quintet.broker.groups.group import Group
+from quintet.broker.topics.catalog import CacheTopic, Topic, Topics
 from quintet.cli import audit, chain, main, serve
 from quintet.delivery.subscription import Subscription
 from quintet.log.embedded.disk import OsDisk

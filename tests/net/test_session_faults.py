@@ -15,7 +15,7 @@ import pytest
 
 import quintet
 from quintet import server as server_module
-from quintet.broker.tokens import mint
+from quintet.broker.identity.tokens import mint
 from quintet.client.bus import Bus
 from quintet.client.fast import Queues
 from quintet.client.peerbus import SECRET_VARIABLE
@@ -29,7 +29,7 @@ from quintet.server import Server
 
 WAIT_S = 20.0
 DOORS = ("blipmq", "flymq", "fast", "peerbus", "peerbus-tcp", "felix")
-# Callbacks a door's sessions never get: FlyMQ has no push, a peer's publishes are appended by broker/peers.py.
+# Callbacks a door's sessions never get: FlyMQ has no push, a peer's publishes are appended by broker/doors/peers.py.
 NEVER = {("flymq", "records"), ("peerbus", "appended"), ("peerbus-tcp", "appended")}
 CALLBACKS = ("appended", "completed", "records", "tick", "receive", "recheck")
 CASES = [(door, where) for door in DOORS for where in CALLBACKS if (door, where) not in NEVER]

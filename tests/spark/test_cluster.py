@@ -17,7 +17,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from quintet.broker.protobuf import ProtobufSchema
+from quintet.broker.schemas.protobuf import ProtobufSchema
 from quintet.flight import wire
 from quintet.spark import java, settings, start, travel, typed
 from tests.spark.cluster import CONF, LOOPBACK, Cluster, cluster, environment, link

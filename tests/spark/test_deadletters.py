@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quintet.broker import dead
+from quintet.broker.atomic import dead_letters as dead
 from quintet.client.errors import SchemaRejected
 from quintet.client.manage import Manage
 from quintet.flight import wire

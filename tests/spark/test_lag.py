@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from quintet.broker.group import GroupRow as BrokerRow
+from quintet.broker.groups.group import GroupRow as BrokerRow
 from quintet.flight import wire
 from quintet.spark.link import Link
 from quintet.spark.options import target

@@ -2,7 +2,7 @@
 
 A tenant's tokens are signed with a private key that no broker has; the broker gets the public half as a JSON Web Key Set
 (tokens.jwks_file, or jwks_file of a [[tenants]] table). What is minted was verified by the broker's own rules
-(quintet.broker.tenant_tokens). Private keys are written for their owner only, and never over another file.
+(quintet.broker.identity.tenant_tokens). Private keys are written for their owner only, and never over another file.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from quintet.model.errors import AuthError, ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from quintet.broker.tokens import Inspected
+    from quintet.broker.identity.tokens import Inspected
 
 KEY_NAME: Final = "key.pem"
 JWKS_NAME: Final = "jwks.json"
@@ -57,7 +57,7 @@ def keygen(out: Path, kid: str, beside: Path | None, as_json: bool) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    from quintet.broker.tenant_tokens import read_jwks
+    from quintet.broker.identity.tenant_tokens import read_jwks
     from quintet.config.jwks import read_key_set
 
     key = Ed25519PrivateKey.generate()
@@ -145,7 +145,7 @@ def mint_for_tenant(
 ) -> None:
     """Sign what is said (with `tid` and `perms`), see that a broker takes it, and print the token. `parties` are issuer and
     audience: None stands for those a broker wants by default, "" for none."""
-    from quintet.broker import tenant_tokens as rules
+    from quintet.broker.identity import tenant_tokens as rules
 
     if not expires_ms:
         raise click.UsageError("A token of a tenant expires: give --expires.")
@@ -176,13 +176,13 @@ def mint_for_tenant(
 
 
 def _parties(issuer: str | None, audience: str | None) -> tuple[str, str]:
-    from quintet.broker.tenant_tokens import AUDIENCE_DEFAULT, ISSUER_DEFAULT
+    from quintet.broker.identity.tenant_tokens import AUDIENCE_DEFAULT, ISSUER_DEFAULT
 
     return ISSUER_DEFAULT if issuer is None else issuer, AUDIENCE_DEFAULT if audience is None else audience
 
 
 def _useless(permissions: list[str], tenant: str) -> list[tuple[str, str]]:
-    from quintet.broker.tenant_tokens import explain_permission
+    from quintet.broker.identity.tenant_tokens import explain_permission
 
     rows = [(permission, explain_permission(permission, tenant)[2]) for permission in permissions]
     return [(permission, why) for permission, why in rows if why]
@@ -200,7 +200,7 @@ def judge(
     audience: str | None,
 ) -> tuple[str, str]:
     """What is known about the signature, and why a broker would refuse the token ("" if it would not)."""
-    from quintet.broker import tenant_tokens as rules
+    from quintet.broker.identity import tenant_tokens as rules
     from quintet.config.jwks import read_key_set
 
     issuer, audience = _parties(issuer, audience)
@@ -224,7 +224,7 @@ def judge(
 
 def allowed_rows(found: "Inspected") -> list[tuple[str, str, str]]:
     """(action, resources, what comes of it) for each permission of a token, whatever else is wrong with it."""
-    from quintet.broker.tenant_tokens import explain_permission
+    from quintet.broker.identity.tenant_tokens import explain_permission
 
     permissions, tenant = found.claims.get("perms"), found.claims.get("tid")
     if not isinstance(permissions, list) or not isinstance(tenant, str):
@@ -234,6 +234,6 @@ def allowed_rows(found: "Inspected") -> list[tuple[str, str, str]]:
 
 
 def tenant_token_bytes_max() -> int:
-    from quintet.broker.tenant_tokens import TOKEN_BYTES_MAX
+    from quintet.broker.identity.tenant_tokens import TOKEN_BYTES_MAX
 
     return TOKEN_BYTES_MAX

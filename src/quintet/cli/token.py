@@ -1,7 +1,7 @@
 """`quintet token`: make tokens for the doors Fast and Felix, and look inside of any.
 
 Whoever holds the master secret, or a tenant's private key, makes tokens; no broker is asked, and none needs to run. The
-rules are those by which the broker judges (quintet.broker.tokens): what `mint` prints was verified by them, and `inspect`
+rules are those by which the broker judges (quintet.broker.identity.tokens): what `mint` prints was verified by them, and `inspect`
 says what they say. What is Felix's alone is in quintet.cli.tenant_token.
 """
 
@@ -26,7 +26,7 @@ from quintet.cli.tenant_token import (
 from quintet.model.errors import AuthError, ConfigError
 
 if TYPE_CHECKING:
-    from quintet.broker.tokens import Inspected
+    from quintet.broker.identity.tokens import Inspected
 
 ALGORITHMS: Final = ("HS256", "HS384", "HS512")
 PIPE_BYTES_MAX: Final = 64 * 1024  # of a token on stdin; far above what any door takes
@@ -71,7 +71,7 @@ class Permissions(click.ParamType[list[str]]):
     name = "permissions"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        from quintet.broker.tokens import PERMISSIONS
+        from quintet.broker.identity.tokens import PERMISSIONS
 
         words = [word.strip() for word in str(value).split(",") if word.strip()]
         for word in words:
@@ -171,7 +171,7 @@ def _one_kind(ctx: click.Context, tenant: str | None) -> None:
 def _mint_for_queue(
     claims: dict[str, Any], key: bytes, algorithm: str, expires_ms: int, typ: bool, as_json: bool
 ) -> None:
-    from quintet.broker import tokens
+    from quintet.broker.identity import tokens
 
     now = now_ms()
     if expires_ms:
@@ -242,7 +242,7 @@ def inspect(
     quintet token inspect --secret-file master.key < token.txt
     quintet token inspect --jwks-file keys/jwks.json < felix-token.txt
     """
-    from quintet.broker import tokens
+    from quintet.broker.identity import tokens
 
     data = sys.stdin.buffer.read(PIPE_BYTES_MAX).strip() if text == "-" else text.encode(errors="surrogateescape")
     found = tokens.inspect(data)
@@ -267,7 +267,7 @@ def inspect(
 
 def _judged(token: bytes, found: "Inspected", key: bytes | None, algorithm: str, now: int) -> tuple[str, str]:
     """What is known about the signature, and why a broker would refuse the token ("" if it would not)."""
-    from quintet.broker import tokens
+    from quintet.broker.identity import tokens
 
     options = tokens.TokenOptions(() if key is None else (key,), (algorithm,))
     signature = "not checked"
@@ -287,7 +287,7 @@ def _judged(token: bytes, found: "Inspected", key: bytes | None, algorithm: str,
 
 def _rights(found: "Inspected") -> list[tuple[str, str, str]]:
     """(permission, on what, what comes of it) of a token of Fast."""
-    from quintet.broker.tokens import PERMISSIONS
+    from quintet.broker.identity.tokens import PERMISSIONS
 
     said = found.claims.get("permissions", [])
     words = said if isinstance(said, list) else [said]

@@ -2,7 +2,7 @@
 
 A stage is written by one thread, start to end, and sealed by `finish`: synced, then renamed. What is not sealed when the
 process ends was never promised, and is removed at the next start. What a stage is for, and when it is published or thrown
-away, is decided in broker/stages.py; this module only keeps the files.
+away, is decided in broker/atomic/stages.py; this module only keeps the files.
 
     DIR/stages/ID.part     being written
     DIR/stages/ID.stage    sealed
