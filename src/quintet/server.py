@@ -42,8 +42,8 @@ from quintet.delivery.subscription import Policy
 from quintet.flight import wire
 from quintet.log.anchors import ANCHORS_NAME
 from quintet.log.chain import derive_key
-from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
+from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import ConfigError, QuintetError
 from quintet.model.rights import check_rights
 from quintet.net.certificates import development_certificate, is_authority, read_pair

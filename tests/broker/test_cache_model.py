@@ -13,7 +13,7 @@ from quintet.broker.topics import catalog as topics
 from quintet.broker.topics import reads
 from quintet.delivery.lane import Lane
 from quintet.log.base import Partition
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import QuintetError, VersionConflict
 from quintet.testing.line import Peer, SimBroker

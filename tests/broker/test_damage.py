@@ -16,8 +16,8 @@ from quintet.broker.identity.users import ACLS_TABLE, USERS_TABLE
 from quintet.broker.topics.repair import LOGS, MEANS
 from quintet.broker.topics.table import Table
 from quintet.log.base import TopicSpec
-from quintet.log.embedded import recovery
-from quintet.log.embedded.segment import HEADER_BYTES, segment_name
+from quintet.log.embedded.files.segment import HEADER_BYTES, segment_name
+from quintet.log.embedded.recovery import directories as recovery
 from quintet.model.errors import TableDamaged
 from quintet.testing.line import SimBroker
 from quintet.testing.sim import SimDisk

@@ -16,8 +16,8 @@ from quintet import kernel
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.identity.access import Acl
 from quintet.cli.repair import Inline, repair
-from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
+from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import DataDirError, TableDamaged
 from quintet.testing.line import SimBroker
 from tests.broker.test_keys import made, remove

@@ -26,8 +26,8 @@ from quintet.broker.groups.group import Group
 from quintet.broker.topics.catalog import CacheTopic, Topic, Topics
 from quintet.cli import audit, chain, main, serve
 from quintet.delivery.subscription import Subscription
-from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
+from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.batch import RecordBatch
 from quintet.protocols.felix.mapping import EventStream, GroupStream
 from quintet.server import Server

@@ -24,7 +24,7 @@ from quintet.broker.identity.access import Principal
 from quintet.broker.identity.tenants import TenantQuota
 from quintet.delivery.subscription import Policy
 from quintet.log.base import TopicSpec
-from quintet.log.embedded.partition import IDLE_CLOSE_US, FilePartition
+from quintet.log.embedded.partitions.partition import IDLE_CLOSE_US, FilePartition
 from quintet.model import limits
 from quintet.model.errors import Busy
 from quintet.net.listener import Failures
@@ -434,8 +434,8 @@ TIMERS = (
     Timer("a refused effect", ("broker/atomic/intents.py",), RETRY_EVERY_US, refused_effect),
     Timer("a stage", ("broker/atomic/stages.py",), STAGE_KEEP_US, stage),
     Timer("the report of a pipeline", ("broker/doors/pipelines.py",), FORGET_US, report_of_a_pipeline),
-    Timer("an idle file", ("log/embedded/upkeep.py", "log/embedded/engine.py"), IDLE_CLOSE_US, idle_file),
-    Timer("a full disk", ("log/embedded/partition.py",), SECOND, full_disk),
+    Timer("an idle file", ("log/embedded/partitions/upkeep.py", "log/embedded/engine.py"), IDLE_CLOSE_US, idle_file),
+    Timer("a full disk", ("log/embedded/partitions/partition.py",), SECOND, full_disk),
     Timer("anchors", ("log/embedded/anchoring.py",), 40 * SECOND, anchors),
 )  # fmt: skip
 
@@ -453,8 +453,8 @@ ELSEWHERE = {
     "flight/login.py": "tests/flight/test_put.py::test_a_login_lasts_its_time_whatever_the_clock_does",
     "flight/outgoing.py": "cuts who takes nothing; tests/flight/test_stalls.py",
     "flight/verbs.py": "hands the time to broker/doors/pipelines.py",
-    "log/embedded/commit.py": "tests/log/test_journal.py: a journal that could not be made is tried again",
-    "log/embedded/shared.py": "hands the time to upkeep",
+    "log/embedded/partitions/commit.py": "tests/log/test_journal.py: a journal that could not be made is tried again",
+    "log/embedded/partitions/shared.py": "hands the time to upkeep",
     "net/connection.py": "tests/net/test_clocks.py",
     "net/loop.py": "is the clock",
     "net/quic.py": "tests/net/test_quic_streams.py: ClockedListener",

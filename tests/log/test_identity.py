@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from quintet import kernel
 from quintet.cli.log import log as log_commands
-from quintet.log.embedded import identity, inspect
-from quintet.log.embedded.disk import OsDisk
+from quintet.log.embedded.files import identity, inspect
+from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import DataDirError
 from quintet.testing.sim import SimDisk
 from tests.log.support import DATA, TOPIC, Harness

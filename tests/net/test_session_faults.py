@@ -226,7 +226,7 @@ async def reader(door: str, bus: Bus, name: str, stack: AsyncExitStack) -> set[b
 
 async def test_without_the_fence_a_bystander_would_notice(broker: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a connection that lets the exception through leaves somebody else without an acknowledgement."""
-    from quintet.log.embedded import merging, partition
+    from quintet.log.embedded.partitions import merging, partition
 
     def bare(_scheduler: object, waiters: list[merging.Pending], error: Exception | None = None) -> None:
         for _, done, base in waiters:

@@ -11,7 +11,7 @@ import pytest
 from quintet import kernel
 from quintet.flight.columns import SCHEMA
 from quintet.log import pieces
-from quintet.log.embedded.segment import HEADER_BYTES, parse_header
+from quintet.log.embedded.files.segment import HEADER_BYTES, parse_header
 from quintet.log.pieces import Piece
 from quintet.model import envelope
 from quintet.spark.options import OptionError

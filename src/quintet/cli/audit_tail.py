@@ -21,8 +21,8 @@ from quintet.model import limits
 from quintet.model.errors import DataDirError, TopicNotFound
 
 if TYPE_CHECKING:
-    from quintet.log.embedded.disk import Disk
-    from quintet.log.embedded.follow import Follower
+    from quintet.log.embedded.files.disk import Disk
+    from quintet.log.embedded.files.follow import Follower
     from quintet.model.batch import Row
 
 TOPICS_TABLE: Final = 1  # docs/LOG_FORMAT.md section 1: JSON rows with id and name
@@ -53,7 +53,7 @@ class Tail:
 
     def check(self) -> None:
         """TopicNotFound if a topic that was asked for is not there, or was never on disk."""
-        from quintet.log.embedded.recovery import partitions
+        from quintet.log.embedded.recovery.directories import partitions
 
         self._rename(partitions(self._disk, self._folder))
         missing = self._topics - set(self._names.values())
@@ -63,8 +63,8 @@ class Tail:
 
     def more(self) -> Iterator[Happened]:
         """What has come since the last call, oldest first."""
-        from quintet.log.embedded.follow import Follower
-        from quintet.log.embedded.recovery import partitions
+        from quintet.log.embedded.files.follow import Follower
+        from quintet.log.embedded.recovery.directories import partitions
 
         found = []
         there = partitions(self._disk, self._folder)
@@ -82,7 +82,7 @@ class Tail:
 
     def _rename(self, there: list[tuple[int, int, str]]) -> None:
         """Names of topics made meanwhile. Those of deleted ones stay known: their rows do, too."""
-        from quintet.log.embedded.follow import Follower
+        from quintet.log.embedded.files.follow import Follower
 
         for topic, number, path in there:
             if topic == TOPICS_TABLE:
@@ -168,7 +168,7 @@ def tail(
 
     Read out of the files, also while the broker runs. Messages of topics in memory are in no file: only who got them is told.
     """
-    from quintet.log.embedded.disk import OsDisk
+    from quintet.log.embedded.files.disk import OsDisk
 
     if not (folder / "topics").is_dir():
         raise DataDirError(f"{folder} is not a data folder of Quintet: there is no folder 'topics' in it")

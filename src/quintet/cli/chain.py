@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from quintet.log.anchors import Anchored
     from quintet.log.chain import PartitionVerdict, Verdict
-    from quintet.log.embedded.disk import Disk
+    from quintet.log.embedded.files.disk import Disk
 
 RACES_MAX: Final = 3
 HEAD_CHARS_MAX: Final = 100  # SEQ:HASH, 64 of them the hash
@@ -59,7 +59,7 @@ def verify(
     Exit codes: 0 sound, 1 broken (the first broken batch is named), 2 it cannot be checked.
     """
     from quintet.log import anchors, chain
-    from quintet.log.embedded.disk import OsDisk
+    from quintet.log.embedded.files.disk import OsDisk
 
     directory = _folder(folder)
     keys = _keys(key_files)
@@ -94,7 +94,7 @@ def head(folder: Path, file: Path | None, as_json: bool) -> None:
     quintet audit head --data /var/lib/quintet >> /mnt/elsewhere/heads
     """
     from quintet.log import anchors
-    from quintet.log.embedded.disk import OsDisk
+    from quintet.log.embedded.files.disk import OsDisk
 
     _folder(folder)
     found = anchors.load(OsDisk(), _anchors(folder, file), None)
@@ -135,7 +135,7 @@ def _keys(files: tuple[Path, ...]) -> list[bytes]:
 def _mended(disk: "Disk", directory: str) -> "Disk":
     """The files as the next start leaves them: after a power cut batches may be in the journal only. A running broker may take
     a file away just then; it does not take many."""
-    from quintet.log.embedded.inspect import healed
+    from quintet.log.embedded.files.inspect import healed
 
     for _ in range(RACES_MAX):
         try:

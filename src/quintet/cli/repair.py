@@ -94,8 +94,8 @@ def repair(ctx: click.Context, folder: Path, accept_loss: bool, anchors: Path | 
 
 
 def _open(folder: Path, scheduler: Inline, anchors: str) -> "EmbeddedLog":
-    from quintet.log.embedded.disk import OsDisk
     from quintet.log.embedded.engine import EmbeddedLog
+    from quintet.log.embedded.files.disk import OsDisk
 
     log = EmbeddedLog(folder, OsDisk(), scheduler, lambda kind, fields: None, chain="off", anchor_file=anchors)
     log.recover()

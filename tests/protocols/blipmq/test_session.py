@@ -7,7 +7,7 @@ import pytest
 from quintet.broker.core import BrokerOptions
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.protocols.blipmq import codec, errors
 from quintet.protocols.blipmq.frames import ACK, DELIVER, HEADER, NACK, PING, PONG, PUBLISH
 from quintet.protocols.blipmq.session import AUTH_FAILURES_MAX, SUBSCRIPTIONS_MAX, BlipSession

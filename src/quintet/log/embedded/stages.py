@@ -26,8 +26,8 @@ from typing import Final
 
 from quintet import kernel
 from quintet.log.base import StagePart
-from quintet.log.embedded.disk import Disk
-from quintet.log.embedded.shared import Shared
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.partitions.shared import Shared
 from quintet.model.errors import BadName, CorruptData, StorageError, StorageFull
 
 HEADER_BYTES: Final = 512

@@ -10,7 +10,7 @@ from before there were identities, and gets one.
 from typing import Final
 
 from quintet import kernel
-from quintet.log.embedded.disk import Disk, replace_file
+from quintet.log.embedded.files.disk import Disk, replace_file
 from quintet.model.errors import DataDirError
 
 NAME: Final = "identity"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quintet import kernel
-from quintet.log.embedded.disk import Disk, replace_file
-from quintet.log.embedded.recovery import Mark
+from quintet.log.embedded.files.disk import Disk, replace_file
+from quintet.log.embedded.recovery.directories import Mark
 
 NAMES: Final = ("checkpoint.a", "checkpoint.b")
 CLEAN: Final = 1

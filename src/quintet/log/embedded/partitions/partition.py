@@ -16,13 +16,13 @@ from typing import Final, NoReturn
 
 from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
-from quintet.log.embedded import reader
-from quintet.log.embedded.links import open_links
-from quintet.log.embedded.merging import Pending, answer_waiters, merge_groups, place_waiters
-from quintet.log.embedded.recovery import Mark, Opened
-from quintet.log.embedded.segment import HEADER_BYTES, Header, Segment, adopt_index, begin_again, new_seed
-from quintet.log.embedded.shared import Shared, TailCache
-from quintet.log.embedded.writer import ZERO_FILL_WRITE_BYTES_MAX, Chunk, Outcome, Writer
+from quintet.log.embedded.files import reader
+from quintet.log.embedded.files.segment import HEADER_BYTES, Header, Segment, adopt_index, begin_again, new_seed
+from quintet.log.embedded.partitions.links import open_links
+from quintet.log.embedded.partitions.merging import Pending, answer_waiters, merge_groups, place_waiters
+from quintet.log.embedded.partitions.shared import Shared, TailCache
+from quintet.log.embedded.partitions.writer import ZERO_FILL_WRITE_BYTES_MAX, Chunk, Outcome, Writer
+from quintet.log.embedded.recovery.directories import Mark, Opened
 from quintet.model import limits
 from quintet.model.batch import LINK_BYTES, RecordBatch
 from quintet.model.clocks import following

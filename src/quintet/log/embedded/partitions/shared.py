@@ -7,22 +7,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from quintet.log.embedded.buffers import ReadBuffers
-from quintet.log.embedded.commit import Committer
-from quintet.log.embedded.disk import Disk
-from quintet.log.embedded.links import ChainPolicy
-from quintet.log.embedded.names import Names
-from quintet.log.embedded.order import EvictionOrder
-from quintet.log.embedded.segment import Damage
-from quintet.log.embedded.upkeep import Upkeep
+from quintet.log.embedded.files.buffers import ReadBuffers
+from quintet.log.embedded.files.directory_sync import Names
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.segment import Damage
+from quintet.log.embedded.partitions.commit import Committer
+from quintet.log.embedded.partitions.eviction_order import EvictionOrder
+from quintet.log.embedded.partitions.links import ChainPolicy
+from quintet.log.embedded.partitions.upkeep import Upkeep
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import StorageError
 from quintet.model.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from quintet.log.embedded.memory import MemoryPartition
-    from quintet.log.embedded.partition import FilePartition
+    from quintet.log.embedded.partitions.memory import MemoryPartition
+    from quintet.log.embedded.partitions.partition import FilePartition
 
 # What a kept batch costs beside its bytes: the view, its numbers, its memo, its places in the lists. 303 to 431 bytes were
 # measured; without it a cache of small batches was five times its bound.

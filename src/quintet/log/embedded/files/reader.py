@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quintet import kernel
-from quintet.log.embedded.buffers import PIECE_BYTES, SLACK_BYTES, ReadBuffers
-from quintet.log.embedded.disk import Disk
-from quintet.log.embedded.segment import (
+from quintet.log.embedded.files.buffers import PIECE_BYTES, SLACK_BYTES, ReadBuffers
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.segment import (
     HEADER_BYTES,
     Damage,
     Gap,

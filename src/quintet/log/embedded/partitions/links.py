@@ -13,8 +13,8 @@ from typing import Final, Literal, NamedTuple
 from quintet import kernel
 from quintet.log.base import TopicSpec
 from quintet.log.chain import KEYED, PLAIN, genesis, key_id
-from quintet.log.embedded.recovery import Opened
-from quintet.log.embedded.segment import UNCHAINED, ChainStart, Segment
+from quintet.log.embedded.files.segment import UNCHAINED, ChainStart, Segment
+from quintet.log.embedded.recovery.directories import Opened
 from quintet.model.batch import LINK_BYTES
 
 ChainMode = Literal["durable", "all", "off"]

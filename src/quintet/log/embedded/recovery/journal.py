@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from quintet import kernel
-from quintet.log.embedded.disk import CURABLE, Disk
-from quintet.log.embedded.recovery import Mark
-from quintet.log.embedded.segment import HEADER_BYTES, new_seed, parse_header, segment_name
+from quintet.log.embedded.files.disk import CURABLE, Disk
+from quintet.log.embedded.files.segment import HEADER_BYTES, new_seed, parse_header, segment_name
+from quintet.log.embedded.recovery.directories import Mark
 from quintet.model import limits
 
 NAMES: Final = ("journal.a", "journal.b")

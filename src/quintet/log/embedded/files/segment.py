@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from quintet import kernel
-from quintet.log.embedded.disk import Disk, replace_file
+from quintet.log.embedded.files.disk import Disk, replace_file
 from quintet.model import limits
 from quintet.model.batch import LINK_BYTES, SPARSE, RecordBatch
 

@@ -8,7 +8,7 @@ Called from disk threads.
 import os
 import threading
 
-from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.files.disk import Disk
 
 
 class Names:

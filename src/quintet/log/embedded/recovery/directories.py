@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from quintet import kernel
 from quintet.log.base import TopicFiles
-from quintet.log.embedded.disk import Disk
-from quintet.log.embedded.segment import (
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.segment import (
     BATCH_MAGIC,
     HEADER_BYTES,
     Damage,
@@ -28,7 +28,7 @@ from quintet.log.embedded.segment import (
     scan,
     segment_name,
 )
-from quintet.log.embedded.torn import claimed_span, is_torn
+from quintet.log.embedded.files.torn import claimed_span, is_torn
 from quintet.model import limits
 from quintet.model.batch import LINK_BYTES, RecordBatch
 from quintet.model.errors import DataDirError

@@ -19,17 +19,17 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal
 
-from quintet.log.embedded import journal
-from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.recovery import journal
 from quintet.model import limits
 from quintet.model.errors import PartitionFailed, StorageError
 from quintet.model.scheduler import Scheduler, call_each
 
 if TYPE_CHECKING:
-    from quintet.log.embedded.partition import FilePartition
-    from quintet.log.embedded.recovery import Mark
-    from quintet.log.embedded.segment import Segment
-    from quintet.log.embedded.writer import Chunk, Writer
+    from quintet.log.embedded.files.segment import Segment
+    from quintet.log.embedded.partitions.partition import FilePartition
+    from quintet.log.embedded.partitions.writer import Chunk, Writer
+    from quintet.log.embedded.recovery.directories import Mark
 
 THRESHOLD_PARTITIONS: Final = 6  # that want a sync at the same time: measured, equal at 3, 1.7 times the rate at 6
 CHUNK_BYTES_MAX: Final = 32 * limits.KIB  # more goes the direct way: at 55 KB writing twice costs what a sync does

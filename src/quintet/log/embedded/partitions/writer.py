@@ -11,8 +11,8 @@ import os
 from typing import Final, NamedTuple
 
 from quintet.log.base import Appended
-from quintet.log.embedded.disk import CURABLE, REMEDIES, Disk, NotOpened
-from quintet.log.embedded.segment import (
+from quintet.log.embedded.files.disk import CURABLE, REMEDIES, Disk, NotOpened
+from quintet.log.embedded.files.segment import (
     HEADER_BYTES,
     Header,
     Segment,
@@ -20,7 +20,7 @@ from quintet.log.embedded.segment import (
     pack_header,
     write_index,
 )
-from quintet.log.embedded.shared import Shared
+from quintet.log.embedded.partitions.shared import Shared
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import PartitionFailed, StorageError, StorageFull

@@ -10,9 +10,9 @@ from functools import partial
 
 from quintet import kernel
 from quintet.log.base import Appended, Fetched, SegmentFile, TopicSpec
-from quintet.log.embedded.merging import Pending, answer_waiters, merge_groups, place_waiters
-from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.shared import FREED_AT_ONCE_MAX, OBJECT_BYTES, Shared
+from quintet.log.embedded.partitions.merging import Pending, answer_waiters, merge_groups, place_waiters
+from quintet.log.embedded.partitions.partition import FilePartition
+from quintet.log.embedded.partitions.shared import FREED_AT_ONCE_MAX, OBJECT_BYTES, Shared
 from quintet.model.batch import RecordBatch
 from quintet.model.clocks import following
 from quintet.model.errors import ShuttingDown

@@ -10,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from quintet.log.embedded.partition import FilePartition
+    from quintet.log.embedded.partitions.partition import FilePartition
 
 OPEN_FILES_MAX: Final = 10_240  # segments kept open for writing; above it those that are idle first are closed
 SYNCED_AT_ONCE_MAX: Final = 64  # files to be closed that need a sync first, begun in one round
