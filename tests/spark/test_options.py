@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.client.errors import ConnectionLost
+from quintet.client.core.errors import ConnectionLost
 from quintet.spark import options as opt
 from quintet.spark.offsets import Marks, dump, load, share
 from quintet.spark.options import OptionError, Target, read_options, write_options

@@ -197,11 +197,11 @@ WORKER = "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "
             "option failOnDataLoss: gone.",
             True,
         ),
-        (Captured(f"{WORKER}quintet.client.errors.ConnectionLost: is it up?{TAIL}"), "is it up?", False),
+        (Captured(f"{WORKER}quintet.client.core.errors.ConnectionLost: is it up?{TAIL}"), "is it up?", False),
         (
             AnalysisException(
                 "[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: "
-                f"quintet.client.errors.ConnectionLost: nobody{TAIL}"
+                f"quintet.client.core.errors.ConnectionLost: nobody{TAIL}"
             ),
             "nobody.",
             False,
@@ -246,7 +246,7 @@ def test_incurable_errors_are_those_of_the_house(name: str) -> None:
     import quintet.spark.lake.errors
     import quintet.spark.options
     import quintet.spark.start
-    from quintet.client import errors as client
+    from quintet.client.core import errors as client
     from quintet.model import errors as model
 
     homes = (

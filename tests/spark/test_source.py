@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from quintet.client.errors import AuthError, ConnectionLost, CorruptData
+from quintet.client.core.errors import AuthError, ConnectionLost, CorruptData
 from quintet.flight import wire
 from quintet.spark import reader as reading
 from quintet.spark.link import Link

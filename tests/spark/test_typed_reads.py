@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quintet.client.errors import TopicNotFound
+from quintet.client.core.errors import TopicNotFound
 from quintet.flight import wire
 from quintet.spark.link import Link
 from quintet.spark.options import OptionError, target

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import quintet.spark
-from quintet.client.errors import AuthError
+from quintet.client.core.errors import AuthError
 from quintet.client.manage import Manage
 from quintet.flight.wire import COLUMNS
 from quintet.spark import prune

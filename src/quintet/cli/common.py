@@ -20,9 +20,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from quintet.cli.output import echo
-from quintet.client import url as urls
 from quintet.client.bus import Bus, connect
-from quintet.client.errors import BadName, BadUrl
+from quintet.client.core import url as urls
+from quintet.client.core.errors import BadName, BadUrl
 from quintet.client.manage import Manage
 from quintet.model.errors import ConfigError, QuintetError
 

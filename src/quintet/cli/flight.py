@@ -9,8 +9,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from quintet.cli.common import COMPLETION_S, wrong_usage
-from quintet.client import url as urls
-from quintet.client.errors import BadUrl
+from quintet.client.core import url as urls
+from quintet.client.core.errors import BadUrl
 from quintet.model.errors import QuintetError
 from quintet.model.extras import needed_by
 

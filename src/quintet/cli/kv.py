@@ -16,7 +16,7 @@ import click
 from quintet.cli import common
 from quintet.cli.output import echo
 from quintet.client.bus import Bus
-from quintet.client.errors import Timeout, VersionConflict
+from quintet.client.core.errors import Timeout, VersionConflict
 from quintet.client.kv import Cache, Change
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """`quintet mcp`: a peer of the bus as an MCP server on stdin and stdout, for hosts of models.
 
-stdout carries JSON-RPC and nothing else; logs go to stderr. What the messages mean is in client/mcp.py.
+stdout carries JSON-RPC and nothing else; logs go to stderr. What the messages mean is in client/agents/mcp.py.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ import click
 
 from quintet.cli import common, stdin
 from quintet.cli.peer import URL_DEFAULT, with_secret
-from quintet.client.errors import BadName, BadUrl
-from quintet.client.mcp import McpServer
-from quintet.client.peer import peer
-from quintet.client.presence import Presence
+from quintet.client.agents.mcp import McpServer
+from quintet.client.agents.peer import peer
+from quintet.client.agents.presence import Presence
+from quintet.client.core.errors import BadName, BadUrl
 
 
 @click.command()

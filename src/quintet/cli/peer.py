@@ -17,9 +17,9 @@ import msgspec
 
 from quintet.cli import common, stdin
 from quintet.cli.output import echo, printable
-from quintet.client.errors import BadName, BadUrl, Timeout
-from quintet.client.peer import Peer, PeerMessage, peer
-from quintet.client.pipe import pipe
+from quintet.client.agents.peer import Peer, PeerMessage, peer
+from quintet.client.agents.pipe import pipe
+from quintet.client.core.errors import BadName, BadUrl, Timeout
 from quintet.model import envelope
 from quintet.model.errors import ProtocolError
 

@@ -18,9 +18,9 @@ import click
 from quintet.cli import common, stdin
 from quintet.cli.output import echo, printable
 from quintet.client.bus import Bus
-from quintet.client.errors import Timeout, Unsupported
-from quintet.client.message import Ack, MessageBatch
-from quintet.client.subscription import Subscription
+from quintet.client.core.errors import Timeout, Unsupported
+from quintet.client.core.message import Ack, MessageBatch
+from quintet.client.core.subscription import Subscription
 from quintet.model.errors import Forbidden, ProtocolError
 
 URL_DEFAULT: Final = "blipmq://:dev-key@127.0.0.1:5555"

@@ -14,10 +14,10 @@ import click
 from quintet.cli import common, hexview
 from quintet.cli.common import json_option, shown, text_or_base64, topic_argument, url_option
 from quintet.cli.output import echo
-from quintet.client import url as urls
-from quintet.client.base import Door, Setup, dial
-from quintet.client.errors import TopicNotFound
-from quintet.client.flymq import COMPRESSION, DOOR, FlyLink
+from quintet.client.core import url as urls
+from quintet.client.core.base import Door, Setup, dial
+from quintet.client.core.errors import TopicNotFound
+from quintet.client.links.flymq import COMPRESSION, DOOR, FlyLink
 from quintet.client.manage import Manage, Peeked, TopicInfo
 from quintet.protocols.flymq import frames
 

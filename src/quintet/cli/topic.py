@@ -14,7 +14,7 @@ from quintet.cli.common import (
     url_option,
     yes_option,
 )
-from quintet.client.errors import TopicNotFound
+from quintet.client.core.errors import TopicNotFound
 from quintet.client.manage import Manage, TopicInfo
 
 PARTITIONS_MAX = 1_000

@@ -16,7 +16,7 @@ import click
 
 from quintet.cli import common
 from quintet.cli.common import json_option, manage, say, topic_argument, url_option
-from quintet.client.errors import ConnectionLost, Timeout
+from quintet.client.core.errors import ConnectionLost, Timeout
 from quintet.client.manage import ANY, Manage
 from quintet.model.errors import BadRequest, QuintetError
 

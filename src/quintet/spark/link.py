@@ -3,7 +3,7 @@
 A `Link` logs in once and keeps the token; `Link.of` keeps one per process and target, because Spark runs many short tasks in
 one Python process. While the broker cannot be reached, calls are repeated with growing pauses for `retry_seconds`: every
 action may be sent twice without harm, a read goes on behind the last row it gave, and a stage is sent again as a whole.
-What stays wrong is raised as an error of quintet.client.errors in one sentence that names the option to look at. Nothing here
+What stays wrong is raised as an error of quintet.client.core.errors in one sentence that names the option to look at. Nothing here
 knows Spark. Secrets are sent and never shown.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from pyarrow import flight
 
-from quintet.client.errors import (
+from quintet.client.core.errors import (
     BY_CODE,
     AuthError,
     ConnectionLost,

@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from quintet.client.errors import BadRequest, OffsetNotFound
+from quintet.client.core.errors import BadRequest, OffsetNotFound
 from quintet.flight import columns as arrow_columns
 from quintet.flight import wire
 from quintet.log import mapped

@@ -18,7 +18,7 @@ from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
-from quintet.client.errors import Forbidden, OffsetNotFound
+from quintet.client.core.errors import Forbidden, OffsetNotFound
 from quintet.flight import wire
 from quintet.spark.link import Link
 from quintet.spark.options import OptionError

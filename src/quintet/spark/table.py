@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from quintet.client.errors import SchemaNotFound
+from quintet.client.core.errors import SchemaNotFound
 from quintet.flight.wire import COLUMNS, SchemaAnswer
 from quintet.model.errors import SchemaInvalid
 from quintet.spark.link import Link

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from quintet.client.errors import Forbidden, QuintetError
+from quintet.client.core.errors import Forbidden, QuintetError
 from quintet.flight import wire
 from quintet.spark.pipelines.base import Common, Result, topic_list
 

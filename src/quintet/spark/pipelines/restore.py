@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
-from quintet.client.errors import Forbidden
+from quintet.client.core.errors import Forbidden
 from quintet.flight.wire import Selection
 from quintet.model.errors import ConfigError
 from quintet.spark import lake

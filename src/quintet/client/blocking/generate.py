@@ -1,5 +1,5 @@
 """Writes sync.py, sync_peer.py and sync_kv.py, the blocking twins, from the source of the asynchronous classes:
-`python -m quintet.client.generate`.
+`python -m quintet.client.blocking.generate`.
 
 Every public method keeps its name, signature and docstring; only how it waits differs. A test compares them with what
 this file would write, so the twins cannot drift apart. Needs ruff, for its formatter, which only developers have.
@@ -67,7 +67,7 @@ DUNDERS: Final = {
 
 HEADER: Final = '''"""The blocking twin of the client: `quintet.sync.connect`. Same names, same arguments, same errors.
 
-Written by generate.py from the asynchronous classes; do not edit. `python -m quintet.client.generate` writes it again.
+Written by generate.py from the asynchronous classes; do not edit. `python -m quintet.client.blocking.generate` writes it again.
 """
 '''
 
@@ -102,7 +102,7 @@ def generate(target: str = "sync") -> str:
 
 def _imports(modules: dict[str, ast.Module], used: set[str], target: str) -> list[str]:
     """Imports for the names in signatures: from where the asynchronous module has them, or that module itself."""
-    lines = ["from collections.abc import Iterator", "from quintet.client.portal import Portal, inner_of"]
+    lines = ["from collections.abc import Iterator", "from quintet.client.blocking.portal import Portal, inner_of"]
     lines += [f"from quintet.client import {name} as _{name}" for name in modules]
     for name, tree in modules.items():
         for node in tree.body:

@@ -8,13 +8,13 @@ wait there, so a plain question for one message stands in for it.
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
-from quintet.client.base import AskLink, Channel, Fetched, Setup, Silent
-from quintet.client.errors import ConnectionLost, crashed
-from quintet.client.message import log
+from quintet.client.core.base import AskLink, Channel, Fetched, Setup, Silent
+from quintet.client.core.errors import ConnectionLost, crashed
+from quintet.client.core.message import log
 from quintet.model.errors import QuintetError
 
 if TYPE_CHECKING:
-    from quintet.client.group import Part
+    from quintet.client.sources.group import Part
 
 WAIT_ALONE_MS: Final = 500  # of a fetcher with one partition; a new assignment is noticed only behind it
 WAIT_FIRST_MS: Final = 20  # of a fetcher with several: what comes in another one waits behind it

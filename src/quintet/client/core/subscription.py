@@ -15,9 +15,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol
 
-from quintet.client.base import deadline
-from quintet.client.errors import Closed, Unsupported
-from quintet.client.message import Message, MessageBatch, Place, Row, Rows, log
+from quintet.client.core.base import deadline
+from quintet.client.core.errors import Closed, Unsupported
+from quintet.client.core.message import Message, MessageBatch, Place, Row, Rows, log
 from quintet.model.errors import QuintetError
 
 PREFETCH_DEFAULT: Final = 8_192  # messages

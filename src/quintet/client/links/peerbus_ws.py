@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
-from quintet.client.base import Setup, dial
-from quintet.client.errors import Closed, ConnectionLost
-from quintet.client.mailbox import Identity, PeerSource
-from quintet.client.peerbus import READ_BYTES_MAX, Wire, closed_because
+from quintet.client.core.base import Setup, dial
+from quintet.client.core.errors import Closed, ConnectionLost
+from quintet.client.links.peerbus import READ_BYTES_MAX, Wire, closed_because
+from quintet.client.sources.mailbox import Identity, PeerSource
 from quintet.model.errors import ProtocolError
 
 

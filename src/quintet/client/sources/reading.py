@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from secrets import token_hex
 from typing import Final
 
-from quintet.client.base import AskLink, Channel, Fetched, Fields
-from quintet.client.errors import BadRequest, Unsupported
-from quintet.client.message import Message, MessageBatch, Place, Rows
+from quintet.client.core.base import AskLink, Channel, Fetched, Fields
+from quintet.client.core.errors import BadRequest, Unsupported
+from quintet.client.core.message import Message, MessageBatch, Place, Rows
 
 FETCH_MAX: Final = 5_000  # messages asked for at once
 _SHIFT: Final = 48  # a tag is the partition above and the offset below this bit

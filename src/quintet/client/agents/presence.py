@@ -17,9 +17,9 @@ from contextlib import suppress
 from random import uniform
 from typing import Final
 
-from quintet.client.base import FATAL
-from quintet.client.message import log
-from quintet.client.peer import Peer
+from quintet.client.agents.peer import Peer
+from quintet.client.core.base import FATAL
+from quintet.client.core.message import log
 from quintet.model.errors import BadName, NameClaimed, QuintetError
 
 RETRY_FIRST_S: Final = 0.25

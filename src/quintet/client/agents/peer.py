@@ -11,12 +11,12 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Any, Final
 
-from quintet.client import url as urls
 from quintet.client.bus import TIMEOUT_S, Bus, connect
-from quintet.client.errors import BadUrl, Closed, Timeout
-from quintet.client.mailbox import TOPIC_PREFIX, PeerSource
-from quintet.client.message import Message
-from quintet.client.subscription import Subscription
+from quintet.client.core import url as urls
+from quintet.client.core.errors import BadUrl, Closed, Timeout
+from quintet.client.core.message import Message
+from quintet.client.core.subscription import Subscription
+from quintet.client.sources.mailbox import TOPIC_PREFIX, PeerSource
 from quintet.model import envelope
 from quintet.model.errors import QuintetError
 
@@ -43,7 +43,7 @@ def peer(
         raise BadUrl(f"peers meet at the peerbus door, not at {endpoint.door}", hint="use peerbus:// or peerbus+tcp://")
     bus = connect(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls)
     if give_way:
-        from quintet.client.peerbus import PeerDoor
+        from quintet.client.links.peerbus import PeerDoor
 
         assert isinstance(bus.door, PeerDoor), "the door of the URL, which was looked at above"
         bus.door.give_way = True

@@ -20,7 +20,7 @@ from math import inf
 from random import uniform
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
-from quintet.client.errors import (
+from quintet.client.core.errors import (
     AuthError,
     BadUrl,
     Closed,
@@ -30,13 +30,13 @@ from quintet.client.errors import (
     SubscriptionEnded,
     Timeout,
 )
-from quintet.client.message import Rows, log
-from quintet.client.url import Endpoint
+from quintet.client.core.message import Rows, log
+from quintet.client.core.url import Endpoint
 from quintet.model.errors import QuintetError
 from quintet.model.extras import PackageMissing
 
 if TYPE_CHECKING:
-    from quintet.client.subscription import Source
+    from quintet.client.core.subscription import Source
 
 WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # waiting for the socket; above it callers wait
 WRITE_LOW_BYTES: Final = 1024 * 1024

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from quintet.client.base import Fields, Link, Setup, Wanted
-from quintet.client.errors import Unsupported
-from quintet.client.message import Place, Rows, log
-from quintet.client.push import ACKED_TAGS_MAX, PushSource
-from quintet.client.url import Endpoint
+from quintet.client.core.base import Fields, Link, Setup, Wanted
+from quintet.client.core.errors import Unsupported
+from quintet.client.core.message import Place, Rows, log
+from quintet.client.core.url import Endpoint
+from quintet.client.sources.push import ACKED_TAGS_MAX, PushSource
 from quintet.model.errors import OffsetNotFound, QuintetError
 from quintet.protocols.felix import codec
 from quintet.protocols.felix.frames import ACK_RECORDS_MAX as CREDIT_MAX
 from quintet.protocols.felix.frames import DEFAULT_SCOPE, OFFSET_MASK, PARTITION_SHIFT
 
 if TYPE_CHECKING:
-    from quintet.client.felix import FelixLink
+    from quintet.client.links.felix import FelixLink
 
 AGAIN_MAX: Final = 100_000  # messages that came before and may come again, remembered for `redelivered`
 OWED_MAX: Final = 100_000  # messages that were given back and have not come again

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from quintet.client.base import CLOSE_S, AskLink, Channel, Fetched, Link, Setup, Silent, Wanted, deadline
-from quintet.client.errors import Backpressure, Closed, ConnectionLost, Fenced, Unsupported, crashed
-from quintet.client.fetcher import Fetcher
-from quintet.client.message import Place, Rows, log
-from quintet.client.subscription import Inbox, Source
+from quintet.client.core.base import CLOSE_S, AskLink, Channel, Fetched, Link, Setup, Silent, Wanted, deadline
+from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, Fenced, Unsupported, crashed
+from quintet.client.core.message import Place, Rows, log
+from quintet.client.core.subscription import Inbox, Source
+from quintet.client.sources.fetcher import Fetcher
 from quintet.model.errors import QuintetError
 
 HEARTBEAT_S: Final = 3.0  # a third of the time after which the server takes a silent member for dead

@@ -19,8 +19,7 @@ from math import inf
 from typing import Any, Final, cast
 
 from quintet import kernel
-from quintet.client import quic
-from quintet.client.base import (
+from quintet.client.core.base import (
     CLOSE_S,
     Door,
     Fields,
@@ -34,9 +33,13 @@ from quintet.client.base import (
     Target,
     Wanted,
 )
-from quintet.client.errors import BadUrl, Closed, ConnectionLost, SubscriptionEnded, TooLarge, Unsupported
-from quintet.client.felix_source import FelixSource, Names, OffsetGone
-from quintet.client.felix_wire import (
+from quintet.client.core.errors import BadUrl, Closed, ConnectionLost, SubscriptionEnded, TooLarge, Unsupported
+from quintet.client.core.message import Rows, log
+from quintet.client.core.subscription import Source
+from quintet.client.core.url import Endpoint
+from quintet.client.links import quic
+from quintet.client.links.felix_source import FelixSource, Names, OffsetGone
+from quintet.client.links.felix_wire import (
     CLOSE_CODES,
     UNREADABLE,
     Call,
@@ -48,9 +51,6 @@ from quintet.client.felix_wire import (
     packed,
     unreadable,
 )
-from quintet.client.message import Rows, log
-from quintet.client.subscription import Source
-from quintet.client.url import Endpoint
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
 from quintet.protocols.felix import frames
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from quintet import kernel
-from quintet.client.base import Fields, Load, Outcome, Watch
-from quintet.client.errors import ServerError, from_server
+from quintet.client.core.base import Fields, Load, Outcome, Watch
+from quintet.client.core.errors import ServerError, from_server
 from quintet.model.errors import (
     AuthError,
     BadName,

@@ -24,7 +24,7 @@ from math import inf
 from typing import Final, cast
 
 from quintet import kernel
-from quintet.client.base import (
+from quintet.client.core.base import (
     Door,
     Limits,
     Link,
@@ -39,11 +39,11 @@ from quintet.client.base import (
     dial,
     shake_hands,
 )
-from quintet.client.errors import BadUrl, ServerError, SubscriptionEnded
-from quintet.client.message import Rows, log
-from quintet.client.push import PushSource
-from quintet.client.subscription import Source
-from quintet.client.url import Endpoint
+from quintet.client.core.errors import BadUrl, ServerError, SubscriptionEnded
+from quintet.client.core.message import Rows, log
+from quintet.client.core.subscription import Source
+from quintet.client.core.url import Endpoint
+from quintet.client.sources.push import PushSource
 from quintet.model.errors import (
     AuthError,
     BadName,

@@ -14,10 +14,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from quintet.client.base import CLOSE_S, Channel, Setup, deadline
-from quintet.client.errors import Unsupported
-from quintet.client.message import Place, Row, Rows, log
-from quintet.client.subscription import Inbox, Source
+from quintet.client.core.base import CLOSE_S, Channel, Setup, deadline
+from quintet.client.core.errors import Unsupported
+from quintet.client.core.message import Place, Row, Rows, log
+from quintet.client.core.subscription import Inbox, Source
 from quintet.model import envelope
 from quintet.model.errors import ProtocolError, QuintetError
 

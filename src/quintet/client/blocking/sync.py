@@ -1,6 +1,6 @@
 """The blocking twin of the client: `quintet.sync.connect`. Same names, same arguments, same errors.
 
-Written by generate.py from the asynchronous classes; do not edit. `python -m quintet.client.generate` writes it again.
+Written by generate.py from the asynchronous classes; do not edit. `python -m quintet.client.blocking.generate` writes it again.
 """
 
 import ssl
@@ -9,18 +9,18 @@ from types import TracebackType
 from typing import Any
 
 from quintet.client import bus as _bus
-from quintet.client import message as _message
 from quintet.client import producer as _producer
-from quintet.client import subscription as _subscription
 from quintet.client import transaction as _transaction
-from quintet.client.base import Door, Start
+from quintet.client.blocking.portal import Portal, inner_of
+from quintet.client.blocking.sync_kv import Cache, Watch
+from quintet.client.blocking.sync_peer import Peer, PeerMessage, peer
 from quintet.client.bus import LINGER_S, PRODUCER_BYTES_MAX, TIMEOUT_S
-from quintet.client.message import Ack, Rows, T
-from quintet.client.portal import Portal, inner_of
-from quintet.client.reading import Moment
-from quintet.client.subscription import PREFETCH_DEFAULT
-from quintet.client.sync_kv import Cache, Watch
-from quintet.client.sync_peer import Peer, PeerMessage, peer
+from quintet.client.core import message as _message
+from quintet.client.core import subscription as _subscription
+from quintet.client.core.base import Door, Start
+from quintet.client.core.message import Ack, Rows, T
+from quintet.client.core.subscription import PREFETCH_DEFAULT
+from quintet.client.sources.reading import Moment
 
 __all__ = [
     "Bus",

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-from quintet.client.errors import Closed
+from quintet.client.core.errors import Closed
 
 T = TypeVar("T")
 S = TypeVar("S")

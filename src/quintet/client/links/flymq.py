@@ -18,7 +18,7 @@ from math import inf
 from typing import Any, Final, cast
 
 from quintet import kernel
-from quintet.client.base import (
+from quintet.client.core.base import (
     AskLink,
     Door,
     Fetched,
@@ -35,10 +35,10 @@ from quintet.client.base import (
     dial,
     shake_hands,
 )
-from quintet.client.errors import AuthError, BadUrl, Busy, ProtocolError, ServerError, TooLarge, from_server
-from quintet.client.group import GroupSource
-from quintet.client.subscription import Source
-from quintet.client.url import Endpoint
+from quintet.client.core.errors import AuthError, BadUrl, Busy, ProtocolError, ServerError, TooLarge, from_server
+from quintet.client.core.subscription import Source
+from quintet.client.core.url import Endpoint
+from quintet.client.sources.group import GroupSource
 from quintet.model.errors import QuintetError
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.codec import Layout

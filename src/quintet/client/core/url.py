@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from quintet.client.errors import BadUrl
+from quintet.client.core.errors import BadUrl
 
 
 class Scheme(NamedTuple):

@@ -30,7 +30,7 @@ from typing import Final
 
 import msgspec
 
-from quintet.client.base import (
+from quintet.client.core.base import (
     Door,
     Fields,
     Limits,
@@ -46,11 +46,11 @@ from quintet.client.base import (
     dial,
     shake_hands,
 )
-from quintet.client.errors import BadUrl, ConnectionLost, Unsupported
-from quintet.client.mailbox import PENDING_MAX, TOPIC_PREFIX, Identity, PeerSource
-from quintet.client.message import log
-from quintet.client.subscription import Source
-from quintet.client.url import Endpoint
+from quintet.client.core.errors import BadUrl, ConnectionLost, Unsupported
+from quintet.client.core.message import log
+from quintet.client.core.subscription import Source
+from quintet.client.core.url import Endpoint
+from quintet.client.sources.mailbox import PENDING_MAX, TOPIC_PREFIX, Identity, PeerSource
 from quintet.model import envelope
 from quintet.model.errors import (
     AuthError,
@@ -550,7 +550,7 @@ class PeerDoor:
             shared = Wire(str(endpoint), self.me, lambda: self._source)
             await dial(setup, shared)
         else:
-            from quintet.client import peerbus_ws
+            from quintet.client.links import peerbus_ws
 
             shared = wire = peerbus_ws.SocketWire(str(endpoint), self.me, lambda: self._source)
             await peerbus_ws.dial_socket(setup, wire)

@@ -1,15 +1,15 @@
 """The blocking twin of the client: `quintet.sync.connect`. Same names, same arguments, same errors.
 
-Written by generate.py from the asynchronous classes; do not edit. `python -m quintet.client.generate` writes it again.
+Written by generate.py from the asynchronous classes; do not edit. `python -m quintet.client.blocking.generate` writes it again.
 """
 
 from collections.abc import Iterable
 from types import TracebackType
 
 from quintet.client import kv as _kv
+from quintet.client.blocking.mapped import Mapped
+from quintet.client.blocking.portal import Portal
 from quintet.client.kv import Change
-from quintet.client.mapped import Mapped
-from quintet.client.portal import Portal
 
 
 class Watch:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from quintet import kernel
-from quintet.client.errors import BadUrl, ConnectionLost
-from quintet.client.message import log
-from quintet.client.url import Endpoint
+from quintet.client.core.errors import BadUrl, ConnectionLost
+from quintet.client.core.message import log
+from quintet.client.core.url import Endpoint
 from quintet.model.extras import needed_by
 
 CONNECTED, DATA, WRITABLE, STOPPED, RESET, CLOSED, SENT = range(1, 8)

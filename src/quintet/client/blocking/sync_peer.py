@@ -1,6 +1,6 @@
 """The blocking twin of the client: `quintet.sync.connect`. Same names, same arguments, same errors.
 
-Written by generate.py from the asynchronous classes; do not edit. `python -m quintet.client.generate` writes it again.
+Written by generate.py from the asynchronous classes; do not edit. `python -m quintet.client.blocking.generate` writes it again.
 """
 
 import ssl
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from quintet.client import peer as _peer
+from quintet.client.agents import peer as _peer
+from quintet.client.blocking.portal import Portal
 from quintet.client.bus import TIMEOUT_S
-from quintet.client.portal import Portal
 from quintet.model.errors import QuintetError
 
 

@@ -9,7 +9,7 @@
     tools/list, tools/call      bus.send {to, body}, bus.broadcast {body}, bus.peers {}, bus.drain {max?}
 
 What bus.drain hands over is acknowledged when the answer is written, so that what never reached the host comes again. While
-the peer is not registered, every tool says why (client/presence.py); an empty list means that there is nothing.
+the peer is not registered, every tool says why (client/agents/presence.py); an empty list means that there is nothing.
 Calls run side by side, and their answers may overtake each other. stdin and stdout belong to the command (cli/mcp.py).
 """
 
@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple
 from msgspec import DecodeError, Raw, json
 
 from quintet import __version__
-from quintet.client.errors import ConnectionLost
-from quintet.client.message import log
-from quintet.client.peer import PeerMessage
-from quintet.client.presence import Presence
+from quintet.client.agents.peer import PeerMessage
+from quintet.client.agents.presence import Presence
+from quintet.client.core.errors import ConnectionLost
+from quintet.client.core.message import log
 from quintet.model.errors import QuintetError
 
 VERSION: Final = "2025-06-18"  # of MCP, where the host does not say one

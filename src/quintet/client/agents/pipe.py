@@ -7,12 +7,12 @@ broker: its address, TLS, WebSocket frames, and the register with the token, if 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from quintet.client import url as urls
-from quintet.client.base import Setup, deadline, dial
 from quintet.client.bus import TIMEOUT_S
-from quintet.client.errors import BadUrl
-from quintet.client.mailbox import Identity
-from quintet.client.peerbus import DOOR, Wire, check_packages
+from quintet.client.core import url as urls
+from quintet.client.core.base import Setup, deadline, dial
+from quintet.client.core.errors import BadUrl
+from quintet.client.links.peerbus import DOOR, Wire, check_packages
+from quintet.client.sources.mailbox import Identity
 from quintet.protocols.peerbus import codec
 
 
@@ -53,7 +53,7 @@ async def pipe(
             link = _Lines(str(endpoint), write)
             await dial(setup, link)
         else:
-            from quintet.client import peerbus_ws
+            from quintet.client.links import peerbus_ws
 
             link = wire = peerbus_ws.PipedWire(str(endpoint), write)
             await peerbus_ws.dial_socket(setup, wire)

@@ -25,7 +25,8 @@ from typing import Final, NamedTuple, cast
 from weakref import WeakSet
 
 from quintet import kernel
-from quintet.client.base import (
+from quintet.client.bus import Bus
+from quintet.client.core.base import (
     Door,
     Fields,
     Limits,
@@ -42,12 +43,11 @@ from quintet.client.base import (
     dial,
     shake_hands,
 )
-from quintet.client.bus import Bus
-from quintet.client.errors import BadUrl, ConnectionLost, ServerError, SubscriptionEnded, Unsupported
-from quintet.client.message import Rows, log
-from quintet.client.push import PushSource
-from quintet.client.subscription import Source
-from quintet.client.url import Endpoint
+from quintet.client.core.errors import BadUrl, ConnectionLost, ServerError, SubscriptionEnded, Unsupported
+from quintet.client.core.message import Rows, log
+from quintet.client.core.subscription import Source
+from quintet.client.core.url import Endpoint
+from quintet.client.sources.push import PushSource
 from quintet.model.errors import (
     AuthError,
     BadRequest,
