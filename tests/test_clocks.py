@@ -29,7 +29,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/cli/common.py::now_ms",
         "src/quintet/cli/repair.py::Inline.now",
         "src/quintet/spark/lake/delta.py::_now_ms",
-        "src/quintet/spark/pipelines/runner.py::RealClock.today_us",
+        "src/quintet/spark/pipelines/running/runner.py::RealClock.today_us",
     ),
     "handed to `receive` and `ended`, which judge tokens, delays and expiry by it": (
         "src/quintet/net/connection.py::Connection._offer",
@@ -84,7 +84,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/protocols/flymq/mapping.py::_produce_with_ttl",
         "src/quintet/protocols/flymq/mapping.py::_produce_delayed",
         "src/quintet/protocols/flymq/mapping.py::_txn_produce",
-        "src/quintet/spark/reader.py::_from_files",
+        "src/quintet/spark/source/reader.py::_from_files",
     ),
     "written down with a record, a row, a file or a report": (
         "src/quintet/bench/machine.py::facts",
@@ -136,7 +136,7 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "ages of what another process wrote, of which only the date is known": (
         "src/quintet/spark/lake/iceberg.py::Iceberg._expire",
-        "src/quintet/spark/lake/journal.py::Journal.sweep",
+        "src/quintet/spark/lake/storage/journal.py::Journal.sweep",
     ),
 }
 SUMS: dict[str, tuple[str, ...]] = {
@@ -189,7 +189,7 @@ SUMS: dict[str, tuple[str, ...]] = {
     ),
     "ages of what another process wrote, of which only the date is known": (
         "src/quintet/spark/lake/iceberg.py::Iceberg._expire",
-        "src/quintet/spark/lake/journal.py::Journal.sweep",
+        "src/quintet/spark/lake/storage/journal.py::Journal.sweep",
     ),
 }
 

@@ -174,11 +174,11 @@ def test_modules_load_with_what_an_extra_brings(extra: str) -> None:
 
 def test_the_loader_finds_a_module_that_needs_more() -> None:
     """A control: these three do, whatever else is right."""
-    found = failures("", ["quintet.server", "quintet.client.links.peerbus_ws", "quintet.spark.link"])
+    found = failures("", ["quintet.server", "quintet.client.links.peerbus_ws", "quintet.spark.source.link"])
     assert found == {
         "quintet.server": "structlog",
         "quintet.client.links.peerbus_ws": "picows",
-        "quintet.spark.link": "pyarrow",
+        "quintet.spark.source.link": "pyarrow",
     }
 
 

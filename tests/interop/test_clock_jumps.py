@@ -461,11 +461,11 @@ ELSEWHERE = {
     "net/quic_streams.py": "tests/net/test_quic_streams.py: ClockedListener",
     "protocols/base.py": "the contract",
     "server.py": "hands the time to sessions; collects garbage",
-    "spark/launch.py": "waits for a process",
-    "spark/link.py": "tries again",
+    "spark/sessions/launch.py": "waits for a process",
+    "spark/source/link.py": "tries again",
     "spark/pipelines/lag.py": "waits between two samples",
     "spark/pipelines/restore.py": "tests/spark/test_archive.py, by a clock of its own",
-    "spark/pipelines/runner.py": "tests/spark/test_runner.py, by a clock of its own",
+    "spark/pipelines/running/runner.py": "tests/spark/test_runner.py, by a clock of its own",
     "testing/line.py": "is the simulator",
 }
 

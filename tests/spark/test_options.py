@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintet.client.core.errors import ConnectionLost
-from quintet.spark import options as opt
-from quintet.spark.offsets import Marks, dump, load, share
-from quintet.spark.options import OptionError, Target, read_options, write_options
+from quintet.spark.source import options as opt
+from quintet.spark.source.offsets import Marks, dump, load, share
+from quintet.spark.source.options import OptionError, Target, read_options, write_options
 
 URL = "flight://ann:hush@broker:99"
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from quintet.model.errors import QuintetError
-from quintet.spark.java import Java
+from quintet.spark.sessions.java import Java
 
 ARCHIVES_KEPT_MAX: Final = 3  # of about 150 MB each; one per combination of Java, jars and flags
 START_S: Final = 120  # seconds until the gateway must listen

@@ -23,8 +23,8 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from quintet.spark.lake.files import OWN, STAGING, File, fsync_directory
-from quintet.spark.lake.objects import ObjectPath, Place
+from quintet.spark.lake.storage.files import OWN, STAGING, File, fsync_directory
+from quintet.spark.lake.storage.objects import ObjectPath, Place
 
 KEPT: Final = 128  # commits of a writer; Spark keeps 100 batches in a checkpoint
 ORPHAN_SECONDS: Final = 24 * 3600  # after which staged files of a writer that never came back are removed

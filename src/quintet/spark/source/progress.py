@@ -28,9 +28,9 @@ from pyspark.sql.streaming.listener import (
 
 from quintet.flight import wire
 from quintet.model.errors import QuintetError
-from quintet.spark.link import Link
-from quintet.spark.offsets import load
-from quintet.spark.options import OptionError, ReadOptions, read_options
+from quintet.spark.source.link import Link
+from quintet.spark.source.offsets import load
+from quintet.spark.source.options import OptionError, ReadOptions, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

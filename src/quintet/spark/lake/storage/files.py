@@ -29,7 +29,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from quintet.spark.lake import schema as columns
-from quintet.spark.lake.objects import Place, writing
+from quintet.spark.lake.storage.objects import Place, writing
 
 OWN: Final = "_quintet"  # our directory in a table; readers pass over names that begin with _
 STAGING: Final = f"{OWN}/staging"

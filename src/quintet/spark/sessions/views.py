@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quintet.flight.wire import COLUMNS, Selection
 from quintet.model.errors import QuintetError, TopicNotFound
-from quintet.spark import prune
-from quintet.spark.pipelines.failures import explain
+from quintet.spark.pipelines.running.failures import explain
+from quintet.spark.source import prune
 
 if TYPE_CHECKING:
     from pyspark.errors import AnalysisException
     from pyspark.sql import DataFrame, SparkSession
 
-    from quintet.spark.link import Link
+    from quintet.spark.source.link import Link
 
 MISSING: Final = "TABLE_OR_VIEW_NOT_FOUND"
 SQL_LOGGER: Final = "SQLQueryContextLogger"  # pyspark's own
@@ -206,8 +206,8 @@ def tell_apart(spark: "SparkSession", topics: Collection[str]) -> None:
 
 def attach(spark: "SparkSession", url: str, typed: bool) -> None:
     """Let `sql` and `table` of this session find topics. A url that is wrong, or refused, is an error at once."""
-    from quintet.spark.link import Link
-    from quintet.spark.options import target
+    from quintet.spark.source.link import Link
+    from quintet.spark.source.options import target
 
     where = target({"url": url})
     views = Views(spark, {"url": url}, lambda: names(Link.of(where)), typed)

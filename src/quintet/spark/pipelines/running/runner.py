@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quintet.flight.wire import PipelineReport
 from quintet.spark import pipelines
-from quintet.spark.options import target
-from quintet.spark.pipelines import given, places, sessions
 from quintet.spark.pipelines.base import NOW, Common, Result, Streaming, heed
-from quintet.spark.pipelines.failures import RESTARTS_NOW, Failure, Patience, explain
-from quintet.spark.pipelines.reports import Reporter, Send, cut
-from quintet.spark.pipelines.watching import Figures, Query, Watch, line
+from quintet.spark.pipelines.running import arguments as given
+from quintet.spark.pipelines.running import directories as places
+from quintet.spark.pipelines.running import sessions
+from quintet.spark.pipelines.running.failures import RESTARTS_NOW, Failure, Patience, explain
+from quintet.spark.pipelines.running.progress import Figures, Query, Watch, line
+from quintet.spark.pipelines.running.reports import Reporter, Send, cut
+from quintet.spark.source.options import target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -372,7 +374,7 @@ def run(
         ConfigError: an option is unknown, missing or wrong.
         InUse: it runs already.
     """
-    from quintet.spark.link import Link
+    from quintet.spark.source.link import Link
 
     job = prepare(kind, options, name=name, checkpoint=checkpoint, restarts=restarts, verbose=verbose)
     screen = screen or Screen()

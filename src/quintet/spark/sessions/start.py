@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from quintet.model.errors import ConfigError
 from quintet.model.extras import PackageMissing, absent
-from quintet.spark import java, launch, settings, travel
+from quintet.spark.sessions import java, launch, settings, travel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,8 +103,8 @@ def attach(made: "SparkSession") -> None:
 
 def register(made: "SparkSession") -> None:
     """Make `format("quintet")` known, and queries that read topics visible on their brokers."""
-    from quintet.spark import modes, progress
-    from quintet.spark.source import QuintetSource
+    from quintet.spark.source import modes, progress
+    from quintet.spark.source.source import QuintetSource
 
     made.dataSource.register(QuintetSource)
     progress.attach(made)

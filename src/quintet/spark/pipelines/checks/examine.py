@@ -15,11 +15,11 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from quintet.flight import columns, wire
 from quintet.log import mapped
 from quintet.model.errors import CorruptData, DataLost, OffsetNotFound, QuintetError
-from quintet.spark import reader
-from quintet.spark.link import Link
-from quintet.spark.options import OptionError, ReadOptions
-from quintet.spark.pipelines import digest, envelopes
-from quintet.spark.reader import Part
+from quintet.spark.pipelines.checks import digest, envelopes
+from quintet.spark.source import reader
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import OptionError, ReadOptions
+from quintet.spark.source.reader import Part
 
 DAMAGES_MAX: Final = 1_000  # of one range; what is behind them is not read
 DAMAGE: Final = {CorruptData.code, DataLost.code, OffsetNotFound.code}  # what an audit is there to find

@@ -36,8 +36,8 @@ from pyspark.sql.types import (
 from quintet.client.core.errors import SchemaNotFound
 from quintet.flight.wire import COLUMNS, SchemaAnswer
 from quintet.model.errors import SchemaInvalid
-from quintet.spark.link import Link
-from quintet.spark.options import OptionError, ReadOptions
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import OptionError, ReadOptions
 from quintet.spark.typed import decoder
 
 DECODE_ERROR: Final = "decode_error"

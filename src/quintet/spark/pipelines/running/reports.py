@@ -10,7 +10,7 @@ from typing import Final
 
 from quintet.flight.wire import PipelineReport
 from quintet.model.errors import QuintetError
-from quintet.spark.options import OptionError
+from quintet.spark.source.options import OptionError
 
 LAST_S: Final = 5.0  # how long the end of a pipeline waits for its last report to arrive
 DETAIL_BYTES_MAX: Final = 1000  # the broker takes no more

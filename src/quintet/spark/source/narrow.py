@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 )
 
 if TYPE_CHECKING:
-    from quintet.spark.reader import Span
+    from quintet.spark.source.reader import Span
 
 NEVER_NULL: Final = ("topic", "partition", "offset", "timestamp")
 _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)

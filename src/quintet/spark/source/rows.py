@@ -20,9 +20,9 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.client.core.errors import Forbidden, OffsetNotFound
 from quintet.flight import wire
-from quintet.spark.link import Link
-from quintet.spark.options import OptionError
-from quintet.spark.table import Table
+from quintet.spark.source.columns import Table
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import OptionError
 from quintet.spark.typed import decoder
 
 REJECTS_AT_ONCE: Final = 500  # records in one request

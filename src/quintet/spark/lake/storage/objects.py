@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
 from quintet.spark.lake.errors import LakeError, StoreUnreachable
-from quintet.spark.lake.storage import NOTHING, STORES, Storage, plain
+from quintet.spark.lake.storage.options import NOTHING, STORES, Storage, plain
 
 REQUESTS_AT_ONCE: Final = 16  # copies and removals of one commit
 GLOB_SIGNS: Final = "*?[]{}"  # Spark would look for other paths than the one that was named

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from quintet.flight.wire import TopicInfo
-from quintet.spark.options import OptionError
+from quintet.spark.source.options import OptionError
 
 ID: Final = "id"
 

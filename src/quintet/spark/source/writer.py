@@ -37,9 +37,9 @@ from pyspark.sql.types import (
 
 from quintet.flight import wire
 from quintet.model.errors import OtherLog, QuintetError
-from quintet.spark import sinks
-from quintet.spark.link import Link
-from quintet.spark.options import OptionError, WriteOptions, plainly
+from quintet.spark.source import sinks
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import OptionError, WriteOptions, plainly
 
 CHUNK_BYTES: Final = 64 << 20  # of rows that are kept until their stage is safe
 ONCE: Final = -1  # the epoch of a write that is no part of a sequence

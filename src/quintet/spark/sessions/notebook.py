@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from quintet.model.errors import ConfigError
-from quintet.spark.start import SECRETS
+from quintet.spark.sessions.start import SECRETS
 
 _WORDS: Final = """\
 # {title}

@@ -28,11 +28,11 @@ from quintet.flight import columns as arrow_columns
 from quintet.flight import wire
 from quintet.log import mapped
 from quintet.model.errors import CorruptData, DataLost, QuintetError
-from quintet.spark.link import Link
-from quintet.spark.narrow import Narrowing
-from quintet.spark.options import EARLIEST, LATEST, OptionError, ReadOptions, Start, plainly, plainly_each
-from quintet.spark.rows import Shape
-from quintet.spark.table import Table, newer
+from quintet.spark.source.columns import Table, newer
+from quintet.spark.source.link import Link
+from quintet.spark.source.narrow import Narrowing
+from quintet.spark.source.options import EARLIEST, LATEST, OptionError, ReadOptions, Start, plainly, plainly_each
+from quintet.spark.source.rows import Shape
 
 PACK_ROWS: Final = 50_000  # a task takes more partitions until it has as many rows
 PACK_BYTES: Final = 16 << 20  # or as many bytes

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from quintet.spark import launch, start
+from quintet.spark.sessions import launch, start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

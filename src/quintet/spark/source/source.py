@@ -16,12 +16,19 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from quintet.model.errors import QuintetError
-from quintet.spark.link import Link
-from quintet.spark.options import OptionError, ReadOptions, plainly, read_options, refuse_in_stream, write_options
-from quintet.spark.reader import BatchReader, PushingReader, select
-from quintet.spark.stream import RefusedReader, StreamReader
-from quintet.spark.table import Table, raw_table, typed_table
-from quintet.spark.writer import BatchWriter, StreamWriter
+from quintet.spark.source.columns import Table, raw_table, typed_table
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import (
+    OptionError,
+    ReadOptions,
+    plainly,
+    read_options,
+    refuse_in_stream,
+    write_options,
+)
+from quintet.spark.source.reader import BatchReader, PushingReader, select
+from quintet.spark.source.stream import RefusedReader, StreamReader
+from quintet.spark.source.writer import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -28,7 +28,7 @@ from quintet.client.core.errors import (
 )
 from quintet.flight import wire
 from quintet.model.errors import DataLost
-from quintet.spark.options import OptionError, Target
+from quintet.spark.source.options import OptionError, Target
 
 PAUSE_SECONDS: Final = 0.05  # before the first repetition; it doubles
 PAUSE_SECONDS_MAX: Final = 2.0

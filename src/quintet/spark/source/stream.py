@@ -24,11 +24,11 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRow
 
 from quintet.flight import wire
 from quintet.model.errors import QuintetError
-from quintet.spark.link import Link
-from quintet.spark.offsets import Marks, Offsets, dump, load, share
-from quintet.spark.options import BYTES_PER_TRIGGER, OptionError, ReadOptions, complain, plainly, plainly_each
-from quintet.spark.reader import Span, at_time, cut, gone, lost, positions, read_task, select, tasks, whole
-from quintet.spark.table import Table
+from quintet.spark.source.columns import Table
+from quintet.spark.source.link import Link
+from quintet.spark.source.offsets import Marks, Offsets, dump, load, share
+from quintet.spark.source.options import BYTES_PER_TRIGGER, OptionError, ReadOptions, complain, plainly, plainly_each
+from quintet.spark.source.reader import Span, at_time, cut, gone, lost, positions, read_task, select, tasks, whole
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

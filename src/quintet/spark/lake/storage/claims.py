@@ -16,10 +16,10 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import Transaction
 
 from quintet.spark.lake.errors import LakeError, Outrun
-from quintet.spark.lake.files import OWN
-from quintet.spark.lake.journal import NONE
-from quintet.spark.lake.objects import ObjectPath
-from quintet.spark.lake.storage import plain
+from quintet.spark.lake.storage.files import OWN
+from quintet.spark.lake.storage.journal import NONE
+from quintet.spark.lake.storage.objects import ObjectPath
+from quintet.spark.lake.storage.options import plain
 
 LOG: Final = f"{OWN}/claims"
 NONCE_BITS: Final = 20

@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from quintet.spark.options import OptionError
+from quintet.spark.source.options import OptionError
 
 FILE: Final = "quintet-sink.json"
 REMEDY: Final = "use a new checkpointLocation, or set failOnDataLoss to false to go on without them"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quintet.model.errors import QuintetError
-from quintet.spark.options import OptionError
+from quintet.spark.source.options import OptionError
 
 SENTENCE_CHARS_MAX: Final = 600
 CAUSES_MAX: Final = 32

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from quintet.spark.offsets import ID
+from quintet.spark.source.offsets import ID
 
 _SIZES: Final = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 

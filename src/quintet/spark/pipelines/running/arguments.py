@@ -16,8 +16,8 @@ import msgspec
 from msgspec import inspect
 
 from quintet.model.errors import ConfigError
-from quintet.spark.options import OptionError, target
 from quintet.spark.pipelines.base import Common, Streaming
+from quintet.spark.source.options import OptionError, target
 
 FILE_BYTES_MAX: Final = 1024 * 1024
 VALUE_CHARS: Final = 60  # of a wrong value are shown
