@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from quintet import kernel
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.identity.access import Acl
-from quintet.cli.repair import Inline, repair
+from quintet.cli.folder.repair import Inline, repair
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import DataDirError, TableDamaged

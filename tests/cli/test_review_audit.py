@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quintet import kernel
-from quintet.cli.audit_tail import Tail
+from quintet.cli.folder.audit_tail import Tail
 from quintet.log import anchors
 from quintet.log.anchors import pack_line
 from quintet.log.base import TopicSpec

@@ -24,7 +24,8 @@ from quintet.broker.doors.cache import Cache
 from quintet.broker.doors.peers import Peers
 from quintet.broker.groups.group import Group
 from quintet.broker.topics.catalog import CacheTopic, Topic, Topics
-from quintet.cli import audit, chain, main, serve
+from quintet.cli import main, serve
+from quintet.cli.folder import audit, chain
 from quintet.delivery.subscription import Subscription
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk

@@ -448,7 +448,7 @@ ELSEWHERE = {
     "broker/audit/delivery_events.py": "tests/broker/test_events.py: rows are written within EVERY_US",
     "broker/atomic/producers.py": "tests/protocols/flymq/test_producers.py: snapshots; the log itself has the rest",
     "broker/slices.py": "ends a slice within milliseconds",
-    "cli/repair.py": "is a scheduler without time",
+    "cli/folder/repair.py": "is a scheduler without time",
     "figures.py": "shows pipelines",
     "flight/login.py": "tests/flight/test_put.py::test_a_login_lasts_its_time_whatever_the_clock_does",
     "flight/outgoing.py": "cuts who takes nothing; tests/flight/test_stalls.py",

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from quintet import kernel
-from quintet.cli.log import log as log_commands
+from quintet.cli.folder.log import log as log_commands
 from quintet.log.embedded.files import identity, inspect
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import DataDirError

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import click
 from click.shell_completion import CompletionItem
 
-from quintet.cli.common import COMPLETION_S, wrong_usage
+from quintet.cli.terminal.common import COMPLETION_S, wrong_usage
 from quintet.client.core import url as urls
 from quintet.client.core.errors import BadUrl
 from quintet.model.errors import QuintetError

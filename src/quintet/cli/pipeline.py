@@ -15,10 +15,11 @@ import click
 import msgspec
 from click.shell_completion import CompletionItem
 
-from quintet.cli import common, flight
-from quintet.cli.common import json_option, lasting, say, say_json, say_table
+from quintet.cli import flight
 from quintet.cli.flight import conf_option, flight_url_option, master_option
-from quintet.cli.output import echo
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import json_option, lasting, say, say_json, say_table
+from quintet.cli.terminal.output import echo
 from quintet.model.errors import BadRequest, QuintetError
 
 if TYPE_CHECKING:

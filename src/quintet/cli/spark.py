@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from quintet.cli import common, flight
-from quintet.cli.common import say_table, text_or_base64
+from quintet.cli import flight
 from quintet.cli.flight import conf_option, flight_url_option, master_option
-from quintet.cli.output import echo
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import say_table, text_or_base64
+from quintet.cli.terminal.output import echo
 from quintet.model import extras
 from quintet.model.errors import ConfigError, QuintetError
 

@@ -10,7 +10,7 @@
 
 What bus.drain hands over is acknowledged when the answer is written, so that what never reached the host comes again. While
 the peer is not registered, every tool says why (client/agents/presence.py); an empty list means that there is nothing.
-Calls run side by side, and their answers may overtake each other. stdin and stdout belong to the command (cli/mcp.py).
+Calls run side by side, and their answers may overtake each other. stdin and stdout belong to the command (cli/messages/mcp.py).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""`quintet log`: check and read a data folder also while a broker runs. Read-only but for `repair` (cli/repair.py); the work
+"""`quintet log`: check and read a data folder also while a broker runs. Read-only but for `repair` (cli/folder/repair.py); the work
 is done by quintet.log.embedded.files.inspect, this file only chooses and prints."""
 
 import json
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quintet.cli.common import text_or_base64
-from quintet.cli.output import echo
-from quintet.cli.repair import repair
+from quintet.cli.folder.repair import repair
+from quintet.cli.terminal.common import text_or_base64
+from quintet.cli.terminal.output import echo
 from quintet.model.errors import DataDirError, TopicNotFound
 
 if TYPE_CHECKING:

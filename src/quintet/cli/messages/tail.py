@@ -11,9 +11,9 @@ from typing import Any, Final, cast
 
 import click
 
-from quintet.cli import common, hexview
-from quintet.cli.common import json_option, shown, text_or_base64, topic_argument, url_option
-from quintet.cli.output import echo
+from quintet.cli.terminal import common, hexview
+from quintet.cli.terminal.common import json_option, shown, text_or_base64, topic_argument, url_option
+from quintet.cli.terminal.output import echo
 from quintet.client.core import url as urls
 from quintet.client.core.base import Door, Setup, dial
 from quintet.client.core.errors import TopicNotFound

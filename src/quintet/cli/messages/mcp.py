@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from quintet.cli import common, stdin
-from quintet.cli.peer import URL_DEFAULT, with_secret
+from quintet.cli.messages.peer import URL_DEFAULT, with_secret
+from quintet.cli.terminal import common, stdin
 from quintet.client.agents.mcp import McpServer
 from quintet.client.agents.peer import peer
 from quintet.client.agents.presence import Presence

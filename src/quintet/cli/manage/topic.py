@@ -2,8 +2,8 @@
 
 import click
 
-from quintet.cli import common
-from quintet.cli.common import (
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import (
     json_option,
     manage,
     plain,

@@ -5,9 +5,10 @@ from typing import Final
 
 import click
 
-from quintet.cli import audit_tail, chain, common
-from quintet.cli.common import json_option, manage, plain, say_json, say_table, url_option, when
-from quintet.cli.output import echo
+from quintet.cli.folder import audit_tail, chain
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import json_option, manage, plain, say_json, say_table, url_option, when
+from quintet.cli.terminal.output import echo
 from quintet.client.manage import Asked
 
 EVENTS_DEFAULT: Final = 50

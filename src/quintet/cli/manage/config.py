@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
 
-from quintet.cli.output import echo
+from quintet.cli.terminal.output import echo
 from quintet.model.errors import ConfigError
 
 if TYPE_CHECKING:

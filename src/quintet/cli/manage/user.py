@@ -10,8 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from quintet.cli import common
-from quintet.cli.common import (
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import (
     json_option,
     manage,
     plain,
@@ -23,7 +23,7 @@ from quintet.cli.common import (
     when,
     yes_option,
 )
-from quintet.cli.output import echo
+from quintet.cli.terminal.output import echo
 from quintet.client.manage import Explanation, Manage, Rule, User
 from quintet.model.errors import AclNotFound, QuintetError
 

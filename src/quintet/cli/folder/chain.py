@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from quintet.cli.common import json_option, say_json, shown
-from quintet.cli.output import echo
+from quintet.cli.terminal.common import json_option, say_json, shown
+from quintet.cli.terminal.output import echo
 from quintet.model.errors import ConfigError, DataDirError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import click
 
-from quintet.cli import common
-from quintet.cli.common import (
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import (
     json_option,
     manage,
     plain,
@@ -25,7 +25,7 @@ from quintet.cli.common import (
     when,
     yes_option,
 )
-from quintet.cli.output import echo
+from quintet.cli.terminal.output import echo
 from quintet.client.manage import DeadLetter, Manage
 from quintet.model.errors import LimitExceeded, OffsetNotFound, QuintetError
 

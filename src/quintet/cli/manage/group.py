@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import click
 
-from quintet.cli import common
-from quintet.cli.common import (
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import (
     complete_group,
     complete_topic,
     json_option,

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from quintet.cli.output import echo
+from quintet.cli.terminal.output import echo
 from quintet.client.bus import Bus, connect
 from quintet.client.core import url as urls
 from quintet.client.core.errors import BadName, BadUrl

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import click
 
-from quintet.cli import common, stdin
-from quintet.cli.output import echo, printable
+from quintet.cli.terminal import common, stdin
+from quintet.cli.terminal.output import echo, printable
 from quintet.client.bus import Bus
 from quintet.client.core.errors import Timeout, Unsupported
 from quintet.client.core.message import Ack, MessageBatch

@@ -13,8 +13,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from quintet.cli import common
-from quintet.cli.output import echo
+from quintet.cli.terminal import common
+from quintet.cli.terminal.output import echo
 from quintet.client.bus import Bus
 from quintet.client.core.errors import Timeout, VersionConflict
 from quintet.client.kv import Cache, Change

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from quintet.cli import common
-from quintet.cli.common import json_option, say_json, shown, text_or_base64, when
-from quintet.cli.output import echo
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import json_option, say_json, shown, text_or_base64, when
+from quintet.cli.terminal.output import echo
 from quintet.model import limits
 from quintet.model.errors import DataDirError, TopicNotFound
 

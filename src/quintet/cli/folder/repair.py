@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from quintet.cli.output import echo
+from quintet.cli.terminal.output import echo
 from quintet.model.errors import DataDirError
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Whoever holds the master secret, or a tenant's private key, makes tokens; no broker is asked, and none needs to run. The
 rules are those by which the broker judges (quintet.broker.identity.tokens): what `mint` prints was verified by them, and `inspect`
-says what they say. What is Felix's alone is in quintet.cli.tenant_token.
+says what they say. What is Felix's alone is in quintet.cli.manage.tenant_token.
 """
 
 import json
@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from quintet.cli.common import Duration, json_option, lasting, now_ms, say_table, when
 from quintet.cli.main import EXIT_FAILED
-from quintet.cli.output import echo
-from quintet.cli.tenant_token import (
+from quintet.cli.manage.tenant_token import (
     allowed_rows,
     is_tenant_token,
     judge,
@@ -23,6 +21,8 @@ from quintet.cli.tenant_token import (
     mint_for_tenant,
     tenant_token_bytes_max,
 )
+from quintet.cli.terminal.common import Duration, json_option, lasting, now_ms, say_table, when
+from quintet.cli.terminal.output import echo
 from quintet.model.errors import AuthError, ConfigError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from quintet.cli import common
-from quintet.cli.common import json_option, manage, say, topic_argument, url_option
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import json_option, manage, say, topic_argument, url_option
 from quintet.client.core.errors import ConnectionLost, Timeout
 from quintet.client.manage import ANY, Manage
 from quintet.model.errors import BadRequest, QuintetError

@@ -15,8 +15,8 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from quintet.cli import common, stdin
-from quintet.cli.output import echo, printable
+from quintet.cli.terminal import common, stdin
+from quintet.cli.terminal.output import echo, printable
 from quintet.client.agents.peer import Peer, PeerMessage, peer
 from quintet.client.agents.pipe import pipe
 from quintet.client.core.errors import BadName, BadUrl, Timeout

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from quintet.cli.common import json_option, now_ms, say, when
-from quintet.cli.output import echo
+from quintet.cli.terminal.common import json_option, now_ms, say, when
+from quintet.cli.terminal.output import echo
 from quintet.model.errors import AuthError, ConfigError
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import Final
 
 import click
 
-from quintet.cli import common
-from quintet.cli.common import json_option, manage, plain, say, say_json, say_table, url_option, yes_option
-from quintet.cli.output import echo
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import json_option, manage, plain, say, say_json, say_table, url_option, yes_option
+from quintet.cli.terminal.output import echo
 from quintet.client.manage import Manage
 
 TYPES: Final = ("json", "avro", "protobuf")
