@@ -149,15 +149,15 @@ def failures(extra: str, wanted: list[str]) -> dict[str, str]:
 
 # extra -> the modules that it is enough for, as a pattern
 ENOUGH: Final = {
-    "": r"quintet\.(cli|client|bench|model|kernel)\b(?!\.peerbus_ws|\._native).*|quintet|quintet\.spark"
+    "": r"quintet\.(cli|client|bench|model|kernel)\b(?!\.links\.peerbus_ws|\._native).*|quintet|quintet\.spark"
     r"|quintet\.protocols\.\w+\.(codec|frames)",
     "peerbus": r"quintet\.client\..*",
     "felix": r"quintet\.net\.quic_twin",
     "compression": r"quintet\.model\.zstd",
-    "flight": r"quintet\.spark\.link|quintet\.flight\.(wire|columns)",
-    "spark": r"pyspark_quintet.*|quintet\.spark\b(?!\.lake\.(delta|iceberg|claims|object_parquet)).*",
+    "flight": r"quintet\.spark\.source\.link|quintet\.flight\.(wire|columns)",
+    "spark": r"pyspark_quintet.*|quintet\.spark\b(?!\.lake\.(delta|iceberg|storage\.claims|object_parquet)).*",
     "spark,lake": r"quintet\.spark\.lake\..*",
-    "server": r"quintet\.(?!spark|bench|testing|flight|__main__|client\.generate).*",
+    "server": r"quintet\.(?!spark|bench|testing|flight|__main__|client\.blocking\.generate).*",
 }
 NEEDS_ANOTHER: Final = {
     "quintet.client.links.peerbus_ws",

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from quintet.client.agents.peer import Peer as Peer
     from quintet.client.agents.peer import PeerMessage as PeerMessage
     from quintet.client.agents.peer import peer as peer
-    from quintet.client.blocking import sync
+    from quintet.client.blocking import sync as sync
     from quintet.client.bus import Bus as Bus
     from quintet.client.bus import connect as connect
-    from quintet.client.core import errors
+    from quintet.client.core import errors as errors
     from quintet.client.core.message import Ack as Ack
     from quintet.client.core.message import Message as Message
     from quintet.client.core.message import MessageBatch as MessageBatch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# name -> the module it is in; "" when the name is the module itself
+# name -> the module it is in, or the package of a name that is a module itself
 _LAZY = {
     "Ack": "quintet.client.core.message",
     "Bus": "quintet.client.bus",
@@ -35,9 +35,9 @@ _LAZY = {
     "Subscription": "quintet.client.core.subscription",
     "Transaction": "quintet.client.transaction",
     "connect": "quintet.client.bus",
-    "errors": "",
+    "errors": "quintet.client.core",
     "peer": "quintet.client.agents.peer",
-    "sync": "",
+    "sync": "quintet.client.blocking",
 }
 
 
@@ -46,8 +46,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'quintet' has no attribute {name!r}")
     from importlib import import_module
 
-    module = _LAZY[name]
-    found: object = getattr(import_module(module), name) if module else import_module(f"quintet.client.{name}")
+    module = import_module(_LAZY[name])
+    found: object = getattr(module, name) if hasattr(module, name) else import_module(f"{module.__name__}.{name}")
     globals()[name] = found
     return found
 
