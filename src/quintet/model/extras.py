@@ -57,6 +57,7 @@ PACKAGES: Final = {
     "pandas": Package("pandas", ("spark",)),
     "picows": Package("picows", ("peerbus", "server")),
     "prometheus_client": Package("prometheus-client", ("server",)),
+    "py4j": Package("pyspark", ("spark",)),  # it comes with pyspark
     "pyarrow": Package("pyarrow", ("flight", "spark")),
     "pydantic": Package("pydantic", ("server",)),
     "pydantic_core": Package("pydantic", ("server",)),  # it comes with pydantic
