@@ -18,25 +18,26 @@ from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).parent
+CLIENT: Final = HERE.parent
 # module -> the file its twins are in; sync.py if it is not here, which has the names of the others, too
-FILES: Final = {"peer": "sync_peer", "kv": "sync_kv"}
+FILES: Final = {"agents.peer": "sync_peer", "kv": "sync_kv"}
 TARGETS: Final = ("sync", *FILES.values())
 
-# class -> its module; in the order they are written
+# class -> its module below quintet.client; in the order they are written
 TWINS: Final = {
-    "Processing": "message",
-    "Message": "message",
-    "MessageBatch": "message",
+    "Processing": "core.message",
+    "Message": "core.message",
+    "MessageBatch": "core.message",
     "Producer": "producer",
-    "Subscription": "subscription",
+    "Subscription": "core.subscription",
     "Transaction": "transaction",
     "Bus": "bus",
-    "PeerMessage": "peer",
-    "Peer": "peer",
+    "PeerMessage": "agents.peer",
+    "Peer": "agents.peer",
     "Watch": "kv",
     "Cache": "kv",
 }
-BASES: Final = {"Cache": "mapped.Mapped"}  # what a twin has more, written by hand: class -> module and class
+BASES: Final = {"Cache": "blocking.mapped.Mapped"}  # what a twin has more, written by hand: class -> module and class
 ROOTS: Final = {"Bus": "connect", "Peer": "peer"}  # they own the portal; and the function that makes them
 PLAIN: Final = {"Message", "MessageBatch", "PeerMessage"}  # values: their plain methods touch no shared state
 HIDDEN: Final = {
@@ -77,7 +78,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def generate(target: str = "sync") -> str:
     """The text of one of the files, formatted."""
     twins = {name: module for name, module in TWINS.items() if FILES.get(module, "sync") == target}
-    modules = {name: ast.parse((HERE / f"{name}.py").read_text()) for name in dict.fromkeys(twins.values())}
+    modules = {name: ast.parse((CLIENT / f"{name.replace('.', '/')}.py").read_text()) for name in dict.fromkeys(twins.values())}
     body: list[str] = []
     used: set[str] = set()
     for twin, module in twins.items():
@@ -103,7 +104,7 @@ def generate(target: str = "sync") -> str:
 def _imports(modules: dict[str, ast.Module], used: set[str], target: str) -> list[str]:
     """Imports for the names in signatures: from where the asynchronous module has them, or that module itself."""
     lines = ["from collections.abc import Iterator", "from quintet.client.blocking.portal import Portal, inner_of"]
-    lines += [f"from quintet.client import {name} as _{name}" for name in modules]
+    lines += [f"import quintet.client.{name} as {_alias(name)}" for name in modules]
     for name, tree in modules.items():
         for node in tree.body:
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -115,15 +116,19 @@ def _imports(modules: dict[str, ast.Module], used: set[str], target: str) -> lis
     lines = [line for line in dict.fromkeys(lines) if line.rpartition(" ")[2] not in TWINS]
     lines += [
         f"from quintet.client.{module} import {base}"
-        for twin, (module, base) in ((twin, path.split(".")) for twin, path in BASES.items())
+        for twin, (module, _, base) in ((twin, path.rpartition(".")) for twin, path in BASES.items())
         if FILES.get(TWINS[twin], "sync") == target
     ]
     if target == "sync":
         others = [(module, name) for name, module in TWINS.items() if module in FILES]
         others += [(TWINS[root], maker) for root, maker in ROOTS.items() if TWINS[root] in FILES]
-        lines += [f"from quintet.client.{FILES[module]} import {name}" for module, name in others]
+        lines += [f"from quintet.client.blocking.{FILES[module]} import {name}" for module, name in others]
         lines += [f"__all__ = {sorted([*TWINS, *ROOTS.values()])}"]
     return lines
+
+
+def _alias(module: str) -> str:
+    return "_" + module.rpartition(".")[2]
 
 
 def _defines(node: ast.stmt) -> list[str]:
@@ -141,7 +146,7 @@ def _class(tree: ast.ClassDef, used: set[str]) -> list[str]:
     name = tree.name
     base = BASES.get(name, "").rpartition(".")[2]
     out = [f"class {name}({base}):" if base else f"class {name}:", f"    {_docstring(tree)}", ""]
-    out += [f"    def __init__(self, portal: Portal, inner: _{TWINS[name]}.{name}) -> None:"]
+    out += [f"    def __init__(self, portal: Portal, inner: {_alias(TWINS[name])}.{name}) -> None:"]
     out += ["        self._portal = portal", "        self._inner = inner", ""]
     for node in tree.body:
         if not isinstance(node, Function):
@@ -226,7 +231,7 @@ def _maker(root: str, node: ast.FunctionDef, used: set[str]) -> list[str]:
     """The function that makes a root, with a portal of its own."""
     _note(node.args, used)
     head = f"def {node.name}({ast.unparse(node.args)}) -> {root}:"
-    made = f"_{TWINS[root]}.{node.name}({_forward(node.args)})"
+    made = f"{_alias(TWINS[root])}.{node.name}({_forward(node.args)})"
     return [head, *_doc(node), f"    return {root}(Portal(), {made})", "", ""]
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from quintet.client import bus as _bus
-from quintet.client import producer as _producer
-from quintet.client import transaction as _transaction
+import quintet.client.bus as _bus
+import quintet.client.core.message as _message
+import quintet.client.core.subscription as _subscription
+import quintet.client.producer as _producer
+import quintet.client.transaction as _transaction
 from quintet.client.blocking.portal import Portal, inner_of
 from quintet.client.blocking.sync_kv import Cache, Watch
 from quintet.client.blocking.sync_peer import Peer, PeerMessage, peer
 from quintet.client.bus import LINGER_S, PRODUCER_BYTES_MAX, TIMEOUT_S
-from quintet.client.core import message as _message
-from quintet.client.core import subscription as _subscription
 from quintet.client.core.base import Door, Start
 from quintet.client.core.message import Ack, Rows, T
 from quintet.client.core.subscription import PREFETCH_DEFAULT

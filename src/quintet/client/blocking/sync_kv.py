@@ -6,7 +6,7 @@ Written by generate.py from the asynchronous classes; do not edit. `python -m qu
 from collections.abc import Iterable
 from types import TracebackType
 
-from quintet.client import kv as _kv
+import quintet.client.kv as _kv
 from quintet.client.blocking.mapped import Mapped
 from quintet.client.blocking.portal import Portal
 from quintet.client.kv import Change

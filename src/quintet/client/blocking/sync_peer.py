@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from quintet.client.agents import peer as _peer
+import quintet.client.agents.peer as _peer
 from quintet.client.blocking.portal import Portal
 from quintet.client.bus import TIMEOUT_S
 from quintet.model.errors import QuintetError

@@ -292,7 +292,7 @@ def machine_environment(chosen: Mapping[str, str]) -> dict[str, str]:
     """The environment of a local machine; its Python workers inherit it, and find this very package first. Without SPARK_HOME
     they import the pyspark that is installed; with it Spark has them import one out of a zip, which keeps no compiled code:
     a second for each of its processes."""
-    paths = [str(Path(__file__).parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [str(Path(__file__).parents[3]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     installed = spark_home() == _pyspark()
     files = settings.folder(os.environ, _pyspark())
     return {
