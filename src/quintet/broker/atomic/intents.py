@@ -12,7 +12,7 @@ carried out, and when everything is durable the row goes away (or is kept as a m
 A topic that was just made must be durable before an intent names it: a restart would take it for deleted.
 
 An append's batch is in the row itself, or in a stage (stages.py) that the row names: then the row is small however much is
-published, and the batches are carried over in their order, a bounded amount at a time (carry.py).
+published, and the batches are carried over in their order, a bounded amount at a time (stage_publishing.py).
 
 Carrying out twice does no harm. A batch of an intent has the producer id INTENT_PRODUCER + its number and its place in
 the intent as sequence, so `recover` sees whether a partition already holds it: it looks only at what lies at or above

@@ -1,6 +1,6 @@
 """One member of a consumer group whose records are pushed: the partitions it is assigned, as subscriptions to one sink.
 
-groups.py knows who owns what and how far they got; a door that pulls asks it for every read. A door that pushes holds a
+coordinator.py knows who owns what and how far they got; a door that pulls asks it for every read. A door that pushes holds a
 Membership: it joins, says every HEARTBEAT_US that it is there, takes up and gives up partitions as the group is assigned
 anew, and commits what its peer acknowledged in order. What was acknowledged out of order waits for what is before it. A
 commit under a generation that is over is asked for again under the next one, if the partition is still this member's and

@@ -1,7 +1,7 @@
 """One segment file: its header, its sparse index, and the one scanner that tells sound batches from damage.
 
 Recovery, reads, index building, compaction and `quintet log verify` all go through `scan`, so they cannot disagree
-about what is sound. Nothing here writes batches (partition.py does) or decides what damage means (recovery.py does).
+about what is sound. Nothing here writes batches (partition.py does) or decides what damage means (recovery/directories.py does).
 
     0        8     12        16     20         24          28            32            40        48
     | magic  | crc | version | seed | topic_id | partition | name_length | base_offset | created | topic name ...

@@ -2,7 +2,7 @@
 
 Appends of one turn become one batch; while one write and sync is under way the next ones gather, so one sync serves
 everybody who waits. All state belongs to the loop thread; `_Writer` (writer.py) is the part that runs elsewhere and
-touches only the files. Reading is in reader.py, recovery in recovery.py.
+touches only the files. Reading is in reader.py, recovery in recovery/directories.py.
 
     append -> pending --(end of turn: merge, seal)--> staged chunks --(writer)--> visible, cached, waiters told
 """

@@ -7,7 +7,7 @@
                restarting ---> failed          what a restart cannot cure, or too many of them
 
 Time, the session, the screen and the way to the broker are parameters; what fails and why is failures.py, the figures are
-watching.py, names and locks places.py. Nothing here knows a particular pipeline.
+progress.py, names and locks directories.py. Nothing here knows a particular pipeline.
 """
 
 import contextlib
