@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from backports import zstd
 
 from quintet import kernel
-from quintet.broker.identity.bearer import Bearer
+from quintet.broker.bearer import Bearer
 from quintet.net import quic_endpoint
 from quintet.net.certificates import development_certificate
 from quintet.net.listener import ListenerOptions

@@ -46,7 +46,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/broker/core.py::Broker.tick",
     ),
     "dates of tokens and keys": (
-        "src/quintet/broker/identity/bearer.py::Bearer.check_at",
+        "src/quintet/broker/bearer.py::Bearer.check_at",
         "src/quintet/broker/identity/keys.py::Keys.load",
         "src/quintet/broker/identity/keys.py::Keys.create",
         "src/quintet/broker/identity/keys.py::Keys._check_new",
@@ -69,7 +69,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/broker/doors/cache.py::Caches.check_room",
         "src/quintet/broker/atomic/delays.py::Delays.produce",
         "src/quintet/broker/doors/peers.py::Peers._write",
-        "src/quintet/broker/topics/subscriptions.py::Subscriptions._open",
+        "src/quintet/broker/consumers/subscriptions.py::Subscriptions._open",
         "src/quintet/flight/reading.py::plan",
         "src/quintet/flight/reading.py::_from_files",
         "src/quintet/flight/reading.py::_from_memory",
@@ -121,11 +121,11 @@ READS: dict[str, tuple[str, ...]] = {
     "a number that was not used by an earlier run": (
         "src/quintet/broker/doors/cache.py::Cache.__init__",
         "src/quintet/broker/atomic/dead_letters.py::DeadLetters.__init__",
-        "src/quintet/broker/groups/coordinator.py::Groups._version",
+        "src/quintet/broker/consumers/coordinator.py::Groups._version",
         "src/quintet/broker/identity/users.py::Users._next_version",
     ),
     "shown to people, or asked by them, as a date": (
-        "src/quintet/broker/groups/coordinator.py::Groups.lag",
+        "src/quintet/broker/consumers/coordinator.py::Groups.lag",
         "src/quintet/cli/pipeline.py::_watch",
         "src/quintet/cli/pipeline.py::_show",
         "src/quintet/client/sources/reading.py::milliseconds",
@@ -152,9 +152,7 @@ SUMS: dict[str, tuple[str, ...]] = {
         "src/quintet/protocols/flymq/mapping.py::_produce_with_ttl",
         "src/quintet/protocols/flymq/mapping.py::_produce_delayed",
     ),
-    "how far a date is away, looked at again every few seconds": (
-        "src/quintet/broker/identity/bearer.py::Bearer.check_at",
-    ),
+    "how far a date is away, looked at again every few seconds": ("src/quintet/broker/bearer.py::Bearer.check_at",),
     "retention by age, by the trusted date": (
         "src/quintet/log/embedded/compact.py::maintain",
         "src/quintet/log/embedded/compact.py::_age",
@@ -179,7 +177,7 @@ SUMS: dict[str, tuple[str, ...]] = {
         "src/quintet/net/certificates.py::_make",
     ),
     "shown to people, or asked by them": (
-        "src/quintet/broker/groups/coordinator.py::Groups.lag",
+        "src/quintet/broker/consumers/coordinator.py::Groups.lag",
         "src/quintet/cli/terminal/common.py::moment_ms",
         "src/quintet/cli/pipeline.py::_show",
         "src/quintet/cli/pipeline.py::_row",

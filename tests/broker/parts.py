@@ -12,9 +12,9 @@ from quintet.broker.atomic import delays
 from quintet.broker.atomic.dead_letters import DeadLetters, DeadRow
 from quintet.broker.atomic.delays import DelayedRow, Delays
 from quintet.broker.atomic.intents import IntentRow, Intents
+from quintet.broker.consumers.subscriptions import SubscriptionRow, Subscriptions
+from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topic, TopicPolicy, TopicRow, TopicRule, Topics
-from quintet.broker.topics.subscriptions import SubscriptionRow, Subscriptions
-from quintet.broker.topics.table import Table
 from quintet.delivery.subscription import Policy
 from quintet.log.base import Durability, Partition
 from quintet.log.embedded.engine import EmbeddedLog

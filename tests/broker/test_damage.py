@@ -13,8 +13,8 @@ import pytest
 from quintet.broker.core import GROUPS_TABLE
 from quintet.broker.identity.keys import CREDENTIALS_TABLE
 from quintet.broker.identity.users import ACLS_TABLE, USERS_TABLE
-from quintet.broker.topics.repair import LOGS, MEANS
-from quintet.broker.topics.table import Table
+from quintet.broker.repair import LOGS, MEANS
+from quintet.broker.table import Table
 from quintet.log.base import TopicSpec
 from quintet.log.embedded.files.segment import HEADER_BYTES, segment_name
 from quintet.log.embedded.recovery import directories as recovery

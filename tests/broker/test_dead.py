@@ -14,7 +14,7 @@ from quintet import kernel
 from quintet.broker.atomic import dead_letters as module
 from quintet.broker.atomic.dead_letters import DeadLetter, DeadLetters, DeadRow, Failure, _settle, dead_letter_name
 from quintet.broker.atomic.intents import Effect
-from quintet.broker.topics.table import Done
+from quintet.broker.table import Done
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch, Row

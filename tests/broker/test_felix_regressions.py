@@ -5,10 +5,10 @@ import errno
 import pytest
 
 from quintet.broker.atomic.dead_letters import Failure
+from quintet.broker.consumers.pushed_member import HEARTBEAT_US
 from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.cache import Cache
 from quintet.broker.doors.cache_memory import Deadlines
-from quintet.broker.groups.pushed_member import HEARTBEAT_US
 from quintet.broker.identity import jose
 from quintet.broker.topics.catalog import CacheTopic, TopicPolicy, TopicRule
 from quintet.delivery.lane import Lane

@@ -12,7 +12,7 @@ import pytest
 from quintet import kernel
 from quintet.broker.atomic import intents as module
 from quintet.broker.atomic.intents import Effect, Intents, NotYetVisible, pack
-from quintet.broker.topics.table import Done, Table
+from quintet.broker.table import Done, Table
 from quintet.log.base import Durability
 from quintet.model.errors import LimitExceeded, QuintetError, StorageFull, TooLarge, TopicNotFound
 from quintet.testing.sim import SimDisk

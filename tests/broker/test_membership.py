@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from quintet import kernel
+from quintet.broker.consumers.pushed_member import HEARTBEAT_US, Membership
 from quintet.broker.core import BrokerOptions
-from quintet.broker.groups.pushed_member import HEARTBEAT_US, Membership
 from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.seek import seek_all
 from quintet.delivery.subscription import Policy

@@ -12,7 +12,7 @@ from quintet.broker.atomic.intents import MARK_KEEP_US, IntentRow, Intents, NotY
 from quintet.broker.atomic.stage_publishing import Carry, Part
 from quintet.broker.atomic.stages import FENCE_KEEP_US, ONCE
 from quintet.log.base import Stage
-from quintet.log.embedded.files.inspect import Summary, verify
+from quintet.log.embedded.inspect import Summary, verify
 from quintet.model.errors import (
     BadName,
     BadRequest,

@@ -8,7 +8,7 @@ import pytest
 from quintet.broker.schemas import registry
 from quintet.broker.schemas.registry import ALL, Schema, SchemaRow, Schemas
 from quintet.broker.slices import Slices
-from quintet.broker.topics.table import Table
+from quintet.broker.table import Table
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.errors import (
     BadName,

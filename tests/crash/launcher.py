@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from quintet.broker.atomic.intents import Intents
+from quintet.broker.consumers.group import Group
 from quintet.broker.doors.cache import Cache
 from quintet.broker.doors.peers import Peers
-from quintet.broker.groups.group import Group
 from quintet.broker.topics.catalog import CacheTopic, Topic, Topics
 from quintet.cli import main, serve
 from quintet.cli.folder import audit, chain

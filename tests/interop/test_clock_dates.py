@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from quintet import kernel
+from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.peers import PeerOptions
-from quintet.broker.groups.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.identity.access import Principal
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.model import envelope, limits

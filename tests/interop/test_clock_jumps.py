@@ -15,11 +15,11 @@ import pytest
 
 from quintet.broker.atomic.intents import MARK_KEEP_US, RETRY_EVERY_US
 from quintet.broker.atomic.stages import STAGE_KEEP_US
+from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.core import BrokerOptions
 from quintet.broker.doors.peers import TAKEOVERS_MAX, TAKEOVERS_WITHIN_US
 from quintet.broker.doors.pipelines import FORGET_US, Pipelines, Report
 from quintet.broker.doors.queues import QueueOptions
-from quintet.broker.groups.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.identity.access import Principal
 from quintet.broker.identity.tenants import TenantQuota
 from quintet.delivery.subscription import Policy
@@ -419,10 +419,10 @@ TIMERS = (
     Timer("a push of BlipMQ", ("delivery/lane.py", "delivery/consumer.py"), 8 * SECOND, blip_push),
     Timer("a poll of BlipMQ", ("delivery/subscription.py",), 8 * SECOND, blip_poll),
     Timer("a push of Felix", ("delivery/subscription.py",), 8 * SECOND, felix_push),
-    Timer("a silent member", ("broker/groups/coordinator.py", "broker/core.py"), SESSION_TIMEOUT_US, silent_member),
+    Timer("a silent member", ("broker/consumers/coordinator.py", "broker/core.py"), SESSION_TIMEOUT_US, silent_member),
     Timer("a transaction", ("broker/atomic/transactions.py",), 40 * SECOND, transaction),
     Timer("a long poll", ("broker/topics/long_polls.py",), 8 * SECOND, long_poll),
-    Timer("an idle subscription with backlog", ("broker/topics/subscriptions.py",), 20 * DAY, idle_subscription),
+    Timer("an idle subscription with backlog", ("broker/consumers/subscriptions.py",), 20 * DAY, idle_subscription),
     Timer("the old key of a queue", ("broker/doors/queues.py",), 40 * SECOND, rotated_key),
     Timer("the rate of a subject", ("protocols/fast/session.py", "model/rate.py"), 8 * SECOND, fast_rate),
     Timer("the rate of a tenant", ("protocols/felix/session.py", "broker/identity/tenants.py"), 8 * SECOND, tenant_rate),
@@ -442,8 +442,8 @@ TIMERS = (
 ELSEWHERE = {
     "bench/generators.py": "measures, and ends nothing",
     "bench/subscribers.py": "measures, and ends nothing",
-    "broker/identity/bearer.py": "tests/interop/test_clock_dates.py::test_a_token_ends_with_its_date_whatever_the_clock_does",
-    "broker/groups/polled_members.py": "waits by Scheduler.later",
+    "broker/bearer.py": "tests/interop/test_clock_dates.py::test_a_token_ends_with_its_date_whatever_the_clock_does",
+    "broker/consumers/polled_members.py": "waits by Scheduler.later",
     "broker/identity/logins.py": "remembers a password that was right; tests/abuse/test_login_storm.py",
     "broker/audit/delivery_events.py": "tests/broker/test_events.py: rows are written within EVERY_US",
     "broker/atomic/producers.py": "tests/protocols/flymq/test_producers.py: snapshots; the log itself has the rest",

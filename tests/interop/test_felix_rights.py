@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Final
 import pytest
 
 from quintet.broker.audit.audit_log import Query
+from quintet.broker.bearer import Bearer
 from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.identity.access import Access, Acl, Action, Principal
-from quintet.broker.identity.bearer import Bearer
 from quintet.broker.identity.tenant_tokens import TenantClaims, mint_tenant, secret_signer
 from quintet.model.errors import Forbidden
 from quintet.protocols.felix import codec, errors, frames

@@ -14,8 +14,8 @@ from quintet.log import anchors, chain
 from quintet.log.base import TopicSpec
 from quintet.log.chain import CannotCheck, Verdict, genesis, verify_directory, verify_partition
 from quintet.log.embedded.anchoring import Anchoring
-from quintet.log.embedded.files.inspect import healed
 from quintet.log.embedded.files.segment import HEADER_BYTES, parse_header
+from quintet.log.embedded.inspect import healed
 from quintet.log.embedded.partitions.memory import MemoryPartition
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.batch import CHAIN, RecordBatch

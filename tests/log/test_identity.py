@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from quintet import kernel
 from quintet.cli.folder.log import log as log_commands
-from quintet.log.embedded.files import identity, inspect
+from quintet.log.embedded import inspect
+from quintet.log.embedded.files import identity
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import DataDirError
 from quintet.testing.sim import SimDisk

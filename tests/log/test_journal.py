@@ -13,7 +13,7 @@ import pytest
 
 from quintet import kernel
 from quintet.log.base import Partition, TopicSpec
-from quintet.log.embedded.files.inspect import Summary, dump, verify
+from quintet.log.embedded.inspect import Summary, dump, verify
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.log.embedded.recovery import journal
 from quintet.model.errors import DataDirError, PartitionFailed, StorageFull

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from quintet.model.errors import ConfigError
-from quintet.spark.pipelines import aggregate, archive, dedupe, join
+from quintet.spark.pipelines import aggregate, archive, checkpoints, dedupe, join
 from quintet.spark.pipelines.base import Streaming
-from quintet.spark.pipelines.running import checkpoints, runner
+from quintet.spark.pipelines.running import runner
 from tests.spark.conftest import FlightServer, flying
 from tests.spark.data import create, fill, filled
 

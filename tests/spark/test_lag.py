@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from quintet.broker.groups.group import GroupRow as BrokerRow
+from quintet.broker.consumers.group import GroupRow as BrokerRow
 from quintet.flight import wire
 from quintet.spark.pipelines import lag, lag_picture
 from quintet.spark.pipelines.lag import GroupRow, Options, Sample, sampled

@@ -17,7 +17,7 @@ import pyarrow.dataset as ds  # type: ignore[import-untyped]
 import pytest
 
 from quintet.model.errors import ConfigError
-from quintet.spark import lake
+from quintet.spark import failures, lake
 from quintet.spark.lake import object_parquet
 from quintet.spark.lake.errors import LakeError, StoreUnreachable
 from quintet.spark.lake.sink import FORMATS, Sink, settings, table_of
@@ -28,7 +28,6 @@ from quintet.spark.lake.table import Table
 from quintet.spark.pipelines import archive, base, restore
 from quintet.spark.pipelines.checks.reconcile import reconcile
 from quintet.spark.pipelines.running import arguments as given
-from quintet.spark.pipelines.running import failures
 from tests.spark.conftest import FlightServer
 from tests.spark.data import create, fill
 from tests.spark.store import BUCKET, KEY, SECRET, Store, serving

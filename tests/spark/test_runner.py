@@ -14,11 +14,11 @@ import pytest
 
 from quintet.flight.wire import PipelineReport
 from quintet.model.errors import ConfigError, EpochDiffers, QuintetError
-from quintet.spark import pipelines
+from quintet.spark import failures, pipelines
 from quintet.spark.pipelines.base import Result
 from quintet.spark.pipelines.running import arguments as given
 from quintet.spark.pipelines.running import directories as places
-from quintet.spark.pipelines.running import failures, runner
+from quintet.spark.pipelines.running import runner
 from quintet.spark.pipelines.running.progress import Figures, Watch, lag, line
 from quintet.spark.source.options import OptionError
 from tests.spark import ticks

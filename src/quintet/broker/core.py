@@ -20,14 +20,15 @@ from quintet.broker.atomic.stages import FenceRow, Stages
 from quintet.broker.atomic.transactions import TransactionLimits, Transactions
 from quintet.broker.audit.audit_log import Audit
 from quintet.broker.audit.delivery_events import Events, Mode
+from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US, Groups
+from quintet.broker.consumers.group import GroupRow
+from quintet.broker.consumers.polled_members import Claims
+from quintet.broker.consumers.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
 from quintet.broker.doors.cache import CacheOptions, Caches
 from quintet.broker.doors.mailbox import PeerRow
 from quintet.broker.doors.peers import TABLE as PEERS_TABLE
 from quintet.broker.doors.peers import PeerOptions, Peers
 from quintet.broker.doors.queues import QueueOptions, Queues
-from quintet.broker.groups.coordinator import SESSION_TIMEOUT_US, Groups
-from quintet.broker.groups.group import GroupRow
-from quintet.broker.groups.polled_members import Claims
 from quintet.broker.identity.access import Access, Action, Credential, Principal, Role
 from quintet.broker.identity.keys import CREDENTIALS_TABLE, CredentialRow, Keys
 from quintet.broker.identity.passwords import Entropy
@@ -37,6 +38,7 @@ from quintet.broker.identity.tokens import TokenOptions, Tokens
 from quintet.broker.identity.users import ConfiguredUser, Users
 from quintet.broker.schemas.registry import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
 from quintet.broker.slices import Elsewhere, Slices
+from quintet.broker.table import T, Table
 from quintet.broker.topics.catalog import (
     CACHE_PREFIX,
     Topic,
@@ -48,8 +50,6 @@ from quintet.broker.topics.catalog import (
     text_of,
 )
 from quintet.broker.topics.long_polls import Wait, Waits
-from quintet.broker.topics.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
-from quintet.broker.topics.table import T, Table
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition

@@ -27,10 +27,10 @@ import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 from quintet.broker.atomic.intents import NotYetVisible
 from quintet.broker.audit.audit_log import Audit
 from quintet.broker.audit.delivery_events import Events
+from quintet.broker.consumers.coordinator import Groups
+from quintet.broker.consumers.group import GroupInfo, Lag
 from quintet.broker.core import Broker
 from quintet.broker.doors.pipelines import Pipelines, Report
-from quintet.broker.groups.coordinator import Groups
-from quintet.broker.groups.group import GroupInfo, Lag
 from quintet.broker.identity.access import Action, Principal
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic

@@ -5,9 +5,9 @@ from hashlib import sha256
 
 import pytest
 
+from quintet.broker.consumers.subscriptions import KEPT_OWNER
 from quintet.broker.doors.queues import QueueOptions, Queues
 from quintet.broker.identity.access import Acl
-from quintet.broker.topics.subscriptions import KEPT_OWNER
 from quintet.protocols.fast import codec, errors
 from quintet.protocols.fast.frames import COMPETING, DURABLE, EXCLUSIVE, SUBSCRIBE, TTL
 from quintet.protocols.fast.mapping import topic_id

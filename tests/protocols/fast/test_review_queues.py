@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from quintet.broker.topics.subscriptions import KEPT_OWNER
+from quintet.broker.consumers.subscriptions import KEPT_OWNER
 from quintet.protocols.fast import codec, errors
 from quintet.protocols.fast.frames import COMPETING, DURABLE, SUBSCRIBE
 from tests.protocols.fast.helpers import DEMO, SECOND, FastPeer, FastSim, Reply, publish, token

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from quintet.broker.audit.audit_log import AUDIT_TOPIC
-from quintet.broker.groups.coordinator import Groups
+from quintet.broker.bearer import Bearer
+from quintet.broker.consumers.coordinator import Groups
 from quintet.broker.identity.access import Acl
-from quintet.broker.identity.bearer import Bearer
 from quintet.model.errors import UnknownSubscription
 from quintet.protocols.felix import codec
 from quintet.protocols.felix.mapping import Feed

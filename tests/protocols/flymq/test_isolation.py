@@ -13,7 +13,7 @@ import pytest
 
 from quintet.broker.atomic.transactions import Transaction, Transactions
 from quintet.broker.audit.audit_log import AUDIT_TOPIC
-from quintet.broker.groups.coordinator import Groups
+from quintet.broker.consumers.coordinator import Groups
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import Client, Reply, make_sim, request
 

@@ -23,9 +23,9 @@ import msgspec
 
 from quintet import kernel
 from quintet.broker.atomic.intents import Effect, Intents, NotYetVisible, pack
+from quintet.broker.table import Done, Table
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic, Topics
-from quintet.broker.topics.table import Done, Table
 from quintet.model import limits
 from quintet.model.batch import Header, RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound, QuintetError

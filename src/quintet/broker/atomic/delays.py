@@ -23,8 +23,8 @@ import msgspec
 from quintet import kernel
 from quintet.broker.atomic.dead_letters import NOWHERE, DeadLetters, Failure
 from quintet.broker.atomic.intents import Intents, NotYetVisible, pack
+from quintet.broker.table import Done, Table
 from quintet.broker.topics.catalog import ANY, Topic, Topics
-from quintet.broker.topics.table import Done, Table
 from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound, QuintetError, TooLarge
 from quintet.model.scheduler import Scheduler
 

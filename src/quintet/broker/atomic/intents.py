@@ -33,8 +33,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from quintet.broker.atomic.stage_publishing import Carry, Part
+from quintet.broker.table import Done, Table
 from quintet.broker.topics.catalog import Topic, Topics
-from quintet.broker.topics.table import Done, Table
 from quintet.log.base import Partition, Stages
 from quintet.model.batch import RecordBatch
 from quintet.model.clocks import since

@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
+from quintet.broker.table import Done, Table
 from quintet.broker.topics.catalog import Topic, Topics
-from quintet.broker.topics.table import Done, Table
 from quintet.log.base import Appended
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import OutOfSequence, QuintetError, StorageError

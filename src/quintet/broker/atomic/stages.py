@@ -28,8 +28,8 @@ from typing import Final
 import msgspec
 
 from quintet.broker.atomic.intents import Intents, Staged, pack
+from quintet.broker.table import Done, Table
 from quintet.broker.topics.catalog import Topics
-from quintet.broker.topics.table import Done, Table
 from quintet.log.base import Stage
 from quintet.log.base import Stages as Files
 from quintet.model.clocks import since

@@ -24,6 +24,7 @@ from typing import Final
 
 import msgspec
 
+from quintet.broker.consumers.subscriptions import MAILBOX_OWNER, Subscriptions
 from quintet.broker.doors.mailbox import (
     FIRST_PARTITION,
     MEASURE_EVERY_US,
@@ -40,9 +41,8 @@ from quintet.broker.doors.mailbox import (
     time_of,
 )
 from quintet.broker.identity.access import Access, Principal
+from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topic, Topics
-from quintet.broker.topics.subscriptions import MAILBOX_OWNER, Subscriptions
-from quintet.broker.topics.table import Table
 from quintet.model import envelope, limits
 from quintet.model.errors import (
     Busy,

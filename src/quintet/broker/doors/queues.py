@@ -24,11 +24,11 @@ from hashlib import sha256
 from typing import Final
 
 from quintet.broker.audit.audit_log import Audit
+from quintet.broker.consumers.subscriptions import KEPT_OWNER, Report, Subscriptions
 from quintet.broker.identity.access import Access, Principal
 from quintet.broker.identity.tokens import Claims, Tokens
+from quintet.broker.table import Done
 from quintet.broker.topics.catalog import Topic, Topics
-from quintet.broker.topics.subscriptions import KEPT_OWNER, Report, Subscriptions
-from quintet.broker.topics.table import Done
 from quintet.delivery.lane import Lane
 from quintet.delivery.rest import Rest
 from quintet.delivery.share import Share

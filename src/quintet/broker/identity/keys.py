@@ -32,7 +32,7 @@ from quintet.broker.identity.access import (
 from quintet.broker.identity.passwords import Entropy
 from quintet.broker.identity.users import CONFIGURATION, Users
 from quintet.broker.slices import in_order
-from quintet.broker.topics.table import Table
+from quintet.broker.table import Table
 from quintet.model.errors import (
     AuthError,
     BadName,

@@ -35,7 +35,7 @@ from quintet.broker.identity.access import (
 from quintet.broker.identity.logins import Logins
 from quintet.broker.identity.passwords import HASH_COSTS_MAX, NOBODY_HASH, Entropy, Hashing, costs_of
 from quintet.broker.slices import in_order
-from quintet.broker.topics.table import Table
+from quintet.broker.table import Table
 from quintet.log.base import Log
 from quintet.model import limits
 from quintet.model.errors import (

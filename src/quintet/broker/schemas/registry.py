@@ -20,8 +20,8 @@ import msgspec
 
 from quintet.broker.schemas.validators import Validator, clip, compile_steps, too_large
 from quintet.broker.slices import Slices, Steps, finish, in_order
+from quintet.broker.table import Table
 from quintet.broker.topics.catalog import check_name
-from quintet.broker.topics.table import Table
 from quintet.model.errors import (
     Busy,
     LimitExceeded,

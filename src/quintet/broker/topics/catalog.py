@@ -19,7 +19,7 @@ import msgspec
 
 from quintet.broker.identity.access import INTERNAL_PREFIX
 from quintet.broker.identity.passwords import Entropy
-from quintet.broker.topics.table import Table
+from quintet.broker.table import Table
 from quintet.delivery.subscription import Subscription
 from quintet.log.base import Appended, Durability, Log, Partition, TopicFiles, TopicSpec
 from quintet.model import limits

@@ -22,7 +22,7 @@ from quintet.model.errors import DataDirError, TopicNotFound
 
 if TYPE_CHECKING:
     from quintet.log.embedded.files.disk import Disk
-    from quintet.log.embedded.files.follow import Follower
+    from quintet.log.embedded.follow import Follower
     from quintet.model.batch import Row
 
 TOPICS_TABLE: Final = 1  # docs/LOG_FORMAT.md section 1: JSON rows with id and name
@@ -63,7 +63,7 @@ class Tail:
 
     def more(self) -> Iterator[Happened]:
         """What has come since the last call, oldest first."""
-        from quintet.log.embedded.files.follow import Follower
+        from quintet.log.embedded.follow import Follower
         from quintet.log.embedded.recovery.directories import partitions
 
         found = []
@@ -82,7 +82,7 @@ class Tail:
 
     def _rename(self, there: list[tuple[int, int, str]]) -> None:
         """Names of topics made meanwhile. Those of deleted ones stay known: their rows do, too."""
-        from quintet.log.embedded.files.follow import Follower
+        from quintet.log.embedded.follow import Follower
 
         for topic, number, path in there:
             if topic == TOPICS_TABLE:

@@ -135,7 +135,7 @@ def _keys(files: tuple[Path, ...]) -> list[bytes]:
 def _mended(disk: "Disk", directory: str) -> "Disk":
     """The files as the next start leaves them: after a power cut batches may be in the journal only. A running broker may take
     a file away just then; it does not take many."""
-    from quintet.log.embedded.files.inspect import healed
+    from quintet.log.embedded.inspect import healed
 
     for _ in range(RACES_MAX):
         try:

@@ -1,5 +1,5 @@
 """`quintet log`: check and read a data folder also while a broker runs. Read-only but for `repair` (cli/folder/repair.py); the work
-is done by quintet.log.embedded.files.inspect, this file only chooses and prints."""
+is done by quintet.log.embedded.inspect, this file only chooses and prints."""
 
 import json
 from dataclasses import asdict
@@ -50,7 +50,7 @@ def verify(ctx: click.Context, folder: Path, as_json: bool) -> None:
     quintet log verify /var/lib/quintet
     """
     from quintet.log.embedded.files.disk import OsDisk
-    from quintet.log.embedded.files.inspect import Summary, verify
+    from quintet.log.embedded.inspect import Summary, verify
 
     summary = Summary()
     for finding in verify(OsDisk(), _folder(folder), summary):
@@ -81,7 +81,7 @@ def dump(folder: Path, topic: str | None, partition: int | None, first: int, lim
     quintet log dump /var/lib/quintet --topic __topics --format json
     """
     from quintet.log.embedded.files.disk import OsDisk
-    from quintet.log.embedded.files.inspect import dump
+    from quintet.log.embedded.inspect import dump
 
     disk, where = OsDisk(), _folder(folder)
     names = dict(INTERNAL)

@@ -1,6 +1,6 @@
 """`quintet log repair`: shows what of a data folder is lost for the broker itself, and accepts it when told to.
 
-The work is done by quintet.broker.topics.repair; this file opens the folder, asks and prints. docs/DAMAGE.md says what each line means.
+The work is done by quintet.broker.repair; this file opens the folder, asks and prints. docs/DAMAGE.md says what each line means.
 """
 
 import time
@@ -15,7 +15,7 @@ from quintet.cli.terminal.output import echo
 from quintet.model.errors import DataDirError
 
 if TYPE_CHECKING:
-    from quintet.broker.topics.repair import Found
+    from quintet.broker.repair import Found
     from quintet.log.embedded.engine import EmbeddedLog
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def repair(ctx: click.Context, folder: Path, accept_loss: bool, anchors: Path | 
     quintet log repair /var/lib/quintet
     quintet log repair /var/lib/quintet --accept-loss
     """
-    from quintet.broker.topics.repair import look, write_rows
+    from quintet.broker.repair import look, write_rows
 
     if not (folder / "format").is_file():
         raise DataDirError(f"{folder} is not a data folder of Quintet: there is no file 'format' in it")

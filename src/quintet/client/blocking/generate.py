@@ -78,7 +78,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def generate(target: str = "sync") -> str:
     """The text of one of the files, formatted."""
     twins = {name: module for name, module in TWINS.items() if FILES.get(module, "sync") == target}
-    modules = {name: ast.parse((CLIENT / f"{name.replace('.', '/')}.py").read_text()) for name in dict.fromkeys(twins.values())}
+    modules = {
+        name: ast.parse((CLIENT / f"{name.replace('.', '/')}.py").read_text()) for name in dict.fromkeys(twins.values())
+    }
     body: list[str] = []
     used: set[str] = set()
     for twin, module in twins.items():

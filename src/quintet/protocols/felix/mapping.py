@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any, Final
 
 from quintet import kernel
+from quintet.broker.bearer import Bearer
+from quintet.broker.consumers.pushed_member import Membership
 from quintet.broker.core import Broker
 from quintet.broker.doors.cache import Cache, name_of
-from quintet.broker.groups.pushed_member import Membership
-from quintet.broker.identity.bearer import Bearer
 from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.seek import seek_all
 from quintet.delivery.lane import Lane

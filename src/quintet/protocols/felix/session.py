@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from quintet import kernel
+from quintet.broker.bearer import Bearer, TenantMismatch
+from quintet.broker.consumers.polled_members import Poll
 from quintet.broker.core import Broker
-from quintet.broker.groups.polled_members import Poll
-from quintet.broker.identity.bearer import Bearer, TenantMismatch
 from quintet.broker.topics.catalog import ANY, Topic
 from quintet.delivery.subscription import Subscription
 from quintet.model import limits

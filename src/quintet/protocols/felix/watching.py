@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from quintet.broker.bearer import Bearer
 from quintet.broker.doors.cache import Cache
 from quintet.broker.doors.cache_memory import EXPIRES, VALUE, VERSION
-from quintet.broker.identity.bearer import Bearer
 from quintet.model import limits
 from quintet.protocols.base import TOO_SLOW
 from quintet.protocols.felix import codec, features, frames

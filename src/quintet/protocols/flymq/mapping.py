@@ -14,8 +14,8 @@ from quintet import kernel
 from quintet.broker.atomic.dead_letters import DeadLetter
 from quintet.broker.atomic.delays import DELAY_MAX_US
 from quintet.broker.audit.audit_log import Event, Query
+from quintet.broker.consumers.group import Assignment, GroupInfo, Lag
 from quintet.broker.core import Broker
-from quintet.broker.groups.group import Assignment, GroupInfo, Lag
 from quintet.broker.identity.access import ANONYMOUS, Acl, Principal, Role
 from quintet.broker.identity.keys import Explanation, KeyInfo
 from quintet.broker.identity.users import UserInfo

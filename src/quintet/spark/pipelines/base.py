@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
-from quintet.spark.pipelines.running import checkpoints
+from quintet.spark.pipelines import checkpoints
 from quintet.spark.source import sinks
 
 if TYPE_CHECKING:

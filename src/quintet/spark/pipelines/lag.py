@@ -33,7 +33,7 @@ ACCURACY: Final = 10_000  # the error of a percentile is at most 1 / this, of it
 COMMITS: Final = (
     "group string, topic string, partition int, offset long, topic_id long, place long, committed timestamp"
 )
-# One row of __groups, as quintet.broker.groups.group.GroupRow: topic, group, partition, owner, generation, topic_id, offset, version
+# One row of __groups, as quintet.broker.consumers.group.GroupRow: topic, group, partition, owner, generation, topic_id, offset, version
 GroupRow = tuple[str, str, int, str, int, int, int, int]
 
 

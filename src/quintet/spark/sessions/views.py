@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quintet.flight.wire import COLUMNS, Selection
 from quintet.model.errors import QuintetError, TopicNotFound
-from quintet.spark.pipelines.running.failures import explain
+from quintet.spark.failures import explain
 from quintet.spark.source import prune
 
 if TYPE_CHECKING:

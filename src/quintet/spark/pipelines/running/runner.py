@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quintet.flight.wire import PipelineReport
 from quintet.spark import pipelines
+from quintet.spark.failures import RESTARTS_NOW, Failure, Patience, explain
 from quintet.spark.pipelines.base import NOW, Common, Result, Streaming, heed
 from quintet.spark.pipelines.running import arguments as given
 from quintet.spark.pipelines.running import directories as places
 from quintet.spark.pipelines.running import sessions
-from quintet.spark.pipelines.running.failures import RESTARTS_NOW, Failure, Patience, explain
 from quintet.spark.pipelines.running.progress import Figures, Query, Watch, line
 from quintet.spark.pipelines.running.reports import Reporter, Send, cut
 from quintet.spark.source.options import target

@@ -16,9 +16,9 @@ import msgspec
 from quintet.broker.atomic.dead_letters import DeadLetters, Failure
 from quintet.broker.atomic.intents import Intents, pack
 from quintet.broker.audit.delivery_events import Events
+from quintet.broker.table import Done, Table
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic, Topics
-from quintet.broker.topics.table import Done, Table
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.model.batch import Row

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from quintet.broker.groups.assignment import spread
+from quintet.broker.consumers.assignment import spread
 from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import BadName, BadRequest, Fenced, GroupBusy, GroupNotFound
 

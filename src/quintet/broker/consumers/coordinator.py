@@ -29,7 +29,7 @@ from typing import Final
 import msgspec
 
 from quintet.broker.audit.delivery_events import Events
-from quintet.broker.groups.group import (
+from quintet.broker.consumers.group import (
     GROUP_ROW,
     Answer,
     Assignment,
@@ -50,9 +50,9 @@ from quintet.broker.groups.group import (
     unknown,
 )
 from quintet.broker.slices import in_order
+from quintet.broker.table import Done, Table
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.broker.topics.seek import EVER, Seek
-from quintet.broker.topics.table import Done, Table
 from quintet.log.base import Partition
 from quintet.model.errors import BadName, BadRequest, Fenced, Forbidden, LimitExceeded, QuintetError, StorageError
 from quintet.model.scheduler import Scheduler

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from quintet.broker.groups.coordinator import ASSIGN, Groups
-from quintet.broker.groups.group import Assignment
+from quintet.broker.consumers.coordinator import ASSIGN, Groups
+from quintet.broker.consumers.group import Assignment
+from quintet.broker.consumers.subscriptions import Subscriptions
+from quintet.broker.table import Done
 from quintet.broker.topics.catalog import Topic
-from quintet.broker.topics.subscriptions import Subscriptions
-from quintet.broker.topics.table import Done
 from quintet.delivery.consumer import Consumer
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription

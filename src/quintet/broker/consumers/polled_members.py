@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
 
+from quintet.broker.consumers.subscriptions import Subscriptions
 from quintet.broker.topics.catalog import Topic
-from quintet.broker.topics.subscriptions import Subscriptions
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
 from quintet.model.batch import RecordBatch
