@@ -124,7 +124,7 @@ ALLOWED = {"main.py": 4, "output.py": 1, "hexview.py": 1, "pubsub.py": 2}
 
 
 def raw_prints(folder: Path) -> dict[str, int]:
-    counts = {path.name: len(RAW.findall(path.read_text())) for path in sorted(folder.glob("*.py"))}
+    counts = {path.name: len(RAW.findall(path.read_text())) for path in sorted(folder.rglob("*.py"))}
     return {name: count for name, count in counts.items() if count}
 
 

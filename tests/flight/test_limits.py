@@ -56,7 +56,8 @@ def test_calls_and_streams_have_a_limit(tmp_path: Path) -> None:
 def test_a_door_that_does_not_tell_where_files_are(tmp_path: Path) -> None:
     with Broker(tmp_path, config(map_files=False)) as broker, Client(port_of(broker), header="Bearer a-key") as client:
         client.put("t", rows(b"x"))
-        assert client.act("locate", topic="t", ranges=[[0, 0, 1]]) == {"topic_id": 16, "machine": None, "files": [[]]}
+        located = client.act("locate", topic="t", ranges=[[0, 0, 1]])
+        assert located["machine"] is None and located["files"] == [[]]
         assert client.values("t") == [b"x"]
 
 

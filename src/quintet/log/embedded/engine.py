@@ -35,6 +35,8 @@ from quintet.model.errors import DataDirError, StorageError, StorageFull, TableD
 from quintet.model.scheduler import Scheduler
 
 FORMAT_PREFIX: Final = "quintet-data "
+# What a first start that failed may leave behind beside an empty folder of topics: the next one goes on with it.
+LEFT_OVER: Final = frozenset({"lock", "lost+found", "format.tmp", identity.NAME, f"{identity.NAME}.tmp"})
 FORMAT_VERSION: Final = 3  # since header values may be null (ADR 23); 2: chained segments
 ANCHOR_INTERVAL_US: Final = 10_000_000
 CHECKPOINT_INTERVAL_US: Final = 1_000_000
@@ -119,7 +121,8 @@ class EmbeddedLog:
                 disk.mkdir(directory)
                 disk.fsync_dir(os.path.dirname(directory) or ".")
             names = disk.listdir(directory)
-            if names and "format" not in names and set(names) - {"lock", "lost+found", "format.tmp"}:
+            empty = "topics" in names and not disk.listdir(f"{directory}/topics")
+            if "format" not in names and set(names) - LEFT_OVER - ({"topics"} if empty else set()):
                 raise DataDirError(f"{directory}: not empty and not a Quintet data directory: name another one")
             written = self._check_format(disk.read_file(f"{directory}/format"))
             identity.read(disk, directory)  # what is damaged is said before anything is touched
