@@ -24,7 +24,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from quintet.spark.lake import files, meta
 from quintet.spark.lake.errors import LakeError, Outrun
 from quintet.spark.lake.files import File
-from quintet.spark.lake.journal import INTENT, Commit, Journal
+from quintet.spark.lake.journal import DONE, INTENT, Commit, Journal
 from quintet.spark.lake.objects import ObjectPath, Place, located
 from quintet.spark.lake.schema import text
 from quintet.spark.lake.storage import NOTHING, Storage
@@ -179,6 +179,15 @@ class Table(ABC):
         for file in staged:
             (self.path / file.staged).unlink(missing_ok=True)
 
+    def abandon(self, writer: str, epoch: int, staged: Sequence[File]) -> None:
+        """Spark gives a batch up: its staged files go, unless it may be committed. Spark says so after a commit that was cut off
+        half-way, too. In an object store nobody can tell, and they are swept with the next batch."""
+        if isinstance(self.path, ObjectPath) or not staged:
+            return
+        with self.journal.locked():
+            if all(self.journal.get(writer, epoch, suffix) is None for suffix in (DONE, INTENT)):
+                self.discard(staged)
+
     def compact(self, target_bytes: int = MERGED_BYTES) -> Compaction:
         """Merge files smaller than half of `target_bytes`, each partition value for itself, sorted."""
         with self.journal.locked(), self._session():
@@ -206,14 +215,16 @@ class Table(ABC):
         """A number for this compaction; one, where a lock lets only one run at a time."""
         return 0
 
+    def _settled(self) -> Sequence[Place]:
+        """The files that hold the rows now, and that no commit under way is still putting in place."""
+        return self.paths()
+
     def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[Place]]]:
         """Small files of one directory that make one of about the target together. Null and "" share a directory, and are
         two partition values all the same."""
         places: dict[tuple[str, str], list[Place]] = defaultdict(list)
         columns = self.partition_by()
-        for path in self.paths():
-            if files.OWN in relative(path, self.path).parts:
-                continue  # committed, and not yet where it stays
+        for path in self._settled():
             if path.stat().st_size < target_bytes // 2:
                 place = str(relative(path, self.path).parent)
                 values = [files.extremes(path).get(name) for name in columns]
@@ -245,6 +256,9 @@ class Table(ABC):
                 f"has {commit.rows}: its checkpoint was put back or changed, or records expired since",
                 hint="go on with the newest checkpoint, or set failOnDataLoss to false to keep what was written before",
             )
+
+    def merged_by_another(self) -> Outrun:
+        return Outrun(f"small files of {self.path} were merged by another process meanwhile; nothing was changed")
 
     def place(self, commit: Commit) -> None:
         """Rename staged files to where readers look. Done again, it does what was left."""
