@@ -239,11 +239,10 @@ class Sink:
                 _log.warning("quintet: small files of %s were not merged: %s", self._path, error)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Not of files in place: Spark says abort after a commit whose answer was lost, too, and the log may name them."""
         table = self._table()
         for message in messages:
-            if isinstance(message, Written) and not table.in_place:
-                table.discard(message.files)
+            if isinstance(message, Written):
+                table.abandon(message.writer, message.epoch, message.files)
 
 
 class BatchWriter(Sink, DataSourceArrowWriter):
