@@ -22,7 +22,7 @@ from quintet.spark.lake.schema import normal
 from quintet.spark.lake.sink import CATALOG, FORMATS, SPARKS_OWN, STORAGE, split, table_of
 from quintet.spark.lake.storage import plain
 from quintet.spark.lake.table import Table
-from quintet.spark.options import OptionError, plainly
+from quintet.spark.options import OptionError, plainly, plainly_each
 
 OPTIONS: Final = ("path", "format", "version", "columns", "between")
 BATCH_ROWS: Final = 10_000
@@ -98,7 +98,7 @@ class Reader(DataSourceReader):
             held += size
         return [Files(group) for group in groups] or [Files(())]
 
-    @plainly
+    @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Files)
         for path in partition.paths:
