@@ -15,6 +15,7 @@ from typing import IO, Any, Final, TypeVar
 
 from quintet.spark.lake.errors import LakeError, StoreUnreachable
 from quintet.spark.lake.storage import NOTHING, STORES, Storage, plain
+from quintet.spark.options import without_file
 
 REQUESTS_AT_ONCE: Final = 16  # copies and removals of one commit
 GLOB_SIGNS: Final = "*?[]{}"  # Spark would look for other paths than the one that was named
@@ -189,7 +190,7 @@ def each(paths: list[ObjectPath], act: Callable[[ObjectPath], T]) -> list[T]:
 
 def located(path: str, storage: Storage = NOTHING) -> Place:
     """Where a table is: a directory, or a name in an object store. LakeError for what can be neither."""
-    bare = path.removeprefix("file://")
+    bare = without_file(path)
     if any(sign in bare for sign in GLOB_SIGNS):
         raise LakeError(
             f"path {path!r} has one of {GLOB_SIGNS} in it", hint="Spark takes these for patterns; use another"
