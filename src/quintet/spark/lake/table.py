@@ -132,10 +132,12 @@ class Table(ABC):
         return (self.given or ()) if self.schema() is None else self.partition_by()
 
     def commit(
-        self, writer: str, epoch: int, staged: Sequence[File], schema: pa.Schema, *, accept_other: bool = False
-    ) -> bool:
+        self, writer: str, epoch: int, staged: Sequence[File], schema: pa.Schema, *, accept_other: bool = False,
+        begun: bool = False,
+    ) -> bool:  # fmt: skip
         """Publish these files as a batch of a writer. False: it was committed before; they are removed. `accept_other`: also
-        if it had another number of rows then."""
+        if it had another number of rows then. `begun`: the writer has batches here, so a table that is not there is an error
+        unless `accept_other`."""
         commit = Commit(writer, epoch, sum(file.rows for file in staged), tuple(staged))
         with self.journal.locked(), self._session():
             for name in {writer, *self._others()}:  # what is old is swept below
@@ -144,11 +146,19 @@ class Table(ABC):
             mine = False  # whether the log may have these files after all
             if fresh:
                 before, after = self.schema(), self.check(schema)
+                if before is None and begun and not accept_other:
+                    raise LakeError(
+                        f"there is no {self.format} table at {self.path} any more, and this checkpoint has written to it: the "
+                        "batches before are missing",
+                        hint="use a new checkpointLocation, or set failOnDataLoss to false to go on without them",
+                    )
                 if before is None or after != before:
                     self._prepare(before, after)
                 known = meta.load(self.path)
-                if known is None or known.schema != after or not known.identity:  # also when it was cut off here before
-                    meta.save(self.path, self.format, self.columns(), after)
+                if (
+                    before is None or known is None or known.schema != after or not known.identity
+                ):  # cut off here before
+                    meta.save(self.path, self.format, self.columns(), after, made=before is None)
                 if staged:
                     try:
                         self._publish(commit)
