@@ -11,8 +11,8 @@ from pathlib import Path
 
 from quintet.bench.wire import BenchError
 from quintet.log.base import Partition, TopicSpec
-from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
+from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.batch import RecordBatch
 from quintet.model.limits import TOPIC_ID_FIRST_USER
 from quintet.net.loop import LoopScheduler

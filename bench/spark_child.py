@@ -49,7 +49,7 @@ def start(way: str) -> None:
     print(json.dumps({"session": made - begin, "query": time.monotonic() - made}), flush=True)
     spark.stop()
     if way == "direct":
-        from quintet.spark import start as starting
+        from quintet.spark.sessions import start as starting
 
         machine = starting.machine()
         if machine is not None:

@@ -25,9 +25,9 @@ from quintet.bench.flymq import FlymqWire
 from quintet.bench.generators import Load
 from quintet.bench.wire import BenchError
 from quintet.flight import wire
-from quintet.spark.link import Link
-from quintet.spark.options import target
-from quintet.spark.views import Views
+from quintet.spark.sessions.views import Views
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -118,7 +118,7 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         if self._spark is not None:
-            from quintet.spark import start
+            from quintet.spark.sessions import start
 
             self._spark.stop()
             machine = start.machine()
@@ -321,7 +321,7 @@ def _transcode(run: Run, place: str) -> None:
     from pyspark.sql.datasource import CaseInsensitiveDict
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from quintet.spark.source import QuintetSource
+    from quintet.spark.source.source import QuintetSource
 
     source = QuintetSource(CaseInsensitiveDict({"url": run.url, "subscribe": TOPIC, "minPartitions": "4"}))
     reader = source.reader(source.schema())

@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.bench.wire import BenchError
 from quintet.flight import wire
-from quintet.spark.link import Link
+from quintet.spark.source.link import Link
 
 PARTITIONS = 4
 VALUE_BYTES = 100

@@ -12,9 +12,9 @@ from pyspark.sql.types import StructType
 from quintet.flight import columns, wire
 from quintet.log import mapped
 from quintet.log.mapped import Gathered
-from quintet.spark import reader
-from quintet.spark.link import Link
-from quintet.spark.options import ReadOptions, read_options
+from quintet.spark.source import reader
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import ReadOptions, read_options
 
 NAME = "quintet_tuples"
 SCHEMA = (

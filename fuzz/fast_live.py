@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from quintet import kernel
-from quintet.broker import queues
 from quintet.broker.core import BrokerOptions
-from quintet.broker.tokens import TokenOptions
-from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.doors import queues
+from quintet.broker.identity.tokens import TokenOptions
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
 from quintet.testing.line import Peer, SimBroker
 from tests.crash import fast_wire

@@ -23,9 +23,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from quintet import kernel
-from quintet.broker import passwords, users
 from quintet.broker.core import BrokerOptions
-from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.identity import passwords, users
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.kernel import pure
 from quintet.model import limits
 from quintet.model.errors import TooLarge

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
-from quintet.broker.peers import PeerOptions, Seen
-from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.doors.peers import PeerOptions, Seen
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.model import envelope
 from quintet.model.errors import ProtocolError
 from quintet.net.websocket import Heartbeat, WebSocketSession

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.cli.config import GUIDE, example, reference, tables
+from quintet.cli.manage.config import GUIDE, example, reference, tables
 from quintet.config import DEV_BLIPMQ_KEY, Settings, Topics, load_with_origins
 from quintet.config.fields import matches, read_secret
 from quintet.model import limits

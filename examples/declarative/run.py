@@ -21,9 +21,9 @@ import pyarrow.dataset as ds
 import yaml
 
 from quintet.flight import wire
-from quintet.spark import java, start
-from quintet.spark.link import Link
-from quintet.spark.options import target
+from quintet.spark.sessions import java, start
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import target
 
 HERE = Path(__file__).parent
 URL = os.environ.get("QUINTET_FLIGHT_URL", "flight://admin:admin@127.0.0.1:8815")

@@ -3,7 +3,7 @@ first looks for a data source, and registers its `DefaultSource`. Nothing else m
 """
 
 try:
-    from quintet.spark.source import QuintetSource as DefaultSource
+    from quintet.spark.source.source import QuintetSource as DefaultSource
 except ModuleNotFoundError as error:
     from quintet.spark.absent import stand_in
 

@@ -7,36 +7,36 @@ The client's names are here and loaded when first used, because `import quintet`
 
 TYPE_CHECKING = False  # type checkers take it for true by its name; importing typing for it would be half the cost
 if TYPE_CHECKING:
-    from quintet.client import errors as errors
-    from quintet.client import sync as sync
+    from quintet.client.agents.peer import Peer as Peer
+    from quintet.client.agents.peer import PeerMessage as PeerMessage
+    from quintet.client.agents.peer import peer as peer
+    from quintet.client.blocking import sync
     from quintet.client.bus import Bus as Bus
     from quintet.client.bus import connect as connect
-    from quintet.client.message import Ack as Ack
-    from quintet.client.message import Message as Message
-    from quintet.client.message import MessageBatch as MessageBatch
-    from quintet.client.peer import Peer as Peer
-    from quintet.client.peer import PeerMessage as PeerMessage
-    from quintet.client.peer import peer as peer
+    from quintet.client.core import errors
+    from quintet.client.core.message import Ack as Ack
+    from quintet.client.core.message import Message as Message
+    from quintet.client.core.message import MessageBatch as MessageBatch
+    from quintet.client.core.subscription import Subscription as Subscription
     from quintet.client.producer import Producer as Producer
-    from quintet.client.subscription import Subscription as Subscription
     from quintet.client.transaction import Transaction as Transaction
 
 __version__ = "0.1.0"
 
 # name -> the module it is in; "" when the name is the module itself
 _LAZY = {
-    "Ack": "quintet.client.message",
+    "Ack": "quintet.client.core.message",
     "Bus": "quintet.client.bus",
-    "Message": "quintet.client.message",
-    "MessageBatch": "quintet.client.message",
-    "Peer": "quintet.client.peer",
-    "PeerMessage": "quintet.client.peer",
+    "Message": "quintet.client.core.message",
+    "MessageBatch": "quintet.client.core.message",
+    "Peer": "quintet.client.agents.peer",
+    "PeerMessage": "quintet.client.agents.peer",
     "Producer": "quintet.client.producer",
-    "Subscription": "quintet.client.subscription",
+    "Subscription": "quintet.client.core.subscription",
     "Transaction": "quintet.client.transaction",
     "connect": "quintet.client.bus",
     "errors": "",
-    "peer": "quintet.client.peer",
+    "peer": "quintet.client.agents.peer",
     "sync": "",
 }
 

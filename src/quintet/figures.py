@@ -13,7 +13,7 @@ from urllib.parse import quote
 from quintet import __version__, config, kernel
 from quintet.admin.health import Check
 from quintet.admin.metrics import Family
-from quintet.broker.pipelines import ENDED, Report
+from quintet.broker.doors.pipelines import ENDED, Report
 from quintet.config.doors import Listeners
 from quintet.net.listener import Listener
 from quintet.net.quic import QuicListener

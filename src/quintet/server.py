@@ -22,16 +22,16 @@ import structlog
 from quintet import __version__, figures, kernel, logs
 from quintet.admin.app import create_app
 from quintet.admin.listener import AdminServer, serve_admin
-from quintet.broker.access import Credential, Role
-from quintet.broker.cache import CacheOptions
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.broker.peers import PeerOptions, options_of
-from quintet.broker.queues import QueueOptions
-from quintet.broker.tenant_tokens import TenantTokenOptions
-from quintet.broker.tenants import TenantQuota
-from quintet.broker.tokens import TokenOptions
-from quintet.broker.topics import TopicPolicy, TopicRule
-from quintet.broker.users import ConfiguredUser
+from quintet.broker.doors.cache import CacheOptions
+from quintet.broker.doors.peers import PeerOptions, options_of
+from quintet.broker.doors.queues import QueueOptions
+from quintet.broker.identity.access import Credential, Role
+from quintet.broker.identity.tenant_tokens import TenantTokenOptions
+from quintet.broker.identity.tenants import TenantQuota
+from quintet.broker.identity.tokens import TokenOptions
+from quintet.broker.identity.users import ConfiguredUser
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.config import Settings, reloading
 from quintet.config.doors import FastListener, FelixListener, FlightListener, FlymqListener, TcpListener
 from quintet.config.fields import read_secret
@@ -42,8 +42,8 @@ from quintet.delivery.subscription import Policy
 from quintet.flight import wire
 from quintet.log.anchors import ANCHORS_NAME
 from quintet.log.chain import derive_key
-from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
+from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import ConfigError, QuintetError
 from quintet.model.rights import check_rights
 from quintet.net.certificates import development_certificate, is_authority, read_pair

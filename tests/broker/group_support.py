@@ -5,10 +5,10 @@ from random import Random
 from typing import Any
 
 from quintet import kernel
-from quintet.broker.group import Assignment, GroupRow
-from quintet.broker.groups import Groups
+from quintet.broker.consumers.coordinator import Groups
+from quintet.broker.consumers.group import Assignment, GroupRow
 from quintet.broker.table import Table
-from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
+from quintet.broker.topics.catalog import Topic, TopicPolicy, TopicRow, TopicRule, Topics
 from quintet.log.base import Durability
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.testing.sim import SimDisk, SimScheduler

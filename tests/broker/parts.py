@@ -7,13 +7,14 @@ from collections.abc import Callable
 from random import Random
 
 from quintet import kernel
-from quintet.broker import dead, delays
-from quintet.broker.dead import DeadLetters, DeadRow
-from quintet.broker.delays import DelayedRow, Delays
-from quintet.broker.intents import IntentRow, Intents
-from quintet.broker.subscriptions import SubscriptionRow, Subscriptions
+from quintet.broker.atomic import dead_letters as dead
+from quintet.broker.atomic import delays
+from quintet.broker.atomic.dead_letters import DeadLetters, DeadRow
+from quintet.broker.atomic.delays import DelayedRow, Delays
+from quintet.broker.atomic.intents import IntentRow, Intents
+from quintet.broker.consumers.subscriptions import SubscriptionRow, Subscriptions
 from quintet.broker.table import Table
-from quintet.broker.topics import Topic, TopicPolicy, TopicRow, TopicRule, Topics
+from quintet.broker.topics.catalog import Topic, TopicPolicy, TopicRow, TopicRule, Topics
 from quintet.delivery.subscription import Policy
 from quintet.log.base import Durability, Partition
 from quintet.log.embedded.engine import EmbeddedLog

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from quintet.broker.tenant_tokens import TenantKey, TenantTokenOptions
+from quintet.broker.identity.tenant_tokens import TenantKey, TenantTokenOptions
 from tests.broker import ed25519
 from tests.broker import token_corpus as corpus
 from tests.broker.token_corpus import ABSENT, LEEWAY_S, NOW_S, OLD_SECRET, SECRET, Forger, Kind, b64, text

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from quintet.broker.access import (
+from quintet.broker.identity.access import (
     BUILT_IN_ROLES,
     Access,
     Acl,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quintet.broker.access import Access, Acl, Action, Principal, Role, covering
+from quintet.broker.identity.access import Access, Acl, Action, Principal, Role, covering
 
 
 def access_of(*acls: Acl) -> Access:

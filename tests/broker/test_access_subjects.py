@@ -2,7 +2,7 @@
 
 import pytest
 
-from quintet.broker.access import ANONYMOUS, NO_SUBJECT, Access, Acl, Credential, Principal, hash_secret
+from quintet.broker.identity.access import ANONYMOUS, NO_SUBJECT, Access, Acl, Credential, Principal, hash_secret
 from quintet.model.errors import AuthError
 
 

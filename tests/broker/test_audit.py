@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from quintet.broker import audit as module
-from quintet.broker.access import Principal
-from quintet.broker.audit import EVENTS_PER_SECOND_MAX, Event, Query
+from quintet.broker.audit import audit_log as module
+from quintet.broker.audit.audit_log import EVENTS_PER_SECOND_MAX, Event, Query
 from quintet.broker.core import BrokerOptions
+from quintet.broker.identity.access import Principal
 from quintet.model.errors import AuthError, BadRequest, Forbidden, TooLarge
 from quintet.testing.line import SimBroker
 

@@ -5,9 +5,9 @@ from random import Random
 import pytest
 
 from quintet import kernel
-from quintet.broker.access import Credential, Principal, hash_secret
 from quintet.broker.core import BrokerOptions
-from quintet.broker.topics import TopicPolicy, TopicRule, check_name
+from quintet.broker.identity.access import Credential, Principal, hash_secret
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule, check_name
 from quintet.model.errors import AuthError, BadName, Forbidden, LimitExceeded, ShuttingDown
 from quintet.testing.line import SimBroker
 from quintet.testing.sim import SimScheduler

@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 
 from quintet import kernel
-from quintet.broker.access import Principal
-from quintet.broker.cache import (
+from quintet.broker.atomic.dead_letters import Failure
+from quintet.broker.core import BrokerOptions
+from quintet.broker.doors.cache import (
     EXPIRES_MAX_US,
     NUMBER_MAX,
     NUMBER_MIN,
@@ -19,13 +20,12 @@ from quintet.broker.cache import (
     expires_at,
     name_of,
 )
-from quintet.broker.cache_memory import OVERHEAD_BYTES, cost
-from quintet.broker.core import BrokerOptions
-from quintet.broker.dead import Failure
-from quintet.broker.queues import DURABLE, Bearer
-from quintet.broker.tenants import TenantQuota
-from quintet.broker.tokens import Claims
-from quintet.broker.topics import CacheTopic, Topic
+from quintet.broker.doors.cache_memory import OVERHEAD_BYTES, cost
+from quintet.broker.doors.queues import DURABLE, Bearer
+from quintet.broker.identity.access import Principal
+from quintet.broker.identity.tenants import TenantQuota
+from quintet.broker.identity.tokens import Claims
+from quintet.broker.topics.catalog import CacheTopic, Topic
 from quintet.model.errors import (
     BadName,
     BadRequest,

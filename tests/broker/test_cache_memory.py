@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from quintet.broker.cache import CacheOptions
-from quintet.broker.cache_memory import GHOSTS_SLACK, OVERHEAD_BYTES, Deadlines, Sieve
-from quintet.broker.tenants import TenantQuota
+from quintet.broker.doors.cache import CacheOptions
+from quintet.broker.doors.cache_memory import GHOSTS_SLACK, OVERHEAD_BYTES, Deadlines, Sieve
+from quintet.broker.identity.tenants import TenantQuota
 from quintet.model.errors import LimitExceeded, StorageError
 from tests.broker.test_cache import SCOPE, SECOND, Told, again, check_books, made, nobody, records
 

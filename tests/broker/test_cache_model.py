@@ -6,13 +6,14 @@ from random import Random
 
 import pytest
 
-from quintet.broker import reads, topics
-from quintet.broker.cache import Cache, CacheOptions
-from quintet.broker.cache_memory import OVERHEAD_BYTES
 from quintet.broker.core import BrokerOptions
+from quintet.broker.doors.cache import Cache, CacheOptions
+from quintet.broker.doors.cache_memory import OVERHEAD_BYTES
+from quintet.broker.topics import catalog as topics
+from quintet.broker.topics import reads
 from quintet.delivery.lane import Lane
 from quintet.log.base import Partition
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import QuintetError, VersionConflict
 from quintet.testing.line import Peer, SimBroker

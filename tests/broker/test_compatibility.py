@@ -11,10 +11,10 @@ from google.protobuf import message_factory
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from quintet.broker.compatibility import incompatibilities, reads
-from quintet.broker.json_schema import JsonSchema
-from quintet.broker.protobuf import ProtobufSchema
-from quintet.broker.validators import REASON_CHARS_MAX, REASONS_MAX, compile_schema
+from quintet.broker.schemas.compatibility import incompatibilities, reads
+from quintet.broker.schemas.json_schema import JsonSchema
+from quintet.broker.schemas.protobuf import ProtobufSchema
+from quintet.broker.schemas.validators import REASON_CHARS_MAX, REASONS_MAX, compile_schema
 
 R = "new cannot read old: "
 W = "old cannot read new: "

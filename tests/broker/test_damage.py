@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from quintet.broker.core import GROUPS_TABLE
-from quintet.broker.keys import CREDENTIALS_TABLE
+from quintet.broker.identity.keys import CREDENTIALS_TABLE
+from quintet.broker.identity.users import ACLS_TABLE, USERS_TABLE
 from quintet.broker.repair import LOGS, MEANS
 from quintet.broker.table import Table
-from quintet.broker.users import ACLS_TABLE, USERS_TABLE
 from quintet.log.base import TopicSpec
-from quintet.log.embedded import recovery
-from quintet.log.embedded.segment import HEADER_BYTES, segment_name
+from quintet.log.embedded.files.segment import HEADER_BYTES, segment_name
+from quintet.log.embedded.recovery import directories as recovery
 from quintet.model.errors import TableDamaged
 from quintet.testing.line import SimBroker
 from quintet.testing.sim import SimDisk

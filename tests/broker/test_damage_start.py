@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from quintet import kernel
-from quintet.broker.access import Acl
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.cli.repair import Inline, repair
-from quintet.log.embedded.disk import OsDisk
+from quintet.broker.identity.access import Acl
+from quintet.cli.folder.repair import Inline, repair
 from quintet.log.embedded.engine import EmbeddedLog
+from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import DataDirError, TableDamaged
 from quintet.testing.line import SimBroker
 from tests.broker.test_keys import made, remove

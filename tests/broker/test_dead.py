@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from quintet import kernel
-from quintet.broker import dead as module
-from quintet.broker.dead import DeadLetter, DeadLetters, DeadRow, Failure, _settle, dead_letter_name
-from quintet.broker.intents import Effect
+from quintet.broker.atomic import dead_letters as module
+from quintet.broker.atomic.dead_letters import DeadLetter, DeadLetters, DeadRow, Failure, _settle, dead_letter_name
+from quintet.broker.atomic.intents import Effect
 from quintet.broker.table import Done
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.model import limits

@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
-from quintet.broker import delays as module
-from quintet.broker.delays import Delays
-from quintet.broker.intents import pack
-from quintet.broker.topics import ANY, Topic
+from quintet.broker.atomic import delays as module
+from quintet.broker.atomic.delays import Delays
+from quintet.broker.atomic.intents import pack
+from quintet.broker.topics.catalog import ANY, Topic
 from quintet.log.base import Durability
 from quintet.model import limits
 from quintet.model.errors import (

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from quintet.broker import events as module
+from quintet.broker.audit import delivery_events as module
+from quintet.broker.audit.delivery_events import EVERY_US, Events
 from quintet.broker.core import BrokerOptions
-from quintet.broker.events import EVERY_US, Events
 from quintet.delivery.trail import Trail, Trails, joined
 from quintet.model.errors import QuintetError
 from quintet.protocols.blipmq import codec

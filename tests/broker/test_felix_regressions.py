@@ -4,13 +4,13 @@ import errno
 
 import pytest
 
-from quintet.broker import jose
-from quintet.broker.cache import Cache
-from quintet.broker.cache_memory import Deadlines
+from quintet.broker.atomic.dead_letters import Failure
+from quintet.broker.consumers.pushed_member import HEARTBEAT_US
 from quintet.broker.core import BrokerOptions
-from quintet.broker.dead import Failure
-from quintet.broker.membership import HEARTBEAT_US
-from quintet.broker.topics import CacheTopic, TopicPolicy, TopicRule
+from quintet.broker.doors.cache import Cache
+from quintet.broker.doors.cache_memory import Deadlines
+from quintet.broker.identity import jose
+from quintet.broker.topics.catalog import CacheTopic, TopicPolicy, TopicRule
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Policy
 from quintet.model.errors import StorageError

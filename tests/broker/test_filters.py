@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.broker.filters import FILTER_BYTES_MAX, MATCH_BYTES_MAX, SLOW_BYTES_MAX, compile
+from quintet.broker.topics.filters import FILTER_BYTES_MAX, MATCH_BYTES_MAX, SLOW_BYTES_MAX, compile
 from quintet.model.errors import BadRequest
 
 JSON = b'{"a": {"b": [1, {"c": "x"}], "n": null, "t": true, "f": 5.0}, "with space": 2, "k-1": 3}'

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from quintet.broker.assignment import spread
-from quintet.broker.group import Assignment
-from quintet.broker.groups import GENERATIONS_RESERVED, SESSION_TIMEOUT_US
+from quintet.broker.consumers.assignment import spread
+from quintet.broker.consumers.coordinator import GENERATIONS_RESERVED, SESSION_TIMEOUT_US
+from quintet.broker.consumers.group import Assignment
 from quintet.model.errors import (
     BadName,
     BadRequest,

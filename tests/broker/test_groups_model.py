@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from quintet.broker.group import Assignment
-from quintet.broker.groups import SESSION_TIMEOUT_US, Groups
-from quintet.broker.topics import Topic
+from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US, Groups
+from quintet.broker.consumers.group import Assignment
+from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import Fenced, Forbidden, QuintetError
 from tests.broker.group_support import Answers, GroupBroker
 

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from quintet import kernel
-from quintet.broker.group import Lag
+from quintet.broker.consumers.group import Lag
 from quintet.model.errors import (
     BadRequest,
     Fenced,

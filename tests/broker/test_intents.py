@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from quintet import kernel
-from quintet.broker import intents as module
-from quintet.broker.intents import Effect, Intents, NotYetVisible, pack
+from quintet.broker.atomic import intents as module
+from quintet.broker.atomic.intents import Effect, Intents, NotYetVisible, pack
 from quintet.broker.table import Done, Table
 from quintet.log.base import Durability
 from quintet.model.errors import LimitExceeded, QuintetError, StorageFull, TooLarge, TopicNotFound

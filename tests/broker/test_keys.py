@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from quintet.broker import keys as module
-from quintet.broker.access import ANONYMOUS, Acl, Credential, Principal, hash_secret
-from quintet.broker.audit import Query
-from quintet.broker.keys import KeyInfo, NewKey
-from quintet.broker.users import ConfiguredUser
+from quintet.broker.audit.audit_log import Query
+from quintet.broker.identity import keys as module
+from quintet.broker.identity.access import ANONYMOUS, Acl, Credential, Principal, hash_secret
+from quintet.broker.identity.keys import KeyInfo, NewKey
+from quintet.broker.identity.users import ConfiguredUser
 from quintet.model.errors import (
     AuthError,
     BadName,

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from quintet import kernel
+from quintet.broker.consumers.pushed_member import HEARTBEAT_US, Membership
 from quintet.broker.core import BrokerOptions
-from quintet.broker.membership import HEARTBEAT_US, Membership
-from quintet.broker.seek import seek_all
-from quintet.broker.topics import Topic
+from quintet.broker.topics.catalog import Topic
+from quintet.broker.topics.seek import seek_all
 from quintet.delivery.subscription import Policy
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import Fenced

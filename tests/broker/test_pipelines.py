@@ -4,8 +4,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from quintet.broker import pipelines
-from quintet.broker.pipelines import FORGET_US, PIPELINES_MAX, PIPELINES_OF_OWNER_MAX, Pipelines, Report
+from quintet.broker.doors import pipelines
+from quintet.broker.doors.pipelines import FORGET_US, PIPELINES_MAX, PIPELINES_OF_OWNER_MAX, Pipelines, Report
 from quintet.flight import wire
 from quintet.model.errors import BadName, BadRequest, LimitExceeded
 

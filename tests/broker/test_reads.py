@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 
 from quintet import kernel
-from quintet.broker import filters, reads
-from quintet.broker.reads import SCAN_RECORDS_MAX, Match
 from quintet.broker.slices import Slices
+from quintet.broker.topics import filters, reads
+from quintet.broker.topics.reads import SCAN_RECORDS_MAX, Match
 from quintet.log.base import Partition
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import CorruptData, OffsetNotFound
 from quintet.testing.sim import START_US

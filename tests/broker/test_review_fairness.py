@@ -3,7 +3,7 @@
 import pytest
 
 from quintet import kernel
-from quintet.broker.topics import Topic
+from quintet.broker.topics.catalog import Topic
 from quintet.delivery.subscription import Subscription
 from quintet.model.batch import RecordBatch
 from quintet.testing.line import SimBroker

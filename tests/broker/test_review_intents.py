@@ -1,8 +1,8 @@
 """An intent that waits long for one of its parts: what it did elsewhere meanwhile may be gone again, and is not done twice."""
 
 from quintet import kernel
-from quintet.broker.intents import NotYetVisible
-from quintet.broker.topics import Topic
+from quintet.broker.atomic.intents import NotYetVisible
+from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import PartitionFailed
 from tests.broker.parts import SECOND, Parts, Told
 

@@ -4,7 +4,7 @@ import struct
 from collections import OrderedDict
 
 from quintet import kernel
-from quintet.broker.producers import ProducerRow, Producers
+from quintet.broker.atomic.producers import ProducerRow, Producers
 from quintet.model.batch import RecordBatch
 from quintet.testing.line import SimBroker
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from quintet import kernel
-from quintet.broker import intents, stages
-from quintet.broker.carry import Carry, Part
-from quintet.broker.intents import MARK_KEEP_US, IntentRow, Intents, NotYetVisible
-from quintet.broker.stages import FENCE_KEEP_US, ONCE
+from quintet.broker.atomic import intents, stages
+from quintet.broker.atomic.intents import MARK_KEEP_US, IntentRow, Intents, NotYetVisible
+from quintet.broker.atomic.stage_publishing import Carry, Part
+from quintet.broker.atomic.stages import FENCE_KEEP_US, ONCE
 from quintet.log.base import Stage
 from quintet.log.embedded.inspect import Summary, verify
 from quintet.model.errors import (

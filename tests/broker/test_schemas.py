@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from quintet.broker import schemas as registry
-from quintet.broker.schemas import ALL, Schema, SchemaRow, Schemas
+from quintet.broker.schemas import registry
+from quintet.broker.schemas.registry import ALL, Schema, SchemaRow, Schemas
 from quintet.broker.slices import Slices
 from quintet.broker.table import Table
 from quintet.log.embedded.engine import EmbeddedLog

@@ -9,9 +9,10 @@ from random import Random
 import pytest
 
 from quintet import kernel
-from quintet.broker import carry, intents, stages
-from quintet.broker.intents import NotYetVisible
-from quintet.broker.stages import ONCE, STAGE_KEEP_US, FenceRow, Stages
+from quintet.broker.atomic import intents, stages
+from quintet.broker.atomic import stage_publishing as carry
+from quintet.broker.atomic.intents import NotYetVisible
+from quintet.broker.atomic.stages import ONCE, STAGE_KEEP_US, FenceRow, Stages
 from quintet.broker.table import Table
 from quintet.log.base import Stage
 from quintet.model.errors import BadName, BadRequest, EpochDiffers, Forbidden, LimitExceeded, TransactionNotFound

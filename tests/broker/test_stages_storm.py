@@ -9,9 +9,10 @@ from random import Random
 
 import pytest
 
-from quintet.broker import carry, intents
-from quintet.broker.intents import Intents
-from quintet.broker.stages import ONCE
+from quintet.broker.atomic import intents
+from quintet.broker.atomic import stage_publishing as carry
+from quintet.broker.atomic.intents import Intents
+from quintet.broker.atomic.stages import ONCE
 from quintet.log.base import Partition
 from quintet.model.errors import QuintetError
 from quintet.testing.sim import SimDisk

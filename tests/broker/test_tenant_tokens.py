@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.broker.tenant_tokens import (
+from quintet.broker.identity.tenant_tokens import (
     ACTIONS,
     CACHED_TOKEN_BYTES_MAX,
     CACHED_TOKENS_MAX,
@@ -37,7 +37,7 @@ from quintet.broker.tenant_tokens import (
     read_jwks,
     secret_signer,
 )
-from quintet.broker.tokens import TokenOptions, Tokens
+from quintet.broker.identity.tokens import TokenOptions, Tokens
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.errors import AuthError, BadRequest, ConfigError, TooLarge
 from quintet.testing.line import DATA

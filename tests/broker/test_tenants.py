@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from quintet.broker.access import Principal
-from quintet.broker.cache import CacheOptions
 from quintet.broker.core import BrokerOptions
-from quintet.broker.tenants import TenantQuota, Tenants
+from quintet.broker.doors.cache import CacheOptions
+from quintet.broker.identity.access import Principal
+from quintet.broker.identity.tenants import TenantQuota, Tenants
 from quintet.config import Settings
 from quintet.model.errors import LimitExceeded
 from quintet.server import _broker_options

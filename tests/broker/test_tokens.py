@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.broker.tokens import (
+from quintet.broker.identity.tokens import (
     RULES,
     Claims,
     TokenOptions,

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from argon2 import low_level
 
-from quintet.broker import passwords, users
-from quintet.broker.access import Acl, Principal, Role
-from quintet.broker.audit import Query
+from quintet.broker.audit.audit_log import Query
 from quintet.broker.core import BrokerOptions, no_entropy
-from quintet.broker.logins import REMEMBERED_US
-from quintet.broker.passwords import HASHES_AT_ONCE
-from quintet.broker.users import ConfiguredUser, UserRow
+from quintet.broker.identity import passwords, users
+from quintet.broker.identity.access import Acl, Principal, Role
+from quintet.broker.identity.logins import REMEMBERED_US
+from quintet.broker.identity.passwords import HASHES_AT_ONCE
+from quintet.broker.identity.users import ConfiguredUser, UserRow
 from quintet.model.errors import (
     AclNotFound,
     AuthError,

@@ -14,11 +14,11 @@ from google.protobuf import descriptor_pb2, json_format, message_factory
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quintet.broker import protofile, validators
-from quintet.broker.avro import AvroSchema
-from quintet.broker.json_schema import CHECKS_MAX, JsonSchema
-from quintet.broker.protobuf import FIELDS_LOOKED_AT_MAX, ProtobufSchema
-from quintet.broker.validators import MESSAGE_VALUES_MAX, REASON_CHARS_MAX, REASONS_MAX, compile_schema
+from quintet.broker.schemas import protofile, validators
+from quintet.broker.schemas.avro import AvroSchema
+from quintet.broker.schemas.json_schema import CHECKS_MAX, JsonSchema
+from quintet.broker.schemas.protobuf import FIELDS_LOOKED_AT_MAX, ProtobufSchema
+from quintet.broker.schemas.validators import MESSAGE_VALUES_MAX, REASON_CHARS_MAX, REASONS_MAX, compile_schema
 from quintet.model.errors import SchemaInvalid
 
 

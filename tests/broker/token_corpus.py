@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from quintet.broker.tokens import TokenOptions
+from quintet.broker.identity.tokens import TokenOptions
 
 SECOND: Final = 1_000_000
 NOW_S: Final = 1_800_000_000

@@ -8,7 +8,7 @@ import pytest
 from quintet import kernel
 from quintet.log.base import TopicSpec
 from quintet.log.chain import derive_key
-from quintet.log.embedded.disk import OsDisk
+from quintet.log.embedded.files.disk import OsDisk
 from tests.cli.conftest import Commands
 from tests.client.server import Server
 from tests.log.support import TOPIC, Harness

@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from quintet import kernel
+from quintet.broker.audit.delivery_events import EVERY_US
 from quintet.broker.core import BrokerOptions
-from quintet.broker.events import EVERY_US
-from quintet.broker.topics import TopicPolicy, TopicRule
-from quintet.cli.audit_tail import Happened, Tail, line, tail
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.cli.folder.audit_tail import Happened, Tail, line, tail
+from quintet.log.embedded.files.segment import HEADER_BYTES, segment_name
 from quintet.log.embedded.follow import Follower
-from quintet.log.embedded.segment import HEADER_BYTES, segment_name
 from quintet.model.errors import DataDirError, TopicNotFound
 from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.mapping import tag_of

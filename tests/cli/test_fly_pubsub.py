@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quintet.cli.pubsub import _broker
+from quintet.cli.messages.pubsub import _broker
 from tests.cli.conftest import Commands
 
 WAIT_S = 60

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from quintet.cli.main import cli
-from quintet.cli.output import printable
+from quintet.cli.terminal.output import printable
 from tests.cli.conftest import Commands
 from tests.client.server import Server, running
 

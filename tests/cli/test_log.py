@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quintet.log.base import TopicSpec
-from quintet.log.embedded.disk import OsDisk
+from quintet.log.embedded.files.disk import OsDisk
 from tests.cli.conftest import Commands
 from tests.log.support import TOPIC, Harness
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from quintet.cli import common
-from quintet.cli.common import duration_ms, lasting, moment_ms, now_ms, shown
-from quintet.cli.group import Sample, trend
+from quintet.cli.manage.group import Sample, trend
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import duration_ms, lasting, moment_ms, now_ms, shown
 from quintet.client.bus import Bus, connect
 from tests.cli.conftest import Commands
 from tests.client.server import Server

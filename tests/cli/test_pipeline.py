@@ -15,10 +15,10 @@ import pytest
 from quintet.cli import flight
 from quintet.cli.main import cli
 from quintet.flight.wire import PipelineReport
-from quintet.spark import views
-from quintet.spark.link import Link
-from quintet.spark.options import target
 from quintet.spark.pipelines import PIPELINES
+from quintet.spark.sessions import views
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import target
 from tests.cli.conftest import Commands
 from tests.spark.conftest import FlightServer, flying
 
@@ -148,7 +148,7 @@ def test_wrong_words_are_exit_code_2(nowhere: Commands, arguments: tuple[str, ..
 
 
 def test_credentials_of_the_environment_go_to_no_other_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from quintet.spark.pipelines import runner
+    from quintet.spark.pipelines.running import runner
 
     asked: list[dict[str, str]] = []
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from quintet.cli import hexview, protocol
+from quintet.cli import protocol
 from quintet.cli.main import cli
+from quintet.cli.terminal import hexview
 from quintet.protocols.flymq import codec, frames
 
 README = Path(protocol.__file__).parent.parent / "protocols" / "flymq" / "README.md"

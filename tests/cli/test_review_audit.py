@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from quintet import kernel
-from quintet.cli.audit_tail import Tail
+from quintet.cli.folder.audit_tail import Tail
 from quintet.log import anchors
 from quintet.log.anchors import pack_line
 from quintet.log.base import TopicSpec
-from quintet.log.embedded.disk import OsDisk
+from quintet.log.embedded.files.disk import OsDisk
 from tests.cli.conftest import Commands
 from tests.log.support import TOPIC, Harness
 

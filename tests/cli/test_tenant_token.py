@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from quintet import server
-from quintet.broker.tenant_tokens import TenantClaims, TenantTokenOptions, TenantTokens
-from quintet.cli.common import now_ms
-from quintet.cli.tenant_token import thumbprint
+from quintet.broker.identity.tenant_tokens import TenantClaims, TenantTokenOptions, TenantTokens
+from quintet.cli.manage.tenant_token import thumbprint
+from quintet.cli.terminal.common import now_ms
 from quintet.config import Settings
 from quintet.config.jwks import read_key_set
 from quintet.model.errors import AuthError, ConfigError

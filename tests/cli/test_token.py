@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quintet import server
-from quintet.broker.tokens import Tokens
-from quintet.cli.common import now_ms
+from quintet.broker.identity.tokens import Tokens
+from quintet.cli.terminal.common import now_ms
 from quintet.config import DEV_FAST_MASTER_SECRET, Settings
 from tests.broker.token_corpus import Forger
 from tests.cli.conftest import Commands

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quintet.broker.tokens import mint
+from quintet.broker.identity.tokens import mint
 from quintet.config import DEV_FAST_MASTER_SECRET, DEV_PEERBUS_TOKEN
 from quintet.net.certificates import CERTIFICATE_NAME
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet.client import errors, sync
+from quintet.client.blocking import sync
+from quintet.client.core import errors
 from tests.client.server import Server, running
 
 TIMEOUT_S = 0.3
@@ -112,7 +113,7 @@ async def test_a_message_that_fails_each_time_is_a_dead_letter(
 async def test_a_message_nobody_acknowledges_comes_again(
     hasty: Server, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintet.client.push.HELD_TIMEOUTS", 1)
+    monkeypatch.setattr("quintet.client.sources.push.HELD_TIMEOUTS", 1)
     async with quintet.connect(hasty.url) as bus, bus.subscribe(topic) as sub:
         await bus.publish(topic, "forgotten")
         first, second = await sub.get(), await sub.get()

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import quintet
-from quintet.client import fast
-from quintet.client.errors import (
+from quintet.client.core.errors import (
     ALL,
     AuthError,
     BadUrl,
@@ -24,7 +23,8 @@ from quintet.client.errors import (
     Unsupported,
     WrongKey,
 )
-from quintet.client.fast import KeyUpdate, Queues
+from quintet.client.links import fast
+from quintet.client.links.fast import KeyUpdate, Queues
 from quintet.model.errors import QuintetError
 from quintet.protocols.fast import codec, frames
 from quintet.protocols.fast import errors as wire

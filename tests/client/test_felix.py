@@ -13,7 +13,7 @@ import jwt
 import pytest
 
 import quintet
-from quintet.client.errors import AuthError, BadName, ConnectionLost, Forbidden, TooLarge, Unsupported
+from quintet.client.core.errors import AuthError, BadName, ConnectionLost, Forbidden, TooLarge, Unsupported
 from quintet.config import DEV_FAST_MASTER_SECRET
 from quintet.model.errors import QuintetError
 from tests.client.server import Server

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet.client import felix
-from quintet.client.errors import (
+from quintet.client.core.errors import (
     AuthError,
     BadUrl,
     Busy,
@@ -23,8 +22,9 @@ from quintet.client.errors import (
     TopicNotFound,
     Unsupported,
 )
-from quintet.client.felix_source import Lagged, Names
-from quintet.client.url import parse
+from quintet.client.core.url import parse
+from quintet.client.links import felix
+from quintet.client.links.felix_source import Lagged, Names
 from quintet.model.errors import QuintetError
 from quintet.protocols.felix import codec, frames
 from tests.client.fake_felix import FakeFelix, Message, fake

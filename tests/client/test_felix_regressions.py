@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet.client import quic
-from quintet.client.errors import (
+from quintet.client.core.errors import (
     BadName,
     Closed,
     ConnectionLost,
@@ -23,7 +22,8 @@ from quintet.client.errors import (
     OffsetNotFound,
     SubscriptionEnded,
 )
-from quintet.client.felix_source import Lagged
+from quintet.client.links import quic
+from quintet.client.links.felix_source import Lagged
 from quintet.protocols.felix import codec, frames
 from tests.client.fake_felix import FakeFelix, Message, fake
 from tests.client.server import Server
@@ -227,7 +227,7 @@ async def test_a_server_that_is_never_content_with_an_offset(tmp_path: Path) -> 
 async def test_acknowledged_messages_are_remembered_within_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintet.client.felix_source.ACKED_TAGS_MAX", 10)
+    monkeypatch.setattr("quintet.client.links.felix_source.ACKED_TAGS_MAX", 10)
     subscriptions = 0
 
     def answer(server: FakeFelix, stream: int, message: Message) -> None:

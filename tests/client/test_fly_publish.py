@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import quintet
-from quintet.client import errors
+from quintet.client.core import errors
 from quintet.model.keys import fnv1a
 from tests.client.server import Server
 from tests.client.test_idempotent import stored

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 
 import quintet
-from quintet.client import errors
 from quintet.client.bus import Bus
-from quintet.client.subscription import Subscription
+from quintet.client.core import errors
+from quintet.client.core.subscription import Subscription
 from tests.client.fake import until
 from tests.client.server import Server
 

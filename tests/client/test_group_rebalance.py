@@ -8,9 +8,10 @@ from random import Random
 import pytest
 
 import quintet
-from quintet.client import errors, fetcher, group, subscription
 from quintet.client.bus import Bus
-from quintet.client.subscription import Subscription
+from quintet.client.core import errors, subscription
+from quintet.client.core.subscription import Subscription
+from quintet.client.sources import fetcher, group
 from tests.client.fake import until
 from tests.client.server import Server
 

@@ -12,7 +12,7 @@ import pytest
 
 import quintet
 from quintet.client.bus import Bus
-from quintet.client.errors import Backpressure, DeliveryError, PartitionNotFound
+from quintet.client.core.errors import Backpressure, DeliveryError, PartitionNotFound
 from quintet.model.keys import fnv1a
 from tests.client.proxy import LossyProxy
 from tests.client.server import Server, running

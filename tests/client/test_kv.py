@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import quintet
-from quintet.client.errors import BadRequest, TooLarge, Unsupported, VersionConflict
+from quintet.client.core.errors import BadRequest, TooLarge, Unsupported, VersionConflict
 from quintet.client.kv import MANY_KEYS_MAX, Change
 from tests.client.server import Server, running
 

@@ -13,8 +13,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 import quintet
-from quintet.client import mailbox, peerbus
-from quintet.client.errors import (
+from quintet.client.core.errors import (
     ALL,
     AuthError,
     BadName,
@@ -28,6 +27,8 @@ from quintet.client.errors import (
     TooLarge,
     Unsupported,
 )
+from quintet.client.links import peerbus
+from quintet.client.sources import mailbox
 from quintet.model import envelope
 from quintet.model.envelope import MEMBERS
 from quintet.protocols.peerbus import codec

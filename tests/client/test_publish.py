@@ -8,8 +8,8 @@ import pytest
 
 import quintet
 from quintet import kernel
-from quintet.client.base import StreamLink
-from quintet.client.errors import (
+from quintet.client.core.base import StreamLink
+from quintet.client.core.errors import (
     AuthError,
     BadName,
     Closed,

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import quintet
-from quintet.client import errors
-from quintet.client.reading import milliseconds
+from quintet.client.core import errors
+from quintet.client.sources.reading import milliseconds
 from tests.client.server import Server
 from tests.client.test_group import made
 

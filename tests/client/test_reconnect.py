@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import quintet
-from quintet.client.errors import AuthError, ConnectionLost, Timeout
+from quintet.client.core.errors import AuthError, ConnectionLost, Timeout
 from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.codec import Frame
 from quintet.protocols.blipmq.frames import AUTH

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 import quintet
-from quintet.client.errors import Closed, Timeout
+from quintet.client.core.errors import Closed, Timeout
 from tests.client.fake import until
 
 

@@ -6,14 +6,14 @@ from importlib import import_module
 import pytest
 
 import quintet
-from quintet.client import generate, sync
-from quintet.client.errors import AuthError, Closed, Timeout
+from quintet.client.blocking import generate, sync
+from quintet.client.core.errors import AuthError, Closed, Timeout
 from tests.client.server import Server
 
 
 @pytest.mark.parametrize("target", generate.TARGETS)
 def test_it_is_up_to_date(target: str) -> None:
-    """If this fails: python -m quintet.client.generate"""
+    """If this fails: python -m quintet.client.blocking.generate"""
     assert (generate.HERE / f"{target}.py").read_text() == generate.generate(target)
 
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 import quintet
-from quintet.client import errors
 from quintet.client.bus import Bus
+from quintet.client.core import errors
 from tests.client.proxy import LossyProxy
 from tests.client.server import Server
 from tests.client.test_group import committed, made

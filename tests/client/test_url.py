@@ -3,8 +3,8 @@
 import pytest
 
 import quintet
-from quintet.client.errors import BadUrl
-from quintet.client.url import SCHEMES, parse
+from quintet.client.core.errors import BadUrl
+from quintet.client.core.url import SCHEMES, parse
 
 
 def test_all_parts() -> None:

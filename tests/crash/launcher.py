@@ -19,15 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quintet.broker.cache import Cache
-from quintet.broker.group import Group
-from quintet.broker.intents import Intents
-from quintet.broker.peers import Peers
-from quintet.broker.topics import CacheTopic, Topic, Topics
-from quintet.cli import audit, chain, main, serve
+from quintet.broker.atomic.intents import Intents
+from quintet.broker.consumers.group import Group
+from quintet.broker.doors.cache import Cache
+from quintet.broker.doors.peers import Peers
+from quintet.broker.topics.catalog import CacheTopic, Topic, Topics
+from quintet.cli import main, serve
+from quintet.cli.folder import audit, chain
 from quintet.delivery.subscription import Subscription
-from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
+from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.batch import RecordBatch
 from quintet.protocols.felix.mapping import EventStream, GroupStream
 from quintet.server import Server

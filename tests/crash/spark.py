@@ -29,8 +29,8 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.flight import wire
-from quintet.spark.link import Link
-from quintet.spark.options import target
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import target
 from tests.client.server import Server
 from tests.crash import load
 

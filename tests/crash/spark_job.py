@@ -19,10 +19,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from quintet.spark import session, start
-from quintet.spark.options import write_options
-from quintet.spark.source import QuintetSource
-from quintet.spark.writer import BATCH, QUERY, StreamWriter
+from quintet.spark import session
+from quintet.spark.sessions import start
+from quintet.spark.source.options import write_options
+from quintet.spark.source.source import QuintetSource
+from quintet.spark.source.writer import BATCH, QUERY, StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

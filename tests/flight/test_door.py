@@ -13,7 +13,7 @@ import pytest
 from pyarrow import flight
 
 import quintet
-from quintet.cli.common import manage
+from quintet.cli.terminal.common import manage
 from quintet.client.manage import Asked
 from quintet.flight import wire
 from tests.abuse.process import Broker as Process

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from quintet.broker import stages
-from quintet.broker.access import Credential, Role, hash_secret
+from quintet.broker.atomic import stages
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.broker.users import ConfiguredUser
+from quintet.broker.identity.access import Credential, Role, hash_secret
+from quintet.broker.identity.users import ConfiguredUser
 from quintet.flight import login, verbs, wire, writing
 from quintet.flight.bridge import Bridge, Done, NoAnswer
 from quintet.flight.login import Caller, Login

@@ -264,7 +264,7 @@ BY_HAND = """
 import sys
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructType
-from quintet.spark.start import check_packages
+from quintet.spark.sessions.start import check_packages
 from pyspark_quintet import DefaultSource
 
 check_packages()

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from quintet.broker.access import Acl, Principal, Role
-from quintet.broker.audit import AUDIT_TOPIC, Query
+from quintet.broker.audit.audit_log import AUDIT_TOPIC, Query
 from quintet.broker.core import BrokerOptions
-from quintet.broker.keys import NewKey
-from quintet.broker.queues import QueueOptions
-from quintet.broker.tokens import TokenOptions, mint
-from quintet.broker.users import ConfiguredUser
+from quintet.broker.doors.queues import QueueOptions
+from quintet.broker.identity.access import Acl, Principal, Role
+from quintet.broker.identity.keys import NewKey
+from quintet.broker.identity.tokens import TokenOptions, mint
+from quintet.broker.identity.users import ConfiguredUser
 from quintet.testing.line import SimBroker
 
 SECRET: Final = b"a master secret of more than 32 bytes"

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from quintet import kernel
-from quintet.broker.access import Principal
+from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.core import BrokerOptions
-from quintet.broker.groups import SESSION_TIMEOUT_US
-from quintet.broker.peers import PeerOptions
-from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.doors.peers import PeerOptions
+from quintet.broker.identity.access import Principal
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.model import envelope, limits
 from quintet.model.clocks import GRACE_US, HOLD_US
 from quintet.protocols.felix import codec as felix

@@ -13,18 +13,18 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 
-from quintet.broker.access import Principal
+from quintet.broker.atomic.intents import MARK_KEEP_US, RETRY_EVERY_US
+from quintet.broker.atomic.stages import STAGE_KEEP_US
+from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.core import BrokerOptions
-from quintet.broker.groups import SESSION_TIMEOUT_US
-from quintet.broker.intents import MARK_KEEP_US, RETRY_EVERY_US
-from quintet.broker.peers import TAKEOVERS_MAX, TAKEOVERS_WITHIN_US
-from quintet.broker.pipelines import FORGET_US, Pipelines, Report
-from quintet.broker.queues import QueueOptions
-from quintet.broker.stages import STAGE_KEEP_US
-from quintet.broker.tenants import TenantQuota
+from quintet.broker.doors.peers import TAKEOVERS_MAX, TAKEOVERS_WITHIN_US
+from quintet.broker.doors.pipelines import FORGET_US, Pipelines, Report
+from quintet.broker.doors.queues import QueueOptions
+from quintet.broker.identity.access import Principal
+from quintet.broker.identity.tenants import TenantQuota
 from quintet.delivery.subscription import Policy
 from quintet.log.base import TopicSpec
-from quintet.log.embedded.partition import IDLE_CLOSE_US, FilePartition
+from quintet.log.embedded.partitions.partition import IDLE_CLOSE_US, FilePartition
 from quintet.model import limits
 from quintet.model.errors import Busy
 from quintet.net.listener import Failures
@@ -419,23 +419,23 @@ TIMERS = (
     Timer("a push of BlipMQ", ("delivery/lane.py", "delivery/consumer.py"), 8 * SECOND, blip_push),
     Timer("a poll of BlipMQ", ("delivery/subscription.py",), 8 * SECOND, blip_poll),
     Timer("a push of Felix", ("delivery/subscription.py",), 8 * SECOND, felix_push),
-    Timer("a silent member", ("broker/groups.py", "broker/core.py"), SESSION_TIMEOUT_US, silent_member),
-    Timer("a transaction", ("broker/transactions.py",), 40 * SECOND, transaction),
-    Timer("a long poll", ("broker/waits.py",), 8 * SECOND, long_poll),
-    Timer("an idle subscription with backlog", ("broker/subscriptions.py",), 20 * DAY, idle_subscription),
-    Timer("the old key of a queue", ("broker/queues.py",), 40 * SECOND, rotated_key),
+    Timer("a silent member", ("broker/consumers/coordinator.py", "broker/core.py"), SESSION_TIMEOUT_US, silent_member),
+    Timer("a transaction", ("broker/atomic/transactions.py",), 40 * SECOND, transaction),
+    Timer("a long poll", ("broker/topics/long_polls.py",), 8 * SECOND, long_poll),
+    Timer("an idle subscription with backlog", ("broker/consumers/subscriptions.py",), 20 * DAY, idle_subscription),
+    Timer("the old key of a queue", ("broker/doors/queues.py",), 40 * SECOND, rotated_key),
     Timer("the rate of a subject", ("protocols/fast/session.py", "model/rate.py"), 8 * SECOND, fast_rate),
-    Timer("the rate of a tenant", ("protocols/felix/session.py", "broker/tenants.py"), 8 * SECOND, tenant_rate),
+    Timer("the rate of a tenant", ("protocols/felix/session.py", "broker/identity/tenants.py"), 8 * SECOND, tenant_rate),
     Timer("failed logins", ("net/listener.py",), 60 * SECOND, failed_logins),
-    Timer("refusals in the audit", ("broker/audit.py",), SECOND, refusals_in_the_audit),
-    Timer("takeovers of a name", ("broker/peers.py",), TAKEOVERS_WITHIN_US, takeovers),
-    Timer("an idle peer name", ("broker/peers.py",), 20 * DAY, peer_name),
-    Timer("the outcome of a token", ("broker/intents.py", "model/clocks.py"), MARK_KEEP_US, outcome_of_a_token),
-    Timer("a refused effect", ("broker/intents.py",), RETRY_EVERY_US, refused_effect),
-    Timer("a stage", ("broker/stages.py",), STAGE_KEEP_US, stage),
-    Timer("the report of a pipeline", ("broker/pipelines.py",), FORGET_US, report_of_a_pipeline),
-    Timer("an idle file", ("log/embedded/upkeep.py", "log/embedded/engine.py"), IDLE_CLOSE_US, idle_file),
-    Timer("a full disk", ("log/embedded/partition.py",), SECOND, full_disk),
+    Timer("refusals in the audit", ("broker/audit/audit_log.py",), SECOND, refusals_in_the_audit),
+    Timer("takeovers of a name", ("broker/doors/peers.py",), TAKEOVERS_WITHIN_US, takeovers),
+    Timer("an idle peer name", ("broker/doors/peers.py",), 20 * DAY, peer_name),
+    Timer("the outcome of a token", ("broker/atomic/intents.py", "model/clocks.py"), MARK_KEEP_US, outcome_of_a_token),
+    Timer("a refused effect", ("broker/atomic/intents.py",), RETRY_EVERY_US, refused_effect),
+    Timer("a stage", ("broker/atomic/stages.py",), STAGE_KEEP_US, stage),
+    Timer("the report of a pipeline", ("broker/doors/pipelines.py",), FORGET_US, report_of_a_pipeline),
+    Timer("an idle file", ("log/embedded/partitions/upkeep.py", "log/embedded/engine.py"), IDLE_CLOSE_US, idle_file),
+    Timer("a full disk", ("log/embedded/partitions/partition.py",), SECOND, full_disk),
     Timer("anchors", ("log/embedded/anchoring.py",), 40 * SECOND, anchors),
 )  # fmt: skip
 
@@ -443,29 +443,29 @@ ELSEWHERE = {
     "bench/generators.py": "measures, and ends nothing",
     "bench/subscribers.py": "measures, and ends nothing",
     "broker/bearer.py": "tests/interop/test_clock_dates.py::test_a_token_ends_with_its_date_whatever_the_clock_does",
-    "broker/claims.py": "waits by Scheduler.later",
-    "broker/logins.py": "remembers a password that was right; tests/abuse/test_login_storm.py",
-    "broker/events.py": "tests/broker/test_events.py: rows are written within EVERY_US",
-    "broker/producers.py": "tests/protocols/flymq/test_producers.py: snapshots; the log itself has the rest",
+    "broker/consumers/polled_members.py": "waits by Scheduler.later",
+    "broker/identity/logins.py": "remembers a password that was right; tests/abuse/test_login_storm.py",
+    "broker/audit/delivery_events.py": "tests/broker/test_events.py: rows are written within EVERY_US",
+    "broker/atomic/producers.py": "tests/protocols/flymq/test_producers.py: snapshots; the log itself has the rest",
     "broker/slices.py": "ends a slice within milliseconds",
-    "cli/repair.py": "is a scheduler without time",
+    "cli/folder/repair.py": "is a scheduler without time",
     "figures.py": "shows pipelines",
     "flight/login.py": "tests/flight/test_put.py::test_a_login_lasts_its_time_whatever_the_clock_does",
     "flight/outgoing.py": "cuts who takes nothing; tests/flight/test_stalls.py",
-    "flight/verbs.py": "hands the time to broker/pipelines.py",
-    "log/embedded/commit.py": "tests/log/test_journal.py: a journal that could not be made is tried again",
-    "log/embedded/shared.py": "hands the time to upkeep",
+    "flight/verbs.py": "hands the time to broker/doors/pipelines.py",
+    "log/embedded/partitions/commit.py": "tests/log/test_journal.py: a journal that could not be made is tried again",
+    "log/embedded/partitions/shared.py": "hands the time to upkeep",
     "net/connection.py": "tests/net/test_clocks.py",
     "net/loop.py": "is the clock",
     "net/quic.py": "tests/net/test_quic_streams.py: ClockedListener",
     "net/quic_streams.py": "tests/net/test_quic_streams.py: ClockedListener",
     "protocols/base.py": "the contract",
     "server.py": "hands the time to sessions; collects garbage",
-    "spark/launch.py": "waits for a process",
-    "spark/link.py": "tries again",
+    "spark/sessions/launch.py": "waits for a process",
+    "spark/source/link.py": "tries again",
     "spark/pipelines/lag.py": "waits between two samples",
     "spark/pipelines/restore.py": "tests/spark/test_archive.py, by a clock of its own",
-    "spark/pipelines/runner.py": "tests/spark/test_runner.py, by a clock of its own",
+    "spark/pipelines/running/runner.py": "tests/spark/test_runner.py, by a clock of its own",
     "testing/line.py": "is the simulator",
 }
 

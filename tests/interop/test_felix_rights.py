@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
-from quintet.broker.access import Access, Acl, Action, Principal
-from quintet.broker.audit import Query
+from quintet.broker.audit.audit_log import Query
 from quintet.broker.bearer import Bearer
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.broker.tenant_tokens import TenantClaims, mint_tenant, secret_signer
+from quintet.broker.identity.access import Access, Acl, Action, Principal
+from quintet.broker.identity.tenant_tokens import TenantClaims, mint_tenant, secret_signer
 from quintet.model.errors import Forbidden
 from quintet.protocols.felix import codec, errors, frames
 from tests.broker.test_access import oracle, some_name, some_pattern

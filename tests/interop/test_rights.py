@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 
 from quintet import kernel, server
-from quintet.broker.access import Access
 from quintet.broker.core import Broker
+from quintet.broker.identity.access import Access
 from quintet.config import Settings
 from quintet.flight import wire
 from quintet.model.errors import ConfigError

@@ -6,9 +6,9 @@ from typing import Any
 
 from quintet import kernel
 from quintet.log.base import Partition, TopicSpec
-from quintet.log.embedded.disk import Disk
 from quintet.log.embedded.engine import EmbeddedLog
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.batch import RecordBatch
 from quintet.testing.sim import SimDisk, SimScheduler
 

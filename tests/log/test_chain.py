@@ -14,10 +14,10 @@ from quintet.log import anchors, chain
 from quintet.log.base import TopicSpec
 from quintet.log.chain import CannotCheck, Verdict, genesis, verify_directory, verify_partition
 from quintet.log.embedded.anchoring import Anchoring
+from quintet.log.embedded.files.segment import HEADER_BYTES, parse_header
 from quintet.log.embedded.inspect import healed
-from quintet.log.embedded.memory import MemoryPartition
-from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.segment import HEADER_BYTES, parse_header
+from quintet.log.embedded.partitions.memory import MemoryPartition
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.batch import CHAIN, RecordBatch
 from quintet.model.errors import DataDirError, StorageError, StorageFull
 from quintet.testing.sim import PowerLoss, SimDisk

@@ -4,7 +4,7 @@ import errno
 from random import Random
 
 from quintet.log.base import TopicSpec
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.testing.sim import SimDisk
 from tests.log.support import PARTITION, TOPIC, Harness
 

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from quintet.log.base import TopicSpec
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model import limits
 from quintet.model.errors import StorageError
 from quintet.testing.sim import SimDisk

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from quintet import kernel
-from quintet.log.embedded import segment as segment_module
-from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.segment import Gap, Run, scan
+from quintet.log.embedded.files import segment as segment_module
+from quintet.log.embedded.files.segment import Gap, Run, scan
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.testing.sim import SimDisk
 from tests.log.support import PARTITION, Harness, Rows
 

@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from quintet import kernel
-from quintet.cli.log import log as log_commands
-from quintet.log.embedded import identity, inspect
-from quintet.log.embedded.disk import OsDisk
+from quintet.cli.folder.log import log as log_commands
+from quintet.log.embedded import inspect
+from quintet.log.embedded.files import identity
+from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import DataDirError
 from quintet.testing.sim import SimDisk
 from tests.log.support import DATA, TOPIC, Harness

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from quintet.log.base import TopicSpec
-from quintet.log.embedded.disk import OsDisk
+from quintet.log.embedded.files.disk import OsDisk
 from quintet.log.embedded.inspect import Summary, dump, verify
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.testing.sim import SimDisk
 from tests.log.support import PARTITION, TOPIC, Harness, Rows
 

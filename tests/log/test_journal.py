@@ -13,9 +13,9 @@ import pytest
 
 from quintet import kernel
 from quintet.log.base import Partition, TopicSpec
-from quintet.log.embedded import journal
 from quintet.log.embedded.inspect import Summary, dump, verify
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.partitions.partition import FilePartition
+from quintet.log.embedded.recovery import journal
 from quintet.model.errors import DataDirError, PartitionFailed, StorageFull
 from quintet.testing.sim import SimDisk, SimScheduler
 from tests.log.checker import records

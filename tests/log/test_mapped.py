@@ -11,8 +11,8 @@ import pytest
 from quintet import kernel
 from quintet.log import mapped
 from quintet.log.base import SegmentFile, TopicSpec
-from quintet.log.embedded.disk import OsDisk
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.files.disk import OsDisk
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.errors import CorruptData, DataDirError, DataLost
 from tests.log.support import TOPIC, Harness
 
@@ -351,7 +351,7 @@ def test_headers_that_are_damaged_or_not_ours(harness: Harness) -> None:
 def test_a_newer_format_is_refused(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     partition = opened(harness)
     written(harness, partition, 3)
-    monkeypatch.setattr("quintet.log.embedded.segment.FORMAT_VERSION", 0)
+    monkeypatch.setattr("quintet.log.embedded.files.segment.FORMAT_VERSION", 0)
     with pytest.raises(DataDirError, match="newer"):
         read(partition.files(0, 3), 0, 3)
 

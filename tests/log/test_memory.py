@@ -5,8 +5,8 @@ from random import Random
 from quintet import kernel
 from quintet.log.base import Partition, TopicSpec
 from quintet.log.embedded.engine import EmbeddedLog
-from quintet.log.embedded.memory import MemoryPartition
-from quintet.log.embedded.shared import OBJECT_BYTES
+from quintet.log.embedded.partitions.memory import MemoryPartition
+from quintet.log.embedded.partitions.shared import OBJECT_BYTES
 from quintet.model import limits
 from quintet.testing.line import DATA
 from quintet.testing.sim import SimDisk, SimScheduler

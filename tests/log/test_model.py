@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from quintet import kernel
 from quintet.log.base import Partition, TopicSpec
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.errors import PartitionFailed, StorageError
 from quintet.testing.sim import SimDisk
 from tests.log.support import TOPIC, Harness

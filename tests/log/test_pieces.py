@@ -10,8 +10,8 @@ from quintet import kernel
 from quintet.log import anchors, chain, pieces
 from quintet.log.base import TopicSpec
 from quintet.log.embedded.engine import EmbeddedLog
-from quintet.log.embedded.recovery import segment_bases
-from quintet.log.embedded.segment import HEADER_BYTES, pack_header, parse_header, segment_name
+from quintet.log.embedded.files.segment import HEADER_BYTES, pack_header, parse_header, segment_name
+from quintet.log.embedded.recovery.directories import segment_bases
 from quintet.log.pieces import Chains, Followed
 from quintet.model.errors import DataDirError
 from quintet.testing.line import DATA

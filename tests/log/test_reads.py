@@ -8,9 +8,9 @@ import pytest
 
 from quintet import kernel
 from quintet.log.base import TopicSpec
-from quintet.log.embedded.buffers import PIECE_BYTES, SLACK_BYTES, ReadBuffers
-from quintet.log.embedded.disk import OsDisk
-from quintet.log.embedded.reader import READ_BYTES_MAX
+from quintet.log.embedded.files.buffers import PIECE_BYTES, SLACK_BYTES, ReadBuffers
+from quintet.log.embedded.files.disk import OsDisk
+from quintet.log.embedded.files.reader import READ_BYTES_MAX
 from quintet.model import limits
 from tests.log.support import PARTITION, TOPIC, Harness
 

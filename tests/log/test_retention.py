@@ -9,7 +9,7 @@ import pytest
 from quintet import kernel
 from quintet.log.base import Durability, Partition, TopicSpec
 from quintet.log.embedded.inspect import Summary, verify
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.testing.sim import PowerLoss
 from tests.log.support import DATA, PARTITION, TOPIC, Harness
 from tests.log.test_chain import anchored, sound

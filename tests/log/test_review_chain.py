@@ -13,8 +13,8 @@ from quintet.log.base import TopicSpec
 from quintet.log.chain import Verdict, verify_directory
 from quintet.log.embedded import anchoring
 from quintet.log.embedded.anchoring import Anchoring
+from quintet.log.embedded.files.segment import HEADER_BYTES, Header, pack_header, parse_header, segment_name
 from quintet.log.embedded.inspect import healed
-from quintet.log.embedded.segment import HEADER_BYTES, Header, pack_header, parse_header, segment_name
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import StorageError
 from quintet.testing.sim import SimDisk

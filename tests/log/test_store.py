@@ -10,10 +10,10 @@ import pytest
 
 from quintet import kernel
 from quintet.log.base import TopicSpec
-from quintet.log.embedded import journal
-from quintet.log.embedded.disk import OsDisk
 from quintet.log.embedded.engine import EmbeddedLog
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.files.disk import OsDisk
+from quintet.log.embedded.partitions.partition import FilePartition
+from quintet.log.embedded.recovery import journal
 from quintet.model import limits
 from quintet.model.errors import DataDirError, ShuttingDown
 from quintet.testing.sim import SimDisk, SimScheduler

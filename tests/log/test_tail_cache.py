@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from quintet import kernel
-from quintet.log.embedded import shared as shared_module
-from quintet.log.embedded.shared import FREED_AT_ONCE_MAX, OBJECT_BYTES, Shared, TailCache
+from quintet.log.embedded.partitions import shared as shared_module
+from quintet.log.embedded.partitions.shared import FREED_AT_ONCE_MAX, OBJECT_BYTES, Shared, TailCache
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.testing.sim import SimDisk, SimScheduler

@@ -17,7 +17,7 @@ from quintet.log import anchors, chain
 from quintet.log.anchors import Anchored
 from quintet.log.base import TopicSpec
 from quintet.log.chain import PartitionVerdict, verify_directory, verify_partition
-from quintet.log.embedded.segment import HEADER_BYTES, ChainStart, Header, pack_header
+from quintet.log.embedded.files.segment import HEADER_BYTES, ChainStart, Header, pack_header
 from quintet.testing.sim import SimDisk
 from tests.log.support import PARTITION, TOPIC, Harness
 

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from quintet import kernel
-from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.torn import is_torn
+from quintet.log.embedded.files.torn import is_torn
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.testing.sim import SimDisk
 from tests.log.support import PARTITION, TOPIC, Harness, Rows
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from quintet.log.base import TopicSpec
-from quintet.log.embedded.partition import IDLE_CLOSE_OS_US, IDLE_CLOSE_US, FilePartition
+from quintet.log.embedded.partitions.partition import IDLE_CLOSE_OS_US, IDLE_CLOSE_US, FilePartition
 from quintet.testing.sim import SimDisk
 from tests.log.support import TOPIC, Harness
 

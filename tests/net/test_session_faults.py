@@ -15,10 +15,10 @@ import pytest
 
 import quintet
 from quintet import server as server_module
-from quintet.broker.tokens import mint
+from quintet.broker.identity.tokens import mint
 from quintet.client.bus import Bus
-from quintet.client.fast import Queues
-from quintet.client.peerbus import SECRET_VARIABLE
+from quintet.client.links.fast import Queues
+from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.config import DEV_FAST_MASTER_SECRET, DEV_PEERBUS_SECRET, DEV_PEERBUS_TOKEN, Settings
 from quintet.model.errors import QuintetError
 from quintet.net.certificates import CERTIFICATE_NAME
@@ -29,7 +29,7 @@ from quintet.server import Server
 
 WAIT_S = 20.0
 DOORS = ("blipmq", "flymq", "fast", "peerbus", "peerbus-tcp", "felix")
-# Callbacks a door's sessions never get: FlyMQ has no push, a peer's publishes are appended by broker/peers.py.
+# Callbacks a door's sessions never get: FlyMQ has no push, a peer's publishes are appended by broker/doors/peers.py.
 NEVER = {("flymq", "records"), ("peerbus", "appended"), ("peerbus-tcp", "appended")}
 CALLBACKS = ("appended", "completed", "records", "tick", "receive", "recheck")
 CASES = [(door, where) for door in DOORS for where in CALLBACKS if (door, where) not in NEVER]
@@ -226,7 +226,7 @@ async def reader(door: str, bus: Bus, name: str, stack: AsyncExitStack) -> set[b
 
 async def test_without_the_fence_a_bystander_would_notice(broker: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a connection that lets the exception through leaves somebody else without an acknowledgement."""
-    from quintet.log.embedded import merging, partition
+    from quintet.log.embedded.partitions import merging, partition
 
     def bare(_scheduler: object, waiters: list[merging.Pending], error: Exception | None = None) -> None:
         for _, done, base in waiters:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from quintet.spark import java, start
+from quintet.spark.sessions import java, start
 from tests.spark.conftest import QUICK
 
 LOOPBACK = "127.0.0.1"

@@ -49,7 +49,7 @@ def flying(**settings: str) -> Iterator[FlightServer]:
 def spark() -> Iterator["SparkSession"]:
     """The shared session: two cores, tasks tried four times, few partitions."""
     import quintet.spark
-    from quintet.spark import start
+    from quintet.spark.sessions import start
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(CACHE))

@@ -9,8 +9,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import quintet
 from quintet.client.manage import Manage
 from quintet.flight import wire
-from quintet.spark.link import Link
-from quintet.spark.options import target
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import target
 from tests.spark.conftest import FlightServer
 
 T = TypeVar("T")

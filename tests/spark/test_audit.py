@@ -10,11 +10,12 @@ import pytest
 
 from quintet.flight import wire
 from quintet.flight.columns import SCHEMA
-from quintet.spark import reader
-from quintet.spark.lake.files import Heaps
 from quintet.spark.lake.sink import table_of
-from quintet.spark.pipelines import audit, digest
+from quintet.spark.lake.storage.files import Heaps
+from quintet.spark.pipelines import audit
 from quintet.spark.pipelines.audit import Options
+from quintet.spark.pipelines.checks import digest
+from quintet.spark.source import reader
 from tests.spark.conftest import FlightServer
 from tests.spark.data import create, link_to, put
 from tests.spark.recent import add, made

@@ -11,13 +11,14 @@ import pytest
 from quintet import kernel
 from quintet.flight.columns import SCHEMA
 from quintet.log import pieces
-from quintet.log.embedded.segment import HEADER_BYTES, parse_header
+from quintet.log.embedded.files.segment import HEADER_BYTES, parse_header
 from quintet.log.pieces import Piece
 from quintet.model import envelope
-from quintet.spark.options import OptionError
-from quintet.spark.pipelines import audit, chains, envelopes
+from quintet.spark.pipelines import audit
 from quintet.spark.pipelines.audit import Options
-from quintet.spark.pipelines.envelopes import Signatures
+from quintet.spark.pipelines.checks import chains, envelopes
+from quintet.spark.pipelines.checks.envelopes import Signatures
+from quintet.spark.source.options import OptionError
 from tests.spark.conftest import FlightServer
 from tests.spark.data import create, put
 from tests.spark.recent import add

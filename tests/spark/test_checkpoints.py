@@ -7,12 +7,14 @@ import msgspec
 import pytest
 
 from quintet.model.errors import ConfigError
-from quintet.spark import lake, sinks
+from quintet.spark import lake
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.sink import StreamWriter, settings, table_of
-from quintet.spark.options import OptionError
-from quintet.spark.pipelines import aggregate, archive, checkpoints, dedupe, join, runner
+from quintet.spark.pipelines import aggregate, archive, checkpoints, dedupe, join
 from quintet.spark.pipelines.base import Streaming
+from quintet.spark.pipelines.running import runner
+from quintet.spark.source import sinks
+from quintet.spark.source.options import OptionError
 from tests.spark.conftest import FlightServer, flying
 from tests.spark.data import create, fill, filled
 from tests.spark.test_lake import SCHEMA, offsets, rows

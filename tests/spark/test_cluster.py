@@ -17,9 +17,10 @@ from typing import Any
 import fastavro
 import pytest
 
-from quintet.broker.protobuf import ProtobufSchema
+from quintet.broker.schemas.protobuf import ProtobufSchema
 from quintet.flight import wire
-from quintet.spark import java, settings, start, travel, typed
+from quintet.spark import typed
+from quintet.spark.sessions import java, settings, start, travel
 from tests.spark.cluster import CONF, LOOPBACK, Cluster, cluster, environment, link
 from tests.spark.conftest import CACHE, FlightServer
 from tests.spark.data import START_US, create, link_to, manage, put

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quintet.broker import dead
-from quintet.client.errors import SchemaRejected
+from quintet.broker.atomic import dead_letters as dead
+from quintet.client.core.errors import SchemaRejected
 from quintet.client.manage import Manage
 from quintet.flight import wire
 from quintet.model import limits

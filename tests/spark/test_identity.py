@@ -17,8 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from quintet.flight import wire
 from quintet.spark import lake
-from quintet.spark import reader as reading
-from quintet.spark.options import OptionError
+from quintet.spark.source import reader as reading
+from quintet.spark.source.options import OptionError
 from tests.spark.conftest import FlightServer, flying
 from tests.spark.data import create, fill, filled, link_to, manage
 from tests.spark.test_stream import ends, rows, stream

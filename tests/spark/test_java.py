@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.spark import java
+from quintet.spark.sessions import java
 
 
 def runtime(folder: Path, version: str, *, release: bool = True, modules: str = "java.base") -> Path:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from quintet.broker.group import GroupRow as BrokerRow
+from quintet.broker.consumers.group import GroupRow as BrokerRow
 from quintet.flight import wire
-from quintet.spark.link import Link
-from quintet.spark.options import target
 from quintet.spark.pipelines import lag, lag_picture
 from quintet.spark.pipelines.lag import GroupRow, Options, Sample, sampled
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import target
 from tests.spark.conftest import FlightServer
 from tests.spark.data import link_to, manage
 from tests.spark.recent import add, made

@@ -18,13 +18,14 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from quintet.spark import lake
-from quintet.spark.lake import files, journal, meta, schema, swap
+from quintet.spark.lake import meta, schema
 from quintet.spark.lake.errors import LakeError
-from quintet.spark.lake.files import File, Heaps
 from quintet.spark.lake.parquet import ParquetTable
 from quintet.spark.lake.sink import FORMATS, BatchWriter, Sink, settings, table_of
+from quintet.spark.lake.storage import files, journal, swap
+from quintet.spark.lake.storage.files import File, Heaps
 from quintet.spark.lake.table import Table
-from quintet.spark.options import OptionError
+from quintet.spark.source.options import OptionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,14 +17,17 @@ import pyarrow.dataset as ds  # type: ignore[import-untyped]
 import pytest
 
 from quintet.model.errors import ConfigError
-from quintet.spark import lake
-from quintet.spark.lake import claims, files, journal, object_parquet, storage
+from quintet.spark import failures, lake
+from quintet.spark.lake import object_parquet
 from quintet.spark.lake.errors import LakeError, Outrun, StoreUnreachable
-from quintet.spark.lake.objects import Info, ObjectPath, located
 from quintet.spark.lake.sink import FORMATS, Sink, settings, table_of
+from quintet.spark.lake.storage import claims, files, journal
+from quintet.spark.lake.storage import options as storage
+from quintet.spark.lake.storage.objects import Info, ObjectPath, located
 from quintet.spark.lake.table import Table
-from quintet.spark.pipelines import archive, base, failures, given, restore
-from quintet.spark.pipelines.reconcile import reconcile
+from quintet.spark.pipelines import archive, base, restore
+from quintet.spark.pipelines.checks.reconcile import reconcile
+from quintet.spark.pipelines.running import arguments as given
 from tests.spark.conftest import FlightServer
 from tests.spark.data import create, fill
 from tests.spark.store import BUCKET, KEY, SECRET, Store, serving
@@ -337,7 +340,7 @@ class TestTwoDrivers:
         )
         staged = sink._stage("q", 0, iter(rows(0, 3).to_batches()))
         with monkeypatch.context() as patch:
-            patch.setattr("quintet.spark.lake.journal.Journal.put", _cut)
+            patch.setattr("quintet.spark.lake.storage.journal.Journal.put", _cut)
             with pytest.raises(RuntimeError, match="cut off"):
                 sink._commit([staged])
         sink._abort([staged])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.spark import java, launch, start
+from quintet.spark.sessions import java, launch, start
 from tests.spark.conftest import QUICK
 
 FLAGS = ("-Xmx256m", *QUICK.split(), *start.logging_flags())

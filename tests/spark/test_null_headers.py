@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quintet.client.errors import TopicNotFound
+from quintet.client.core.errors import TopicNotFound
 from quintet.flight import wire
 from tests.spark.conftest import FlightServer
 from tests.spark.data import create, link_to, manage, put

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.client.errors import ConnectionLost
-from quintet.spark import options as opt
+from quintet.client.core.errors import ConnectionLost
 from quintet.spark.lake import scan
 from quintet.spark.lake.errors import LakeError
-from quintet.spark.offsets import Marks, dump, load, share
-from quintet.spark.options import OptionError, Target, read_options, write_options
+from quintet.spark.source import options as opt
+from quintet.spark.source.offsets import Marks, dump, load, share
+from quintet.spark.source.options import OptionError, Target, read_options, write_options
 
 URL = "flight://ann:hush@broker:99"
 

@@ -14,11 +14,13 @@ import pytest
 
 from quintet.flight.wire import PipelineReport
 from quintet.model.errors import ConfigError, EpochDiffers, QuintetError
-from quintet.spark import pipelines
-from quintet.spark.options import OptionError
-from quintet.spark.pipelines import failures, given, places, runner
+from quintet.spark import failures, pipelines
 from quintet.spark.pipelines.base import Result
-from quintet.spark.pipelines.watching import Figures, Watch, lag, line
+from quintet.spark.pipelines.running import arguments as given
+from quintet.spark.pipelines.running import directories as places
+from quintet.spark.pipelines.running import runner
+from quintet.spark.pipelines.running.progress import Figures, Watch, lag, line
+from quintet.spark.source.options import OptionError
 from tests.spark import ticks
 from tests.spark.conftest import CACHE, QUICK, FlightServer
 
@@ -193,15 +195,15 @@ WORKER = "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "
             True,
         ),
         (
-            Captured(f"{WORKER}quintet.spark.options.OptionError: option failOnDataLoss: gone{TAIL}"),
+            Captured(f"{WORKER}quintet.spark.source.options.OptionError: option failOnDataLoss: gone{TAIL}"),
             "option failOnDataLoss: gone.",
             True,
         ),
-        (Captured(f"{WORKER}quintet.client.errors.ConnectionLost: is it up?{TAIL}"), "is it up?", False),
+        (Captured(f"{WORKER}quintet.client.core.errors.ConnectionLost: is it up?{TAIL}"), "is it up?", False),
         (
             AnalysisException(
                 "[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: "
-                f"quintet.client.errors.ConnectionLost: nobody{TAIL}"
+                f"quintet.client.core.errors.ConnectionLost: nobody{TAIL}"
             ),
             "nobody.",
             False,
@@ -242,15 +244,15 @@ def test_what_failed_is_a_sentence_and_a_verdict(error: Exception, sentence: str
 @pytest.mark.parametrize("name", sorted(failures.INCURABLE))
 def test_incurable_errors_are_those_of_the_house(name: str) -> None:
     """A name that no class has would never be met."""
-    import quintet.spark.java
     import quintet.spark.lake.errors
-    import quintet.spark.options
-    import quintet.spark.start
-    from quintet.client import errors as client
+    import quintet.spark.sessions.java
+    import quintet.spark.sessions.start
+    import quintet.spark.source.options
+    from quintet.client.core import errors as client
     from quintet.model import errors as model
 
     homes = (
-        model, client, quintet.spark.options, quintet.spark.java, quintet.spark.start, quintet.spark.lake.errors,
+        model, client, quintet.spark.source.options, quintet.spark.sessions.java, quintet.spark.sessions.start, quintet.spark.lake.errors,
     )  # fmt: skip
     assert any(hasattr(home, name) for home in homes)
     text = f"{WORKER}quintet.somewhere.{name}: so it is{TAIL}"
@@ -614,8 +616,8 @@ sys.exit(runner.run(
 
 def test_a_machine_that_dies_is_replaced_and_sigterm_ends_it(broker: FlightServer, tmp_path: Path) -> None:
     """The whole of it: a process, a broker that hears of it, the virtual machine killed under it."""
-    from quintet.spark.link import Link
-    from quintet.spark.options import target
+    from quintet.spark.source.link import Link
+    from quintet.spark.source.options import target
 
     environment = {**os.environ, "XDG_CACHE_HOME": str(CACHE)}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "c"), broker.flight, QUICK]

@@ -12,7 +12,7 @@ import pytest
 
 import quintet.spark
 from quintet.model.errors import ConfigError
-from quintet.spark import start, travel
+from quintet.spark.sessions import start, travel
 from tests.spark.conftest import QUICK
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quintet.model.errors import ConfigError
-from quintet.spark import settings, start
+from quintet.spark.sessions import settings, start
 from tests.spark.conftest import CACHE, QUICK
 
 # A session of its own, as a user's program has it: what it is set to, its heap and where its page is.

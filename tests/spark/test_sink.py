@@ -24,10 +24,10 @@ from pyspark.sql.types import (
 
 from quintet.flight import wire
 from quintet.model.errors import EpochDiffers, QuintetError
-from quintet.spark import writer as writing
-from quintet.spark.options import OptionError, write_options
-from quintet.spark.source import QuintetSource
-from quintet.spark.writer import BatchWriter, StreamWriter, Written
+from quintet.spark.source import writer as writing
+from quintet.spark.source.options import OptionError, write_options
+from quintet.spark.source.source import QuintetSource
+from quintet.spark.source.writer import BatchWriter, StreamWriter, Written
 from tests.spark.conftest import FlightServer
 from tests.spark.data import START_US, create, filled, link_to
 

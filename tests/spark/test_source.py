@@ -27,14 +27,14 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from quintet.client.errors import AuthError, ConnectionLost, CorruptData
+from quintet.client.core.errors import AuthError, ConnectionLost, CorruptData
 from quintet.flight import wire
-from quintet.spark import reader as reading
-from quintet.spark.link import Link
-from quintet.spark.narrow import Narrowing
-from quintet.spark.options import OptionError, Target, read_options, target
-from quintet.spark.reader import PushingReader, Span
-from quintet.spark.source import QuintetSource
+from quintet.spark.source import reader as reading
+from quintet.spark.source.link import Link
+from quintet.spark.source.narrow import Narrowing
+from quintet.spark.source.options import OptionError, Target, read_options, target
+from quintet.spark.source.reader import PushingReader, Span
+from quintet.spark.source.source import QuintetSource
 from tests.spark.conftest import FlightServer, flying
 from tests.spark.data import SECOND_US, START_US, create, fill, filled, link_to, manage, publish, put
 

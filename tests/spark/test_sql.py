@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quintet.client.bus import connect
-from quintet.spark import notebook
+from quintet.spark.sessions import notebook
 from tests.cli.conftest import Commands
 from tests.spark.conftest import FlightServer
 

@@ -16,10 +16,10 @@ from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from quintet.flight import wire
-from quintet.spark import progress
-from quintet.spark.options import BYTES_PER_TRIGGER, OptionError
-from quintet.spark.source import QuintetSource
-from quintet.spark.stream import RefusedReader, StreamReader
+from quintet.spark.source import progress
+from quintet.spark.source.options import BYTES_PER_TRIGGER, OptionError
+from quintet.spark.source.source import QuintetSource
+from quintet.spark.source.stream import RefusedReader, StreamReader
 from tests.spark.conftest import FlightServer, flying
 from tests.spark.data import START_US, create, fill, filled, link_to, manage, put
 

@@ -9,8 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from quintet.flight import wire
-from quintet.spark.pipelines import aggregate, decode, dedupe, join, runner
+from quintet.spark.pipelines import aggregate, decode, dedupe, join
 from quintet.spark.pipelines.base import spoken
+from quintet.spark.pipelines.running import runner
 from tests.spark.conftest import FlightServer
 from tests.spark.data import SECOND_US, START_US, create, link_to, manage, put
 

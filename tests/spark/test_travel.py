@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quintet.spark import start, travel, typed
+from quintet.spark import typed
+from quintet.spark.sessions import start, travel
 from tests.spark.cluster import environment
 
 PAGE = (Path(__file__).parents[2] / "docs/SPARK.md").read_text()
@@ -16,11 +17,11 @@ PAGE = (Path(__file__).parents[2] / "docs/SPARK.md").read_text()
 # among it. Prints the packages that were loaded out of the environment's own folder.
 LOAD = """
 import sys
-import quintet.spark.source, quintet.spark.lake.sink, quintet.spark.lake.parquet, quintet.spark.typed.json_rows, quintet.kernel.pure
+import quintet.spark.source.source, quintet.spark.lake.sink, quintet.spark.lake.parquet, quintet.spark.typed.json_rows, quintet.kernel.pure
 site = next(path for path in sys.path if path.endswith("site-packages"))
 files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items() if "." not in name}
 print(*(name for name, file in files.items() if file.startswith(site)))
-print(quintet.spark.source.__file__)
+print(quintet.spark.source.source.__file__)
 """
 
 

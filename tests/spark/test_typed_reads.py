@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from quintet.client.errors import TopicNotFound
+from quintet.client.core.errors import TopicNotFound
 from quintet.flight import wire
-from quintet.spark.link import Link
-from quintet.spark.options import OptionError, target
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import OptionError, target
 from tests.spark.conftest import FlightServer
 from tests.spark.data import create, link_to, manage, put
 from tests.spark.test_source import register, source, table, tasks_of

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import quintet.spark
-from quintet.client.errors import AuthError
+from quintet.client.core.errors import AuthError
 from quintet.client.manage import Manage
 from quintet.flight.wire import COLUMNS
-from quintet.spark import prune
-from quintet.spark.views import SqlFailed, Views, names
+from quintet.spark.sessions.views import SqlFailed, Views, names
+from quintet.spark.source import prune
 from tests.spark.conftest import FlightServer
 from tests.spark.data import create, fill, filled, link_to, manage, put
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from quintet import kernel
-from quintet.broker.tokens import mint
-from quintet.client import quic
+from quintet.broker.identity.tokens import mint
+from quintet.client.links import quic
 from quintet.config import (
     DEV_BLIPMQ_KEY,
     DEV_FAST_MASTER_SECRET,

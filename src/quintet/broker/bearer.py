@@ -1,14 +1,14 @@
 """Who is on a connection by which credential, for doors whose clients show tokens of tenants, or API keys.
 
 A token of a tenant says more than who: its tenant and its permissions bound every request, and the subject needs the right to
-the topic besides (broker/access.py). What is asked here is looked up again whenever access changes, so whoever holds a Bearer
+the topic besides (broker/identity/access.py). What is asked here is looked up again whenever access changes, so whoever holds a Bearer
 may hold it as long as `valid` says so.
 """
 
 from typing import TYPE_CHECKING, Final
 
-from quintet.broker.access import Action, Principal
-from quintet.broker.tenant_tokens import TenantClaims
+from quintet.broker.identity.access import Action, Principal
+from quintet.broker.identity.tenant_tokens import TenantClaims
 from quintet.model.errors import AuthError, Forbidden
 
 if TYPE_CHECKING:

@@ -9,35 +9,37 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from quintet.broker.access import Access, Action, Credential, Principal, Role
-from quintet.broker.audit import Audit
-from quintet.broker.cache import CacheOptions, Caches
-from quintet.broker.claims import Claims
-from quintet.broker.dead import TABLE as DEAD_TABLE
-from quintet.broker.dead import DeadLetters, DeadRow
-from quintet.broker.delays import TABLE as DELAYED_TABLE
-from quintet.broker.delays import DelayedRow, Delays
-from quintet.broker.events import Events, Mode
-from quintet.broker.group import GroupRow
-from quintet.broker.groups import SESSION_TIMEOUT_US, Groups
-from quintet.broker.intents import IntentRow, Intents
-from quintet.broker.keys import CREDENTIALS_TABLE, CredentialRow, Keys
-from quintet.broker.mailbox import PeerRow
-from quintet.broker.passwords import Entropy
-from quintet.broker.peers import TABLE as PEERS_TABLE
-from quintet.broker.peers import PeerOptions, Peers
-from quintet.broker.producers import ProducerRow, Producers
-from quintet.broker.queues import QueueOptions, Queues
-from quintet.broker.schemas import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
+from quintet.broker.atomic.dead_letters import TABLE as DEAD_TABLE
+from quintet.broker.atomic.dead_letters import DeadLetters, DeadRow
+from quintet.broker.atomic.delays import TABLE as DELAYED_TABLE
+from quintet.broker.atomic.delays import DelayedRow, Delays
+from quintet.broker.atomic.intents import IntentRow, Intents
+from quintet.broker.atomic.producers import ProducerRow, Producers
+from quintet.broker.atomic.stages import TABLE as FENCES_TABLE
+from quintet.broker.atomic.stages import FenceRow, Stages
+from quintet.broker.atomic.transactions import TransactionLimits, Transactions
+from quintet.broker.audit.audit_log import Audit
+from quintet.broker.audit.delivery_events import Events, Mode
+from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US, Groups
+from quintet.broker.consumers.group import GroupRow
+from quintet.broker.consumers.polled_members import Claims
+from quintet.broker.consumers.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
+from quintet.broker.doors.cache import CacheOptions, Caches
+from quintet.broker.doors.mailbox import PeerRow
+from quintet.broker.doors.peers import TABLE as PEERS_TABLE
+from quintet.broker.doors.peers import PeerOptions, Peers
+from quintet.broker.doors.queues import QueueOptions, Queues
+from quintet.broker.identity.access import Access, Action, Credential, Principal, Role
+from quintet.broker.identity.keys import CREDENTIALS_TABLE, CredentialRow, Keys
+from quintet.broker.identity.passwords import Entropy
+from quintet.broker.identity.tenant_tokens import TenantTokenOptions, TenantTokens
+from quintet.broker.identity.tenants import TenantQuota, Tenants
+from quintet.broker.identity.tokens import TokenOptions, Tokens
+from quintet.broker.identity.users import ConfiguredUser, Users
+from quintet.broker.schemas.registry import SCHEMAS_TABLE, Schema, SchemaRow, Schemas
 from quintet.broker.slices import Elsewhere, Slices
-from quintet.broker.stages import TABLE as FENCES_TABLE
-from quintet.broker.stages import FenceRow, Stages
-from quintet.broker.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
 from quintet.broker.table import T, Table
-from quintet.broker.tenant_tokens import TenantTokenOptions, TenantTokens
-from quintet.broker.tenants import TenantQuota, Tenants
-from quintet.broker.tokens import TokenOptions, Tokens
-from quintet.broker.topics import (
+from quintet.broker.topics.catalog import (
     CACHE_PREFIX,
     Topic,
     TopicPolicy,
@@ -47,9 +49,7 @@ from quintet.broker.topics import (
     refuse_cache,
     text_of,
 )
-from quintet.broker.transactions import TransactionLimits, Transactions
-from quintet.broker.users import ConfiguredUser, Users
-from quintet.broker.waits import Wait, Waits
+from quintet.broker.topics.long_polls import Wait, Waits
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition

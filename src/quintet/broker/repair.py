@@ -9,18 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from quintet.broker.audit import AUDIT_TOPIC
+from quintet.broker.atomic.dead_letters import TABLE as DEAD_TABLE
+from quintet.broker.atomic.delays import TABLE as DELAYED_TABLE
+from quintet.broker.atomic.stages import TABLE as FENCES_TABLE
+from quintet.broker.audit.audit_log import AUDIT_TOPIC
+from quintet.broker.audit.delivery_events import EVENTS_TOPIC
 from quintet.broker.core import GROUPS_TABLE, INTENTS_TABLE, PRODUCERS_TABLE, SUBSCRIPTIONS_TABLE, TOPICS_TABLE
-from quintet.broker.dead import TABLE as DEAD_TABLE
-from quintet.broker.delays import TABLE as DELAYED_TABLE
-from quintet.broker.events import EVENTS_TOPIC
-from quintet.broker.keys import CREDENTIALS_TABLE
-from quintet.broker.peers import TABLE as PEERS_TABLE
-from quintet.broker.schemas import SCHEMAS_TABLE
-from quintet.broker.stages import TABLE as FENCES_TABLE
+from quintet.broker.doors.peers import TABLE as PEERS_TABLE
+from quintet.broker.identity.keys import CREDENTIALS_TABLE
+from quintet.broker.identity.users import ACLS_TABLE, USERS_TABLE
+from quintet.broker.schemas.registry import SCHEMAS_TABLE
 from quintet.broker.table import TABLE_SEGMENT_BYTES, Table
-from quintet.broker.topics import CACHE_SEGMENT_BYTES, TopicRow, folders_without_row, is_cache_name
-from quintet.broker.users import ACLS_TABLE, USERS_TABLE
+from quintet.broker.topics.catalog import CACHE_SEGMENT_BYTES, TopicRow, folders_without_row, is_cache_name
 from quintet.log.base import Log, Partition, TopicFiles, TopicSpec
 from quintet.model import limits
 from quintet.model.errors import TableDamaged

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from quintet.bench.wire import BenchError, Target, doors, target
-from quintet.cli.output import echo
+from quintet.cli.terminal.output import echo
 from quintet.model import extras
 
 SIZE_BYTES_MAX = 15 * 1024 * 1024

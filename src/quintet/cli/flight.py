@@ -8,14 +8,14 @@ from urllib.parse import quote
 import click
 from click.shell_completion import CompletionItem
 
-from quintet.cli.common import COMPLETION_S, wrong_usage
-from quintet.client import url as urls
-from quintet.client.errors import BadUrl
+from quintet.cli.terminal.common import COMPLETION_S, wrong_usage
+from quintet.client.core import url as urls
+from quintet.client.core.errors import BadUrl
 from quintet.model.errors import QuintetError
 from quintet.model.extras import needed_by
 
 if TYPE_CHECKING:
-    from quintet.spark.link import Link
+    from quintet.spark.source.link import Link
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ flight_url_option: Final = click.option(
 
 
 def _settings(_ctx: click.Context, _param: click.Parameter, words: tuple[str, ...]) -> dict[str, str]:
-    from quintet.spark.settings import assignment
+    from quintet.spark.sessions.settings import assignment
 
     return dict(map(assignment, words))
 
@@ -73,8 +73,8 @@ def access(url: str | None) -> dict[str, str]:
 def ask(url: str | None, use: "Callable[[Link], T]", seconds: str = RETRY_SECONDS) -> T:
     """What the broker answers over its Flight door. Needs pyarrow, and no Spark."""
     with needed_by("the Flight door", "flight"):
-        from quintet.spark.link import Link
-    from quintet.spark.options import OptionError, target
+        from quintet.spark.source.link import Link
+    from quintet.spark.source.options import OptionError, target
 
     try:
         with Link(target({**access(url), "retrySeconds": seconds})) as link:

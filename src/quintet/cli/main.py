@@ -32,28 +32,28 @@ class Row(NamedTuple):
 
 COMMANDS: Final = {
     "serve": Row("quintet.cli.serve:serve", "Run the broker."),
-    "pub": Row("quintet.cli.pubsub:pub", "Publish messages."),
-    "sub": Row("quintet.cli.pubsub:sub", "Receive messages."),
-    "kv": Row("quintet.cli.kv:kv", "The cache: values by key, with an age and a version."),
-    "peer": Row("quintet.cli.peer:peer_group", "Peers of the bus: names, messages, a pipe."),
-    "mcp": Row("quintet.cli.mcp:mcp", "Be a peer for a model: an MCP server on stdio."),
-    "tail": Row("quintet.cli.tail:tail", "Look at a topic without consuming."),
-    "topic": Row("quintet.cli.topic:topic", "Make, list, describe and delete topics."),
-    "group": Row("quintet.cli.group:group", "Consumer groups: members, lag, positions."),
-    "schema": Row("quintet.cli.schema:schema", "Schemas: register, look at, validate."),
-    "dlq": Row("quintet.cli.dlq:dlq", "Dead letters: browse, replay, purge."),
-    "txn": Row("quintet.cli.txn:txn", "Transactions: all messages or none."),
-    "user": Row("quintet.cli.user:user", "Users and their passwords."),
-    "acl": Row("quintet.cli.user:acl", "Access rules of topics and groups."),
-    "role": Row("quintet.cli.user:role", "Roles and what they may."),
-    "token": Row("quintet.cli.token:token", "Tokens of the doors Fast and Felix: mint, look inside, make keys."),
-    "audit": Row("quintet.cli.audit:audit", "Who did what."),
+    "pub": Row("quintet.cli.messages.pubsub:pub", "Publish messages."),
+    "sub": Row("quintet.cli.messages.pubsub:sub", "Receive messages."),
+    "kv": Row("quintet.cli.messages.kv:kv", "The cache: values by key, with an age and a version."),
+    "peer": Row("quintet.cli.messages.peer:peer_group", "Peers of the bus: names, messages, a pipe."),
+    "mcp": Row("quintet.cli.messages.mcp:mcp", "Be a peer for a model: an MCP server on stdio."),
+    "tail": Row("quintet.cli.messages.tail:tail", "Look at a topic without consuming."),
+    "topic": Row("quintet.cli.manage.topic:topic", "Make, list, describe and delete topics."),
+    "group": Row("quintet.cli.manage.group:group", "Consumer groups: members, lag, positions."),
+    "schema": Row("quintet.cli.manage.schema:schema", "Schemas: register, look at, validate."),
+    "dlq": Row("quintet.cli.messages.dlq:dlq", "Dead letters: browse, replay, purge."),
+    "txn": Row("quintet.cli.messages.txn:txn", "Transactions: all messages or none."),
+    "user": Row("quintet.cli.manage.user:user", "Users and their passwords."),
+    "acl": Row("quintet.cli.manage.user:acl", "Access rules of topics and groups."),
+    "role": Row("quintet.cli.manage.user:role", "Roles and what they may."),
+    "token": Row("quintet.cli.manage.token:token", "Tokens of the doors Fast and Felix: mint, look inside, make keys."),
+    "audit": Row("quintet.cli.folder.audit:audit", "Who did what."),
     "pipeline": Row("quintet.cli.pipeline:pipeline", "Data pipelines on Spark: run, watch, stop."),
     "spark": Row("quintet.cli.spark:spark", "SQL over topics, and notebooks with a running query."),
     "bench": Row("quintet.cli.bench:bench", "Measure a broker, with percentiles and a picture."),
-    "config": Row("quintet.cli.config:config", "Write, check and explain the configuration."),
+    "config": Row("quintet.cli.manage.config:config", "Write, check and explain the configuration."),
     "protocol": Row("quintet.cli.protocol:protocol", "Wire protocols: operations, and frames taken apart."),
-    "log": Row("quintet.cli.log:log", "Verify and read a data folder."),
+    "log": Row("quintet.cli.folder.log:log", "Verify and read a data folder."),
     "completion": Row("quintet.cli.main:completion", "Print the completion script for a shell."),
 }
 
@@ -165,7 +165,7 @@ def completion(shell: str) -> None:
 
 def line_of(error: QuintetError) -> str:
     """What is said of it."""
-    from quintet.cli.output import printable
+    from quintet.cli.terminal.output import printable
 
     return printable(f"quintet: {error} ({error.hint})" if error.hint else f"quintet: {error}")
 

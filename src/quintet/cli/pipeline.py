@@ -15,16 +15,17 @@ import click
 import msgspec
 from click.shell_completion import CompletionItem
 
-from quintet.cli import common, flight
-from quintet.cli.common import json_option, lasting, say, say_json, say_table
+from quintet.cli import flight
 from quintet.cli.flight import conf_option, flight_url_option, master_option
-from quintet.cli.output import echo
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import json_option, lasting, say, say_json, say_table
+from quintet.cli.terminal.output import echo
 from quintet.model.errors import BadRequest, QuintetError
 
 if TYPE_CHECKING:
     from quintet.flight.wire import Pipelines, PipelineStatus
     from quintet.spark.pipelines.base import Result
-    from quintet.spark.pipelines.runner import Screen
+    from quintet.spark.pipelines.running.runner import Screen
 
 WATCH_S: Final = 2.0
 SILENT_S: Final = 15.0  # a pipeline reports more often than that
@@ -76,7 +77,7 @@ def _complete_kind(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 def _complete_option(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
     from quintet.spark import pipelines
-    from quintet.spark.pipelines import given
+    from quintet.spark.pipelines.running import arguments as given
 
     try:
         module = pipelines.load(ctx.params.get("kind") or "")
@@ -152,10 +153,11 @@ def _run(
     restarts: int | None,
     verbose: bool,
 ) -> int:
-    from quintet.spark import start
+    from quintet.spark.sessions import start
 
     start.check_packages()
-    from quintet.spark.pipelines import given, runner
+    from quintet.spark.pipelines.running import arguments as given
+    from quintet.spark.pipelines.running import runner
 
     found: dict[str, Any] = {**(given.file(config) if config else {}), **given.words(words)}
     found |= {"url": url} if url else {}
@@ -177,7 +179,7 @@ def _run(
 
 def _help(kind: str) -> None:
     from quintet.spark import pipelines
-    from quintet.spark.pipelines import given
+    from quintet.spark.pipelines.running import arguments as given
 
     module = pipelines.load(kind)
     echo(f"Usage: quintet pipeline run {kind} [KEY=VALUE]... [OPTIONS]\n")
@@ -193,7 +195,7 @@ def _help(kind: str) -> None:
 
 def _screen(as_json: bool) -> "Screen":
     """What shows a run: defined here, because its base must not be loaded by --help."""
-    from quintet.spark.pipelines.runner import LINE_S, Screen
+    from quintet.spark.pipelines.running.runner import LINE_S, Screen
 
     class CommandScreen(Screen):
         def __init__(self) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import click
 
-from quintet.cli import hexview
-from quintet.cli.output import echo
+from quintet.cli.terminal import hexview
+from quintet.cli.terminal.output import echo
 from quintet.model.errors import BadRequest, ConfigError
 from quintet.protocols.flymq import frames
 

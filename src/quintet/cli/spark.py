@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from quintet.cli import common, flight
-from quintet.cli.common import say_table, text_or_base64
+from quintet.cli import flight
 from quintet.cli.flight import conf_option, flight_url_option, master_option
-from quintet.cli.output import echo
+from quintet.cli.terminal import common
+from quintet.cli.terminal.common import say_table, text_or_base64
+from quintet.cli.terminal.output import echo
 from quintet.model import extras
 from quintet.model.errors import ConfigError, QuintetError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from quintet.spark.link import Link
-    from quintet.spark.views import Views
+    from quintet.spark.sessions.views import Views
+    from quintet.spark.source.link import Link
 
 LIMIT_ROWS: Final = 1_000  # of a table; --json and --csv have no limit unless --limit sets one
 
@@ -40,7 +41,7 @@ def _complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 def _topics(link: "Link") -> frozenset[str]:
-    from quintet.spark.views import names
+    from quintet.spark.sessions.views import names
 
     return names(link)
 
@@ -92,11 +93,11 @@ def sql(
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")
-    from quintet.spark import start
+    from quintet.spark.sessions import start
 
     start.check_packages()
-    from quintet.spark import views
-    from quintet.spark.pipelines import sessions
+    from quintet.spark.pipelines.running import sessions
+    from quintet.spark.sessions import views
 
     text = sys.stdin.read(common.FILE_BYTES_MAX) if statement == "-" else statement
     wanted = list(views.statements(text))
@@ -227,7 +228,7 @@ def notebook(
     No password is written to the file: it reads QUINTET_FLIGHT_URL. --master and --conf are, so a --conf that looks like one is
     refused: spark-defaults.conf is the place for it.
     """
-    from quintet.spark import notebook as pages
+    from quintet.spark.sessions import notebook as pages
 
     suffix = ".ipynb" if jupyter else ".py"
     file = output or Path((re.sub(r"[^\w.-]", "_", topic).strip(".") or "topic") + suffix)

@@ -11,8 +11,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, cast
 
-from quintet.client import url as urls
-from quintet.client.base import (
+from quintet.client.core import url as urls
+from quintet.client.core.base import (
     ANY,
     AskLink,
     Channel,
@@ -26,14 +26,14 @@ from quintet.client.base import (
     Wanted,
     deadline,
 )
-from quintet.client.errors import BadName, BadUrl, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
+from quintet.client.core.errors import BadName, BadUrl, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
+from quintet.client.core.message import Ack, Message, MessageBatch, key_bytes, to_bytes
+from quintet.client.core.subscription import PREFETCH_DEFAULT, Subscription
+from quintet.client.core.url import COMPRESSIONS
 from quintet.client.kv import Cache, Lanes
-from quintet.client.message import Ack, Message, MessageBatch, key_bytes, to_bytes
 from quintet.client.producer import Producer
-from quintet.client.reading import Moment, batch_of, replay
-from quintet.client.subscription import PREFETCH_DEFAULT, Subscription
+from quintet.client.sources.reading import Moment, batch_of, replay
 from quintet.client.transaction import Transaction
-from quintet.client.url import COMPRESSIONS
 from quintet.model.errors import QuintetError
 from quintet.model.extras import load
 
@@ -44,11 +44,11 @@ PUBLISH_CHUNK_BYTES: Final = 8 * 1024 * 1024  # of one publish_batch: encoded an
 
 COMPRESSORS: Final = {"lz4": "cramjam", "snappy": "cramjam", "zstd": "quintet.model.zstd"}  # gzip is Python's own
 DOORS: Final = {
-    "blipmq": "quintet.client.blipmq",
-    "flymq": "quintet.client.flymq",
-    "fast": "quintet.client.fast",
-    "peerbus": "quintet.client.peerbus",
-    "felix": "quintet.client.felix",
+    "blipmq": "quintet.client.links.blipmq",
+    "flymq": "quintet.client.links.flymq",
+    "fast": "quintet.client.links.fast",
+    "peerbus": "quintet.client.links.peerbus",
+    "felix": "quintet.client.links.felix",
 }
 
 

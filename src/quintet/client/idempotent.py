@@ -18,8 +18,8 @@ from functools import lru_cache, partial
 from random import SystemRandom
 from typing import Final
 
-from quintet.client.base import ANY, AskLink, Channel, Load, Outcome
-from quintet.client.errors import Closed, ConnectionLost, Forbidden, PartitionNotFound, TopicNotFound
+from quintet.client.core.base import ANY, AskLink, Channel, Load, Outcome
+from quintet.client.core.errors import Closed, ConnectionLost, Forbidden, PartitionNotFound, TopicNotFound
 from quintet.model.errors import QuintetError
 from quintet.model.keys import fnv1a
 

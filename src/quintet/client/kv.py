@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
-from quintet.client.base import Channel, Fields, Link, RequestLink, Setup, Silent, deadline
-from quintet.client.errors import Closed, ConnectionLost, Timeout, VersionConflict
-from quintet.client.message import log, to_bytes
+from quintet.client.core.base import Channel, Fields, Link, RequestLink, Setup, Silent, deadline
+from quintet.client.core.errors import Closed, ConnectionLost, Timeout, VersionConflict
+from quintet.client.core.message import log, to_bytes
 from quintet.model.errors import BadName, BadRequest, ProtocolError, QuintetError
 
 if TYPE_CHECKING:
-    from quintet.client.felix import FelixLink
+    from quintet.client.links.felix import FelixLink
 
 LANES: Final = 4
 MANY_KEYS_MAX: Final = 1_000  # of one request

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from quintet.client.bus import Bus
-from quintet.client.errors import TopicNotFound
+from quintet.client.core.errors import TopicNotFound
 
 ANY: Final = -1  # the partition when the broker chooses
 PAGE_MESSAGES: Final = 500  # dead letters or audit events asked for at once

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
-from quintet.client.base import ANY, Channel, Load, Outcome, deadline
-from quintet.client.errors import Backpressure, Closed, ConnectionLost, DeliveryError, Unsupported
+from quintet.client.core.base import ANY, Channel, Load, Outcome, deadline
+from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, DeliveryError, Unsupported
+from quintet.client.core.message import key_bytes, to_bytes
 from quintet.client.idempotent import Sequencer, split
-from quintet.client.message import key_bytes, to_bytes
 from quintet.model.errors import QuintetError
 
 SHIP_BYTES: Final = 256 * 1024

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from quintet.broker.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
-from quintet.broker.passwords import check_hash
+from quintet.broker.identity.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
+from quintet.broker.identity.passwords import check_hash
 from quintet.config.doors import Listener, Listeners
 from quintet.config.fields import Bytes, Count, Durability, Section, is_loopback, matches, read_secret
 from quintet.config.tenancy import Cache, Tenant

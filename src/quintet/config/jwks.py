@@ -1,6 +1,6 @@
 """Key sets in files: the public keys by which tokens of Felix tenants are judged.
 
-The configuration names the files; the broker's rules for what they hold are in quintet.broker.tenant_tokens. A key set
+The configuration names the files; the broker's rules for what they hold are in quintet.broker.identity.tenant_tokens. A key set
 holds no secret, so anybody may read the file; but who may write it decides who gets in, so not everybody may.
 """
 
@@ -9,7 +9,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from quintet.broker.tenant_tokens import JWKS_BYTES_MAX, TenantKey, read_jwks
+from quintet.broker.identity.tenant_tokens import JWKS_BYTES_MAX, TenantKey, read_jwks
 from quintet.config.tenancy import Tenant
 from quintet.model.errors import ConfigError
 

@@ -2,7 +2,7 @@
 
 Push pulls: before reading the log it asks the sink for room and the window for credit; without either it parks and is
 woken. Nothing here is queued between log and socket. Saving the state, dead letters and the audit are the broker's
-business (broker/subscriptions.py, broker/events.py); this file only says when there is something to do (`changed`,
+business (broker/consumers/subscriptions.py, broker/audit/delivery_events.py); this file only says when there is something to do (`changed`,
 `collect_dead`), and what was handed over and settled (`trails`), through which door and for whom.
 """
 

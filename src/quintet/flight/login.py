@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
 
-from quintet.broker.access import hash_secret
 from quintet.broker.core import Broker
+from quintet.broker.identity.access import hash_secret
 from quintet.flight.bridge import Bridge, Done
 from quintet.flight.errors import to_flight
 from quintet.model.errors import AuthError, Busy

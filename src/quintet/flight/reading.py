@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from quintet import kernel
-from quintet.broker import reads
+from quintet.broker.topics import reads
 from quintet.flight import columns, wire
 from quintet.flight.bridge import Bridge, Done
 from quintet.flight.verbs import Call, Source

@@ -23,7 +23,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from pyarrow import flight
 
 from quintet.broker.core import Broker
-from quintet.broker.pipelines import Pipelines
+from quintet.broker.doors.pipelines import Pipelines
 from quintet.flight import columns, reading, verbs, wire, writing
 from quintet.flight.bridge import Bridge, Done
 from quintet.flight.errors import to_flight

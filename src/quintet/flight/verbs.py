@@ -1,7 +1,7 @@
 """What the Flight door asks of the broker, on the loop thread: one function for each action, and those of the streams.
 
 Every function takes the Call first: who asks and from where. Rights are those of the FlyMQ door, by the same table
-(broker/access.py), and are asked for before anything is looked up: a refusal does not tell whether a thing exists.
+(broker/identity/access.py), and are asked for before anything is looked up: a refusal does not tell whether a thing exists.
 
     topics, offsets_for_time, locate, do_get, group_commit, reject     to read the topic
     do_put                                                             to write it
@@ -24,16 +24,16 @@ from typing import Any, Final
 import msgspec
 import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
-from quintet.broker import reads
-from quintet.broker.access import Action, Principal
-from quintet.broker.audit import Audit
+from quintet.broker.atomic.intents import NotYetVisible
+from quintet.broker.audit.audit_log import Audit
+from quintet.broker.audit.delivery_events import Events
+from quintet.broker.consumers.coordinator import Groups
+from quintet.broker.consumers.group import GroupInfo, Lag
 from quintet.broker.core import Broker
-from quintet.broker.events import Events
-from quintet.broker.group import GroupInfo, Lag
-from quintet.broker.groups import Groups
-from quintet.broker.intents import NotYetVisible
-from quintet.broker.pipelines import Pipelines, Report
-from quintet.broker.topics import Topic
+from quintet.broker.doors.pipelines import Pipelines, Report
+from quintet.broker.identity.access import Action, Principal
+from quintet.broker.topics import reads
+from quintet.broker.topics.catalog import Topic
 from quintet.flight import wire
 from quintet.flight.bridge import Done
 from quintet.flight.login import Caller

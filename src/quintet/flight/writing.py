@@ -16,8 +16,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from quintet import kernel
+from quintet.broker.atomic.stages import ONCE
 from quintet.broker.core import Broker
-from quintet.broker.stages import ONCE
 from quintet.flight import columns, verbs, wire
 from quintet.flight.bridge import Bridge, NoAnswer
 from quintet.flight.login import Caller

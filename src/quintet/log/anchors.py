@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from blake3 import blake3
 
-from quintet.log.embedded.disk import Disk
+from quintet.log.embedded.files.disk import Disk
 
 Heads = list[tuple[int, int, int, str]]
 Gone = list[tuple[int, int, int]]

@@ -18,9 +18,8 @@ from blake3 import blake3
 
 from quintet import kernel
 from quintet.log.anchors import Anchored, AnchorsBroken, KeyMissing
-from quintet.log.embedded.disk import Disk
-from quintet.log.embedded.recovery import partitions, segment_bases
-from quintet.log.embedded.segment import (
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.segment import (
     HEADER_BYTES,
     REASONS,
     Entry,
@@ -32,6 +31,7 @@ from quintet.log.embedded.segment import (
     scan,
     segment_name,
 )
+from quintet.log.embedded.recovery.directories import partitions, segment_bases
 
 PLAIN: Final = 1
 KEYED: Final = 2

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from quintet import kernel
-from quintet.log.embedded import identity
-from quintet.log.embedded.segment import (
+from quintet.log.embedded.files import identity
+from quintet.log.embedded.files.segment import (
     BATCH_MAGIC,
     HEADER_BYTES,
     REASONS,

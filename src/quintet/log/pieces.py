@@ -19,9 +19,9 @@ import msgspec
 from quintet.log import anchors, chain
 from quintet.log.anchors import Anchored, AnchorsBroken, KeyMissing
 from quintet.log.chain import Break, CannotCheck, Head, Keys, PartitionVerdict, genesis
-from quintet.log.embedded.disk import Disk, OsDisk
-from quintet.log.embedded.recovery import partitions, segment_bases
-from quintet.log.embedded.segment import segment_name
+from quintet.log.embedded.files.disk import Disk, OsDisk
+from quintet.log.embedded.files.segment import segment_name
+from quintet.log.embedded.recovery.directories import partitions, segment_bases
 from quintet.model.errors import DataDirError
 
 

@@ -1,6 +1,6 @@
 """The words for what an operation of a door needs, and the check that no operation is without one.
 
-Every door has a table: operation -> one of these words. What the words mean is decided in one place, broker/access.py; here
+Every door has a table: operation -> one of these words. What the words mean is decided in one place, broker/identity/access.py; here
 is no decision. server.py calls `check_rights` for each door before it opens any, so an operation that somebody added
 and gave no right keeps the broker from starting.
 """

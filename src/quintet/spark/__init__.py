@@ -29,7 +29,7 @@ def session(
             package travels to executors of clusters by itself.
         name: what Spark calls the application; `quintet` unless the user's own settings say otherwise.
         conf: settings of Spark. They go over PYSPARK_SUBMIT_ARGS and the environment, those over spark-defaults.conf, and that
-            over the defaults of quintet.spark.start. `spark.driver.memory` (2g unless set) and `spark.driver.extraJavaOptions`
+            over the defaults of quintet.spark.sessions.start. `spark.driver.memory` (2g unless set) and `spark.driver.extraJavaOptions`
             count only for the call that starts the virtual machine.
         url: of a broker, `flight://USER:PASSWORD@HOST:8815`. `sql` and `table` of this session then find its topics by
             name, and a query of `sql` reads only the columns it needs.
@@ -40,11 +40,11 @@ def session(
         SparkMissing: pyspark is not installed, or too old.
         JavaFailed: the virtual machine ended before it could be used; what it said is on stderr.
     """
-    from quintet.spark import start
+    from quintet.spark.sessions import start
 
     made = start.session(master, name, conf or {})
     if url is not None:
-        from quintet.spark import views
+        from quintet.spark.sessions import views
 
         views.attach(made, url, typed)
     return made
@@ -59,6 +59,6 @@ def attach(spark: "SparkSession") -> None:
     Raises:
         ConfigError: it is a session of Spark Connect.
     """
-    from quintet.spark import start
+    from quintet.spark.sessions import start
 
     start.attach(spark)

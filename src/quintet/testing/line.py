@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from quintet.broker.access import Credential, hash_secret
 from quintet.broker.core import Broker, BrokerOptions
+from quintet.broker.identity.access import Credential, hash_secret
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.batch import RecordBatch
 from quintet.protocols.base import Session

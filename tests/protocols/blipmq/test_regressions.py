@@ -1,8 +1,8 @@
 """Faults that were found by reading, each as the shortest way to see it. None of them may come back."""
 
-from quintet.broker.access import Credential, hash_secret
 from quintet.broker.core import BrokerOptions
-from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.identity.access import Credential, hash_secret
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
 from quintet.protocols.base import WAIT
 from quintet.protocols.blipmq import codec

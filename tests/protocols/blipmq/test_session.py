@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from quintet.broker.core import BrokerOptions
-from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
-from quintet.log.embedded.partition import FilePartition
+from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.protocols.blipmq import codec, errors
 from quintet.protocols.blipmq.frames import ACK, DELIVER, HEADER, NACK, PING, PONG, PUBLISH
 from quintet.protocols.blipmq.session import AUTH_FAILURES_MAX, SUBSCRIPTIONS_MAX, BlipSession
@@ -510,7 +510,7 @@ def test_a_revoked_key_is_evicted_and_a_kept_one_is_not() -> None:
     sim = SimBroker(keys={"alice": "key-a", "bob": "key-b"})
     alice, bob = ready(sim, key=b"key-a"), ready(sim, key=b"key-b")
     sim.keys = {"alice": "key-a"}
-    from quintet.broker.access import Credential, hash_secret
+    from quintet.broker.identity.access import Credential, hash_secret
 
     sim.broker.set_credentials([Credential("alice", hash_secret(b"key-a"))])
     assert frames_of(alice.exchange(codec.ping(1))) == [(PONG, 1, b"")]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from quintet import kernel
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.broker.queues import QueueOptions
-from quintet.broker.tokens import TokenOptions, mint
+from quintet.broker.doors.queues import QueueOptions
+from quintet.broker.identity.tokens import TokenOptions, mint
 from quintet.protocols.fast import codec, frames
 from quintet.protocols.fast.mapping import topic_id
 from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession

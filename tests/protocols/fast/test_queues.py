@@ -5,9 +5,9 @@ from hashlib import sha256
 
 import pytest
 
-from quintet.broker.access import Acl
-from quintet.broker.queues import QueueOptions, Queues
-from quintet.broker.subscriptions import KEPT_OWNER
+from quintet.broker.consumers.subscriptions import KEPT_OWNER
+from quintet.broker.doors.queues import QueueOptions, Queues
+from quintet.broker.identity.access import Acl
 from quintet.protocols.fast import codec, errors
 from quintet.protocols.fast.frames import COMPETING, DURABLE, EXCLUSIVE, SUBSCRIBE, TTL
 from quintet.protocols.fast.mapping import topic_id
@@ -439,7 +439,7 @@ def test_a_user_that_is_disabled_gets_nothing_more(sim: FastSim) -> None:
 
 
 def test_a_secret_that_is_taken_back_ends_what_it_signed(sim: FastSim) -> None:
-    from quintet.broker.tokens import TokenOptions
+    from quintet.broker.identity.tokens import TokenOptions
     from tests.protocols.fast.helpers import SECRET
 
     new = b"the next master secret of 32 bytes and more"
@@ -456,7 +456,7 @@ def test_a_secret_that_is_taken_back_ends_what_it_signed(sim: FastSim) -> None:
 
 
 def test_who_comes_and_goes_all_day_leaves_nothing_behind(sim: FastSim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.broker.queues.STALE_MAX", 20)
+    monkeypatch.setattr("quintet.broker.doors.queues.STALE_MAX", 20)
     jwt = token(exp=sim.now_s() + 10**6)
     peer = sim.peer(codec.create(jwt, b"demo"))
     for _ in range(500):
@@ -503,7 +503,7 @@ def test_the_key_is_what_keeps_others_out(sim: FastSim, monkeypatch: pytest.Monk
     peer = sim.peer(codec.create(ANN, b"demo"), extended=True)
     jwt = token("eve", "guess")
     assert peer.ask(publish(jwt, b"x"))[0].code == errors.KEY
-    monkeypatch.setattr("quintet.broker.queues.hmac", AlwaysEqual)
+    monkeypatch.setattr("quintet.broker.doors.queues.hmac", AlwaysEqual)
     assert peer.ask(publish(jwt, b"x"))[0].code == 0
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from quintet.broker.subscriptions import KEPT_OWNER
+from quintet.broker.consumers.subscriptions import KEPT_OWNER
 from quintet.protocols.fast import codec, errors
 from quintet.protocols.fast.frames import COMPETING, DURABLE, SUBSCRIBE
 from tests.protocols.fast.helpers import DEMO, SECOND, FastPeer, FastSim, Reply, publish, token
@@ -107,7 +107,7 @@ def test_an_heir_that_is_full_gets_the_rest_when_it_has_room(sim: FastSim) -> No
 
 
 def test_two_tokens_in_turn_leave_no_heap_of_deadlines(sim: FastSim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.broker.queues.STALE_MAX", 20)
+    monkeypatch.setattr("quintet.broker.doors.queues.STALE_MAX", 20)
     late, soon = token(exp=sim.now_s() + 10**6), token(exp=sim.now_s() + 10**5)
     peer = sim.peer(codec.create(late, b"demo"))
     for _ in range(500):

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from quintet.broker.access import Acl, Credential, hash_secret
-from quintet.broker.queues import QueueOptions
-from quintet.broker.tokens import TokenOptions, mint
+from quintet.broker.doors.queues import QueueOptions
+from quintet.broker.identity.access import Acl, Credential, hash_secret
+from quintet.broker.identity.tokens import TokenOptions, mint
 from quintet.model import limits
 from quintet.model.errors import StorageError
 from quintet.protocols.fast import codec, errors, frames

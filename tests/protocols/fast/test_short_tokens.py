@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from quintet.broker.access import Acl
-from quintet.broker.tokens import TokenOptions
+from quintet.broker.identity.access import Acl
+from quintet.broker.identity.tokens import TokenOptions
 from quintet.model import limits
 from quintet.protocols.fast import codec, errors, frames
 from quintet.protocols.fast.frames import CREATE, EXTEND, PUBLISH, ROTATE_KEY, SUBSCRIBE, UNSUBSCRIBE

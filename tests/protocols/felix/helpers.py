@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from quintet import kernel
-from quintet.broker.access import Role
 from quintet.broker.core import Broker, BrokerOptions
-from quintet.broker.tenant_tokens import TenantTokenOptions, mint_tenant, secret_signer
+from quintet.broker.identity.access import Role
+from quintet.broker.identity.tenant_tokens import TenantTokenOptions, mint_tenant, secret_signer
 from quintet.model.errors import BadRequest
 from quintet.protocols.base import LOST, TOO_SLOW
 from quintet.protocols.felix import codec, features, frames

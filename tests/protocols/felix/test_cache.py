@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from quintet.broker.cache import CacheOptions
 from quintet.broker.core import BrokerOptions
+from quintet.broker.doors.cache import CacheOptions
 from quintet.protocols.felix import codec, frames
 from tests.protocols.felix.helpers import OURS, PLAIN, PRIMARY, SECOND, FelixSim, Stream, token
 
@@ -102,7 +102,7 @@ def test_large_answers_wait_for_room(sim: FelixSim) -> None:
 
 
 def test_a_right_that_was_taken_away_is_not_remembered(sim: FelixSim) -> None:
-    from quintet.broker.access import Acl
+    from quintet.broker.identity.access import Acl
 
     stream = sim.connect().auth(flags=PLAIN)
     stream.ask(put("k", b"v", request_id=0), get("k", request_id=0))
@@ -237,7 +237,7 @@ def test_who_reads_slowly_gets_the_latest_state_only(sim: FelixSim) -> None:
 
 
 def test_watching_ends_with_the_right_to_read(sim: FelixSim) -> None:
-    from quintet.broker.access import Acl
+    from quintet.broker.identity.access import Acl
 
     _, outlet = watching(sim)
     sim.broker.access.set_acl(Acl("cache/t1/default/primary", users=("bob",)))

@@ -6,7 +6,7 @@ import pytest
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
-from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
 from quintet.protocols.base import LOST, TOO_SLOW
 from quintet.protocols.felix import codec, frames

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from quintet import kernel
-from quintet.broker.access import Credential, hash_secret
-from quintet.broker.cache import CacheOptions
 from quintet.broker.core import BrokerOptions
-from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.doors.cache import CacheOptions
+from quintet.broker.identity.access import Credential, hash_secret
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
 from quintet.protocols.felix import codec, features, frames
 from tests.protocols.felix.helpers import SECOND, FakeOutlet, FelixSim, Stream, batch, subscribe

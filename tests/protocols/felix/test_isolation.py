@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from quintet.broker.access import Acl
-from quintet.broker.audit import AUDIT_TOPIC
+from quintet.broker.audit.audit_log import AUDIT_TOPIC
 from quintet.broker.bearer import Bearer
-from quintet.broker.groups import Groups
+from quintet.broker.consumers.coordinator import Groups
+from quintet.broker.identity.access import Acl
 from quintet.model.errors import UnknownSubscription
 from quintet.protocols.felix import codec
 from quintet.protocols.felix.mapping import Feed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quintet import kernel
-from quintet.broker.access import Acl
+from quintet.broker.identity.access import Acl
 from quintet.model.keys import fnv1a
 from quintet.protocols.felix import codec, frames
 from tests.protocols.felix.helpers import DEMO, NEWER, PLAIN, FelixSim, batch, subscribe, token

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quintet.broker.access import Role
+from quintet.broker.identity.access import Role
 from quintet.model import limits
 from quintet.protocols.base import TOO_SLOW
 from quintet.protocols.felix import codec, frames

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quintet.broker.access import Acl, Credential, hash_secret
+from quintet.broker.identity.access import Acl, Credential, hash_secret
 from quintet.protocols.felix import codec, features, frames
 from tests.protocols.felix.helpers import ALL, PRIMARY, FelixSim, Stream, batch, subscribe, token
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from quintet import kernel
-from quintet.broker.access import Acl
 from quintet.broker.core import BrokerOptions
-from quintet.broker.tenant_tokens import TenantTokenOptions
-from quintet.broker.tenants import TenantQuota
-from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.identity.access import Acl
+from quintet.broker.identity.tenant_tokens import TenantTokenOptions
+from quintet.broker.identity.tenants import TenantQuota
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.model import limits
 from quintet.protocols.base import FLOWING, WAIT
 from quintet.protocols.felix import codec, errors, frames

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quintet.broker import passwords, users
+from quintet.broker.identity import passwords, users
 from tests.protocols.flymq.helpers import cheap_hash
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from argon2 import low_level
 
-from quintet.broker.access import Role
 from quintet.broker.core import BrokerOptions
-from quintet.broker.users import ConfiguredUser
+from quintet.broker.identity.access import Role
+from quintet.broker.identity.users import ConfiguredUser
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.session import FlyOptions, FlySession
 from quintet.testing.line import Peer, SimBroker

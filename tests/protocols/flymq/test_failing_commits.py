@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from quintet import kernel
-from quintet.broker.intents import Intents
-from quintet.broker.topics import Topic
+from quintet.broker.atomic.intents import Intents
+from quintet.broker.topics.catalog import Topic
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import Client, make_sim, request
 

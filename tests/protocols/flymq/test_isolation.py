@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from quintet.broker.audit import AUDIT_TOPIC
-from quintet.broker.groups import Groups
-from quintet.broker.transactions import Transaction, Transactions
+from quintet.broker.atomic.transactions import Transaction, Transactions
+from quintet.broker.audit.audit_log import AUDIT_TOPIC
+from quintet.broker.consumers.coordinator import Groups
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import Client, Reply, make_sim, request
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quintet.broker import passwords
+from quintet.broker.identity import passwords
 from quintet.model import limits
 from quintet.protocols.flymq import session
 from quintet.testing.line import SimBroker

@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from quintet.broker import producers
-from quintet.broker.producers import Producers
+from quintet.broker.atomic import producers
+from quintet.broker.atomic.producers import Producers
 from quintet.model.errors import QuintetError
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import (

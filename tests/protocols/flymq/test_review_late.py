@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quintet.broker.access import Acl
+from quintet.broker.identity.access import Acl
 from quintet.protocols.blipmq import frames as blip
 from quintet.protocols.blipmq.session import BlipSession
 from quintet.protocols.flymq import codec, frames

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quintet.broker.audit import AUDIT_TOPIC, Query
+from quintet.broker.audit.audit_log import AUDIT_TOPIC, Query
 from quintet.protocols.flymq import frames
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import BY_NAME, Client, Refused, error_of, make_sim, parse, request

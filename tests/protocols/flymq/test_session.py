@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from quintet.broker.audit import Query
+from quintet.broker.audit.audit_log import Query
 from quintet.broker.core import BrokerOptions
-from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.mapping import HANDLERS
 from quintet.protocols.flymq.session import AUTH_FAILURES_MAX, FlyOptions, FlySession

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from quintet import kernel
-from quintet.broker import audit, reads, slices
+from quintet.broker import slices
+from quintet.broker.audit import audit_log as audit
+from quintet.broker.topics import reads
 from quintet.protocols.flymq import codec, frames
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import BY_NAME, DIALECTS, Client, error_of, make_sim, parse, request

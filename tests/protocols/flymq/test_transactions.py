@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from quintet.broker.intents import Intents
+from quintet.broker.atomic.intents import Intents
 from quintet.model.errors import QuintetError
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import (

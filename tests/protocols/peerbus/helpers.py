@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from quintet.broker.core import BrokerOptions
-from quintet.broker.peers import PeerOptions
+from quintet.broker.doors.peers import PeerOptions
 from quintet.model import envelope
 from quintet.protocols.peerbus import codec
 from quintet.protocols.peerbus.session import PeerSession

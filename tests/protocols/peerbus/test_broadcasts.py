@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from quintet import kernel
-from quintet.broker.access import Credential, hash_secret
 from quintet.broker.core import BrokerOptions
-from quintet.broker.peers import DAY_US, FLUSH_LOOK_EVERY, FLUSH_TURN_US, PeerOptions
-from quintet.broker.topics import TopicPolicy, TopicRule
+from quintet.broker.doors.peers import DAY_US, FLUSH_LOOK_EVERY, FLUSH_TURN_US, PeerOptions
+from quintet.broker.identity.access import Credential, hash_secret
+from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.protocols.peerbus import codec
 from quintet.testing.line import SimBroker
 from tests.protocols.peerbus.helpers import (

@@ -7,7 +7,7 @@ from hmac import digest
 import pytest
 
 from quintet import kernel
-from quintet.broker.peers import PRUNE_EVERY_US, Seen
+from quintet.broker.doors.peers import PRUNE_EVERY_US, Seen
 from quintet.model import envelope
 from quintet.protocols.peerbus import codec, frames
 from quintet.testing.line import SimBroker

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from quintet import kernel
-from quintet.broker import peers as registry
-from quintet.broker.mailbox import SEEN_KEY_MAX
-from quintet.broker.peers import PRUNE_EVERY_US, Seen
+from quintet.broker.doors import peers as registry
+from quintet.broker.doors.mailbox import SEEN_KEY_MAX
+from quintet.broker.doors.peers import PRUNE_EVERY_US, Seen
 from quintet.model import envelope
 from quintet.model.batch import RecordBatch
 from quintet.protocols.peerbus import codec, frames, session

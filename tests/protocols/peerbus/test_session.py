@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.broker.access import Credential, hash_secret
-from quintet.broker.peers import TAKEOVERS_MAX, TAKEOVERS_WITHIN_US
+from quintet.broker.doors.peers import TAKEOVERS_MAX, TAKEOVERS_WITHIN_US
+from quintet.broker.identity.access import Credential, hash_secret
 from quintet.model import limits
 from quintet.protocols.base import WAIT
 from quintet.protocols.peerbus import codec, frames

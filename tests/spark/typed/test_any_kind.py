@@ -10,7 +10,7 @@ import fastavro
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 
-from quintet.broker.protobuf import ProtobufSchema
+from quintet.broker.schemas.protobuf import ProtobufSchema
 from quintet.model.errors import SchemaInvalid
 from quintet.spark.typed import Decoder, decoder
 from quintet.spark.typed.columns import REASON_CHARS_MAX

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.broker.avro import AvroSchema
+from quintet.broker.schemas.avro import AvroSchema
 from quintet.model.errors import SchemaInvalid
 from quintet.spark.typed import decoder
 from quintet.spark.typed.avro_nodes import LANES_FEW

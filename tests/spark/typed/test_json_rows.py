@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quintet.broker.json_schema import JsonSchema
+from quintet.broker.schemas.json_schema import JsonSchema
 from quintet.model.errors import SchemaInvalid
 from quintet.spark.typed import decoder
 from quintet.spark.typed.columns import COLUMNS_MAX, DEPTH_MAX

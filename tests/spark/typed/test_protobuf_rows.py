@@ -11,7 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.broker.protobuf import ProtobufSchema
+from quintet.broker.schemas.protobuf import ProtobufSchema
 from quintet.model.errors import SchemaInvalid
 from quintet.spark.typed import decoder, protobuf_rows
 from quintet.spark.typed.columns import COLUMNS_MAX

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 from quintet.log import anchors
 from quintet.log.anchors import ALL_PARTITIONS, OLD_SUFFIX, Anchored, Gone, Heads
 from quintet.log.chain import key_name
-from quintet.log.embedded.disk import Disk
-from quintet.log.embedded.shared import Shared
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.partitions.shared import Shared
 from quintet.model import limits
 from quintet.model.errors import DataDirError
 
 if TYPE_CHECKING:
-    from quintet.log.embedded.partition import FilePartition
+    from quintet.log.embedded.partitions.partition import FilePartition
 
 HEADS_AT_ONCE_MAX: Final = 4096  # of one line; the others come with the next
 RETRY_US: Final = 1_000_000  # after a line that could not be written

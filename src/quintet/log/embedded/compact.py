@@ -11,10 +11,8 @@ from functools import partial
 from typing import Final
 
 from quintet import kernel
-from quintet.log.embedded.disk import Disk
-from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.recovery import segment_bases
-from quintet.log.embedded.segment import (
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.segment import (
     HEADER_BYTES,
     Header,
     Index,
@@ -30,7 +28,9 @@ from quintet.log.embedded.segment import (
     segment_name,
     write_index,
 )
-from quintet.log.embedded.shared import Shared
+from quintet.log.embedded.partitions.partition import FilePartition
+from quintet.log.embedded.partitions.shared import Shared
+from quintet.log.embedded.recovery.directories import segment_bases
 from quintet.model.batch import RecordBatch, Row
 
 SPAN_AT: Final = 28  # in a batch header

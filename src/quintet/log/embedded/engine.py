@@ -16,15 +16,19 @@ from typing import Final
 from quintet.log.anchors import ALL_PARTITIONS
 from quintet.log.base import Partition, TopicFiles, TopicSpec
 from quintet.log.chain import KEYED
-from quintet.log.embedded import checkpoint, commit, compact, identity, journal, recovery, upkeep
+from quintet.log.embedded import compact
 from quintet.log.embedded.anchoring import Anchoring
-from quintet.log.embedded.disk import Disk, replace_file
-from quintet.log.embedded.links import ChainMode, ChainPolicy
-from quintet.log.embedded.memory import MemoryPartition
-from quintet.log.embedded.partition import FilePartition
-from quintet.log.embedded.recovery import Mark, Opened
-from quintet.log.embedded.segment import HEADER_BYTES, Damage, Owner
-from quintet.log.embedded.shared import Report, Shared
+from quintet.log.embedded.files import identity
+from quintet.log.embedded.files.disk import Disk, replace_file
+from quintet.log.embedded.files.segment import HEADER_BYTES, Damage, Owner
+from quintet.log.embedded.partitions import commit, upkeep
+from quintet.log.embedded.partitions.links import ChainMode, ChainPolicy
+from quintet.log.embedded.partitions.memory import MemoryPartition
+from quintet.log.embedded.partitions.partition import FilePartition
+from quintet.log.embedded.partitions.shared import Report, Shared
+from quintet.log.embedded.recovery import checkpoint, journal
+from quintet.log.embedded.recovery import directories as recovery
+from quintet.log.embedded.recovery.directories import Mark, Opened
 from quintet.log.embedded.stages import FileStages
 from quintet.model import limits
 from quintet.model.errors import DataDirError, StorageError, StorageFull, TableDamaged

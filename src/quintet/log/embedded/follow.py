@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from quintet import kernel
-from quintet.log.embedded.disk import Disk
-from quintet.log.embedded.recovery import segment_bases
-from quintet.log.embedded.segment import HEADER_BYTES, Entry, parse_header, segment_name
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.segment import HEADER_BYTES, Entry, parse_header, segment_name
+from quintet.log.embedded.recovery.directories import segment_bases
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from quintet.log.embedded import checkpoint, identity, journal, stages
-from quintet.log.embedded.disk import Disk
-from quintet.log.embedded.recovery import partitions, segment_bases
-from quintet.log.embedded.segment import (
+from quintet.log.embedded import stages
+from quintet.log.embedded.files import identity
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.segment import (
     HEADER_BYTES,
     REASONS,
     Owner,
@@ -25,7 +25,9 @@ from quintet.log.embedded.segment import (
     salvage_seed,
     scan,
 )
-from quintet.log.embedded.torn import is_torn
+from quintet.log.embedded.files.torn import is_torn
+from quintet.log.embedded.recovery import checkpoint, journal
+from quintet.log.embedded.recovery.directories import partitions, segment_bases
 from quintet.model import limits
 from quintet.model.batch import RecordBatch, Row
 

@@ -2,7 +2,7 @@
 
 A stage is written by one thread, start to end, and sealed by `finish`: synced, then renamed. What is not sealed when the
 process ends was never promised, and is removed at the next start. What a stage is for, and when it is published or thrown
-away, is decided in broker/stages.py; this module only keeps the files.
+away, is decided in broker/atomic/stages.py; this module only keeps the files.
 
     DIR/stages/ID.part     being written
     DIR/stages/ID.stage    sealed
@@ -26,8 +26,8 @@ from typing import Final
 
 from quintet import kernel
 from quintet.log.base import StagePart
-from quintet.log.embedded.disk import Disk
-from quintet.log.embedded.shared import Shared
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.partitions.shared import Shared
 from quintet.model.errors import BadName, CorruptData, StorageError, StorageFull
 
 HEADER_BYTES: Final = 512

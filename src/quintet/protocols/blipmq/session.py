@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any, Final
 
 from quintet import kernel
-from quintet.broker.access import Principal
 from quintet.broker.core import Broker
-from quintet.broker.topics import Topic
+from quintet.broker.identity.access import Principal
+from quintet.broker.topics.catalog import Topic
 from quintet.delivery.lane import Run
 from quintet.delivery.subscription import Subscription
 from quintet.model import limits

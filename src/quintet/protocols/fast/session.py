@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from quintet import kernel
 from quintet.broker.core import Broker
-from quintet.broker.queues import Bearer, Member
-from quintet.broker.topics import Topic
+from quintet.broker.doors.queues import Bearer, Member
+from quintet.broker.topics.catalog import Topic
 from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -46,7 +46,7 @@ REPLIES_WAITING_MAX: Final = 10_000  # requests of one connection that wait for 
 
 @dataclass(frozen=True, slots=True)
 class FastOptions:
-    """The listener's part of the configuration; what concerns queues is broker/queues.py's QueueOptions."""
+    """The listener's part of the configuration; what concerns queues is broker/doors/queues.py's QueueOptions."""
 
     extended: bool = False
     payload_bytes_max: int = frames.PAYLOAD_BYTES_MAX

@@ -8,8 +8,8 @@ from typing import Any
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer
-from quintet.broker.cache import Cache, expires_at, name_of
 from quintet.broker.core import Broker
+from quintet.broker.doors.cache import Cache, expires_at, name_of
 from quintet.delivery.sink import Sink
 from quintet.model.errors import BadRequest, QuintetError, VersionConflict
 from quintet.protocols.base import Replies, Slot

@@ -45,7 +45,7 @@ Version = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # of a key in a 
 PUBLISHES: Final = ("publish", "publish_batch")
 U64_MAX: Final = (1 << 64) - 1
 UNPACK_STEP_BYTES: Final = 1 << 20
-CACHE_PREFIX: Final = "cache/"  # of the topics of caches, as broker/topics.py has it
+CACHE_PREFIX: Final = "cache/"  # of the topics of caches, as broker/topics/catalog.py has it
 ORIGIN_BYTES_MAX: Final = 200
 WINDOW_LOG_MAX: Final = 25  # of a zstd frame: what unpacking may hold beside its output
 _ACK_HEAD: Final = struct.Struct(">BQH")

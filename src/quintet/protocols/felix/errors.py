@@ -7,7 +7,7 @@ The texts in quotes are those the published server says, to the letter where it 
 from typing import Final
 
 from quintet.broker.bearer import TenantMismatch
-from quintet.broker.claims import StaleClaim
+from quintet.broker.consumers.polled_members import StaleClaim
 from quintet.model import errors
 from quintet.protocols.felix import codec
 from quintet.protocols.felix.frames import ERROR_CODES, Dialect

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from quintet.broker.cache import COUNTERS, name_of
-from quintet.broker.claims import Claimed, Poll
-from quintet.broker.topics import Topic
+from quintet.broker.consumers.polled_members import Claimed, Poll
+from quintet.broker.doors.cache import COUNTERS, name_of
+from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import BadRequest, QuintetError, VersionConflict
 from quintet.protocols.base import Slot
 from quintet.protocols.felix import codec, features, frames

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer
-from quintet.broker.cache import Cache, name_of
+from quintet.broker.consumers.pushed_member import Membership
 from quintet.broker.core import Broker
-from quintet.broker.membership import Membership
-from quintet.broker.seek import seek_all
-from quintet.broker.topics import Topic
+from quintet.broker.doors.cache import Cache, name_of
+from quintet.broker.topics.catalog import Topic
+from quintet.broker.topics.seek import seek_all
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Subscription
 from quintet.model import limits

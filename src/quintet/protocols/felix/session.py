@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer, TenantMismatch
-from quintet.broker.claims import Poll
+from quintet.broker.consumers.polled_members import Poll
 from quintet.broker.core import Broker
-from quintet.broker.topics import ANY, Topic
+from quintet.broker.topics.catalog import ANY, Topic
 from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, Final
 
 from quintet.broker.bearer import Bearer
-from quintet.broker.cache import Cache
-from quintet.broker.cache_memory import EXPIRES, VALUE, VERSION
+from quintet.broker.doors.cache import Cache
+from quintet.broker.doors.cache_memory import EXPIRES, VALUE, VERSION
 from quintet.model import limits
 from quintet.protocols.base import TOO_SLOW
 from quintet.protocols.felix import codec, features, frames

@@ -11,19 +11,19 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from quintet import kernel
-from quintet.broker import filters, reads
-from quintet.broker.access import ANONYMOUS, Acl, Principal, Role
-from quintet.broker.audit import Event, Query
+from quintet.broker.atomic.dead_letters import DeadLetter
+from quintet.broker.atomic.delays import DELAY_MAX_US
+from quintet.broker.audit.audit_log import Event, Query
+from quintet.broker.consumers.group import Assignment, GroupInfo, Lag
 from quintet.broker.core import Broker
-from quintet.broker.dead import DeadLetter
-from quintet.broker.delays import DELAY_MAX_US
-from quintet.broker.group import Assignment, GroupInfo, Lag
-from quintet.broker.keys import Explanation, KeyInfo
-from quintet.broker.schemas import Schema
+from quintet.broker.identity.access import ANONYMOUS, Acl, Principal, Role
+from quintet.broker.identity.keys import Explanation, KeyInfo
+from quintet.broker.identity.users import UserInfo
+from quintet.broker.schemas.registry import Schema
 from quintet.broker.slices import in_order
-from quintet.broker.topics import ANY, Topic
-from quintet.broker.users import UserInfo
-from quintet.broker.waits import Wait
+from quintet.broker.topics import filters, reads
+from quintet.broker.topics.catalog import ANY, Topic
+from quintet.broker.topics.long_polls import Wait
 from quintet.model.batch import RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, UserNotFound
 from quintet.protocols.flymq import codec, frames

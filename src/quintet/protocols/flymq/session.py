@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any, Final
 
 from quintet import kernel
-from quintet.broker.access import Action, Principal
-from quintet.broker.audit import Result
+from quintet.broker.audit.audit_log import Result
 from quintet.broker.core import Broker
-from quintet.broker.topics import Topic
-from quintet.broker.waits import Wait
+from quintet.broker.identity.access import Action, Principal
+from quintet.broker.topics.catalog import Topic
+from quintet.broker.topics.long_polls import Wait
 from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import RecordBatch

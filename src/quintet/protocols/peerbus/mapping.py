@@ -18,8 +18,8 @@ from typing import Final
 
 from msgspec import json
 
-from quintet.broker.mailbox import ORIGIN_PREFIX, TOPIC_PREFIX
-from quintet.broker.topics import IDENTITY_BYTES
+from quintet.broker.doors.mailbox import ORIGIN_PREFIX, TOPIC_PREFIX
+from quintet.broker.topics.catalog import IDENTITY_BYTES
 from quintet.model import envelope
 from quintet.model.batch import Row
 from quintet.model.errors import BadName, ProtocolError

@@ -19,9 +19,9 @@ from typing import Final
 
 from msgspec import UNSET, UnsetType
 
-from quintet.broker.access import Principal
 from quintet.broker.core import Broker
-from quintet.broker.mailbox import TOPIC_PREFIX, Mailbox
+from quintet.broker.doors.mailbox import TOPIC_PREFIX, Mailbox
+from quintet.broker.identity.access import Principal
 from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
 from quintet.model.batch import RecordBatch

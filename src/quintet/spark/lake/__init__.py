@@ -22,8 +22,8 @@ from quintet.spark.lake.errors import LakeError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from quintet.spark.lake.objects import Place
-    from quintet.spark.lake.storage import Storage
+    from quintet.spark.lake.storage.objects import Place
+    from quintet.spark.lake.storage.options import Storage
     from quintet.spark.lake.table import Compaction
 
 __all__ = ["FORMAT", "LakeError", "compact", "directory", "kind", "read", "register"]
@@ -41,7 +41,7 @@ def register(spark: "SparkSession") -> None:
 def kind(path: str, options: Mapping[str, str] | None = None) -> str:
     """The format of the table at a path; LakeError if there is none."""
     from quintet.spark.lake import meta
-    from quintet.spark.lake.objects import ObjectPath
+    from quintet.spark.lake.storage.objects import ObjectPath
 
     where = directory(path, options)
     known = meta.load(where)
@@ -56,15 +56,15 @@ def kind(path: str, options: Mapping[str, str] | None = None) -> str:
 
 def directory(path: str, options: Mapping[str, str] | None = None) -> "Place":
     """Where a table is; LakeError for a path that can be none."""
-    from quintet.spark.lake.objects import located
     from quintet.spark.lake.sink import split
+    from quintet.spark.lake.storage.objects import located
 
     return located(path, split(options or {})[0])
 
 
 def named(storage: "Storage") -> dict[str, str]:
     """The options that a storage was made of."""
-    from quintet.spark.lake.storage import PREFIX
+    from quintet.spark.lake.storage.options import PREFIX
 
     return {PREFIX + name: value for name, value in storage.given}
 
@@ -95,9 +95,9 @@ def read(
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from quintet.spark.lake.files import may_have
-    from quintet.spark.lake.objects import ObjectPath
     from quintet.spark.lake.sink import split, table_of
+    from quintet.spark.lake.storage.files import may_have
+    from quintet.spark.lake.storage.objects import ObjectPath
 
     given = dict(options or {})
     format = format or kind(path, given)

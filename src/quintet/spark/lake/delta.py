@@ -19,11 +19,11 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from quintet.spark.lake.errors import LakeError, Outrun
-from quintet.spark.lake.files import File
-from quintet.spark.lake.journal import INTENT, NONE, Commit
-from quintet.spark.lake.objects import ObjectPath, Place
 from quintet.spark.lake.schema import normal
-from quintet.spark.lake.storage import plain
+from quintet.spark.lake.storage.files import File
+from quintet.spark.lake.storage.journal import INTENT, NONE, Commit
+from quintet.spark.lake.storage.objects import ObjectPath, Place
+from quintet.spark.lake.storage.options import plain
 from quintet.spark.lake.table import COMPACTOR, KEEP_HOURS, ONCE, Merge, Table, relative
 
 LABEL: Final = "quintetWriter"  # in the information of a commit

@@ -27,11 +27,11 @@ from pyiceberg.table import Table as Opened
 from pyiceberg.table import TableProperties
 
 from quintet.spark.lake.errors import LakeError, Outrun
-from quintet.spark.lake.files import OWN
-from quintet.spark.lake.journal import INTENT, NONE, Commit
-from quintet.spark.lake.objects import ObjectPath, Place
 from quintet.spark.lake.schema import normal
-from quintet.spark.lake.storage import plain
+from quintet.spark.lake.storage.files import OWN
+from quintet.spark.lake.storage.journal import INTENT, NONE, Commit
+from quintet.spark.lake.storage.objects import ObjectPath, Place
+from quintet.spark.lake.storage.options import plain
 from quintet.spark.lake.table import KEEP_HOURS, ONCE, Merge, Table
 
 CATALOG: Final = f"{OWN}/catalog.db"

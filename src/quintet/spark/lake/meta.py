@@ -13,10 +13,10 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.spark.lake.errors import LakeError
-from quintet.spark.lake.files import OWN
-from quintet.spark.lake.journal import replace
-from quintet.spark.lake.objects import Place
 from quintet.spark.lake.schema import check_partitions, normal, union
+from quintet.spark.lake.storage.files import OWN
+from quintet.spark.lake.storage.journal import replace
+from quintet.spark.lake.storage.objects import Place
 
 FILE: Final = f"{OWN}/table.json"
 

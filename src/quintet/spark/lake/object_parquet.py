@@ -21,12 +21,12 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from quintet.spark.lake.claims import Claims, nonce
 from quintet.spark.lake.errors import LakeError, Outrun, StoreUnreachable
-from quintet.spark.lake.files import OWN, File
-from quintet.spark.lake.journal import Commit
-from quintet.spark.lake.objects import ObjectPath, Place, each
 from quintet.spark.lake.parquet import ParquetTable, hidden
+from quintet.spark.lake.storage.claims import Claims, nonce
+from quintet.spark.lake.storage.files import OWN, File
+from quintet.spark.lake.storage.journal import Commit
+from quintet.spark.lake.storage.objects import ObjectPath, Place, each
 from quintet.spark.lake.table import COMPACTOR, ONCE, Merge, relative
 
 PENDING: Final = ".pending"

@@ -15,11 +15,12 @@ from typing import ClassVar
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
-from quintet.spark.lake import meta, swap
+from quintet.spark.lake import meta
 from quintet.spark.lake.errors import LakeError
-from quintet.spark.lake.files import OWN, STAGING, fsync_directory
-from quintet.spark.lake.journal import NONE, Commit
-from quintet.spark.lake.objects import Place
+from quintet.spark.lake.storage import swap
+from quintet.spark.lake.storage.files import OWN, STAGING, fsync_directory
+from quintet.spark.lake.storage.journal import NONE, Commit
+from quintet.spark.lake.storage.objects import Place
 from quintet.spark.lake.table import ONCE, Merge, Table
 
 

@@ -16,13 +16,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from quintet.spark import lake
-from quintet.spark.lake.files import may_have, opened
-from quintet.spark.lake.objects import Place
 from quintet.spark.lake.schema import normal
 from quintet.spark.lake.sink import CATALOG, FORMATS, SPARKS_OWN, STORAGE, split, table_of
-from quintet.spark.lake.storage import plain
+from quintet.spark.lake.storage.files import may_have, opened
+from quintet.spark.lake.storage.objects import Place
+from quintet.spark.lake.storage.options import plain
 from quintet.spark.lake.table import Table
-from quintet.spark.options import OptionError, plainly, plainly_each
+from quintet.spark.source.options import OptionError, plainly, plainly_each
 
 OPTIONS: Final = ("path", "format", "version", "columns", "between")
 BATCH_ROWS: Final = 10_000

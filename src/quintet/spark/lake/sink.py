@@ -27,15 +27,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from quintet.model.extras import load
-from quintet.spark import sinks
 from quintet.spark.lake import meta
 from quintet.spark.lake.errors import LakeError
-from quintet.spark.lake.files import File, Heaps
-from quintet.spark.lake.objects import ObjectPath, located
 from quintet.spark.lake.schema import normal
-from quintet.spark.lake.storage import NOTHING, Storage, parse
+from quintet.spark.lake.storage.files import File, Heaps
+from quintet.spark.lake.storage.objects import ObjectPath, located
+from quintet.spark.lake.storage.options import NOTHING, Storage, parse
 from quintet.spark.lake.table import MERGED_BYTES, ONCE, Table
-from quintet.spark.options import OptionError, checkpoint, plainly
+from quintet.spark.source import sinks
+from quintet.spark.source.options import OptionError, checkpoint, plainly
 
 NAME: Final = "quintet_lake"
 QUERY: Final = "sql.streaming.queryId"
@@ -269,7 +269,7 @@ class BatchWriter(Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(Sink, DataSourceStreamArrowWriter):
-    """The sink of a streaming query. Another table than its checkpoint has written to is refused (quintet.spark.sinks)."""
+    """The sink of a streaming query. Another table than its checkpoint has written to is refused (quintet.spark.source.sinks)."""
 
     def __init__(self, given: Settings, schema: StructType, overwrite: bool, checkpoint: str = "") -> None:
         super().__init__(given, schema, overwrite)

@@ -21,13 +21,14 @@ from typing import ClassVar, Final
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
-from quintet.spark.lake import files, meta
+from quintet.spark.lake import meta
 from quintet.spark.lake.errors import LakeError, Outrun
-from quintet.spark.lake.files import File
-from quintet.spark.lake.journal import DONE, INTENT, Commit, Journal
-from quintet.spark.lake.objects import ObjectPath, Place, located
 from quintet.spark.lake.schema import text
-from quintet.spark.lake.storage import NOTHING, Storage
+from quintet.spark.lake.storage import files
+from quintet.spark.lake.storage.files import File
+from quintet.spark.lake.storage.journal import DONE, INTENT, Commit, Journal
+from quintet.spark.lake.storage.objects import ObjectPath, Place, located
+from quintet.spark.lake.storage.options import NOTHING, Storage
 
 COMPACTOR: Final = "compacted"  # the writer of merged files
 ONCE: Final = "once-"  # how names of writers begin that write one batch and never come again

@@ -14,8 +14,6 @@ import msgspec
 
 from quintet.flight.wire import COLUMNS, Selection
 from quintet.spark import lake
-from quintet.spark.link import Link
-from quintet.spark.options import target
 from quintet.spark.pipelines.base import (
     Catalog,
     OnDecodeError,
@@ -31,6 +29,8 @@ from quintet.spark.pipelines.base import (
     typed,
 )
 from quintet.spark.pipelines.replay import note_partitions
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

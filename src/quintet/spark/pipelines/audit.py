@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
     from pyspark.sql import SparkSession
 
-    from quintet.spark.link import Link
-    from quintet.spark.options import ReadOptions
-    from quintet.spark.pipelines.examine import Damage, Slice
-    from quintet.spark.reader import Part
+    from quintet.spark.pipelines.checks.examine import Damage, Slice
+    from quintet.spark.source.link import Link
+    from quintet.spark.source.options import ReadOptions
+    from quintet.spark.source.reader import Part
 
 SUMMARY = "checks every record of topics, and an archive against the topics it was made of"
 TASKS_PER_CORE: Final = 4
@@ -78,8 +78,8 @@ class Options(Common, kw_only=True):
 
 def run(spark: "SparkSession", options: Options) -> Result:
     """Read all, then compare; what is wrong is in the notes, the first one first."""
-    from quintet.spark.link import Link
-    from quintet.spark.options import read_options
+    from quintet.spark.source.link import Link
+    from quintet.spark.source.options import read_options
 
     chosen = {"subscribe": options.topic} if options.topic else {"subscribePattern": ".*"}
     bounds = {"startingOffsets": options.starting, "endingOffsets": options.ending, "access": options.via}
@@ -91,12 +91,12 @@ def run(spark: "SparkSession", options: Options) -> Result:
         notes += _signed(slices)
         ok = ok and not any(part.signatures.forged for part in slices)
     if options.data:
-        from quintet.spark.pipelines import chains
+        from quintet.spark.pipelines.checks import chains
 
         followed = chains.follow(spark, options.data, options.anchors, _secret("key_file", options.key_file))
         notes, ok = [*_some(followed.notes), *notes], ok and followed.ok
     if options.archive:
-        from quintet.spark.pipelines.reconcile import reconcile
+        from quintet.spark.pipelines.checks.reconcile import reconcile
 
         damaged = {part.topic for part in slices if part.damages}
         sound = sorted({part.topic for part in slices} - damaged)
@@ -118,7 +118,7 @@ def run(spark: "SparkSession", options: Options) -> Result:
 
 def _secret(option: str, file: str) -> bytes:
     """One line of a file; b"" if none was named."""
-    from quintet.spark.options import OptionError
+    from quintet.spark.source.options import OptionError
 
     if not file:
         return b""
@@ -133,8 +133,8 @@ def _secret(option: str, file: str) -> bytes:
 
 def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: int, secret: bytes) -> "list[Slice]":
     """One for each partition. A partition is divided as often as there are cores to read it."""
-    from quintet.spark import reader
-    from quintet.spark.pipelines.examine import Slice, united
+    from quintet.spark.pipelines.checks.examine import Slice, united
+    from quintet.spark.source import reader
 
     spans = reader.bounds(asked, link, reader.select(asked, link))
     full = [span for span in spans if span.rows > 0]
@@ -158,7 +158,7 @@ def _examined(
     spark: "SparkSession", asked: "ReadOptions", tasks: "Sequence[list[Part]]", back_us: int, secret: bytes
 ) -> "Iterator[Slice]":
     """Each of these is a Spark task, and its parts are examined where it runs."""
-    from quintet.spark.pipelines.examine import Slice
+    from quintet.spark.pipelines.checks.examine import Slice
 
     if tasks:
         found = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(
@@ -174,7 +174,7 @@ def _worker(
     def work(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
 
-        from quintet.spark.pipelines.examine import examine
+        from quintet.spark.pipelines.checks.examine import examine
 
         for batch in batches:
             for number in batch.column("id").to_pylist():
@@ -186,7 +186,7 @@ def _worker(
 
 def _pardoned(part: "Slice", first: int) -> "Slice":
     """Without what retention took while it was being read: the partition begins at `first` now."""
-    from quintet.spark.pipelines.examine import Damage
+    from quintet.spark.pipelines.checks.examine import Damage
 
     left = [Damage(max(each.first, first), each.last, each.why) for each in part.damages if each.last > first]
     return msgspec.structs.replace(part, damages=tuple(left))
@@ -211,7 +211,7 @@ def _findings(slices: "Sequence[Slice]", tolerance: str) -> tuple[list[str], boo
 
 def _signed(slices: "Sequence[Slice]") -> list[str]:
     """What the signatures of mailboxes come to, the forged ones first."""
-    from quintet.spark.pipelines.envelopes import NONE
+    from quintet.spark.pipelines.checks.envelopes import NONE
 
     forged = [
         f"forged: topic {part.topic}, partition {part.partition}, offset {part.signatures.at}: the envelope is not what its "
@@ -237,7 +237,7 @@ def _some(notes: list[str]) -> list[str]:
 
 
 def _row(part: "Slice") -> tuple[object, ...]:
-    from quintet.spark.pipelines import digest
+    from quintet.spark.pipelines.checks import digest
 
     word = digest.shown(part.rows, part.chains)
     return part.topic, part.partition, part.rows, part.first, part.last - 1, part.absent, part.broken, word

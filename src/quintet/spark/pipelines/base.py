@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
-from quintet.spark import sinks
 from quintet.spark.pipelines import checkpoints
+from quintet.spark.source import sinks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -272,9 +272,9 @@ def _in_batches(frame: "DataFrame", options: Streaming, sink: Mapping[str, str])
     known: Future[str] = Future()
 
     def publish(batch: "DataFrame", number: int) -> None:
-        from quintet.spark.link import Link
-        from quintet.spark.options import target
-        from quintet.spark.writer import topic_there
+        from quintet.spark.source.link import Link
+        from quintet.spark.source.options import target
+        from quintet.spark.source.writer import topic_there
 
         there = topic_there(Link.of(target(options.access())), sink["topic"])
         sinks.keep(options.checkpoint, there, options.fail_on_data_loss)

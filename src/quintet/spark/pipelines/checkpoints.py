@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from quintet.model.errors import ConfigError
-from quintet.spark.options import without_file
+from quintet.spark.source.options import without_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from quintet.client.errors import Forbidden, QuintetError
+from quintet.client.core.errors import Forbidden, QuintetError
 from quintet.flight import wire
 from quintet.spark.pipelines.base import Common, Result, topic_list
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from quintet.spark.link import Link
+    from quintet.spark.source.link import Link
 
 SUMMARY = "dead letters by cause, topic and field, and sent again if you say so"
 FIRST: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
@@ -61,8 +61,8 @@ class Place(msgspec.Struct, frozen=True):
 
 def run(spark: "SparkSession", options: Options) -> Result:
     """Group, show, and send."""
-    from quintet.spark.link import Link
-    from quintet.spark.options import target
+    from quintet.spark.source.link import Link
+    from quintet.spark.source.options import target
 
     link = Link.of(target(options.access()))
     found, notes = _places(link, options)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
     from pyspark.sql import DataFrame, SparkSession
 
-    from quintet.spark.link import Link
+    from quintet.spark.source.link import Link
 
 SUMMARY = "lag of consumer groups with its trend, and latency from publish to commit"
 GROUPS: Final = "__groups"
@@ -33,7 +33,7 @@ ACCURACY: Final = 10_000  # the error of a percentile is at most 1 / this, of it
 COMMITS: Final = (
     "group string, topic string, partition int, offset long, topic_id long, place long, committed timestamp"
 )
-# One row of __groups, as quintet.broker.group.GroupRow: topic, group, partition, owner, generation, topic_id, offset, version
+# One row of __groups, as quintet.broker.consumers.group.GroupRow: topic, group, partition, owner, generation, topic_id, offset, version
 GroupRow = tuple[str, str, int, str, int, int, int, int]
 
 
@@ -61,8 +61,8 @@ Key = tuple[str, str]  # group, topic
 
 def run(spark: "SparkSession", options: Options) -> Result:
     """Look a few times, then at the history."""
-    from quintet.spark.link import Link
-    from quintet.spark.options import target
+    from quintet.spark.source.link import Link
+    from quintet.spark.source.options import target
 
     link = Link.of(target(options.access()))
     answers = list(_answers(link, options))

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import msgspec
 
 from quintet.model.errors import ConfigError
-from quintet.spark.lake.journal import replace
+from quintet.spark.lake.storage.journal import replace
 
 if TYPE_CHECKING:
-    from quintet.spark.lake.objects import Place
+    from quintet.spark.lake.storage.objects import Place
 
 SLICE_ROWS: Final = 100_000  # of one transaction
 CHUNKS_MAX: Final = 200_000  # of a plan, which is a file of some megabytes then

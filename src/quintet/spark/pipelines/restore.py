@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
-from quintet.client.errors import Forbidden
+from quintet.client.core.errors import Forbidden
 from quintet.flight.wire import Selection
 from quintet.model.errors import ConfigError
 from quintet.spark import lake
-from quintet.spark.link import Link
-from quintet.spark.options import target
 from quintet.spark.pipelines import base
 from quintet.spark.pipelines.base import Common, Result
 from quintet.spark.pipelines.replay import (
@@ -38,12 +36,14 @@ from quintet.spark.pipelines.replay import (
     remember,
     slices,
 )
-from quintet.spark.sinks import Sink
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import target
+from quintet.spark.source.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from quintet.spark.lake.objects import Place
+    from quintet.spark.lake.storage.objects import Place
 
 SUMMARY = "an archive back into a topic, in order, with its times, once"
 MARK: Final = "replayed-from"  # header: topic/partition/offset
@@ -133,7 +133,7 @@ def run(
 def _into(link: Link, options: Options, folder: "Place", id: str, plan: Plan, done: int) -> Plan:
     """The plan with the topic it goes into. A fence is the log's: where the log is another one nothing was published, and it
     begins anew. A topic that was deleted takes its slices with it, and the fence says all the same that they were done."""
-    from quintet.spark.writer import topic_there  # needs pyspark, which --help does without
+    from quintet.spark.source.writer import topic_there  # needs pyspark, which --help does without
 
     there = topic_there(link, options.topic)
     before = Sink("topic", options.topic, plan.into)

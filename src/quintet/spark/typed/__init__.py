@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, cast
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.model.errors import SchemaInvalid
-from quintet.spark.options import OptionError
+from quintet.spark.source.options import OptionError
 from quintet.spark.typed.columns import Align, Aligned, Columns, Evolution, Rows, align
 from quintet.spark.typed.prefix import Prefixed
 

@@ -31,7 +31,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from quintet.broker.protobuf import ProtobufSchema
+from quintet.broker.schemas.protobuf import ProtobufSchema
 from quintet.model.errors import SchemaInvalid
 from quintet.spark.typed.columns import (
     COLUMNS_MAX,

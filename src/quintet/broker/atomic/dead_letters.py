@@ -1,0 +1,633 @@
+"""Dead letters: what could not be delivered, kept with its cause, looked at, sent again or put aside. Exactly once each.
+
+A dead letter is the record itself with `quintet-dead-*` headers, in the topic whose name is the source's and a suffix. It
+gets there by an intent together with whatever must happen with it (an offset settled, a delayed row gone), so a crash
+leaves neither two nor none. Its id is "partition-offset" of that topic.
+
+    record --bury--> open --replay--> resolved   (published to its source again, in the same intent)
+                       +-----purge--> resolved
+
+Dead-letter topics only grow, as all topics do; what is resolved is remembered in `__dead`, per partition: everything
+below `purged_below`, and ranges above it. Whoever asks here was allowed to: a replay goes to the topic that was named
+by the asker, never to one that a header names.
+"""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from quintet import kernel
+from quintet.broker.atomic.intents import Effect, Intents, NotYetVisible, pack
+from quintet.broker.table import Done, Table
+from quintet.broker.topics import reads
+from quintet.broker.topics.catalog import Topic, Topics
+from quintet.model import limits
+from quintet.model.batch import Header, RecordBatch, Row
+from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound, QuintetError
+from quintet.model.scheduler import Scheduler
+
+TABLE: Final = (10, "__dead")
+PREFIX: Final = b"quintet-dead-"
+NOWHERE: Final = -1  # partition and offset of what was never in its topic
+ATTEMPTS_TOLD_MAX: Final = 1_000_000  # of a consumer that says how often it tried
+ERROR_BYTES_MAX: Final = 1024  # of an error's text
+BROWSE_MAX: Final = 1_000  # items of one answer
+BROWSE_BYTES_MAX: Final = 4 << 20  # of one answer
+REPLAY_MAX: Final = 1_000  # ids of one call
+REPLAY_BYTES_MAX: Final = 16 << 20  # of one call
+RANGES_MAX: Final = 10_000  # of resolved letters, per partition
+_READ_BYTES: Final = 1 << 20
+_RESOLVED: Final = "dead-resolved"  # (topic id, partition, offsets)
+
+Headers = tuple[Header, ...]
+Range = tuple[int, int]  # first, and one past the last
+
+
+class DeadRow(msgspec.Struct, frozen=True, array_like=True):
+    """What `__dead` keeps of one partition of a dead-letter topic."""
+
+    topic_id: int
+    partition: int
+    purged_below: int
+    resolved: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a record died. Times are microseconds since 1970; 0: not known (last_us: now). `more` are further headers."""
+
+    cause: str
+    error: str = ""
+    attempts: int = 0
+    first_us: int = 0
+    last_us: int = 0
+    more: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One dead letter as it is shown. `headers` are the record's own; partition and offset are where it was (NOWHERE)."""
+
+    id: str
+    topic: str
+    partition: int
+    offset: int
+    cause: str
+    error: str
+    attempts: int
+    first_us: int
+    last_us: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp: int
+    origin: bytes
+
+    def fields(self) -> dict[str, Any]:
+        """What a list of them shows, by name, as a door writes it."""
+        return {"id": self.id, "data": self.value or b"", "error": self.error or self.cause, "retries": self.attempts}
+
+    def details(self) -> dict[str, Any]:
+        """The rest."""
+        where = {"cause": self.cause, "partition": self.partition, "offset": max(self.offset, 0)}
+        return where | {"key": self.key or b"", "died_ms": self.last_us // 1000}
+
+
+Browsed = Callable[[list[DeadLetter], Exception | None], None]
+Got = Callable[[DeadLetter | None, Exception | None], None]
+Replayed = Callable[[int, list[str], Exception | None], None]
+Rejected = Callable[[bool, Exception | None], None]
+Purged = Callable[[int, Exception | None], None]
+
+
+class DeadLetters:
+    """Everything about dead letters. The table must be loaded; the effect is registered here, before `recover`."""
+
+    def __init__(
+        self, table: Table[DeadRow], topics: Topics, intents: Intents, scheduler: Scheduler, *, suffix: str
+    ) -> None:
+        self._table = table
+        self._topics = topics
+        self._intents = intents
+        self._scheduler = scheduler
+        self._suffix = suffix
+        self._replaying: set[tuple[int, int, int]] = set()
+        self._started = scheduler.now()
+        self.buried = 0
+        self.replayed = 0
+        intents.on_effect(_RESOLVED, self._resolve)
+
+    # -- names -----------------------------------------------------------------------------------------------------
+
+    def name_for(self, source: bytes) -> bytes:
+        """The dead-letter topic of this topic."""
+        return dead_letter_name(source, self._suffix)
+
+    def is_dead(self, name: str) -> bool:
+        """Is this a dead-letter topic itself?"""
+        return name.endswith(self._suffix)
+
+    # -- burying ---------------------------------------------------------------------------------------------------
+
+    def prepare(
+        self, source: bytes, partition: int, offset: int, row: Row, failure: Failure
+    ) -> tuple[Topic, int, bytearray]:
+        """A dead letter for an intent: its topic (made if need be), partition and batch. Raises QuintetError."""
+        topic = self._topics.ensure(self.name_for(source), durable=True, own=True)
+        batch = letter(source, partition, offset, row, failure, self._scheduler.now())
+        return topic, max(partition, 0) % len(topic.partitions), batch
+
+    def bury(
+        self,
+        source: bytes,
+        partition: int,
+        offset: int,
+        row: Row,
+        failure: Failure,
+        effects: Sequence[Effect],
+        done: Done,
+        token: str = "",
+    ) -> None:
+        """Keep a copy of this record as a dead letter and have these effects, both or none. `done(None)`: committed;
+        with an error it was not. Never raises."""
+        try:
+            appends = [self.prepare(source, partition, offset, row, failure)]
+            self._intents.commit(appends, effects, partial(self._buried, done), token)
+        except QuintetError as refused:
+            done(refused)
+
+    def _buried(self, done: Done, error: Exception | None) -> None:
+        error = _committed(error)
+        self.buried += error is None
+        done(error)
+
+    def bury_rejected(
+        self,
+        source: bytes,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        origin: bytes,
+        reason: str,
+        done: Done,
+    ) -> None:
+        """A record that its topic's schema does not let in."""
+        row = (NOWHERE, self._scheduler.now(), key, value, headers, 0, origin)
+        self.bury(source, NOWHERE, NOWHERE, row, Failure("schema rejected", reason), (), done)
+
+    def reject(self, topic: Topic, partition: int, offset: int, error: str, done: Rejected, attempts: int = 1) -> None:
+        """A consumer cannot process this record: keep a copy of it as a dead letter. `done(True, None)`: it is there;
+        `done(False, None)`: it was there already. OffsetNotFound if there is no such record."""
+        if self.is_dead(topic.name):
+            raise BadRequest(
+                f"topic {topic.name!r} is a dead-letter topic itself", hint="replay or purge what is in it"
+            )
+        source = topic.partition(partition)
+        # Offsets of a memory topic begin again with the broker.
+        token = f"dead/{topic.spec.id}/{partition}/{offset}/{self._started if topic.in_memory else 0}"
+        known = self._intents.outcome(token)
+        if known is not None:
+            self._intents.wait(known, lambda error: done(False, _committed(error)))
+            return
+
+        def found(row: Row | None, problem: Exception | None) -> None:
+            if row is None:
+                done(False, problem or OffsetNotFound(f"topic {topic.name!r} has no record {partition}-{offset}"))
+                return
+            failure = Failure("rejected by a consumer", error, min(max(attempts, 1), ATTEMPTS_TOLD_MAX))
+            told = partial(self._rejected, done, self._intents.asked(token))
+            self.bury(topic.raw, partition, offset, row, failure, (), told, token)
+
+        reads.read_row(source, offset, found)
+
+    @staticmethod
+    def _rejected(done: Rejected, before: bool, error: Exception | None) -> None:
+        done(error is None and not before, error)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def browse(self, source: bytes, maximum: int, after: str, done: Browsed) -> None:
+        """Up to `maximum` open dead letters of this topic behind the id `after` ("": from the first one), oldest first
+        within a partition, at most about BROWSE_BYTES_MAX."""
+        topic = self._topics.get(self.name_for(source))
+        place = _parse(after) if after else (0, -1)
+        if place is None:
+            raise BadRequest(f"{after!r} is no id of a dead letter", hint="ids are partition-offset, as in 0-17")
+        if topic is None:
+            done([], None)
+        else:
+            _Browse(self, topic, min(maximum, BROWSE_MAX), place[0], place[1] + 1, done).go()
+
+    def get(self, source: bytes, id: str, done: Got) -> None:
+        """This dead letter, or OffsetNotFound: unknown, or resolved."""
+        found = self._open_place(source, id)
+        if found is None:
+            done(None, _not_found(id))
+            return
+        topic, number, offset = found
+
+        def read(row: Row | None, error: Exception | None) -> None:
+            if row is None:
+                done(None, error or _not_found(id))
+            else:
+                done(_shown(number, row), None)
+
+        reads.read_row(topic.partitions[number], offset, read)
+
+    def counts(self, source: bytes) -> int:
+        """Open dead letters of this topic."""
+        topic = self._topics.get(self.name_for(source))
+        return 0 if topic is None else sum(self._open_count(topic, number) for number in range(len(topic.partitions)))
+
+    def open_counts(self) -> dict[str, int]:
+        """Topics that have open dead letters, and how many. A topic that is gone is named after where its letters are."""
+        names = {topic.name for topic in self._topics.all()}
+        sources = {self.name_for(name.encode()).decode(): name for name in sorted(names) if not self.is_dead(name)}
+        found: dict[str, int] = {}
+        for letters in names:
+            if self.is_dead(letters):
+                source = sources.get(letters, letters.removesuffix(self._suffix))
+                if count := self.counts(source.encode()):
+                    found[source] = count
+        return found
+
+    def next_open(self, topic: Topic, number: int, offset: int) -> int:
+        """The first offset from this one on that is not resolved; it may be past the end."""
+        marks = self._marks(topic.spec.id, number)
+        offset = max(offset, marks.purged_below, topic.partitions[number].start)
+        at = bisect_right(marks.resolved, offset, key=_first) - 1  # ranges do not touch: at most one holds it
+        return max(offset, marks.resolved[at][1]) if at >= 0 else offset
+
+    def open_ranges(self, source: bytes) -> tuple[tuple[Range, ...], ...]:
+        """Of each partition of this topic's dead-letter topic the ranges that are open; none if there is no such topic."""
+        topic = self._topics.get(self.name_for(source))
+        if topic is None:
+            return ()
+        return tuple(self._open_ranges(topic, number) for number in range(len(topic.partitions)))
+
+    def _open_ranges(self, topic: Topic, number: int) -> tuple[Range, ...]:
+        marks, end = self._marks(topic.spec.id, number), topic.partitions[number].visible
+        found, low = list[Range](), max(marks.purged_below, topic.partitions[number].start)
+        for first, last in marks.resolved:
+            if low < first:
+                found.append((low, min(first, end)))
+            low = max(low, last)
+        return (*found, (low, end)) if low < end else tuple(found)
+
+    def _open_count(self, topic: Topic, number: int) -> int:
+        marks, partition = self._marks(topic.spec.id, number), topic.partitions[number]
+        low = max(marks.purged_below, partition.start)
+        return max(partition.visible - low, 0) - sum(max(last - max(first, low), 0) for first, last in marks.resolved)
+
+    def _open_place(self, source: bytes, id: str) -> tuple[Topic, int, int] | None:
+        topic, place = self._topics.get(self.name_for(source)), _parse(id)
+        if topic is None or place is None or place[0] >= len(topic.partitions):
+            return None
+        number, offset = place
+        if offset >= topic.partitions[number].visible or self.next_open(topic, number, offset) != offset:
+            return None
+        return topic, number, offset
+
+    # -- sending again ---------------------------------------------------------------------------------------------
+
+    def replay(self, source: bytes, id: str, override: bytes | None, done: Done) -> None:
+        """Publish this dead letter to its topic again, with another value if one is given, and resolve it: both or
+        none. OffsetNotFound: unknown, or resolved."""
+
+        def replayed(_count: int, missing: list[str], error: Exception | None) -> None:
+            done(error or (_not_found(id) if missing else None))
+
+        _Replay(self, source, [id], override, replayed).go()
+
+    def replay_many(self, source: bytes, ids: Sequence[str], done: Replayed) -> None:
+        """All of these in one intent, in this order: `done(how many, ids that are unknown or resolved, error)`."""
+        if len(ids) > REPLAY_MAX:
+            raise LimitExceeded(f"{len(ids)} dead letters in one replay, the limit is {REPLAY_MAX}")
+        _Replay(self, source, ids, None, done).go()
+
+    def claim(self, source: bytes, id: str) -> tuple[Topic, int, int] | None:
+        """Where this open dead letter is, and nobody else may replay it until it is released; None if there is none."""
+        found = self._open_place(source, id)
+        if found is None or (found[0].spec.id, *found[1:]) in self._replaying:
+            return None
+        self._replaying.add((found[0].spec.id, *found[1:]))
+        return found
+
+    def release(self, places: Iterable[tuple[Topic, int, int]]) -> None:
+        """They were not replayed."""
+        self._replaying.difference_update((topic.spec.id, number, offset) for topic, number, offset in places)
+
+    def send_again(
+        self,
+        source: bytes,
+        letters: list[tuple[tuple[Topic, int, int], DeadLetter]],
+        missing: list[str],
+        done: Replayed,
+    ) -> None:
+        """Commit a replay of claimed letters."""
+
+        def committed(error: Exception | None) -> None:
+            error = _committed(error)
+            if error is not None:
+                self.release(place for place, _ in letters)
+                done(0, missing, error)
+                return
+            self.replayed += len(letters)
+            done(len(letters), missing, None)
+
+        try:
+            topic = self._topics.ensure(source, durable=True)
+            appends, offsets = [], dict[tuple[int, int], list[int]]()
+            for (dead, number, offset), item in letters:
+                batch = kernel.build([item.value], [item.key], [item.headers], origin=item.origin)
+                there = 0 <= item.partition < len(topic.partitions)
+                appends.append((topic, item.partition if there else topic.choose(item.key), batch))
+                offsets.setdefault((dead.spec.id, number), []).append(offset)
+            effects = [(_RESOLVED, pack((*place, found))) for place, found in offsets.items()]
+            for place, found in offsets.items():
+                self._check_room(*place, found)
+            self._intents.commit(appends, effects, committed)
+        except QuintetError as refused:
+            committed(refused)
+
+    def _check_room(self, topic_id: int, number: int, offsets: list[int]) -> None:
+        if len(self._with(topic_id, number, offsets).resolved) > RANGES_MAX:
+            raise LimitExceeded(
+                f"more than {RANGES_MAX} gaps between resolved dead letters", hint="replay the oldest ones, or purge"
+            )
+
+    # -- resolving -------------------------------------------------------------------------------------------------
+
+    def purge(self, source: bytes, done: Purged) -> None:
+        """Resolve all that are there now: `done(how many, None)` when it is durable."""
+        topic = self._topics.get(self.name_for(source))
+        if topic is None:
+            done(0, None)
+            return
+        count = 0
+        waiting = len(topic.partitions)
+        failed: list[Exception] = []
+
+        def one_less(error: Exception | None) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if error is not None:
+                failed.append(error)
+            if waiting == 0:
+                done(0 if failed else count, failed[0] if failed else None)
+
+        for number, partition in enumerate(topic.partitions):
+            count += self._open_count(topic, number)
+            row = _settle(DeadRow(topic.spec.id, number, partition.visible, ()))
+            try:
+                self._table.put(_key(topic.spec.id, number), row, one_less)
+            except QuintetError as refused:
+                one_less(refused)
+
+    def forget(self, topic_id: int) -> None:
+        """A dead-letter topic was deleted: so is what is remembered of it."""
+        for row in [row for row in self._table if row.topic_id == topic_id]:
+            self._table.delete(_key(row.topic_id, row.partition))
+
+    def _resolve(self, payload: bytes, done: Done) -> None:
+        """The effect: idempotent, and a purge in between is not undone."""
+        topic_id, number, offsets = msgspec.msgpack.decode(payload, type=tuple[int, int, list[int]])
+        self._replaying.difference_update((topic_id, number, offset) for offset in offsets)
+        self._table.put(_key(topic_id, number), self._with(topic_id, number, offsets), done)
+
+    def _with(self, topic_id: int, number: int, offsets: Iterable[int]) -> DeadRow:
+        marks = self._marks(topic_id, number)
+        ranges = (*marks.resolved, *((offset, offset + 1) for offset in offsets))
+        return _settle(DeadRow(topic_id, number, marks.purged_below, ranges))
+
+    def _marks(self, topic_id: int, number: int) -> DeadRow:
+        return self._table.get(_key(topic_id, number)) or DeadRow(topic_id, number, 0, ())
+
+
+class _Browse:
+    """One look through the partitions of a dead-letter topic under way."""
+
+    __slots__ = ("_bytes", "_dead", "_done", "_items", "_maximum", "_number", "_offset", "_topic")
+
+    def __init__(self, dead: DeadLetters, topic: Topic, maximum: int, number: int, offset: int, done: Browsed) -> None:
+        self._dead = dead
+        self._topic = topic
+        self._maximum = maximum
+        self._number = number
+        self._offset = offset
+        self._bytes = 0
+        self._items: list[DeadLetter] = []
+        self._done = done
+
+    def go(self) -> None:
+        while self._number < len(self._topic.partitions) and not self._full():
+            partition = self._topic.partitions[self._number]
+            self._offset = self._dead.next_open(self._topic, self._number, self._offset)
+            if self._offset >= partition.visible:
+                self._number, self._offset = self._number + 1, 0
+                continue
+            found = partition.read(self._offset, _READ_BYTES)
+            if found is None:
+                partition.fetch(self._offset, _READ_BYTES, partial(self._fetched, partition.visible))
+                return
+            self._take(found)
+        self._done(self._items, None)
+
+    def _full(self) -> bool:
+        return len(self._items) >= self._maximum or self._bytes >= BROWSE_BYTES_MAX
+
+    def _fetched(self, visible: int, batches: list[RecordBatch], error: Exception | None) -> None:
+        if error is not None:
+            self._done([], error)
+            return
+        if not batches:  # nothing sound is left up to there
+            self._offset = visible
+        self._take(batches)
+        self.go()
+
+    def _take(self, batches: list[RecordBatch]) -> None:
+        for batch in batches:
+            index = batch.index_of(self._offset)
+            while index < batch.count and not self._full():
+                offset = batch.offset(index)
+                self._offset = self._dead.next_open(self._topic, self._number, offset)
+                if self._offset == offset:
+                    row = batch.rows(index, index + 1)[0]
+                    self._bytes += len(row[3] or b"") + len(row[2] or b"")
+                    if self._items and self._bytes > BROWSE_BYTES_MAX:  # it begins the next answer
+                        return
+                    self._items.append(_shown(self._number, row))
+                    self._offset += 1
+                index = batch.index_of(self._offset)
+            if self._full():
+                return
+            self._offset = max(self._offset, batch.next_offset)
+
+
+class _Replay:
+    """The reads of one replay under way, one after the other so that the order is kept."""
+
+    __slots__ = ("_bytes", "_dead", "_done", "_ids", "_letters", "_missing", "_next", "_override", "_source")
+
+    def __init__(
+        self, dead: DeadLetters, source: bytes, ids: Sequence[str], override: bytes | None, done: Replayed
+    ) -> None:
+        self._dead = dead
+        self._source = source
+        self._ids = ids
+        self._override = override
+        self._done = done
+        self._next = 0
+        self._bytes = 0
+        self._letters: list[tuple[tuple[Topic, int, int], DeadLetter]] = []
+        self._missing: list[str] = []
+
+    def go(self) -> None:
+        while self._next < len(self._ids):
+            id = self._ids[self._next]
+            self._next += 1
+            place = self._dead.claim(self._source, id)
+            if place is None:
+                self._missing.append(id)
+                continue
+            topic, number, offset = place
+            batches = topic.partitions[number].read(offset, 1)
+            if batches is None:
+                topic.partitions[number].fetch(offset, 1, partial(self._fetched, id, place))
+                return
+            if not self._take(id, place, batches):
+                return
+        if self._letters:
+            self._dead.send_again(self._source, self._letters, self._missing, self._done)
+        else:
+            self._done(0, self._missing, None)
+
+    def _fetched(
+        self, id: str, place: tuple[Topic, int, int], batches: list[RecordBatch], error: Exception | None
+    ) -> None:
+        if error is not None:
+            self._give_up(place, error)
+        elif self._take(id, place, batches):
+            self.go()
+
+    def _take(self, id: str, place: tuple[Topic, int, int], batches: list[RecordBatch]) -> bool:
+        row = reads.row_at(batches, place[2])
+        if row is None:
+            self._dead.release([place])
+            self._missing.append(id)
+            return True
+        if self._override is not None:
+            row = (*row[:3], self._override, *row[4:])
+        self._bytes += len(row[3] or b"") + len(row[2] or b"")
+        if self._letters and self._bytes > REPLAY_BYTES_MAX:
+            self._give_up(place, LimitExceeded(f"more than {REPLAY_BYTES_MAX} bytes in one replay", hint="name fewer"))
+            return False
+        self._letters.append((place, _shown(place[1], row)))
+        return True
+
+    def _give_up(self, place: tuple[Topic, int, int], error: Exception) -> None:
+        self._dead.release([place, *(claimed for claimed, _ in self._letters)])
+        self._done(0, self._missing, error)
+
+
+def dead_letter_name(topic: bytes, suffix: str) -> bytes:
+    """The topic's name and the suffix; of a long name the beginning and a hash."""
+    end = suffix.encode()
+    if len(topic) + len(end) <= limits.TOPIC_NAME_BYTES_MAX:
+        return topic + end
+    short = topic[: limits.TOPIC_NAME_BYTES_MAX - len(end) - 9].decode(errors="ignore").encode()
+    return short + b"~" + hashlib.sha256(topic).hexdigest()[:8].encode() + end
+
+
+def letter(source: bytes, partition: int, offset: int, row: Row, failure: Failure, now: int) -> bytearray:
+    """The record with its story in headers. Such headers that it already had are taken off: only we write them."""
+    _, timestamp, key, value, headers, _, origin = row
+    cause = [(b"cause", failure.cause.encode()), (b"topic", source)]
+    if partition != NOWHERE:
+        cause += [(b"partition", b"%d" % partition), (b"offset", b"%d" % offset)]
+    cause.append((b"attempts", b"%d" % failure.attempts))
+    if failure.error:
+        cause.append((b"error", failure.error.encode()[:ERROR_BYTES_MAX].decode(errors="ignore").encode()))
+    if failure.first_us:
+        cause.append((b"first-us", b"%d" % failure.first_us))
+    cause.append((b"last-us", b"%d" % (failure.last_us or now)))
+    story = [(PREFIX + name, text) for name, text in (*cause, *failure.more)]
+    return kernel.build([value], [key], [(*_own(headers), *story)], [timestamp], origin=origin)
+
+
+def _own(headers: Headers) -> Headers:
+    return tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
+
+
+def _shown(number: int, row: Row) -> DeadLetter:
+    """What was published to a dead-letter topic by hand has no story: it is shown without one."""
+    offset, timestamp, key, value, headers, _, origin = row
+    story = {name[len(PREFIX) :]: text or b"" for name, text in headers if name.startswith(PREFIX)}
+
+    def text(name: bytes) -> str:
+        return story.get(name, b"").decode(errors="replace")
+
+    def integer(name: bytes, otherwise: int) -> int:
+        digits = story.get(name, b"")
+        return int(digits) if digits.isdigit() and len(digits) < 20 else otherwise
+
+    return DeadLetter(
+        id=f"{number}-{offset}",
+        topic=text(b"topic"),
+        partition=integer(b"partition", NOWHERE),
+        offset=integer(b"offset", NOWHERE),
+        cause=text(b"cause"),
+        error=text(b"error"),
+        attempts=integer(b"attempts", 0),
+        first_us=integer(b"first-us", 0),
+        last_us=integer(b"last-us", 0),
+        key=key,
+        value=value,
+        headers=_own(headers),
+        timestamp=timestamp,
+        origin=origin,
+    )
+
+
+def _settle(row: DeadRow) -> DeadRow:
+    """Ranges in order, united, and none of them at or below `purged_below`."""
+    low = row.purged_below
+    ranges: list[Range] = []
+    for first, last in sorted(row.resolved):
+        if first <= low:
+            low = max(low, last)
+        elif ranges and first <= ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], last))
+        else:
+            ranges.append((first, last))
+    return DeadRow(row.topic_id, row.partition, low, tuple(ranges))
+
+
+def _first(found: Range) -> int:
+    return found[0]
+
+
+def _committed(error: Exception | None) -> Exception | None:
+    """Committed and not yet visible everywhere is committed."""
+    return None if isinstance(error, NotYetVisible) else error
+
+
+def _parse(id: str) -> tuple[int, int] | None:
+    partition, dash, offset = id.partition("-")
+    good = dash and all(part.isascii() and part.isdigit() and len(part) < 20 for part in (partition, offset))
+    return (int(partition), int(offset)) if good else None
+
+
+def _not_found(id: str) -> OffsetNotFound:
+    return OffsetNotFound(
+        f"message not found: no open dead letter {id}", hint="it was replayed or purged, or never was"
+    )
+
+
+def _key(topic_id: int, partition: int) -> bytes:
+    return b"%d-%d" % (topic_id, partition)

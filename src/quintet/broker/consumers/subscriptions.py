@@ -1,0 +1,491 @@
+"""Subscriptions that outlive connections: made, found by their owner, saved, timed, and their dead letters buried.
+
+A subscription belongs to the name of the principal that made it; to anybody else it does not exist. What it has not
+settled is saved in `__subscriptions` a moment after it changed (SAVE_EVERY_US): after a crash at most that much is
+delivered again, never less. What it says was delivered and settled is in the audit first (broker/audit/delivery_events.py). A record whose
+attempts are used up goes to the dead-letter topic and is settled in one intent: it is there exactly once, whenever the power
+goes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+
+from quintet.broker.atomic.dead_letters import DeadLetters, Failure
+from quintet.broker.atomic.intents import Intents, pack
+from quintet.broker.audit.delivery_events import Events
+from quintet.broker.table import Done, Table
+from quintet.broker.topics import reads
+from quintet.broker.topics.catalog import Topic, Topics
+from quintet.delivery.lane import Lane
+from quintet.delivery.subscription import Policy, Subscription
+from quintet.model.batch import Row
+from quintet.model.errors import LimitExceeded, QuintetError, StorageError
+from quintet.model.scheduler import Scheduler
+
+SAVE_EVERY_US = 200_000
+IDLE_CHECK_EVERY_US = 60_000_000
+KEPT_OWNER = (
+    "(queue)"  # of the subscriptions that hold the backlog of a queue: they wait for a reader as long as it takes
+)
+MAILBOX_OWNER = (
+    "(mailbox)"  # of the subscriptions of peers' mailboxes: what is not settled waits for the next connection
+)
+MAILBOX_TIMEOUT_US = 10 * 365 * 24 * 3600 * 1_000_000  # nothing is sent twice over one connection
+MAILBOX_IN_FLIGHT_MAX = (
+    100_000  # of one partition, as many as a mailbox holds unless configured otherwise: each is remembered
+)
+ATTEMPTS_WITHOUT_END = 1 << 30  # on a dead-letter topic itself: there is nowhere further to go
+_SETTLED = "settled"  # (subscription id, partition, offset)
+
+Report = Callable[[str, dict[str, object]], None]
+
+
+class LaneRow(msgspec.Struct, frozen=True):
+    """One partition's progress: next offset, and ranges (first, last, attempts) still pending."""
+
+    position: int
+    pending: list[tuple[int, int, int]]
+
+
+class SubscriptionRow(msgspec.Struct, frozen=True):
+    """What `__subscriptions` keeps."""
+
+    id: int
+    owner: str
+    topic: str
+    qos: int
+    lanes: list[LaneRow]
+    door: str = "blipmq"
+    name: str = ""  # its owner's word for it; "": it has none
+
+
+class Subscriptions:
+    """All subscriptions by id."""
+
+    def __init__(
+        self,
+        table: Table[SubscriptionRow],
+        topics: Topics,
+        policy: Policy,
+        scheduler: Scheduler,
+        report: Report,
+        *,
+        dead_letter_suffix: str,
+        idle_us: int,
+        subscriptions_max: int,
+        dead: DeadLetters,
+        intents: Intents,
+        events: Events | None = None,
+    ) -> None:
+        self.events = events
+        self._table = table
+        self._topics = topics
+        self._policy = policy
+        self._mailbox_policy = replace(
+            policy,
+            attempts_max=ATTEMPTS_WITHOUT_END,
+            push_timeout_us=MAILBOX_TIMEOUT_US,
+            in_flight_max=MAILBOX_IN_FLIGHT_MAX,
+        )
+        self._scheduler = scheduler
+        self._report = report
+        self._suffix = dead_letter_suffix
+        self._idle_us = idle_us
+        self._max = subscriptions_max
+        self._by_id: dict[int, Subscription] = {}
+        self._by_name: dict[tuple[str, bytes, str], Subscription] = {}  # owner, topic, name
+        self._unmade: dict[int, list[Done]] = {}  # rows on their way to the disk, and who waits for them
+        self._last_id = 0
+        self._last_transient = 0
+        self._dirty: list[Subscription] = []
+        self._timed: set[Subscription] = set()
+        self._dead = dead
+        self._burying: set[tuple[int, int, int]] = set()
+        self._settling: dict[int, list[Done]] = {}
+        self._saved_at = 0
+        self._idle_checked_at = 0
+        self._delivered_by_removed = 0
+        self.redelivered = 0
+        self.dead_lettered = 0
+        intents.on_effect(_SETTLED, self._settle)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def delivered(self) -> int:
+        return self._delivered_by_removed + sum(s.delivered for s in self._by_id.values())
+
+    @property
+    def push_timeout_us(self) -> int:
+        return self._policy.push_timeout_us
+
+    @property
+    def in_flight_max(self) -> int:
+        """Of one partition of a subscription, unless its reader wants another."""
+        return self._policy.in_flight_max
+
+    def all(self) -> list[Subscription]:
+        return list(self._by_id.values())
+
+    # -- making and finding ----------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Take up the subscriptions of the last run where they were."""
+        for row in self._table:
+            topic = self._topics.recall(row.topic.encode())
+            lanes = []
+            for number, partition in enumerate(topic.partitions):
+                lane = Lane(partition, partition.visible)
+                if number < len(row.lanes) and not topic.in_memory:
+                    saved = row.lanes[number]
+                    if saved.position > partition.visible and topic.spec.durability == "fsync":
+                        self._beyond_end(row, number, saved.position, partition.visible)
+                    lane.restore(min(saved.position, partition.visible), saved.pending)
+                lanes.append(lane)
+            # Its idle time starts again with the broker.
+            self._open(row.id, row.owner, topic, row.qos, lanes, row.door, row.name)
+            self._last_id = max(self._last_id, row.id)
+
+    def _beyond_end(self, row: SubscriptionRow, partition: int, position: int, end: int) -> None:
+        """Of what is always synced first nothing can be missing: it was lost, or the topic's folder is an older one."""
+        fields = {"subscription": row.id, "topic": row.topic, "partition": partition, "from": position, "to": end}
+        self._report("subscription_beyond_end", fields)
+
+    def create(
+        self,
+        owner: str,
+        topic: Topic,
+        qos: int,
+        done: Callable[[Exception | None], None],
+        *,
+        door: str = "blipmq",
+        from_start: bool = False,
+        starts: Sequence[int] = (),
+        name: str = "",
+    ) -> Subscription:
+        """A new subscription at the tail of the topic, or at its start, or at these offsets of its partitions; done when it
+        would survive a restart. With a name its owner finds it again by that (`named`)."""
+        assert not name or self.named(owner, topic, name) is None, "a name stands for one subscription"
+        self.check_room()
+        self._last_id += 1
+        # From `visible`, not `end`: what is on its way to the disk may yet be refused, and its offsets given to others.
+        lanes = [Lane(p, p.start if from_start else p.visible) for p in topic.partitions]
+        _begin(lanes, starts)
+        subscription = self._open(self._last_id, owner, topic, qos, lanes, door, name)
+        self._unmade[subscription.id] = []
+        try:
+            self._table.put(_key(subscription.id), _row(subscription), partial(self._made, subscription, topic, done))
+        except StorageError as error:
+            self._made(subscription, topic, None, error)
+            raise
+        return subscription
+
+    def transient(
+        self,
+        owner: str,
+        topic: Topic,
+        *,
+        door: str = "fast",
+        qos: int = 0,
+        starts: Sequence[int] = (),
+        partitions: Sequence[int] | None = None,
+    ) -> Subscription:
+        """A subscription that lives as long as its reader: an id below 0, in no table. At the tail of the topic or at these
+        offsets of its partitions. With `partitions` it has lanes for these only, and what its reader does not settle is
+        given to it without end: the position of a group does not pass it."""
+        self.check_room()
+        self._last_transient -= 1
+        numbers = range(len(topic.partitions)) if partitions is None else partitions
+        lanes = [Lane(topic.partitions[number], topic.partitions[number].visible) for number in numbers]
+        _begin(lanes, starts)
+        subscription = self._open(self._last_transient, owner, topic, qos, lanes, door)
+        if partitions is not None:
+            subscription.limit(attempts_max=ATTEMPTS_WITHOUT_END)
+        return subscription
+
+    def check_room(self) -> None:
+        """Raise now what making one more would raise."""
+        if len(self._by_id) >= self._max:
+            raise LimitExceeded(
+                f"no more subscriptions: there are {len(self._by_id)}, the limit is delivery.subscriptions_max"
+            )
+
+    def _made(
+        self,
+        subscription: Subscription,
+        topic: Topic,
+        done: Callable[[Exception | None], None] | None,
+        error: Exception | None,
+    ) -> None:
+        if error is not None:
+            self._by_id.pop(subscription.id, None)
+            self._unname(subscription)
+            topic.subscriptions.discard(subscription)
+        waiting = self._unmade.pop(subscription.id, [])
+        for call in waiting if done is None else [done, *waiting]:
+            call(error)
+
+    def when_made(self, subscription: Subscription, done: Done) -> None:
+        """For who finds one by its name: done when it would survive a restart, or with the error why there is none."""
+        waiting = self._unmade.get(subscription.id)
+        if waiting is None:
+            done(None)
+        else:
+            waiting.append(done)
+
+    def _open(
+        self, id: int, owner: str, topic: Topic, qos: int, lanes: list[Lane], door: str, name: str = ""
+    ) -> Subscription:
+        policy = self._policy
+        who = ""
+        if owner == MAILBOX_OWNER:
+            policy = self._mailbox_policy
+            who = topic.name.partition("/")[2]
+        elif topic.name.endswith(self._suffix):
+            policy = replace(policy, attempts_max=ATTEMPTS_WITHOUT_END)
+        trails = None if self.events is None else self.events.trails
+        subscription = Subscription(
+            id,
+            owner,
+            topic.raw,
+            qos,
+            lanes,
+            policy,
+            self._scheduler.now,
+            self._scheduler.monotonic,
+            self._changed,
+            door=door,
+            who=who,
+            trails=trails,
+            name=name,
+        )
+        self._by_id[id] = subscription
+        if name:
+            self._by_name[owner, topic.raw, name] = subscription
+        topic.subscribed(subscription)
+        return subscription
+
+    def find(self, owner: str, id: int) -> Subscription | None:
+        """The subscription, if it is this owner's."""
+        subscription = self._by_id.get(id)
+        return subscription if subscription is not None and subscription.owner == owner else None
+
+    def named(self, owner: str, topic: Topic, name: str) -> Subscription | None:
+        """This owner's subscription of that name to the topic."""
+        return self._by_name.get((owner, topic.raw, name))
+
+    def _unname(self, subscription: Subscription) -> None:
+        key = (subscription.owner, subscription.topic_name, subscription.name)
+        if self._by_name.get(key) is subscription:
+            del self._by_name[key]
+
+    @property
+    def skipped(self) -> int:
+        """Records that expired, or that retention or quarantine took, before they could be delivered."""
+        return sum(lane.skipped for subscription in self._by_id.values() for lane in subscription.lanes)
+
+    def remove(self, subscription: Subscription) -> None:
+        if subscription.id > 0:
+            self._table.delete(_key(subscription.id))
+        del self._by_id[subscription.id]
+        self._unname(subscription)
+        self._delivered_by_removed += subscription.delivered
+        self._timed.discard(subscription)
+        topic = self._topics.get(subscription.topic_name)
+        if topic is not None:
+            topic.subscriptions.discard(subscription)
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def _changed(self, subscription: Subscription) -> None:
+        self._dirty.append(subscription)
+        self._timed.add(subscription)
+
+    def tick(self, monotonic: int) -> None:
+        """Redeliver what is due, bury what is dead, save what changed. Called about every 50 ms."""
+        for subscription in list(self._timed):
+            deadline = subscription.next_deadline()
+            if deadline is not None and deadline <= monotonic:
+                self.redelivered += 1
+                subscription.expire(monotonic)
+            if subscription.failed:
+                subscription.read_again()
+            dead = subscription.collect_dead()
+            for lane, offsets in dead:
+                self._bury(subscription, lane, offsets)
+            if deadline is None and not dead and not subscription.dirty and not subscription.failed:
+                self._timed.discard(subscription)
+        if monotonic - self._saved_at >= SAVE_EVERY_US:
+            self._saved_at = monotonic
+            self.save()
+            self._drop_idle(monotonic)
+
+    def save(self) -> None:
+        """Append the state of every subscription that changed."""
+        dirty, self._dirty = self._dirty, []
+        for subscription in dirty:
+            subscription.dirty = False
+            topic = self._topics.get(subscription.topic_name)
+            if topic is None or topic.in_memory or subscription.id < 0 or subscription.id not in self._by_id:
+                continue
+            self._after(partial(self._store, subscription, _row(subscription)))
+
+    def _after(self, call: Callable[[], None]) -> None:
+        """Call when the rows of the audit that led to the state as it is now are durable."""
+        if self.events is None:
+            call()
+        else:
+            self.events.after(call)
+
+    def _store(self, subscription: Subscription, row: SubscriptionRow) -> None:
+        if self._by_id.get(subscription.id) is not subscription:  # removed meanwhile
+            return
+        try:
+            self._table.put(_key(subscription.id), row)
+        except QuintetError:  # a full disk, or the last of a broker that stops: it is dirty again, and tried again
+            if not subscription.dirty:
+                subscription.dirty = True
+                self._changed(subscription)
+
+    def _drop_idle(self, monotonic: int) -> None:
+        if not self._idle_us or monotonic - self._idle_checked_at < IDLE_CHECK_EVERY_US:
+            return
+        self._idle_checked_at = monotonic
+        for subscription in list(self._by_id.values()):
+            idle = subscription.sink is None and monotonic - subscription.last_used > self._idle_us
+            if idle and subscription.owner not in (KEPT_OWNER, MAILBOX_OWNER):
+                self._report("subscription_expired", {"subscription": subscription.id, "owner": subscription.owner,
+                                                      "backlog": subscription.backlog()})  # fmt: skip
+                try:
+                    self.remove(subscription)
+                except StorageError:  # a full disk: it is forgotten later
+                    return
+
+    # -- dead letters ----------------------------------------------------------------------------------------------
+
+    def _bury(self, subscription: Subscription, lane: Lane, offsets: dict[int, int]) -> None:
+        for offset, attempts in offsets.items():
+            mark = (subscription.id, lane.partition.number, offset)
+            if mark not in self._burying:
+                self._burying.add(mark)
+                reads.read_row(lane.partition, offset, partial(self._found, subscription, lane, offset, attempts))
+
+    def _found(
+        self,
+        subscription: Subscription,
+        lane: Lane,
+        offset: int,
+        attempts: int,
+        row: Row | None,
+        error: Exception | None,
+    ) -> None:
+        done = partial(self._buried, subscription, lane, offset, attempts)
+        number = lane.partition.number
+        if (
+            row is None
+        ):  # it could not be read now; or retention or quarantine took it, and there is nothing left to keep
+            if error is not None:
+                done(error)
+                return
+            self._burying.discard((subscription.id, number, offset))
+            lane.settle(offset)
+            lane.skipped += 1
+            self._go_on(subscription)
+            return
+        failure = Failure(
+            "not acknowledged", attempts=attempts, more=((b"subscription", str(subscription.id).encode()),)
+        )
+        effect = (_SETTLED, pack((subscription.id, number, offset)))
+        bury = partial(self._dead.bury, subscription.topic_name, number, offset, row, failure, [effect], done)
+        self._after(bury)  # it says how often the record was delivered
+
+    def _buried(
+        self, subscription: Subscription, lane: Lane, offset: int, attempts: int, error: Exception | None
+    ) -> None:
+        """Committed: the effect has settled it, or will. Refused (a full disk, too many topics): it is tried again after
+        another attempt to deliver."""
+        if error is None:
+            self.dead_lettered += 1
+        else:
+            self._burying.discard((subscription.id, lane.partition.number, offset))
+            if lane.dead.pop(offset, None) is None:
+                return
+            lane.retry[offset] = attempts - 1
+            self._report("dead_letter_failed", {"subscription": subscription.id, "offset": offset, "error": str(error)})
+        self._go_on(subscription)
+
+    def _go_on(self, subscription: Subscription) -> None:
+        """A place in its window became free."""
+        if not subscription.dirty:
+            subscription.dirty = True
+            self._changed(subscription)
+        subscription.pump()
+
+    def _settle(self, payload: bytes, done: Done) -> None:
+        """The effect of a burial: the offset is settled, and done when a row that says so is durable. All that are
+        settled in one turn share one row."""
+        id, number, offset = msgspec.msgpack.decode(payload, type=tuple[int, int, int])
+        self._burying.discard((id, number, offset))
+        subscription = self._by_id.get(id)
+        if subscription is None or number >= len(subscription.lanes):
+            done(None)
+            return
+        if offset < subscription.lanes[number].partition.visible:  # not so: the topic was made again meanwhile
+            subscription.lanes[number].settle(offset)
+        waiting = self._settling.get(id)
+        if waiting is not None:
+            waiting.append(done)
+            return
+        self._settling[id] = [done]
+        self._scheduler.soon(partial(self._save_settled, id))
+
+    def _save_settled(self, id: int) -> None:
+        waiting = self._settling.pop(id)
+
+        def saved(error: Exception | None) -> None:
+            for done in waiting:
+                done(error)
+
+        subscription = self._by_id.get(id)
+        topic = None if subscription is None else self._topics.get(subscription.topic_name)
+        if (
+            subscription is None or id < 0 or topic is None or topic.in_memory
+        ):  # gone, or it does not outlive the broker
+            saved(None)
+            return
+        self._after(partial(self._store_settled, subscription, _row(subscription), saved))
+
+    def _store_settled(self, subscription: Subscription, row: SubscriptionRow, saved: Done) -> None:
+        if self._by_id.get(subscription.id) is not subscription:
+            saved(None)
+            return
+        try:
+            self._table.put(_key(subscription.id), row, saved)
+        except QuintetError as refused:
+            saved(refused)
+
+
+def _begin(lanes: list[Lane], starts: Sequence[int]) -> None:
+    for lane, start in zip(lanes, starts, strict=False):
+        lane.position = min(max(start, lane.partition.start), lane.partition.visible)
+
+
+def _key(id: int) -> bytes:
+    return str(id).encode()
+
+
+def _row(subscription: Subscription) -> SubscriptionRow:
+    lanes = [LaneRow(position, pending) for position, pending in (lane.state() for lane in subscription.lanes)]
+    return SubscriptionRow(
+        subscription.id,
+        subscription.owner,
+        subscription.topic_name.decode(),
+        subscription.qos,
+        lanes,
+        subscription.door,
+        subscription.name,
+    )

@@ -1,0 +1,693 @@
+"""Named peers and their mailboxes: who owns a name, who is connected, what waits for whom.
+
+    register:  name -> row in `__peers`, durable -> bound to a connection (the one before it is dropped)
+    send:      outbox of the recipient's mailbox -> end of the turn -> one batch per mailbox -> its topic -> subscription
+    deliver:   the mailbox's subscription pushes to the bound connection; what is not acknowledged comes again with the next
+
+A name belongs to the owner (a principal's name) that registered it first, after a disconnect and a restart, too. Its
+mailbox is the topic `peerbus/NAME`, made with the first message, and one subscription that outlives connections. A name is
+free again when that topic is deleted, after `name_idle_us` with nothing waiting, or when its owner wants another name and has
+as many as it may. Copies of broadcasts do not count as waiting: they go to who is connected, and are kept for less long
+(ADR 18).
+
+Ids of messages are remembered per sender for at least `replay_window_us`; after a restart they are read back from the
+mailboxes, whose records have them as keys. Sockets, JSON and close codes are the door's business.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from quintet.broker.consumers.subscriptions import MAILBOX_OWNER, Subscriptions
+from quintet.broker.doors.mailbox import (
+    FIRST_PARTITION,
+    MEASURE_EVERY_US,
+    ORIGIN_PREFIX,
+    TOPIC_PREFIX,
+    Done,
+    Holder,
+    Letter,
+    Mailbox,
+    PeerRow,
+    batch_of,
+    bytes_waiting,
+    seen_key,
+    time_of,
+)
+from quintet.broker.identity.access import Access, Principal
+from quintet.broker.table import Table
+from quintet.broker.topics.catalog import Topic, Topics
+from quintet.model import envelope, limits
+from quintet.model.errors import (
+    Busy,
+    LimitExceeded,
+    NameClaimed,
+    ProtocolError,
+    QuintetError,
+    StorageError,
+    TopicNotFound,
+)
+from quintet.model.scheduler import Scheduler
+
+TABLE: Final = (14, "__peers")
+DOOR: Final = "peerbus"
+
+DAY_US: Final = 24 * 3600 * 1_000_000
+FOREVER_US: Final = 100 * 365 * DAY_US  # what a mailbox without a time to live keeps
+PEERS_MAX: Final = 100_000  # names
+TAKEOVERS_MAX: Final = 10  # of one name within ...
+TAKEOVERS_WITHIN_US: Final = 10_000_000
+PRUNE_EVERY_US: Final = 10_000_000  # how often what expired in the mailboxes of absent peers is passed over
+FLUSH_TURN_US: Final = 5_000  # of writing outboxes in one turn; a topic that must be made first costs about 0.1 ms
+FLUSH_LOOK_EVERY: Final = 16  # outboxes between two looks at the clock
+FLUSH_BYTES: Final = 4 * limits.MIB  # of an outbox: above it, it does not wait for the end of the turn
+BROADCAST_BYTES_PER_SECOND: Final = 64 * limits.MIB  # of copies one sender causes ...
+COPY_BYTES: Final = limits.KIB  # what a copy costs beside its envelope: the work is the same for a small one
+BROADCAST_BURST_BYTES: Final = 256 * limits.MIB  # ... and how much of it may be saved up
+
+REPORT_EVERY_US: Final = 1_000_000  # how often an envelope that was not taken is written to the broker's log
+RECLAIM_EVERY_US: Final = 1_000_000  # how often all names are looked through for topics that can be given up ...
+RECLAIM_TOPICS_MAX: Final = 32  # ... and how many of them at a time
+
+DROPS: Final = (
+    "bad_envelope", "broadcast_budget", "duplicate", "forbidden", "quota", "reserved", "sender", "signature", "stale",
+    "storage", "unknown_recipient",
+)  # fmt: skip
+
+Report = Callable[[str, dict[str, object]], None]
+Discard = Callable[[Topic], bool]  # delete this topic, unless somebody else reads it
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOptions:
+    """The peers' branch of the configuration. Times in microseconds."""
+
+    secret: bytes = b""
+    keys: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # peer -> id of a key -> key
+    verify: bool = False
+    refuse_foreign_sender: bool = True
+    replay_window_us: int = 600_000_000
+    replay_ids_max: int = 1_000_000
+    mailbox_messages_max: int = 100_000
+    mailbox_bytes_max: int = 256 * limits.MIB
+    mailbox_ttl_us: int = 7 * DAY_US
+    broadcast_ttl_us: int = DAY_US
+    name_idle_us: int = 30 * DAY_US
+    names_per_owner_max: int = 1_000
+
+    @property
+    def fresh_us(self) -> int:
+        """How long an id is remembered: an envelope that is dated a window ahead is not stale for two."""
+        return 2 * self.replay_window_us if self.verify or self.keys else self.replay_window_us
+
+
+class Seen:
+    """Ids of messages, each remembered for a window at least, and no more than `ids_max` of them: two generations."""
+
+    def __init__(self, window_us: int, ids_max: int) -> None:
+        self.resize(window_us, ids_max)
+        self._young: set[str] = set()
+        self._old: set[str] = set()
+        self._since = 0
+
+    def resize(self, window_us: int, ids_max: int) -> None:
+        self._window_us = window_us
+        self._half = max(ids_max // 2, 1)
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def add(self, key: str, monotonic: int) -> bool:
+        """Remember it; False if it was there already."""
+        if monotonic - self._since >= self._window_us or len(self._young) >= self._half:
+            # Begun two windows ago: even its last id is a whole window old.
+            self._old = self._young if monotonic - self._since < 2 * self._window_us else set()
+            self._young = set()
+            self._since = monotonic
+        if key in self._young or key in self._old:
+            return False
+        self._young.add(key)
+        return True
+
+    def keep_longer(self, more_us: int) -> None:
+        """The clock was set back: dates of messages that were seen are fresh again, for so much longer."""
+        self._since += more_us
+
+    def forget(self, key: str) -> None:
+        self._young.discard(key)
+        self._old.discard(key)
+
+
+class Peers:
+    """All names. Made by the broker; the verbs are the door's."""
+
+    def __init__(
+        self,
+        table: Table[PeerRow],
+        topics: Topics,
+        subscriptions: Subscriptions,
+        access: Access,
+        scheduler: Scheduler,
+        options: PeerOptions,
+        report: Report,
+        discard: Discard,
+    ) -> None:
+        self._options = options
+        self._report = report
+        self._discard = discard
+        self._reported_at = self._reclaimed_at = -REPORT_EVERY_US
+        self.dropped = dict.fromkeys(DROPS, 0)
+        self.sent = self.broadcasts = self.takeovers = 0
+        self.listed: bytes | None = None  # the door's: `names` as it tells them, None when they have changed
+        self._table = table
+        self._topics = topics
+        self._subscriptions = subscriptions
+        self._access = access
+        self._scheduler = scheduler
+        self._by_name: dict[str, Mailbox] = {}
+        self._by_owner: dict[str, dict[str, Mailbox]] = {}
+        self._connected: list[str] = []
+        self._dirty: deque[Mailbox] = deque()
+        self._dirtied = self._flushed = 0  # how many mailboxes were ever put there, and taken from there
+        self._writes = 0  # begun
+        self._unfinished: dict[int, None] = {}  # numbers of writes on their way, rising
+        self._at_flush: deque[tuple[int, Done]] = deque()  # who waits for outboxes, up to a number of `_dirtied`
+        self._waiting: deque[tuple[int, Done]] = deque()  # who waits for writes up to a number
+        self._seen = Seen(options.fresh_us, options.replay_ids_max)
+        self._looked_at = (-1, -1)  # topics and rights when mailboxes were last compared with them
+        self._pruned_at = -PRUNE_EVERY_US
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def options(self) -> PeerOptions:
+        return self._options
+
+    @options.setter
+    def options(self, options: PeerOptions) -> None:
+        self._options = options
+        self._seen.resize(options.fresh_us, options.replay_ids_max)
+
+    @property
+    def connected(self) -> int:
+        return len(self._connected)
+
+    @property
+    def remembered(self) -> int:
+        """Ids of messages that would be refused as duplicates."""
+        return len(self._seen)
+
+    def load(self) -> None:
+        """Take up the names and mailboxes of the last run, and the ids of the recent past."""
+        now, monotonic = self._scheduler.now(), self._scheduler.monotonic()
+        for row in self._table:
+            # The broker was away, perhaps for long, or the clock is wrong: peers have a day to come back before their
+            # names are free.
+            idle_us = min(max(now - row.seen, 0), max(self.options.name_idle_us - DAY_US, 0))
+            mailbox = self._by_name[row.name] = Mailbox(row, durable=True, seen=monotonic - idle_us)
+            self._by_owner.setdefault(row.owner, {})[row.name] = mailbox
+        for subscription in self._subscriptions.all():
+            if subscription.owner == MAILBOX_OWNER:
+                name = subscription.topic_name.decode().removeprefix(TOPIC_PREFIX)
+                found = self._by_name.get(name)
+                topic = self._topics.get(subscription.topic_name)
+                if found is not None and found.subscription is None and topic is not None:
+                    found.subscription = subscription
+                    found.has_topic(topic)
+                else:  # of a name that was freed when the power went: nobody would ever read it
+                    with suppress(StorageError):
+                        self._subscriptions.remove(subscription)
+        for topic in self._topics.all():
+            if topic.name.startswith(TOPIC_PREFIX):
+                self._remember(topic, now)
+
+    def _remember(self, topic: Topic, now: int) -> None:
+        """Read back the ids of one mailbox. Blocks: only used at start."""
+        since, monotonic = now - self.options.fresh_us, self._scheduler.monotonic()
+        for partition in topic.partitions:
+            offset = max(partition.offset_at(since), partition.visible - self.options.replay_ids_max)
+            while offset < partition.visible:
+                batches = partition.read_now(offset)
+                if not batches:
+                    break
+                for batch in batches:
+                    for _, timestamp, key, _, _, _, origin in batch.rows():
+                        if key is not None and timestamp >= since and origin.startswith(ORIGIN_PREFIX):
+                            sender = origin.removeprefix(ORIGIN_PREFIX).decode(errors="replace")
+                            self._seen.add(seen_key(sender, key.decode(errors="replace")), monotonic)
+                    offset = batch.next_offset
+
+    # -- names -----------------------------------------------------------------------------------------------------
+
+    def register(self, name: str, principal: Principal, done: Done, peer: str = "") -> Mailbox:
+        """The mailbox of this name for this owner. While it is `waiting`, done(error) comes when the name is its own after
+        a restart, too. NameClaimed if it is another's, Forbidden without the right, Busy after too many takeovers."""
+        self._access.require(principal, "subscribe", TOPIC_PREFIX + name, peer)
+        mailbox = self._by_name.get(name)
+        if mailbox is None:
+            return self._new(name, principal.name, done)
+        if mailbox.owner != principal.name:
+            raise NameClaimed(f"the peer name {name!r} is another owner's", hint="choose another name")
+        if mailbox.holder is not None and not self._may_take_over(mailbox):
+            raise Busy(f"the peer name {name!r} was taken over {TAKEOVERS_MAX} times in a few seconds")
+        if mailbox.waiting is not None:
+            mailbox.waiting.append(done)
+        else:
+            self._keep_seen(mailbox)
+        return mailbox
+
+    def _new(self, name: str, owner: str, done: Done) -> Mailbox:
+        if len(self._by_name) >= PEERS_MAX:
+            raise LimitExceeded(f"no more peer names: there are {PEERS_MAX}")
+        self._check_names_of(owner)
+        now = self._scheduler.now()
+        row = PeerRow(name, owner, now, now)
+        topic = self._topics.get((TOPIC_PREFIX + name).encode())
+        if topic is not None:  # what is in it was put there before there was such a peer: no backfill
+            starts = tuple(partition.visible for partition in topic.partitions)
+            row = PeerRow(name, owner, now, now, topic.spec.id, starts)
+        mailbox = Mailbox(row, durable=False, seen=self._scheduler.monotonic())
+        mailbox.waiting = [done]
+        self._table.put(row.name.encode(), row, partial(self._kept, mailbox))
+        self._by_name[name] = mailbox
+        self._by_owner.setdefault(owner, {})[name] = mailbox
+        if topic is not None:
+            self._open(mailbox, topic)
+        return mailbox
+
+    def _check_names_of(self, owner: str) -> None:
+        """Room for one more name of this owner, if need be that of its name which was not used for longest."""
+        names, most = self._by_owner.get(owner, {}), self.options.names_per_owner_max
+        if len(names) < most:
+            return
+        idle = [mailbox for mailbox in names.values() if mailbox.dispensable]
+        if idle:
+            self._free(min(idle, key=lambda mailbox: mailbox.left))
+        if len(self._by_owner.get(owner, {})) >= most:
+            raise LimitExceeded(
+                f"{owner} has {most} peer names, all connected or with messages waiting; the limit is {most} "
+                "(peers.names_per_owner_max)",
+                hint="end a connection, read what waits, or raise the limit",
+            )
+
+    def _kept(self, mailbox: Mailbox, error: Exception | None) -> None:
+        waiting, mailbox.waiting = mailbox.waiting or [], None
+        mailbox.durable = error is None
+        if error is not None and self._by_name.get(mailbox.name) is mailbox:
+            self._forget(mailbox)
+        for done in waiting:
+            done(error)
+
+    def _keep_seen(self, mailbox: Mailbox) -> None:
+        monotonic = self._scheduler.monotonic()
+        if monotonic - mailbox.seen > DAY_US:
+            mailbox.seen = monotonic
+            mailbox.row = msgspec.structs.replace(mailbox.row, seen=self._scheduler.now())
+            with suppress(StorageError):  # a full disk: it is kept the next time
+                self._table.put(mailbox.name.encode(), mailbox.row)
+
+    def _may_take_over(self, mailbox: Mailbox) -> bool:
+        monotonic = self._scheduler.monotonic()
+        if monotonic - mailbox.takeovers_since > TAKEOVERS_WITHIN_US:
+            mailbox.takeovers, mailbox.takeovers_since = 0, monotonic
+        mailbox.takeovers += 1
+        return mailbox.takeovers <= TAKEOVERS_MAX
+
+    def bind(self, mailbox: Mailbox, holder: Holder) -> None:
+        """The name is this session's now; the one that had it is told."""
+        before, mailbox.holder = mailbox.holder, holder
+        if before is None:
+            insort(self._connected, mailbox.name)
+            self.listed = None
+        else:
+            self.takeovers += 1
+            mailbox.detach()
+            before.lost_name(freed=False)
+
+    def release(self, mailbox: Mailbox, holder: Holder) -> None:
+        """The session is gone. What it had not acknowledged waits for the next."""
+        if mailbox.holder is not holder:
+            return
+        mailbox.holder = None
+        mailbox.left = self._scheduler.monotonic()
+        mailbox.detach()
+        self._disconnected(mailbox.name)
+        if not mailbox.gone:
+            self._keep_seen(mailbox)
+
+    def _disconnected(self, name: str) -> None:
+        at = bisect_left(self._connected, name)
+        assert self._connected[at] == name, "a name that was bound is among the connected ones"
+        del self._connected[at]
+        self.listed = None
+
+    def names(self) -> list[str]:
+        """Connected peers, sorted."""
+        return self._connected
+
+    def find(self, name: str) -> Mailbox | None:
+        return self._by_name.get(name)
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def drop(self, reason: str, sender: Mailbox | None = None, why: str = "") -> None:
+        """Count a message that goes nowhere: the wire has no word for it. If it says why, that is in the broker's log, for
+        one message a second."""
+        self.dropped[reason] += 1
+        monotonic = self._scheduler.monotonic()
+        if why and monotonic - self._reported_at >= REPORT_EVERY_US:
+            self._reported_at = monotonic
+            name = "" if sender is None else sender.name
+            self._report("peer_message_dropped", {"reason": reason, "name": name, "why": why})
+
+    def admit(self, sender: Mailbox, id: str, claimed: str, ts: str, data: bytes, now: int) -> bool:
+        """Whether this peer may send this envelope now, and has not sent it before; counted if not."""
+        options = self.options
+        keys = options.keys.get(sender.name)
+        judged = options.verify or keys is not None
+        if claimed != sender.name and (judged or options.refuse_foreign_sender):
+            self.dropped["sender"] += 1
+            return False
+        if judged:
+            if not self._genuine(data, keys):
+                self.dropped["signature"] += 1
+                return False
+            said = time_of(ts)
+            if said is not None and abs(now - said) > options.replay_window_us:
+                self.dropped["stale"] += 1
+                return False
+        if not self._seen.add(seen_key(sender.name, id), self._scheduler.monotonic()):
+            self.dropped["duplicate"] += 1
+            return False
+        return True
+
+    def _genuine(self, data: bytes, keys: Mapping[str, bytes] | None) -> bool:
+        try:
+            found = envelope.parse(data, strict=False)
+        except ProtocolError:
+            return False
+        secret = self.options.secret
+        if keys is not None:
+            kid, _, digits = found.hmac.partition(":")
+            secret, found = keys.get(kid, b""), found._replace(hmac=digits)
+        return envelope.genuine(found, secret, data)
+
+    def send(self, sender: Mailbox, recipient: Mailbox, id: str, data: bytes) -> None:
+        """Put an admitted envelope into a mailbox."""
+        if self._put(sender, recipient, id.encode(), data, copy=False):
+            self.sent += 1
+        else:
+            self._seen.forget(seen_key(sender.name, id))
+
+    def broadcast(self, sender: Mailbox, principal: Principal, id: str, data: bytes) -> None:
+        """Put an admitted envelope into the mailbox of every peer that is connected, but the sender's: what is sent to names
+        that came and went would cost a topic for each of them, and nobody would read it."""
+        if not self._may_broadcast(sender, (len(data) + COPY_BYTES) * (len(self._connected) - 1)):
+            self.dropped["broadcast_budget"] += 1  # before anything is done for each recipient
+            self._seen.forget(seen_key(sender.name, id))
+            return
+        others = [self._by_name[name] for name in self._connected if name != sender.name]
+        allowed = [m for m in others if self._access.allowed(principal, "publish", m.raw.decode())]
+        self.dropped["forbidden"] += len(others) - len(allowed)
+        self.broadcasts += 1
+        key = id.encode()
+        for mailbox in allowed:
+            self.sent += self._put(sender, mailbox, key, data, copy=True)
+
+    def _may_broadcast(self, sender: Mailbox, cost: int) -> bool:
+        """Copies cost disk for every recipient: a sender has so many bytes of them a second, and some saved up."""
+        monotonic = self._scheduler.monotonic()
+        earned = (monotonic - sender.broadcast_since) * BROADCAST_BYTES_PER_SECOND // 1_000_000
+        sender.broadcast_bytes = max(0, sender.broadcast_bytes - earned)
+        sender.broadcast_since = monotonic
+        if sender.broadcast_bytes + cost > BROADCAST_BURST_BYTES:
+            return False
+        sender.broadcast_bytes += cost
+        return True
+
+    def _put(self, sender: Mailbox, mailbox: Mailbox, key: bytes, data: bytes, *, copy: bool) -> bool:
+        size = len(data)
+        if (mailbox.room_messages <= 0 or mailbox.room_bytes < size) and not self._measure(mailbox, size):
+            self.dropped["quota"] += 1
+            return False
+        mailbox.room_messages -= 1
+        mailbox.room_bytes -= size
+        letter = (sender.origin, key, data, copy)
+        if mailbox.outbox is None:
+            mailbox.outbox = [letter]
+            mailbox.outbox_bytes = size
+            if not self._dirty:
+                self._scheduler.soon(self._flush_some)
+            self._dirty.append(mailbox)
+            self._dirtied += 1
+            return True
+        mailbox.outbox.append(letter)
+        mailbox.outbox_bytes += size
+        if mailbox.outbox_bytes >= FLUSH_BYTES:
+            self._write(mailbox)
+            mailbox.outbox = []  # it stays among the dirty ones
+        return True
+
+    def _measure(self, mailbox: Mailbox, size: int) -> bool:
+        """How much a mailbox may still take; whether that is one message of this size. Costly, so not at every refusal."""
+        monotonic = self._scheduler.monotonic()
+        if monotonic - mailbox.measured_at < MEASURE_EVERY_US:
+            return False
+        mailbox.measured_at = monotonic
+        waiting = mailbox.outbox_bytes if mailbox.outbox else 0
+        if mailbox.subscription is not None and mailbox.backlog:
+            waiting += sum(bytes_waiting(lane) for lane in mailbox.subscription.lanes)
+        mailbox.room_messages = self.options.mailbox_messages_max - mailbox.backlog
+        mailbox.room_bytes = self.options.mailbox_bytes_max - waiting
+        return mailbox.room_messages > 0 and mailbox.room_bytes >= size
+
+    def settled(self, call: Done) -> bool:
+        """Whether everything sent so far is durable (or was dropped, and counted); if not, `call` is made when it is. Calls
+        are made in the order they were given."""
+        if self._dirty:
+            self._at_flush.append((self._dirtied, call))
+        elif self._unfinished:
+            self._waiting.append((self._writes, call))
+        else:
+            return True
+        return False
+
+    def flush(self) -> None:
+        """Write all outboxes now."""
+        while self._dirty:
+            self._flush_some()
+
+    def _flush_some(self) -> None:
+        """The end of a turn: one batch for each mailbox that was written to. Of a broadcast to many, the rest is written in
+        the turns that follow: each may need a topic first."""
+        until = self._scheduler.monotonic() + FLUSH_TURN_US
+        while self._dirty and (self._flushed % FLUSH_LOOK_EVERY or self._scheduler.monotonic() <= until):
+            mailbox = self._dirty.popleft()
+            self._flushed += 1
+            if mailbox.outbox:
+                self._write(mailbox)
+            mailbox.outbox, mailbox.outbox_bytes = None, 0
+        while self._at_flush and self._at_flush[0][0] <= self._flushed:
+            self._waiting.append((self._writes, self._at_flush.popleft()[1]))
+        self._tell_waiting()
+        if self._dirty:
+            self._scheduler.soon(self._flush_some)
+
+    def _tell_waiting(self) -> None:
+        oldest = next(iter(self._unfinished), self._writes + 1)
+        while self._waiting and self._waiting[0][0] < oldest:
+            self._waiting.popleft()[1](None)
+
+    def _write(self, mailbox: Mailbox) -> None:
+        letters, mailbox.outbox, mailbox.outbox_bytes = mailbox.outbox or [], [], 0
+        self._writes = number = self._writes + 1
+        self._unfinished[number] = None
+        now = self._scheduler.now()
+        ttl, copies_ttl = self.options.mailbox_ttl_us, self.options.broadcast_ttl_us
+        expiry = now + ttl if ttl else 0
+        try:
+            topic = self._topic_of(mailbox)
+            batch = batch_of(letters, expiry, now + (min(ttl, copies_ttl) if ttl else copies_ttl), now)
+            topic.publish(batch, len(letters), True, partial(self._stored, mailbox, letters, number), FIRST_PARTITION)
+        except QuintetError as error:
+            self._stored(mailbox, letters, number, -1, error)
+
+    def _stored(
+        self, mailbox: Mailbox, letters: list[Letter], number: int, offset: int, error: Exception | None
+    ) -> None:
+        """Durable; or refused, then its senders may send it again. Not a broadcast: others have its copies."""
+        del self._unfinished[number]
+        if error is None:
+            mailbox.stored(offset, letters)
+        else:
+            self.dropped["storage"] += len(letters)
+            for origin, key, _, copy in letters:
+                if not copy:
+                    self._seen.forget(seen_key(origin.removeprefix(ORIGIN_PREFIX).decode(), key.decode()))
+        self._tell_waiting()
+
+    # -- mailboxes -------------------------------------------------------------------------------------------------
+
+    def _topic_of(self, mailbox: Mailbox) -> Topic:
+        topic = mailbox.topic
+        if topic is not None and topic.deleted:
+            self._free(mailbox)
+        if mailbox.gone:
+            raise TopicNotFound(f"the peer {mailbox.name!r} is gone")
+        if topic is None:
+            topic = self._topics.get(mailbox.raw)
+            if topic is None:
+                # What has expired is kept for as long as a replay must be recognised: ids are read back from here.
+                ttl = self.options.mailbox_ttl_us
+                retention = max(ttl, self.options.replay_window_us) if ttl else FOREVER_US
+                topic = self._make_topic(mailbox.raw, retention)
+            self._open(mailbox, topic)
+        # Another door may have made it for what nobody waits for: an envelope is on disk before anybody sees it.
+        return self._topics.ensure(mailbox.raw, durable=True) if topic.in_memory else topic
+
+    def _make_topic(self, raw: bytes, retention_us: int) -> Topic:
+        """A mailbox's topic. If there are as many topics as there may be, those of absent peers make room."""
+        try:
+            return self._topics.create(raw, 1, retention_us=retention_us)[0]
+        except LimitExceeded:
+            if not self._reclaim_topics():
+                raise
+        return self._topics.create(raw, 1, retention_us=retention_us)[0]
+
+    def _reclaim_topics(self) -> bool:
+        """Delete topics of names that can do without, the longest absent first; whether there were any. They keep their
+        owners."""
+        monotonic = self._scheduler.monotonic()
+        if monotonic - self._reclaimed_at < RECLAIM_EVERY_US:
+            return False
+        found = [mailbox for mailbox in self._by_name.values() if mailbox.topic is not None and mailbox.dispensable]
+        found.sort(key=lambda mailbox: mailbox.left)
+        given_up = 0
+        for mailbox in found:
+            topic = mailbox.topic
+            if topic is not None and self._is_own(mailbox, topic) and self._discard(topic):
+                mailbox.subscription = mailbox.topic = None
+                given_up += 1
+                if given_up == RECLAIM_TOPICS_MAX:
+                    break
+        if given_up:
+            self._report("peer_topics_reclaimed", {"topics": given_up, "hint": "topics.max_topics is reached"})
+        else:
+            self._reclaimed_at = monotonic  # in vain: not again for every message
+        return given_up > 0
+
+    def _is_own(self, mailbox: Mailbox, topic: Topic) -> bool:
+        """Whether the topic was made for this mailbox: it was not there before the name."""
+        return mailbox.row.topic != topic.spec.id and not topic.deleted
+
+    def _open(self, mailbox: Mailbox, topic: Topic) -> None:
+        """The mailbox has a topic now. If it was made after the name, all in it is for this peer."""
+        mailbox.has_topic(topic)
+        topic.after(partial(self._subscribe, mailbox))
+
+    def _subscribe(self, mailbox: Mailbox, error: Exception | None) -> None:
+        if error is not None or mailbox.gone or mailbox.topic is None:
+            mailbox.topic = None
+            return
+        try:
+            subscription = self._subscriptions.create(
+                MAILBOX_OWNER,
+                mailbox.topic,
+                1,
+                _nothing,
+                door=DOOR,
+                from_start=True,
+                starts=mailbox.row.starts if mailbox.row.topic == mailbox.topic.spec.id else (),
+            )
+        except QuintetError:  # tried again with the next message
+            mailbox.topic = None
+            return
+        mailbox.subscription = subscription
+        if mailbox.sink is not None:
+            subscription.attach(mailbox.sink)
+
+    def tick(self, trusted: int, monotonic: int) -> None:
+        """Topics that came or went by another way; what expired, by this date, in the mailboxes of absent peers; names
+        nobody uses."""
+        state = (len(self._topics), self._access.epoch)
+        if state != self._looked_at:
+            self._looked_at = state
+            self._compare()
+        if monotonic - self._pruned_at >= PRUNE_EVERY_US:
+            self._pruned_at = monotonic
+            self._compare()  # those that could not be opened when it was their turn
+            self._prune(trusted, monotonic)
+
+    def clock_jumped(self, by_us: int) -> None:
+        if by_us < 0:
+            self._seen.keep_longer(-by_us)
+
+    def _compare(self) -> None:
+        for mailbox in list(self._by_name.values()):
+            topic = mailbox.topic
+            if topic is None:
+                found = self._topics.get(mailbox.raw)
+                if found is not None and not found.deleted:
+                    self._open(mailbox, found)
+            elif topic.deleted and mailbox.subscription is not None:
+                self._free(mailbox)
+
+    def _prune(self, trusted: int, monotonic: int) -> None:
+        for mailbox in list(self._by_name.values()):
+            if mailbox.holder is not None:
+                self._keep_seen(mailbox)
+                continue
+            if mailbox.backlog and mailbox.subscription is not None:
+                for lane in mailbox.subscription.lanes:
+                    lane.take(1, trusted, _wake)  # passes over what expired, hands out nothing
+            if monotonic - mailbox.seen > self.options.name_idle_us and mailbox.dispensable:
+                self._free(mailbox)
+
+    def _free(self, mailbox: Mailbox) -> None:
+        """The name is nobody's. The topic that was made for it goes with it, unless somebody else reads it."""
+        holder, topic = mailbox.holder, mailbox.topic
+        try:
+            if mailbox.subscription is not None and mailbox.topic is not None and not mailbox.topic.deleted:
+                self._subscriptions.remove(mailbox.subscription)
+            self._table.delete(mailbox.name.encode())
+        except QuintetError:  # a full disk: it is freed later
+            return
+        self._forget(mailbox)
+        if topic is not None and self._is_own(mailbox, topic):
+            self._discard(topic)
+        if holder is not None:
+            mailbox.holder = None
+            self._disconnected(mailbox.name)
+            holder.lost_name(freed=True)
+
+    def _forget(self, mailbox: Mailbox) -> None:
+        mailbox.gone = True
+        del self._by_name[mailbox.name]
+        names = self._by_owner[mailbox.owner]
+        del names[mailbox.name]
+        if not names:
+            del self._by_owner[mailbox.owner]
+        mailbox.subscription = mailbox.topic = None
+
+
+def options_of(keys: Iterable[tuple[str, str, bytes]]) -> dict[str, dict[str, bytes]]:
+    """Keys of single peers, as PeerOptions wants them."""
+    found: dict[str, dict[str, bytes]] = {}
+    for name, kid, key in keys:
+        found.setdefault(name, {})[kid] = key
+    return found
+
+
+def _nothing(_error: Exception | None) -> None:
+    """A subscription whose row failed is made again with the next start: the position is that of the topic's beginning."""
+
+
+def _wake() -> None:
+    """What is read from disk is looked at when the next prune comes."""

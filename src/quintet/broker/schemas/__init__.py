@@ -1,0 +1,1 @@
+"""The schema registry, its validators and its rules of compatibility."""

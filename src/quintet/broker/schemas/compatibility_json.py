@@ -1,0 +1,398 @@
+"""JSON Schema compatibility: does everything that fits the writer's schema fit the reader's? By structure, keyword by keyword.
+
+    reader has            it is compatible if the writer has
+    type                  no type that the reader lacks (integer is a number)
+    enum, const           an enum or const with no other values
+    required              each of these names required
+    properties            for each name: a schema that the reader's reads. A name the writer does not list is taken as not
+                          written, unless additionalProperties or patternProperties of the writer give it a schema
+    additionalProperties  nothing it would refuse: closed needs every name of the writer known, and the writer closed
+    items, prefixItems    schemas that the reader's read, item by item
+    limits                limits at least as narrow (minimum, maxLength, minItems ...); multipleOf a multiple
+    pattern, format       the same
+    uniqueItems           uniqueItems
+    anyOf                 each alternative of the writer, or the writer itself, read by one of the reader's
+    allOf                 each part of the reader reads the writer
+    anything else         the very same (oneOf, not, if, contains, dependentSchemas, unevaluatedProperties ...)
+
+Annotations (title, description, default, examples ...) do not matter. Local references are followed; a pair of schemas
+that is being compared is taken as compatible when it comes up inside itself. The check is one-sided in one place, the
+unlisted properties: strictly, an open writer could have written anything there, and then no field could ever be added.
+"""
+
+import json
+import re
+from typing import Any
+
+from quintet.broker.schemas.json_schema import REFERENCES, resolve_pointer
+
+COMPARISONS_MAX = 3_000  # pairs of subschemas looked at; about 10 us each
+NAMES_PER_COMPARISON = 20  # names of properties that cost as much as a pair
+REFERENCES_MAX = 64  # one after the other
+VALUES_COMPARED_MAX = 100  # of a writer's enum by name; larger ones as a set
+
+TYPES = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
+LOWER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
+UPPER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
+ANNOTATIONS = frozenset(
+    (
+        "title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "$schema", "$id",
+        "id", "$defs", "definitions", "$anchor", "$dynamicAnchor", "contentEncoding", "contentMediaType", "contentSchema",
+        "$recursiveAnchor", "$vocabulary",
+    )
+)  # fmt: skip
+COMPARED = frozenset(
+    (
+        "type", "enum", "const", "required", "properties", "patternProperties", "additionalProperties", "items",
+        "prefixItems", "additionalItems", "uniqueItems", "anyOf", "allOf", "$ref", "multipleOf", *LOWER, *UPPER,
+    )
+)  # fmt: skip
+
+
+class _TooMuch(Exception):
+    """The budget of a comparison is spent."""
+
+
+class Comparison:
+    """One reader against one writer; `reasons` is the answer."""
+
+    def __init__(self, reader: object, writer: object) -> None:
+        self._reader_root = reader
+        self._writer_root = writer
+        self._open: set[tuple[int, int]] = set()
+        self._compared = 0
+        self._anchors: dict[int, dict[str, Any]] = {}
+        self._value_sets: dict[int, frozenset[str]] = {}
+        self._subsets: dict[tuple[int, int], bool] = {}
+        # Schemas made of others, by what they are made of: a recursive pair must come up as the same two objects again.
+        self._made: dict[tuple[str, int, int], tuple[Any, Any, dict[str, Any]]] = {}
+        self._kept: list[object] = []  # so that an id() stays theirs
+        try:
+            self.reasons = self._compare(reader, writer, "")
+        except _TooMuch:
+            self.reasons = [f"more than {COMPARISONS_MAX} pairs of subschemas to compare: too much to be shown"]
+
+    def _compare(self, reader: Any, writer: Any, path: str) -> list[str]:
+        self._spend(1)
+        if reader is True or reader == {} or writer is False or reader is writer:
+            return []
+        if reader is False:
+            return [f"{_at(path)}: the reader takes nothing here"]
+        pair = (id(reader), id(writer))
+        if pair in self._open:
+            return []
+        self._open.add(pair)
+        reader, writer = self._resolve(reader, self._reader_root), self._resolve(writer, self._writer_root)
+        if reader is True or writer is False:
+            found: list[str] = []
+        elif not isinstance(reader, dict):
+            found = [f"{_at(path)}: the reader takes nothing here"]
+        else:
+            found = self._schemas(reader, writer if isinstance(writer, dict) else {}, path)
+        self._open.discard(pair)
+        return found
+
+    def _resolve(self, schema: Any, root: object) -> Any:
+        """A schema with its reference followed, and merged with what stands beside it."""
+        for _ in range(REFERENCES_MAX):
+            reference = schema.get("$ref") if isinstance(schema, dict) else None
+            if not isinstance(reference, str):
+                return schema
+            beside = {
+                keyword: value for keyword, value in schema.items() if keyword != "$ref" and keyword not in ANNOTATIONS
+            }
+            target = self._target(reference, root)
+            if beside:
+                made = {**beside, "allOf": [*beside.get("allOf", []), target]}
+                return self._once("ref", schema, target, made)
+            schema = target
+        return schema
+
+    def _spend(self, count: int) -> None:
+        self._compared += count
+        if self._compared > COMPARISONS_MAX:
+            raise _TooMuch
+
+    def _target(self, reference: str, root: object) -> Any:
+        if reference[1:2] in ("", "/"):
+            return resolve_pointer(root, reference)
+        anchors = self._anchors.get(id(root))
+        if anchors is None:
+            anchors = self._anchors[id(root)] = find_anchors(root)
+        return anchors.get(reference[1:])
+
+    def _equal(self, reader: Any, writer: Any, open: frozenset[str] = frozenset()) -> bool:
+        """The same words, and the same behind every reference."""
+        self._spend(1)
+        if isinstance(reader, dict) and isinstance(writer, dict):
+            mine, theirs = reader.keys() - ANNOTATIONS, writer.keys() - ANNOTATIONS
+            return mine == theirs and all(
+                self._equal_reference(reader[keyword], writer[keyword], open)
+                if keyword in REFERENCES
+                else self._equal(reader[keyword], writer[keyword], open)
+                for keyword in mine
+            )
+        if isinstance(reader, list) and isinstance(writer, list):
+            return len(reader) == len(writer) and all(map(self._equal, reader, writer, [open] * len(reader)))
+        return _same(reader, writer)
+
+    def _equal_reference(self, reader: Any, writer: Any, open: frozenset[str]) -> bool:
+        if reader != writer or not isinstance(reader, str):
+            return False
+        mine, theirs = self._target(reader, self._reader_root), self._target(writer, self._writer_root)
+        return reader in open or self._equal(mine, theirs, open | {reader})
+
+    def _schemas(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+        writer = self._flatten(writer)
+        sizes = sum(len(s.get(k) or ()) for s in (reader, writer) for k in ("properties", "required", "allOf", "anyOf"))
+        self._spend(sizes // NAMES_PER_COMPARISON)
+        if "anyOf" in writer and "anyOf" not in reader:
+            options = [self._both(writer, option) for option in writer["anyOf"]]
+            return [reason for option in options for reason in self._compare(reader, option, path)]
+        found = _types(reader, writer, path) + self._values(reader, writer, path) + _limits(reader, writer, path)
+        found += self._objects(reader, writer, path) + self._arrays(reader, writer, path)
+        for part in reader.get("allOf", ()):
+            found += self._compare(part, writer, path)
+        if "anyOf" in reader and not self._equal(reader["anyOf"], writer.get("anyOf")):
+            for both in [self._both(writer, option) for option in writer["anyOf"]] if "anyOf" in writer else [writer]:
+                if all(self._compare(choice, both, path) for choice in reader["anyOf"]):
+                    found.append(f"{_at(path)}: what the writer allows fits none of the reader's alternatives (anyOf)")
+        for keyword, value in reader.items():
+            if keyword in COMPARED or keyword in ANNOTATIONS:
+                continue
+            if keyword not in writer or not self._equal({keyword: value}, {keyword: writer[keyword]}):
+                found.append(f"{_at(path)}: {keyword} differs, and that cannot be shown to be compatible")
+        return found
+
+    def _once(self, how: str, first: Any, second: Any, made: dict[str, Any]) -> dict[str, Any]:
+        """The schema that was made of these two before, or this one from now on."""
+        return self._made.setdefault((how, id(first), id(second)), (first, second, made))[2]
+
+    def _both(self, writer: dict[str, Any], option: Any) -> Any:
+        """A writer's schema with one of its alternatives chosen."""
+        rest = {keyword: value for keyword, value in writer.items() if keyword != "anyOf"}
+        if rest.keys() <= ANNOTATIONS:
+            return option
+        made = {**rest, "allOf": [*rest.get("allOf", []), option]}
+        return self._once("both", writer, option, made)
+
+    def _flatten(self, writer: dict[str, Any]) -> dict[str, Any]:
+        """A writer's allOf as one schema where no keyword is said twice; what is said twice stays in allOf, unused."""
+        parts = writer.get("allOf")
+        if not parts:
+            return writer
+        merged = {keyword: value for keyword, value in writer.items() if keyword != "allOf"}
+        for part in parts[:REFERENCES_MAX]:
+            part = self._resolve(part, self._writer_root)
+            for keyword, value in part.items() if isinstance(part, dict) else ():
+                if keyword == "required":
+                    merged["required"] = [*merged.get("required", []), *value]
+                elif keyword == "properties":
+                    merged["properties"] = {**value, **merged.get("properties", {})}
+                else:
+                    merged.setdefault(keyword, value)
+        return self._once("flat", writer, writer, merged)
+
+    def _values(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+        found = []
+        written = writer.get("enum", [writer["const"]] if "const" in writer else None)
+        for keyword in ("enum", "const"):
+            if keyword not in reader:
+                continue
+            taken = reader["enum"] if keyword == "enum" else [reader["const"]]
+            if written is None:
+                found.append(f"{_at(path)}: the reader takes only {len(taken)} values ({keyword}), the writer any")
+                continue
+            known = self._value_set(taken)
+            if len(written) > VALUES_COMPARED_MAX:
+                gone = [] if self._contains(taken, written) else ["some of the writer's values"]
+            else:
+                gone = [repr(value)[:30] for value in written if _canonical(value) not in known]
+            if gone:
+                found.append(f"{_at(path)}: the reader's {keyword} has no {', '.join(gone[:5])}")
+        return found
+
+    def _contains(self, taken: list[Any], written: list[Any]) -> bool:
+        pair = (id(taken), id(written))
+        if pair not in self._subsets:
+            self._subsets[pair] = self._value_set(written) <= self._value_set(taken)
+        return self._subsets[pair]
+
+    def _value_set(self, values: list[Any]) -> frozenset[str]:
+        known = self._value_sets.get(id(values))
+        if known is None:
+            known = frozenset(map(_canonical, values))
+            self._kept.append(values)
+            self._value_sets[id(values)] = known
+        return known
+
+    def _objects(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+        if "object" not in _type_set(writer):
+            return []
+        written = writer.get("properties", {})
+        required = set(writer.get("required", ()))
+        found = [
+            f"{_at(f'{path}.{name}')}: it is required, and the writer may leave it out"
+            for name in reader.get("required", ())
+            if name not in required
+        ]
+        known = reader.get("properties", {})
+        for name, schema in known.items():
+            if name in written:
+                found += self._compare(schema, written[name], f"{path}.{name}")
+            else:
+                for other in _unlisted(writer, name):
+                    found += self._compare(schema, other, f"{path}.{name}")
+        patterns = reader.get("patternProperties", {})
+        if patterns and not self._equal(patterns, writer.get("patternProperties")):
+            found.append(f"{_at(path)}: patternProperties differ, and that cannot be shown to be compatible")
+        rest = reader.get("additionalProperties", True)
+        if rest is True or rest == {}:
+            return found
+        for name, schema in written.items():
+            if name not in known and not patterns:
+                if rest is False and schema is not False:
+                    found.append(f"{_at(f'{path}.{name}')}: the reader has no such property and takes no others")
+                elif rest is not False:
+                    found += self._compare(rest, schema, f"{path}.{name}")
+        others = writer.get("additionalProperties", True)
+        if rest is False and others is not False:
+            found.append(f"{_at(path)}: the reader takes no other properties (additionalProperties), the writer does")
+        elif rest is not False:
+            found += self._compare(rest, others, f"{path}.*")
+        if rest is False and not patterns and writer.get("patternProperties"):
+            found.append(f"{_at(path)}: the reader takes no other properties, the writer has patternProperties")
+        return found
+
+    def _arrays(self, reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+        if "array" not in _type_set(writer):
+            return []
+        first, rest = _items(reader)
+        written_first, written_rest = _items(writer)
+        found = []
+        for number in range(max(len(first), len(written_first))):
+            mine = first[number] if number < len(first) else rest
+            theirs = written_first[number] if number < len(written_first) else written_rest
+            found += self._compare(mine, theirs, f"{path}[{number}]")
+        found += self._compare(rest, written_rest, f"{path}[]")
+        if reader.get("uniqueItems") and not writer.get("uniqueItems"):
+            found.append(f"{_at(path)}: the reader wants unique items, the writer may repeat them")
+        return found
+
+
+def _at(path: str) -> str:
+    return path.lstrip(".") or "the schema"
+
+
+def _type_set(schema: dict[str, Any]) -> frozenset[str]:
+    types = schema.get("type")
+    if types is None:
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        # A long enum is taken as of any type: a wider answer is a safe one, and this is asked often.
+        return TYPES if values is None or len(values) > VALUES_COMPARED_MAX else frozenset(map(_type_of, values))
+    return frozenset((types,) if isinstance(types, str) else types)
+
+
+def _type_of(value: object) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array"}
+    return names.get(type(value), "null")
+
+
+def _types(reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+    if "type" not in reader:
+        return []
+    taken = _type_set({"type": reader["type"]})
+    if "number" in taken:
+        taken |= {"integer"}
+    gone = _type_set(writer) - taken
+    if not gone:
+        return []
+    wrote = "any type" if _type_set(writer) == TYPES else ", ".join(sorted(gone))
+    return [f"{_at(path)}: the writer has {wrote}, the reader takes {', '.join(sorted(taken))}"]
+
+
+def _same(first: object, second: object) -> bool:
+    """Equal as JSON: true is not 1."""
+    return first == second and isinstance(first, bool) == isinstance(second, bool)
+
+
+def _canonical(value: object) -> str:
+    """One text for one JSON value: 1.0 is 1, and true is not."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{_canonical(value[name])}" for name in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_canonical, value)) + "]"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value)
+
+
+def find_anchors(root: object) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                if isinstance(value.get(keyword), str):
+                    found.setdefault(value[keyword], value)
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return found
+
+
+def _limits(reader: dict[str, Any], writer: dict[str, Any], path: str) -> list[str]:
+    types = _type_set(writer)
+    found = []
+    for keywords, sign in ((LOWER, 1), (UPPER, -1)):
+        for keyword in keywords:
+            limit, other = reader.get(keyword), writer.get(keyword)
+            if (
+                limit is None
+                or not types & _applies_to(keyword)
+                or (keyword in ("minLength", "minItems", "minProperties") and limit == 0)
+            ):
+                continue
+            if isinstance(limit, bool) or isinstance(other, bool):  # draft 4: exclusiveMinimum is a flag
+                if limit and not other:
+                    found.append(f"{_at(path)}: {keyword} is new")
+            elif other is None or sign * limit > sign * other:
+                was = "none" if other is None else other
+                found.append(f"{_at(path)}: {keyword} is {limit} for the reader, {was} for the writer")
+    step, other = reader.get("multipleOf"), writer.get("multipleOf")
+    if step is not None and types & {"number", "integer"} and (other is None or other % step):
+        found.append(
+            f"{_at(path)}: multipleOf is {step} for the reader, {'none' if other is None else other} for the writer"
+        )
+    return found
+
+
+def _applies_to(keyword: str) -> frozenset[str]:
+    kinds = {"Length": "string", "Items": "array", "Properties": "object"}
+    for ending, kind in kinds.items():
+        if keyword.endswith(ending):
+            return frozenset((kind,))
+    return frozenset(("number", "integer"))
+
+
+def _items(schema: dict[str, Any]) -> tuple[list[Any], Any]:
+    """(schemas of the first items, schema of the rest), in the words of any draft."""
+    if isinstance(schema.get("items"), list):
+        return schema["items"], schema.get("additionalItems", True)
+    return schema.get("prefixItems", []), schema.get("items", True)
+
+
+def _unlisted(writer: dict[str, Any], name: str) -> list[Any]:
+    """The schemas a writer gives to a property that it does not list."""
+    found = [schema for pattern, schema in writer.get("patternProperties", {}).items() if _may_match(pattern, name)]
+    others = writer.get("additionalProperties")
+    if not found and isinstance(others, dict) and others:
+        found.append(others)
+    return found
+
+
+def _may_match(pattern: str, name: str) -> bool:
+    """If a plain `^prefix` cannot match, no; every other pattern may."""
+    plain = re.match(r"\^([A-Za-z0-9_-]+)", pattern)
+    return plain is None or name.startswith(plain[1][:-1])

@@ -1,0 +1,351 @@
+"""The schema registry: subjects, their versions, and the question whether a message fits. A view of the table `__schemas`.
+
+A subject is a name, usually a topic's. Its versions count 1, 2, 3 ...; a number is never given twice, also not after a
+delete. Each subject has a compatibility mode that a new version must satisfy against the latest one (compatibility.py).
+A version is seen by readers when it is durable, and not before.
+
+Compiling a definition and comparing two may take a tenth of a second: both are done in slices (slices.py), registrations
+one after the other, so that each is compared with the one before it.
+
+The table has two kinds of rows in one shape: (name, 0) is the subject, with its mode and the last number given out;
+(name, n) is version n. The subject's row is written first, so that a crash between the two skips a number, no more.
+"""
+
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import msgspec
+
+from quintet.broker.schemas.validators import Validator, clip, compile_steps, too_large
+from quintet.broker.slices import Slices, Steps, finish, in_order
+from quintet.broker.table import Table
+from quintet.broker.topics.catalog import check_name
+from quintet.model.errors import (
+    Busy,
+    LimitExceeded,
+    QuintetError,
+    SchemaIncompatible,
+    SchemaInvalid,
+    SchemaNotFound,
+    SchemaRejected,
+)
+
+SCHEMAS_TABLE = (7, "__schemas")
+SUBJECTS_MAX = 10_000
+VERSIONS_MAX = 1_000  # of one subject, at a time
+DEFINITIONS_BYTES_MAX = 64 * 1024 * 1024  # of all versions together: they are kept in memory
+COMPILED_MAX = 256  # validators kept ready
+REGISTRATIONS_MAX = 100  # waiting for those before them
+
+TYPES = {"json": "json", "avro": "avro", "protobuf": "protobuf", "proto": "protobuf"}
+MODES = ("backward", "forward", "full", "none")
+DEFAULT_MODE = "backward"
+LATEST = 0
+ALL = 0
+
+_ID = re.compile(r"(?P<name>.+)-v(?P<version>[1-9][0-9]{0,8})", re.DOTALL)
+
+
+class SchemaRow(msgspec.Struct, frozen=True):
+    """What `__schemas` keeps: a subject (version 0: mode and last number) or a version (type and definition)."""
+
+    name: str
+    version: int
+    type: str = ""
+    definition: bytes = b""
+    compatibility: str = ""
+    last: int = 0
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """One version of a subject, as callers see it."""
+
+    name: str
+    id: str
+    version: int
+    type: str
+    definition: bytes
+    compatibility: str
+
+
+class _Subject:
+    """The versions of a name. Those in `waiting` are on their way to the disk, with who waits for them."""
+
+    __slots__ = ("compatibility", "last", "versions", "waiting")
+
+    def __init__(self, compatibility: str = DEFAULT_MODE, last: int = 0) -> None:
+        self.compatibility = compatibility
+        self.last = last
+        self.versions: dict[int, SchemaRow] = {}
+        self.waiting: dict[int, list[Registered]] = {}
+
+    def durable(self) -> list[int]:
+        return [version for version in self.versions if version not in self.waiting]
+
+
+Reasons = list[str]
+Found = list[Schema]
+Registered = Callable[[Schema | None, Exception | None], None]
+Deleted = Callable[[int, Exception | None], None]  # how many versions were deleted
+Changed = Callable[[str, Exception | None], None]  # the mode
+Judged = Callable[[Reasons | None, Exception | None], None]
+Wanted = Callable[[], bool]
+_Registration = tuple[str, str, bytes, str | None, Registered, Wanted]
+
+
+def _always() -> bool:
+    return True
+
+
+class Schemas:
+    """The registry's verbs. What is refused at once is raised; `done` comes when the change is durable, or failed. Nothing
+    is done any more for a caller whose `wanted` says no."""
+
+    def __init__(self, table: Table[SchemaRow], slices: Slices) -> None:
+        """`table` is loaded."""
+        self._table = table
+        self._slices = slices
+        self._registrations: deque[_Registration] = deque()  # the first is under way
+        self._subjects: dict[str, _Subject] = {}
+        self._compiled: OrderedDict[tuple[str, int], Validator] = OrderedDict()
+        self._bytes = 0
+        for row in sorted(table, key=lambda row: (row.name, row.version)):
+            if row.version == 0:
+                self._subjects[row.name] = _Subject(row.compatibility, row.last)
+            else:
+                subject = self._subjects.setdefault(row.name, _Subject())
+                subject.versions[row.version] = row
+                subject.last = max(subject.last, row.version)
+                self._bytes += len(row.definition)
+
+    # -- changing --------------------------------------------------------------------------------------------------
+
+    def register(
+        self, name: str, type: str, definition: bytes, compatibility: str | None, done: Registered,
+        wanted: Wanted = _always,
+    ) -> None:  # fmt: skip
+        """A new version, or the latest one if it has this very definition. A given mode is kept for the subject."""
+        check_name(name.encode())
+        kind = TYPES.get(type.lower())
+        if kind is None:
+            raise SchemaInvalid(clip(f"{type!r} is no type of schema; there are json, avro and protobuf"))
+        mode = None if compatibility is None else _mode(compatibility)
+        if len(self._registrations) >= REGISTRATIONS_MAX:
+            raise Busy(
+                f"{len(self._registrations)} registrations of schemas wait already", hint="try again in a moment"
+            )
+        self._registrations.append((name, kind, definition, mode, done, wanted))
+        if len(self._registrations) == 1:
+            self._next_registration()
+
+    def _next_registration(self) -> None:
+        name, kind, definition, mode, done, _ = self._registrations[0]
+        steps = self._register(name, kind, definition, mode, done)
+        try:
+            self._slices.run(steps, partial(self._prepared, done))
+        except QuintetError as refused:
+            self._prepared(done, None, refused)
+
+    def _prepared(self, done: Registered, _result: None, error: Exception | None) -> None:
+        """It is on its way to the disk, or was refused."""
+        self._registrations.popleft()
+        while self._registrations and not self._registrations[0][-1]():
+            self._registrations.popleft()
+        if self._registrations:
+            self._next_registration()
+        if error is not None:
+            done(None, error)
+
+    def _register(self, name: str, kind: str, definition: bytes, asked: str | None, done: Registered) -> Steps[None]:
+        known = self._subjects.get(name)
+        mode = asked or (known or _Subject()).compatibility
+        latest = known.versions[max(known.versions)] if known is not None and known.versions else None
+        if known is not None and latest is not None and (latest.type, latest.definition) == (kind, definition):
+            self._register_again(known, latest, mode, done)
+            return
+        validator = yield from compile_steps(kind, definition)
+        if latest is not None:
+            yield from self._compare(name, mode, latest, validator)
+        known = self._subjects.get(name)  # versions may have been deleted meanwhile, none was added
+        self._make_room(name, known, len(definition))
+        subject = self._subjects.setdefault(name, _Subject())
+        row = SchemaRow(name, subject.last + 1, kind, definition)
+        self._put_subject(name, mode, row.version, None)
+        self._table.put(_key(name, row.version), row, partial(self._registered, row))
+        subject.compatibility, subject.last = mode, row.version
+        subject.versions[row.version] = row
+        subject.waiting[row.version] = [done]
+        self._bytes += len(definition)
+
+    def _compare(self, name: str, mode: str, latest: SchemaRow, validator: Validator) -> Steps[None]:
+        from quintet.broker.schemas.compatibility import incompatibility_steps  # with it come three schema libraries
+
+        before = yield from self._compile_steps(latest)
+        reasons = yield from incompatibility_steps(mode, before, validator)
+        if reasons:
+            raise SchemaIncompatible(
+                f"the new version of schema {name!r} is not {mode} compatible with version {latest.version}: "
+                + "; ".join(reasons),
+                reasons=tuple(reasons),
+                hint="change the definition, or set the subject's compatibility to none",
+            )
+
+    def _register_again(self, subject: _Subject, latest: SchemaRow, mode: str, done: Registered) -> None:
+        if mode != subject.compatibility:
+            self._put_subject(latest.name, mode, subject.last, partial(self._again, latest, done))
+            subject.compatibility = mode
+        elif latest.version in subject.waiting:
+            subject.waiting[latest.version].append(done)
+        else:
+            done(self._schema(latest), None)
+
+    def _again(self, row: SchemaRow, done: Registered, error: Exception | None) -> None:
+        done(None if error else self._schema(row), error)
+
+    def _registered(self, row: SchemaRow, error: Exception | None) -> None:
+        subject = self._subjects[row.name]
+        waiting = subject.waiting.pop(row.version)
+        if error is not None and subject.versions.pop(row.version, None) is not None:
+            self._bytes -= len(row.definition)
+        for done in waiting:
+            done(None if error else self._schema(row), error)
+
+    def _make_room(self, name: str, known: _Subject | None, size: int) -> None:
+        if known is None and len(self._subjects) >= SUBJECTS_MAX:
+            raise LimitExceeded(f"schema {name!r} was not registered: there are {SUBJECTS_MAX} subjects, the limit")
+        if known is not None and len(known.versions) >= VERSIONS_MAX:
+            raise LimitExceeded(
+                f"schema {name!r} was not registered: it has {VERSIONS_MAX} versions, the limit",
+                hint="delete versions that no message needs",
+            )
+        if self._bytes + size > DEFINITIONS_BYTES_MAX:
+            raise LimitExceeded(
+                f"schema {name!r} was not registered: all definitions together have {self._bytes} bytes, "
+                f"the limit is {DEFINITIONS_BYTES_MAX}",
+                hint="delete versions that no message needs",
+            )
+
+    def delete(self, name: str, version: int, done: Deleted) -> None:
+        """Forget a version, or ALL of them. Their numbers are not given out again, and the mode stays."""
+        subject = self._subjects.get(name)
+        doomed = [] if subject is None else (subject.durable() if version == ALL else [version])
+        if subject is None or not doomed or any(number not in subject.durable() for number in doomed):
+            raise self._missing(name, version)
+        rows = [subject.versions.pop(number) for number in doomed]
+        for number, row in zip(doomed, rows, strict=True):
+            last = number == doomed[-1]
+            self._compiled.pop((name, number), None)
+            self._bytes -= len(row.definition)
+            self._table.delete(_key(name, number), partial(self._deleted, len(doomed), done) if last else None)
+
+    @staticmethod
+    def _deleted(count: int, done: Deleted, error: Exception | None) -> None:
+        done(0 if error else count, error)
+
+    def set_compatibility(self, name: str, mode: str, done: Changed) -> None:
+        """What new versions of this subject must satisfy from now on."""
+        mode = _mode(mode)
+        subject = self._subjects.get(name)
+        if subject is None:
+            raise self._missing(name, LATEST)
+        self._put_subject(name, mode, subject.last, lambda error: done(mode, error))
+        subject.compatibility = mode
+
+    def _put_subject(self, name: str, mode: str, last: int, done: Callable[[Exception | None], None] | None) -> None:
+        self._table.put(_key(name, 0), SchemaRow(name, 0, compatibility=mode, last=last), done)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def get(self, name: str, version: int = LATEST) -> Schema:
+        return self._schema(self._row(name, version))
+
+    def list(self, name: str | None = None) -> Found:
+        """As walk, all at once."""
+        return [schema for schema in self.walk(name) if schema is not None]
+
+    def walk(self, name: str | None = None) -> Iterator[Schema | None]:
+        """All versions of a subject, or of all; by name, then version. An unknown subject has none. None is a pause."""
+        for each in in_order(list(self._subjects) if name is None else [name], str):
+            subject = self._subjects.get(each or "")
+            for version in sorted(subject.durable()) if subject is not None else ():
+                row = subject.versions.get(version) if subject is not None else None
+                yield None if row is None else self._schema(row)
+            yield None
+
+    def find(self, name_or_id: str) -> Schema:
+        """By subject (its latest version), or by id ("orders-v2"). A subject that is itself called so comes first."""
+        subject = self._subjects.get(name_or_id)
+        match = _ID.fullmatch(name_or_id)
+        if match is None or (subject is not None and subject.durable()):
+            return self.get(name_or_id)
+        return self.get(match["name"], int(match["version"]))
+
+    def judge(
+        self, name: str, version: int, message: bytes | memoryview, done: Judged, wanted: Wanted = _always
+    ) -> None:
+        """`done(reasons, None)`, none if the message is valid; within the call unless the schema must be compiled first and
+        is a large one."""
+        self._slices.run(self._judge(self._row(name, version), message), done, wanted)
+
+    def _judge(self, row: SchemaRow, message: bytes | memoryview) -> Steps[Reasons]:
+        validator = yield from self._compile_steps(row)
+        return too_large(message) or validator.check(bytes(message))  # copied only if it is small enough
+
+    def validate(self, name: str, version: int, message: bytes) -> Reasons:
+        """As judge, at once."""
+        return finish(self._judge(self._row(name, version), message))
+
+    def require(self, name_or_id: str, message: bytes) -> Schema:
+        """The schema that this message fits; SchemaRejected with the reasons if it does not."""
+        schema = self.find(name_or_id)
+        reasons = self.validate(schema.name, schema.version, message)
+        if reasons:
+            raise SchemaRejected(
+                f"the message does not fit schema {schema.id}: {'; '.join(reasons)}",
+                hint="nothing was stored; correct the message, or name the schema version it was written with",
+            )
+        return schema
+
+    def __len__(self) -> int:
+        return sum(len(subject.durable()) for subject in self._subjects.values())
+
+    def _row(self, name: str, version: int) -> SchemaRow:
+        subject = self._subjects.get(name)
+        versions = subject.durable() if subject is not None else []
+        wanted = max(versions, default=0) if version == LATEST else version
+        if subject is None or wanted not in versions:
+            raise self._missing(name, version)
+        return subject.versions[wanted]
+
+    def _missing(self, name: str, version: int) -> QuintetError:
+        which = f"version {version} of schema {name!r}" if version else f"schema {name!r}"
+        return SchemaNotFound(clip(f"there is no {which}"), hint="register it, or list what there is")
+
+    def _schema(self, row: SchemaRow) -> Schema:
+        mode = self._subjects[row.name].compatibility
+        return Schema(row.name, f"{row.name}-v{row.version}", row.version, row.type, row.definition, mode)
+
+    def _compile_steps(self, row: SchemaRow) -> Steps[Validator]:
+        key = (row.name, row.version)
+        found = self._compiled.get(key)
+        if found is None:
+            found = yield from compile_steps(row.type, row.definition)
+            self._compiled[key] = found
+            if len(self._compiled) > COMPILED_MAX:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.move_to_end(key)
+        return found
+
+
+def _mode(mode: str) -> str:
+    lower = mode.lower()
+    if lower not in MODES:
+        raise SchemaInvalid(clip(f"{mode!r} is no compatibility mode; there are {', '.join(MODES)}"))
+    return lower
+
+
+def _key(name: str, version: int) -> bytes:
+    return b"%s\0%d" % (name.encode(), version)

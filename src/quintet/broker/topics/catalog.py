@@ -1,0 +1,625 @@
+"""From a name to a topic: what exists, how durable it is, and the append of a batch.
+
+A topic is made by its first use. Traffic that nobody waits for (QoS 0) makes a memory topic; the first use that asks for
+durability makes it a durable one, or turns the memory topic into one, unless the configuration says otherwise for that
+name. The row in `__topics` is durable before anything in the topic is acknowledged.
+
+Names that begin with `cache/` are the caches': a CacheTopic is compacted, has one partition and is written by its cache
+alone. Doors may read it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NoReturn
+
+import msgspec
+
+from quintet.broker.identity.access import INTERNAL_PREFIX
+from quintet.broker.identity.passwords import Entropy
+from quintet.broker.table import Table
+from quintet.delivery.subscription import Subscription
+from quintet.log.base import Appended, Durability, Log, Partition, TopicFiles, TopicSpec
+from quintet.model import limits
+from quintet.model.errors import (
+    BadName,
+    BadRequest,
+    DataDirError,
+    Forbidden,
+    LimitExceeded,
+    PartitionNotFound,
+    QueueFull,
+    QuintetError,
+    StorageError,
+    StorageFull,
+    TopicNotFound,
+)
+from quintet.model.keys import fnv1a
+
+Low = Callable[[], Exception | None]
+
+ANY = -1  # partition: the next one in turn
+CACHE_PREFIX = "cache/"
+CACHE_SLASHES = 3  # cache/TENANT/NAMESPACE/NAME
+CACHE_SEGMENT_BYTES = 4 << 20  # compaction begins with the second segment: a cache of few keys stays small on disk
+CACHE_TOMBSTONE_US = 3600 * 1_000_000  # for readers to see what was deleted
+LOST_SHOWN_MAX = 5  # topics named by a start that is refused
+IDENTITY_BYTES = 16  # of chance in a topic's identity, written as twice as many hexadecimal digits
+STALL_SHARE = 0.5  # of a memory topic's bytes: a pushed subscriber further behind than this slows its publishers down
+
+
+class TopicRow(msgspec.Struct, frozen=True):
+    """What `__topics` keeps of a topic."""
+
+    id: int
+    name: str
+    partitions: int
+    durability: Durability
+    retention_us: int
+    retention_bytes: int
+    compact: bool
+    segment_bytes: int
+    extra: dict[str, str] = {}
+    identity: str = ""  # "": a row from before topics had one
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRule:
+    """What the configuration says of names that match `pattern` (a name, or a prefix ending in `*`)."""
+
+    pattern: str
+    durability: Durability | None = None
+    partitions: int = 1
+    retention_us: int = 0
+    retention_bytes: int = 0
+    compact: bool = False
+    segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT
+    memory_bytes: int = limits.MEMORY_TOPIC_BYTES_DEFAULT
+
+    def matches(self, name: str) -> bool:
+        return name == self.pattern or (self.pattern.endswith("*") and name.startswith(self.pattern[:-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPolicy:
+    """The rules in the order they are tried, then the default rule (pattern `*`)."""
+
+    rules: Sequence[TopicRule]
+    durable: Durability = "fsync"  # of topics made by traffic that asks for durability
+    topics_max: int = limits.TOPICS_MAX
+    queue_messages_max: int = 0  # unsettled per QoS 1 subscription; 0: no limit
+    cache_durability: Durability = "fsync"
+
+    def rule_for(self, name: str) -> TopicRule:
+        return next(rule for rule in self.rules if rule.matches(name))
+
+
+class Topic:
+    """An open topic. `publish` is the broker's end of the hot path."""
+
+    __slots__ = (
+        "_after",
+        "_gone",
+        "_low",
+        "_next",
+        "_policy",
+        "_room",
+        "_unready",
+        "name",
+        "partitions",
+        "published",
+        "raw",
+        "spec",
+        "subscriptions",
+    )
+
+    def __init__(
+        self, spec: TopicSpec, partitions: list[Partition], policy: TopicPolicy, ready: bool, low: Low = lambda: None
+    ) -> None:
+        self.name = spec.name
+        self.raw = spec.name.encode()
+        self.spec = spec
+        self.partitions = partitions
+        self.subscriptions: set[Subscription] = set()
+        self.published = 0
+        self._policy = policy
+        self._low = low
+        self._next = 0
+        self._room = 0  # records that may still come before the queues must be looked at again
+        self._gone: Exception | None = None
+        self._unready: list[tuple[bytearray, Appended | None, int]] | None = None if ready else []
+        self._after: list[Callable[[Exception | None], None]] = []
+
+    @property
+    def in_memory(self) -> bool:
+        return self.spec.durability == "memory"
+
+    @property
+    def gone(self) -> Exception | None:
+        """Why it is not there any more, or None."""
+        return self._gone
+
+    @property
+    def deleted(self) -> bool:
+        """It is not there any more, or never came to be: another of its name may be."""
+        return self._gone is not None
+
+    def publish(
+        self, batch: bytearray, count: int, must_keep: bool, done: Appended | None, partition: int = ANY
+    ) -> int:
+        """Append a batch of `count` records to this partition, or to the next one in turn; returns which. Raises
+        StorageError, QueueFull or PartitionNotFound if it cannot be taken."""
+        if must_keep and self._policy.queue_messages_max and self.subscriptions:
+            if self._room < count:
+                self._room = self._look_for_room(count)
+            self._room -= count
+        if self._gone is not None:
+            self._refuse()
+        partitions = self.partitions
+        if partition == ANY:
+            partition = self.choose(None)
+        elif not 0 <= partition < len(partitions):
+            self.partition(partition, writing=True)
+        self.published += count
+        if self._unready is not None:
+            self._unready.append((batch, done, partition))
+        else:
+            partitions[partition].append(batch, done)
+        return partition
+
+    def choose(self, key: bytes | None) -> int:
+        """Where a message goes that names no partition: by its key (FNV-1a, 32 bits), or the next one in turn."""
+        if key:
+            return fnv1a(key) % len(self.partitions)
+        chosen = self._next
+        self._next = chosen + 1 if chosen + 1 < len(self.partitions) else 0
+        return chosen
+
+    def partition(self, number: int, writing: bool = False) -> Partition:
+        """Partition `number`, or PartitionNotFound: only for a writer the broker chooses one."""
+        if not 0 <= number < len(self.partitions):
+            raise PartitionNotFound(
+                f"partition {number} out of range: topic {self.name!r} has {len(self.partitions)}",
+                hint=f"use 0 to {len(self.partitions) - 1}" + ", or -1 to let the broker choose" * writing,
+            )
+        return self.partitions[number]
+
+    def check_writable(self, number: int) -> None:
+        """Raise now what an append to this partition would raise."""
+        partition = self.partition(number, writing=True)
+        if self._gone is not None:
+            self._refuse()
+        failure = partition.failure or (None if self.in_memory else self._low())
+        if failure is not None:
+            kind = StorageFull if isinstance(failure, StorageFull) else StorageError
+            raise kind(f"partition {number} of topic {self.name!r} takes no appends: {failure}")
+
+    def _refuse(self) -> NoReturn:
+        raise TopicNotFound(str(self._gone)) if isinstance(self._gone, TopicNotFound) else StorageError(str(self._gone))
+
+    # -- waiting for its row in __topics ---------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Its row is on its way to the disk: nothing is appended before that."""
+        return self._unready is not None
+
+    def hold(self) -> None:
+        """Collect publishes until `release`: the row is about to change."""
+        self._unready = []
+
+    def after(self, call: Callable[[Exception | None], None]) -> None:
+        """Call when its row is durable: now, if it is."""
+        if self._unready is None:
+            call(self._gone)
+        else:
+            self._after.append(call)
+
+    def release(self, error: Exception | None) -> None:
+        """Its row is durable, or could not be made so: what waited is appended, or refused."""
+        waiting, self._unready = self._unready or [], None
+        for batch, done, partition in waiting:
+            refusal = error
+            if refusal is None:
+                try:
+                    Topic.publish(self, batch, 0, False, done, partition)
+                except QuintetError as refused:
+                    refusal = refused
+            if refusal is not None and done is not None:
+                done(-1, refusal)
+        calls, self._after = self._after, []
+        for call in calls:
+            call(error or self._gone)
+
+    def forget(self, error: Exception) -> None:
+        """It never came to be, or was deleted: whoever still holds it must ask for it again."""
+        self._gone = error
+
+    def undelete(self) -> bool:
+        """Its deletion was refused. False: it never came to be."""
+        if not isinstance(self._gone, TopicNotFound):
+            return False
+        self._gone = None
+        return True
+
+    def _look_for_room(self, count: int) -> int:
+        """Records that every queue on this topic can still hold: QueueFull if that is less than `count`."""
+        maximum = self._policy.queue_messages_max
+        room = maximum
+        for subscription in self.subscriptions:
+            if subscription.qos:
+                room = min(room, maximum - subscription.backlog())
+                if room < count:
+                    raise QueueFull(
+                        f"the queue of subscription {subscription.id} on topic {self.name!r} is full ({maximum} messages)",
+                        hint="acknowledge what it holds, or raise delivery.queue_messages_max",
+                    )
+        return room
+
+    def subscribed(self, subscription: Subscription) -> None:
+        self.subscriptions.add(subscription)
+        self._room = 0
+
+    def overrun(self) -> bool:
+        """A pushed subscriber that still takes data is far behind in a memory topic: its publishers should pause."""
+        if not self.in_memory:
+            return False
+        for subscription in self.subscriptions:
+            if subscription.parked:
+                for lane in subscription.lanes:
+                    if lane.partition.bytes_from(lane.position) > STALL_SHARE * self.spec.memory_bytes:
+                        return True
+        return False
+
+
+class CacheTopic(Topic):
+    """The topic of a cache: doors may read it, and only its cache writes it."""
+
+    __slots__ = ()
+
+    def publish(
+        self, batch: bytearray, count: int, must_keep: bool, done: Appended | None, partition: int = ANY
+    ) -> NoReturn:
+        refuse_cache(self.name)
+
+    def check_writable(self, number: int) -> NoReturn:
+        refuse_cache(self.name)
+
+    def put(self, batch: bytearray, count: int, done: Appended) -> None:
+        """Append for the cache. Raises StorageError, or TopicNotFound if it was deleted."""
+        Topic.publish(self, batch, count, False, done, 0)
+
+
+class Topics:
+    """All topics by name."""
+
+    def __init__(self, log: Log, table: Table[TopicRow], policy: TopicPolicy, entropy: Entropy) -> None:
+        self._log = log
+        self._table = table
+        self._policy = policy
+        self._entropy = entropy
+        self._by_name: dict[bytes, Topic] = {}
+        self._of_tenant: Counter[str] = Counter()
+        self._last_id = max(limits.TOPIC_ID_FIRST_USER - 1, log.last_topic_id)
+
+    def load(self) -> None:
+        """Open every topic that `__topics` knows. One from before topics had an identity gets it now."""
+        for row in list(self._table):
+            if not row.identity:
+                row = msgspec.structs.replace(row, identity=self._new_identity())
+                with suppress(StorageError):  # a full disk: it has this one until the next start
+                    self._table.put(row.name.encode(), row)
+            spec = TopicSpec(**msgspec.structs.asdict(row), memory_bytes=self._policy.rule_for(row.name).memory_bytes)
+            if _is_cache(spec):
+                spec = replace(spec, tombstone_us=CACHE_TOMBSTONE_US)
+            self._last_id = max(self._last_id, row.id)
+            self._enter(self._open(spec, ready=True))
+
+    def check_sound(self, topic: Topic) -> None:
+        """Raise TableDamaged if something of a topic that is folded by its keys is lost."""
+        self._log.check_sound(topic.spec.id, f"topic {topic.name!r}")
+
+    def check_folders(self, report: Callable[[str, dict[str, object]], None]) -> None:
+        """After `load`: what deletions left is removed. A folder whose row is lost is DataDirError: the next use of its name
+        would make another topic."""
+        ids = {topic.raw: topic.spec.id for topic in self._by_name.values()}
+        lost, left = folders_without_row(self._log, ids, self._table.deleted())
+        if lost:
+            names = [f"{found.name!a} (number {id})" for id, found in lost.items()]
+            shown = ", ".join(names[:LOST_SHOWN_MAX]) + (", ..." if len(names) > LOST_SHOWN_MAX else "")
+            report("topics_without_row", {"topics": len(names), "shown": shown})
+            raise DataDirError(
+                f"{len(names)} topics have files and no row in __topics, which was lost or is older than they are: {shown}",
+                hint="restore __topics, or see what can be made again with `quintet log repair DIR`",
+            )
+        for id in left:
+            report("deletion_finished", {"topic_id": id})
+            self._log.delete_topic(id)
+
+    def _new_identity(self) -> str:
+        return self._entropy(IDENTITY_BYTES).hex()
+
+    def _open(self, spec: TopicSpec, ready: bool) -> Topic:
+        kind = CacheTopic if _is_cache(spec) else Topic
+        return kind(spec, self._log.open_topic(spec), self._policy, ready=ready, low=self._low)
+
+    def _enter(self, topic: Topic) -> None:
+        self._by_name[topic.raw] = topic
+        self._of_tenant[_tenant_of(topic.name)] += 1
+
+    def _leave(self, topic: Topic) -> None:
+        del self._by_name[topic.raw]
+        tenant = _tenant_of(topic.name)
+        self._of_tenant[tenant] -= 1
+        if not self._of_tenant[tenant]:
+            del self._of_tenant[tenant]
+
+    def count_of(self, tenant: str) -> int:
+        """How many topics have a name TENANT/NAMESPACE/STREAM."""
+        return self._of_tenant[tenant]
+
+    def _low(self) -> Exception | None:
+        return self._log.low_on_space
+
+    def get(self, raw: bytes) -> Topic | None:
+        return self._by_name.get(raw)
+
+    def all(self) -> list[Topic]:
+        return list(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def find(self, raw: bytes) -> Topic:
+        """The topic of this name, or TopicNotFound."""
+        topic = self._by_name.get(raw)
+        if topic is None:
+            name = raw.decode(errors="replace")
+            raise TopicNotFound(f"topic not found: {name}", hint="create it, or publish to it: the first use makes it")
+        return topic
+
+    def create(
+        self, raw: bytes, partitions: int, durability: str = "", retention_us: int = 0, retention_bytes: int = 0
+    ) -> tuple[Topic, bool]:
+        """A durable topic with these properties (0 and "": as configured), and whether it is new. One that exists stays
+        as it is; another number of partitions than it has is refused."""
+        if durability not in ("", "fsync", "interval", "os"):
+            raise BadRequest(f"durability is fsync, interval or os, not {durability!r}")
+        if retention_us < 0 or retention_bytes < 0:
+            raise BadRequest("retention is 0 (as configured) or more")
+        topic = self._by_name.get(raw)
+        if topic is None:
+            changes: dict[str, Any] = {"durability": durability, "retention_us": retention_us}
+            changes["retention_bytes"] = retention_bytes
+            given = {name: value for name, value in changes.items() if value}
+            return self._create(raw, True, partitions, given), True
+        if partitions not in (0, len(topic.partitions)):
+            raise LimitExceeded(
+                f"topic {topic.name!r} exists with {len(topic.partitions)} partitions, not {partitions}",
+                hint="partitions are fixed when a topic is made: delete it first, or choose another name",
+            )
+        return topic, False
+
+    def delete(self, raw: bytes, done: Callable[[Exception | None], None]) -> Topic | None:
+        """Remove a topic and all in it; `done` when it would stay gone after a restart. None: there was none."""
+        topic = self._by_name.get(raw)
+        if topic is None:
+            return None
+        if topic.in_memory and not topic.waiting:
+            self._deleted(topic, done, None)
+        else:  # also one in memory whose row is on its way: the next start would find it
+            self._table.delete(raw, partial(self._deleted, topic, done))
+        self._leave(topic)
+        topic.forget(TopicNotFound(f"topic {topic.name!r} was deleted"))
+        return topic
+
+    def _deleted(self, topic: Topic, done: Callable[[Exception | None], None], error: Exception | None) -> None:
+        if error is None:
+            self._log.delete_topic(topic.spec.id)
+        elif topic.raw not in self._by_name and topic.undelete():  # as the next start would find it
+            self._enter(topic)
+        done(error)
+
+    def ensure(self, raw: bytes, durable: bool, extra: dict[str, str] | None = None, *, own: bool = False) -> Topic:
+        """The topic of this name, made (then with this `extra`) if need be, and at least as durable as asked. `own`: by the
+        broker for itself, which may make what no door may (dead letters of who reads a cache)."""
+        topic = self._by_name.get(raw)
+        if topic is None:
+            return self._create(raw, durable, changes=None if extra is None else {"extra": extra}, own=own)
+        if extra is not None and topic.name.startswith(CACHE_PREFIX):
+            refuse_cache(topic.name)
+        fixed = self._policy.rule_for(topic.name).durability is not None or isinstance(topic, CacheTopic)
+        if durable and topic.in_memory and not topic.waiting and not fixed:
+            spec = replace(topic.spec, durability=self._policy.durable)
+            self._table.put(raw, _row(spec), partial(self._harden, topic, spec))
+            topic.hold()
+        return topic
+
+    def recall(self, raw: bytes) -> Topic:
+        """The topic of a subscription from before the last stop; one in memory is made again."""
+        found = self._by_name.get(raw)
+        if found is not None:
+            return found
+        return self.open_cache(raw) if raw.startswith(CACHE_PREFIX.encode()) else self._create(raw, False)
+
+    def open_cache(self, raw: bytes) -> CacheTopic:
+        """The topic of a cache, made if need be. BadName: there is one of another kind."""
+        topic = self._by_name.get(raw)
+        if topic is None:
+            changes: dict[str, Any] = {
+                "durability": self._policy.cache_durability,
+                "compact": True,
+                "retention_us": 0,
+                "retention_bytes": 0,
+                "segment_bytes": CACHE_SEGMENT_BYTES,
+                "tombstone_us": CACHE_TOMBSTONE_US,
+            }
+            topic = self._create(raw, True, 1, changes, own=True)
+        if not isinstance(topic, CacheTopic):
+            raise BadName(f"topic {topic.name!r} is there and is no cache", hint="choose another name for the cache")
+        return topic
+
+    def _harden(self, topic: Topic, spec: TopicSpec, error: Exception | None) -> None:
+        """The row says durable: make it so, with all it holds. A refusal leaves it in memory, to be tried again."""
+        if error is None and self._by_name.get(topic.raw) is topic:  # it may have been deleted meanwhile
+            try:
+                self._log.alter_topic(spec)
+                topic.spec = spec
+            except QuintetError as refused:
+                error = refused
+        topic.release(error)
+
+    def set_extra(self, topic: Topic, extra: dict[str, str], done: Callable[[Exception | None], None]) -> None:
+        """Make this what is kept with a topic beside its own properties; done when it would survive a restart as the topic
+        does (perhaps within the call)."""
+        topic.after(partial(self._set_extra, topic, extra, done))
+
+    def _set_extra(
+        self, topic: Topic, extra: dict[str, str], done: Callable[[Exception | None], None], error: Exception | None
+    ) -> None:
+        if error is not None or topic.deleted:
+            done(error or TopicNotFound(f"topic {topic.name!r} was deleted"))
+            return
+        before = topic.spec.extra
+        topic.spec = replace(topic.spec, extra=extra)
+        if topic.in_memory:
+            done(None)
+            return
+        try:
+            self._table.put(topic.raw, _row(topic.spec), partial(self._extra_set, topic, extra, before, done))
+        except QuintetError as refused:
+            topic.spec = replace(topic.spec, extra=before)
+            done(refused)
+
+    def _extra_set(
+        self,
+        topic: Topic,
+        extra: dict[str, str],
+        before: dict[str, str],
+        done: Callable[[Exception | None], None],
+        error: Exception | None,
+    ) -> None:
+        if error is not None and topic.spec.extra is extra:
+            topic.spec = replace(topic.spec, extra=before)
+        done(error)
+
+    def _create(
+        self,
+        raw: bytes,
+        durable: bool,
+        partitions: int = 0,
+        changes: Mapping[str, Any] | None = None,
+        own: bool = False,
+    ) -> Topic:
+        name = check_name(raw)
+        if name.startswith(CACHE_PREFIX) and not own:
+            refuse_cache(name)
+        if not 0 <= partitions <= limits.PARTITIONS_MAX:
+            raise LimitExceeded(f"a topic has 1 to {limits.PARTITIONS_MAX} partitions, {partitions} were asked for")
+        if len(self._by_name) >= self._policy.topics_max:
+            raise LimitExceeded(
+                f"topic {name!r} was not made: there are {len(self._by_name)} topics, the limit is topics.max"
+            )
+        rule = self._policy.rule_for(name)
+        durability: Durability = rule.durability or (self._policy.durable if durable else "memory")
+        self._last_id += 1
+        spec = TopicSpec(
+            id=self._last_id,
+            name=name,
+            partitions=partitions or rule.partitions,
+            durability=durability,
+            retention_us=rule.retention_us,
+            retention_bytes=rule.retention_bytes,
+            compact=rule.compact and not name.startswith(CACHE_PREFIX),  # dead letters of a cache are no cache
+            segment_bytes=rule.segment_bytes,
+            memory_bytes=rule.memory_bytes,
+            identity=self._new_identity(),
+        )
+        spec = replace(spec, **(changes or {}))
+        topic = self._open(spec, ready=spec.durability == "memory")
+        if spec.durability != "memory":
+            try:
+                self._table.put(raw, _row(spec), partial(self._created, topic))
+            except QuintetError:
+                self._log.delete_topic(spec.id)
+                raise
+        self._enter(topic)
+        return topic
+
+    def _created(self, topic: Topic, error: Exception | None) -> None:
+        if error is not None:  # without its row it would be unknown after a restart, and so would all in it
+            if self._by_name.get(topic.raw) is topic:
+                self._leave(topic)
+            self._log.delete_topic(topic.spec.id)
+            topic.forget(error)
+        topic.release(error)
+
+
+def folders_without_row(
+    log: Log, ids: Mapping[bytes, int], deleted: Collection[bytes]
+) -> tuple[dict[int, TopicFiles], list[int]]:
+    """Topics that have files and no row: those whose row must be lost; and what deletions left behind when the power went,
+    which is told by a tombstone, a later topic of that name, an anchor, or that there is nothing in them."""
+    lost: dict[int, TopicFiles] = {}
+    left: list[int] = []
+    known = set(ids.values())
+    for id in log.topic_ids():
+        if id < limits.TOPIC_ID_FIRST_USER or id in known:
+            continue
+        found = log.files_of(id)
+        raw = found.name.encode() if found is not None else b""
+        if found is None or log.was_deleted(id) or (raw and (raw in deleted or ids.get(raw, 0) > id)):
+            left.append(id)
+        else:
+            lost[id] = found
+    return lost, left
+
+
+def text_of(raw: bytes) -> str:
+    """A name as a client sent it, as text; BadName if it is none. Doors hand over the very bytes."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadName(f"a topic name is UTF-8, this one is not at byte {error.start}") from None
+
+
+def check_name(raw: bytes) -> str:
+    """A topic name as text, or BadName with the reason. `__` names are the broker's own."""
+    if not raw or len(raw) > limits.TOPIC_NAME_BYTES_MAX:
+        raise BadName(f"a topic name has 1 to {limits.TOPIC_NAME_BYTES_MAX} bytes, this one has {len(raw)}")
+    name = text_of(raw)
+    if "\0" in name:
+        raise BadName("a topic name has no NUL byte")
+    if name.startswith(INTERNAL_PREFIX):
+        raise BadName(f"names that start with {INTERNAL_PREFIX!r} are the broker's own")
+    return name
+
+
+def _row(spec: TopicSpec) -> TopicRow:
+    return TopicRow(**{name: getattr(spec, name) for name in TopicRow.__struct_fields__})
+
+
+def refuse_cache(name: str) -> NoReturn:
+    """A door may not write to this name."""
+    raise Forbidden(
+        f"topic {name!r} is not written to by messages: names that begin with {CACHE_PREFIX!r} are the caches'",
+        hint="put into the cache through the Felix door, or choose another name; reading it is allowed",
+    )
+
+
+def _is_cache(spec: TopicSpec) -> bool:
+    """Not one of three or five parts that is older than caches are."""
+    return spec.compact and is_cache_name(spec.name)
+
+
+def is_cache_name(name: str) -> bool:
+    """Is it cache/TENANT/NAMESPACE/NAME?"""
+    return name.startswith(CACHE_PREFIX) and name.count("/") == CACHE_SLASHES
+
+
+def _tenant_of(name: str) -> str:
+    """The tenant whose topic it is; "": nobody's."""
+    parts = name.split("/")
+    return parts[0] if len(parts) == 3 else ""

@@ -1,0 +1,1 @@
+"""Commands that read a data folder without a broker: log, repair, audit."""

@@ -1,0 +1,287 @@
+"""`quintet config`: the options as a file to start from, checked, shown with their origin, and explained.
+
+Everything here is drawn from the one tree in quintet/config; docs/CONFIGURATION.md is `quintet config reference`. The tree is
+loaded by what uses it: pydantic, of which it is made, comes with the server, and --help does not need it.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+import click
+
+from quintet.cli.terminal.output import echo
+from quintet.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quintet.config.fields import Section
+
+FILE = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="QUINTET_CONFIG",
+    help="TOML file with the configuration (or QUINTET_CONFIG).",
+)
+
+
+class Option(NamedTuple):
+    """One key of the tree as data."""
+
+    path: tuple[str, ...]
+    kind: str
+    default: object
+    required: bool
+    help: str
+    listed: bool  # inside a list of tables
+
+    @property
+    def key(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def variable(self) -> str:
+        from quintet.config import ENV_PREFIX, ENV_SEPARATOR
+
+        return ENV_PREFIX + ENV_SEPARATOR.join(self.path).upper()
+
+
+class Table(NamedTuple):
+    """One table of the file with its own keys, in the order of the tree."""
+
+    path: tuple[str, ...]
+    help: str
+    listed: bool
+    options: list[Option]
+
+
+def tables(section: "type[Section] | None" = None, path: tuple[str, ...] = (), listed: bool = False) -> Iterator[Table]:
+    """A section, the whole tree if none is given: tables before the tables in them."""
+    from quintet.config import Settings, section_of
+
+    section = section or Settings
+    options: list[Option] = []
+    below: list[Iterator[Table]] = []
+    for name, field in section.model_fields.items():
+        here = (*path, name)
+        inner = section_of(field.annotation)
+        if inner is not None:
+            is_list = field.annotation is not inner
+            below.append(tables(inner, here, listed=is_list))
+            continue
+        kind = _kind(field.annotation)
+        options.append(Option(here, kind, field.default, field.is_required(), field.description or "", listed))
+    yield Table(path, " ".join((section.__doc__ or "").split()), listed, options)
+    for one in below:
+        yield from one
+
+
+def _kind(annotation: Any) -> str:
+    """A field's type in a reader's words."""
+    words: dict[Any, str] = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
+    if annotation in words:
+        return words[annotation]
+    parts = [part for part in get_args(annotation) if part not in (type(None), Ellipsis)]
+    if all(isinstance(part, str) for part in parts):
+        return ", ".join(parts)
+    if getattr(annotation, "__origin__", None) is tuple:
+        return "list of " + _kind(parts[0])
+    return _kind(parts[0])
+
+
+def toml(value: object) -> str:
+    """A default as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml(item) for item in value)}]"
+    if isinstance(value, PurePath):
+        value = str(value)
+    return json.dumps(value)
+
+
+def example() -> str:
+    """A whole file: every key with its default, commented out."""
+    lines = ["# Quintet configuration. Every key is here with its default; remove the # to change one."]
+    for table in tables():
+        lines.append("")
+        if table.path:
+            lines.append(f"# {table.help}")
+            name = ".".join(table.path)
+            lines.append(f"# [[{name}]]" if table.listed else f"[{name}]")
+        for option in table.options:
+            lines.append(f"# {option.help}")
+            value = '""' if option.default is None or option.required else toml(option.default)
+            lines.append(f"# {option.path[-1]} = {value}")
+    return "\n".join(lines) + "\n"
+
+
+GUIDE = """\
+## A broker for others
+
+`--dev` is for loopback. A broker that other machines reach needs a certificate, and users in place of the fixed ones:
+
+```toml
+[listeners.flymq]
+host = "0.0.0.0"                              # plaintext there is refused, unless insecure = true
+tls_cert = "/etc/quintet/cert.pem"
+tls_key = "/etc/quintet/key.pem"
+
+[listeners.blipmq]                            # open by default, on loopback, for [[keys]]
+enabled = false
+
+[[users]]
+name = "ops"
+password_file = "/etc/quintet/ops.password"   # one line; chmod 600, or the start is refused
+roles = ["admin"]
+
+[[users]]
+name = "shop"
+password_file = "/etc/quintet/shop.password"
+roles = ["orders-writer"]
+
+[[roles]]                                     # or use producer: it writes every topic
+name = "orders-writer"
+write = ["orders*"]
+```
+
+```console
+$ quintet config validate --config quintet.toml
+$ quintet serve --config quintet.toml
+$ quintet pub --url 'flymqs://shop:PASSWORD@HOST:9092?ca=cert.pem' orders hello
+```
+
+A client trusts the system's authorities, or the file in `ca`. Users of the file are as the file says after every start and
+SIGHUP, whatever was changed on the wire (a disabled one stays disabled); users made with `quintet user create` are kept in
+the log and stay. `quintet acl set` narrows topics down further. `deploy/quintet.service` is a unit for systemd."""
+
+
+def _reload() -> str:
+    from quintet.config.reloading import CERTIFICATES, TAKEN
+
+    sections = [name for name in TAKEN if f"{name}.*" not in TAKEN and "." not in name]
+    doors = sorted({path.split(".")[1] for path in CERTIFICATES})
+    felix = [path for path in TAKEN if path.startswith("listeners.")]
+    return f"""\
+## SIGHUP
+
+The file and the files it names are read again: all or nothing, and whatever is wrong with them, the old policy stays. Taken at
+once are `{"`, `".join([*sections, "[tokens]", "[peers]"])}`, `{"`, `".join(felix)}`, and another
+certificate (`tls_cert`, `tls_key`) of {", ".join(doors)} for connections to come.
+Everything else waits for a restart, a certificate that is added or taken away too: the log line `reloaded` names what was
+`taken`, and `restart_needed` names, at every reload until then, which `options` wait."""
+
+
+def reference() -> str:
+    """docs/CONFIGURATION.md."""
+    lines = [
+        "# Configuration",
+        "",
+        "Made from `src/quintet/config/` by `make docs`; a test keeps it so. A TOML file is overridden by environment",
+        "variables, and both by flags. A variable's name is `QUINTET_` and the key in capitals with `__` for each dot:",
+        "`QUINTET_LISTENERS__BLIPMQ__PORT=0`. Lists are given there as JSON. Sizes may be written as `'16 MiB'`. Paths are",
+        "relative to the folder the broker is started in. An unknown key or a bad value stops the start with exit code 2.",
+        "`quintet config init` writes a file to begin with, `quintet config explain KEY` explains one key.",
+        "",
+        *GUIDE.splitlines(),
+        "",
+        *_reload().splitlines(),
+    ]
+    for table in tables():
+        name = ".".join(table.path)
+        title = f"`[[{name}]]` (any number of them)" if table.listed else f"`[{name}]`"
+        lines += ["", f"## {title if name else 'Top level'}", "", table.help, ""]
+        if not table.options:
+            lines.pop()
+            continue
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+        for option in table.options:
+            default = (
+                "required" if option.required else "none" if option.default is None else f"`{toml(option.default)}`"
+            )
+            lines.append(f"| `{option.path[-1]}` | {option.kind} | {default} | {option.help} |")
+    return "\n".join(lines) + "\n"
+
+
+@click.group()
+def config() -> None:
+    """Write, check and explain the configuration.
+
+    \b
+    quintet config init > quintet.toml
+    quintet config validate --config quintet.toml
+    quintet config show --config quintet.toml --origin
+    quintet config explain listeners.blipmq.port
+    """
+
+
+@config.command()
+def init() -> None:
+    """Print a file with every key and its default."""
+    echo(example(), nl=False)
+
+
+@config.command("reference")
+def reference_page() -> None:
+    """Print the reference, as in docs/CONFIGURATION.md."""
+    echo(reference(), nl=False)
+
+
+@config.command()
+@FILE
+def validate(config_file: Path | None) -> None:
+    """Check the file and the environment; exit code 2 says they are not valid."""
+    from quintet.config import Settings
+
+    Settings.load(config_file, os.environ, {})
+    echo(f"{config_file or 'defaults and environment'}: valid")
+
+
+@config.command()
+@FILE
+@click.option("--dev", is_flag=True, help="With the development preset.")
+@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def show(config_file: Path | None, dev: bool, origin: bool, as_json: bool) -> None:
+    """Print what the broker would run with. Keys are shown as their SHA-256 only."""
+    from quintet.config import load_with_origins
+
+    settings, origins = load_with_origins(config_file, os.environ, {"dev": dev or None})
+    tree = settings.model_dump(mode="json", exclude_none=True)
+    if as_json:
+        echo(json.dumps(tree))
+        return
+    for path, value in _flat(tree):
+        source = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "default")
+        echo(f"{'.'.join(path)} = {toml(value)}" + (f"  # {source}" if origin else ""))
+
+
+def _flat(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+@config.command()
+@click.argument("key")
+def explain(key: str) -> None:
+    """Say what KEY means, its default and its environment variable; a table's name lists what is in it."""
+    from quintet.config import nearest_key
+
+    every = [option for table in tables() for option in table.options]
+    found = [option for option in every if option.key == key or option.key.startswith(f"{key}.")]
+    if not found:
+        near = nearest_key(key, [option.key for option in every])
+        raise ConfigError(f"{key}: unknown key{near}", hint="" if near else "`quintet config init` shows all of them")
+    for option in found:
+        default = (
+            "required" if option.required else "default " + ("none" if option.default is None else toml(option.default))
+        )
+        echo(f"{option.key}  ({option.kind}; {default})")
+        echo(f"    {option.help}")
+        table = ".".join(option.path[:-1])
+        echo(f"    in a table [[{table}]] of the file" if option.listed else f"    {option.variable}")

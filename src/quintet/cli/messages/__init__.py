@@ -1,0 +1,1 @@
+"""Commands about messages: publish, subscribe, tail, caches, dead letters, transactions, peers."""

@@ -1,0 +1,1 @@
+"""What commands share: arguments, output, standard input, frames in hexadecimal."""

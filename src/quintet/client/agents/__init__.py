@@ -1,0 +1,1 @@
+"""Peers among agents: `quintet.peer`, the pipe for programs, the MCP server."""

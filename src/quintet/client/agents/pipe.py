@@ -1,0 +1,84 @@
+"""Objects of peerbus as they are, for a program that speaks the protocol by itself over a pipe: lines in, lines out.
+
+Nothing is signed, verified or acknowledged here: that is the other program's business. What this adds is the way to the
+broker: its address, TLS, WebSocket frames, and the register with the token, if the URL has a name.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from quintet.client.bus import TIMEOUT_S
+from quintet.client.core import url as urls
+from quintet.client.core.base import Setup, deadline, dial
+from quintet.client.core.errors import BadUrl
+from quintet.client.links.peerbus import DOOR, Wire, check_packages
+from quintet.client.sources.mailbox import Identity
+from quintet.protocols.peerbus import codec
+
+
+class _Lines(Wire):
+    """A connection whose objects go on as they are."""
+
+    def __init__(self, where: str, write: Callable[[bytes], None]) -> None:
+        super().__init__(where, Identity("", b"", False))
+        self._registered.set_result(None)
+        self._write = write
+
+    def object(self, data: bytes) -> None:
+        self._write(data)
+
+    def heartbeat(self) -> None:
+        """There is nothing to ask in somebody else's name."""
+
+
+async def pipe(
+    url: str,
+    lines: AsyncIterator[list[bytes]],
+    write: Callable[[bytes], None],
+    *,
+    name: str = "",
+    linger: float = 0.0,
+    timeout: float = TIMEOUT_S,
+) -> None:
+    """Send each line as one object, and hand each object that comes to `write`, until `lines` end and `linger` seconds
+    have passed. Whatever ends the connection before is raised."""
+    endpoint = urls.parse(url)
+    if endpoint.door != "peerbus":
+        raise BadUrl(f"peers meet at the peerbus door, not at {endpoint.door}", hint="use peerbus:// or peerbus+tcp://")
+    check_packages(endpoint)
+    setup = Setup(endpoint, DOOR, "", timeout, False, None)
+    async with deadline(timeout, f"connecting to {endpoint}"):
+        link: Wire
+        if endpoint.lines:
+            link = _Lines(str(endpoint), write)
+            await dial(setup, link)
+        else:
+            from quintet.client.links import peerbus_ws
+
+            link = wire = peerbus_ws.PipedWire(str(endpoint), write)
+            await peerbus_ws.dial_socket(setup, wire)
+    try:
+        if endpoint.name or name:
+            link.send([codec.register(endpoint.secret, endpoint.name or name)])
+        sending = asyncio.create_task(_send(link, lines))
+        ended = asyncio.create_task(link.ended())
+        await asyncio.wait({sending, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done() and not ended.done():
+            await asyncio.wait({ended}, timeout=linger)
+        for task in (sending, ended):
+            task.cancel()
+        await asyncio.gather(sending, ended, return_exceptions=True)
+        if sending.done() and not sending.cancelled() and (failed := sending.exception()) is not None:
+            raise failed
+        if link.lost is not None:
+            raise link.lost
+    finally:
+        await link.close()
+
+
+async def _send(link: Wire, lines: AsyncIterator[list[bytes]]) -> None:
+    async for some in lines:
+        objects = [line for line in some if line.strip()]
+        if objects:
+            await link.writable()
+            link.send(objects)

@@ -1,0 +1,1 @@
+"""The blocking twin: generated classes and the portal to the event loop."""

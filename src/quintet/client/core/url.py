@@ -1,0 +1,153 @@
+"""From a URL to an endpoint: which door, which host and port, which secret, which TLS.
+
+    blipmq://:API_KEY@HOST:PORT            plain TCP
+    blipmqs://:API_KEY@HOST:PORT?ca=FILE   TLS; ca names the authority to trust in place of the system's
+    flymq://USER:PASSWORD@HOST:PORT?dialect=sdk&compression=zstd
+    flymqs://USER:PASSWORD@HOST:PORT?ca=FILE&cert=FILE&key=FILE   cert and key show who we are (mutual TLS)
+    flight://USER:PASSWORD@HOST:PORT        Arrow Flight, for Spark and the pipelines; flights:// with TLS
+    fast://:TOKEN@HOST:PORT                 Fast TCP Pub/Sub with a JSON web token; fasts:// with TLS
+    peerbus://:TOKEN@HOST:PORT?name=ALICE&secret_file=FILE   over WebSocket; peerbuss:// with TLS; name is the mailbox
+    peerbus+tcp://:TOKEN@HOST:PORT?name=ALICE                the same, one object a line; peerbuss+tcp:// with TLS
+    felix://:TOKEN@HOST:PORT?ca=FILE&tenant=T&namespace=N    over QUIC, always with TLS; an API key or a tenant's token
+
+A new door is a row in SCHEMES and, in bus.py, the module that speaks it. Nothing is resolved or opened here.
+"""
+
+import difflib
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from quintet.client.core.errors import BadUrl
+
+
+class Scheme(NamedTuple):
+    door: str
+    tls: bool
+    port: int
+    lines: bool = False
+
+
+SCHEMES: Final = {
+    "blipmq": Scheme("blipmq", False, 5555),
+    "blip": Scheme("blipmq", False, 5555),
+    "blipmqs": Scheme("blipmq", True, 5555),
+    "blips": Scheme("blipmq", True, 5555),
+    "flymq": Scheme("flymq", False, 9092),
+    "fly": Scheme("flymq", False, 9092),
+    "flymqs": Scheme("flymq", True, 9092),
+    "flys": Scheme("flymq", True, 9092),
+    "flight": Scheme("flight", False, 8815),
+    "flights": Scheme("flight", True, 8815),
+    "fast": Scheme("fast", False, 7400),
+    "fasts": Scheme("fast", True, 7400),
+    "peerbus": Scheme("peerbus", False, 47821),
+    "peerbuss": Scheme("peerbus", True, 47821),
+    "peerbus+tcp": Scheme("peerbus", False, 47822, lines=True),
+    "peerbuss+tcp": Scheme("peerbus", True, 47822, lines=True),
+    "felix": Scheme("felix", True, 5000),
+}
+
+DIALECTS: Final = ("document", "sdk")
+COMPRESSIONS: Final = ("none", "gzip", "lz4", "zstd", "snappy")
+ALL_DOORS: Final = ("blipmq", "flymq", "flight", "fast", "peerbus", "felix")
+# option -> the doors that have it, and what it may be; none: anything
+OPTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "ca": (ALL_DOORS, ()),
+    "cert": (ALL_DOORS, ()),
+    "key": (ALL_DOORS, ()),
+    "dialect": (("flymq",), DIALECTS),
+    "compression": (("flymq", "felix"), COMPRESSIONS),
+    "name": (("peerbus",), ()),
+    "secret_file": (("peerbus",), ()),
+    "verify": (("peerbus",), ("on", "off")),
+    "kid": (("peerbus",), ()),
+    "tenant": (("felix",), ()),
+    "namespace": (("felix",), ()),
+}
+FELIX_COMPRESSIONS: Final = ("none", "zstd")
+TYPO_RATIO: Final = 0.75  # how alike an unknown scheme is to one of ours to be a slip: fasts:// is not nats://
+_TLS_OPTIONS: Final = ("ca", "cert", "key")
+_KEY_DOORS: Final = ("blipmq", "fast", "peerbus", "felix")  # who is known by one secret: it may stand alone
+_EXAMPLE: Final = "a URL looks like flymq://admin:admin@127.0.0.1:9092 or blipmq://:dev-key@127.0.0.1:5555"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to connect and as whom. The secret never shows up in a repr, an error or a log."""
+
+    door: str
+    host: str
+    port: int
+    user: str
+    secret: str = field(repr=False)
+    tls: bool
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    dialect: str = "document"
+    compression: str = "none"
+    lines: bool = False
+    name: str = ""
+    secret_file: str | None = None
+    verify: str = "on"
+    kid: str = ""
+    tenant: str = ""
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def parse(url: str) -> Endpoint:
+    """The endpoint a URL names. BadUrl says which part is wrong and what would be right."""
+    parts = urlsplit(url)
+    scheme = SCHEMES.get(parts.scheme)
+    if scheme is None or not parts.netloc:
+        raise _unknown_scheme(parts.scheme)
+    try:
+        port = parts.port
+    except ValueError:
+        raise BadUrl("the port in the URL is not a number from 0 to 65535", hint=_EXAMPLE) from None
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    _check_options(options, scheme, parts.scheme)
+    if parts.path not in ("", "/"):
+        raise BadUrl(f"the URL has a path ({parts.path!r}), which no door uses", hint=_EXAMPLE)
+    user, secret = unquote(parts.username or ""), unquote(parts.password or "")
+    return Endpoint(
+        door=scheme.door,
+        host=parts.hostname or "127.0.0.1",
+        port=scheme.port if port is None else port,
+        user=user,
+        secret=secret or (user if scheme.door in _KEY_DOORS else ""),
+        tls=scheme.tls,
+        lines=scheme.lines,
+        **options,
+    )
+
+
+def _check_options(options: dict[str, str], scheme: Scheme, name: str) -> None:
+    known = [option for option, (doors, _) in OPTIONS.items() if scheme.door in doors]
+    for option, value in options.items():
+        if option not in known:
+            raise BadUrl(f"unknown option {option!r} in the URL", hint=f"known options: {', '.join(known)}")
+        choices = FELIX_COMPRESSIONS if (scheme.door, option) == ("felix", "compression") else OPTIONS[option][1]
+        if choices and value not in choices:
+            raise BadUrl(f"?{option}={value} is not known", hint=f"one of {', '.join(choices)}")
+        if option in _TLS_OPTIONS and not scheme.tls:
+            raise BadUrl(f"?{option}= needs TLS", hint=f"write {_with_tls(name)}:// for a TLS connection")
+    if "key" in options and "cert" not in options:
+        raise BadUrl("?key= needs ?cert=", hint="key is the private key of the certificate; one file may hold both")
+
+
+def _with_tls(name: str) -> str:
+    first, plus, rest = name.partition("+")
+    return f"{first}s{plus}{rest}"
+
+
+def _unknown_scheme(name: str) -> BadUrl:
+    known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+    near = difflib.get_close_matches(name, SCHEMES, n=1, cutoff=TYPO_RATIO)
+    guess = f"did you mean {near[0]}://? " if near and near[0] != name else ""
+    what = f"no door has the scheme {name}://" if name else "the URL has no scheme"
+    return BadUrl(what, hint=f"{guess}known schemes: {known}; {_EXAMPLE}")

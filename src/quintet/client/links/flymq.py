@@ -1,0 +1,520 @@
+"""The FlyMQ door: AUTH, and then requests whose answers come in their order.
+
+    PRODUCE PRODUCE ... FETCH PRODUCE -->           all that is asked in one turn of the loop is one write
+                                     <--  RECORD RECORD ... ERROR FETCH RECORD
+
+No frame carries a number, so what was asked waits in line (`_Sent`, `_Ask`) and each answer belongs to its head. Fields
+are encoded and decoded by the table of protocols/flymq/frames.py; PRODUCE and FETCH go through the kernel. Nothing here
+knows of groups, transactions or retries: those are made of requests elsewhere.
+"""
+
+import asyncio
+import difflib
+import re
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, Final, cast
+
+from quintet import kernel
+from quintet.client.core.base import (
+    AskLink,
+    Door,
+    Fetched,
+    Fields,
+    Limits,
+    Link,
+    Load,
+    Outcome,
+    Setup,
+    StreamLink,
+    Target,
+    Wanted,
+    Watch,
+    dial,
+    shake_hands,
+)
+from quintet.client.core.errors import AuthError, BadUrl, Busy, ProtocolError, ServerError, TooLarge, from_server
+from quintet.client.core.subscription import Source
+from quintet.client.core.url import Endpoint
+from quintet.client.sources.group import GroupSource
+from quintet.model.errors import QuintetError
+from quintet.protocols.flymq import codec, frames
+from quintet.protocols.flymq.codec import Layout
+from quintet.protocols.flymq.errors import FATAL, INTERNAL
+
+FAILURES_KEPT_MAX: Final = 1_000  # per publish call; what is beyond it is only counted
+COMPRESS_BYTES_MIN: Final = 1024  # a smaller message is not worth it
+CREDENTIAL_BYTES_MAX: Final = 65_535
+
+BY_NAME: Final = {operation.name: operation for operation in frames.OPERATIONS.values()}
+COMPRESSION: Final = {"none": 0} | {name: number for number, name in frames.CODECS.items()}
+_PRODUCE: Final = codec.layout(BY_NAME["PRODUCE"].asks[0])
+_CODE: Final = re.compile(r"(.*) \[(E\d{4})\]", re.DOTALL)
+_DIALECT_HINT: Final = "is this the FlyMQ port of a Quintet broker, and ?dialect= the one of its listener?"
+_FETCHES: Final = (frames.FETCH, frames.FETCH_BINARY)
+# What a field that may be left off is when one behind it is given; 0 or empty otherwise.
+_LEFT_OFF: Final = {"partition": -1}
+_TEXT_BYTES_MAX: Final = {"str8": 255, "str16": 65_535}
+_EMPTY: Final[dict[str, Any]] = {"str8": "", "str16": "", "bytes32": b"", "bool": False}
+
+
+def encode(name: str, fields: Fields) -> tuple[frames.Operation, bytes]:
+    """The operation and its payload: by the first layout that these fields fill. ValueError says which do not."""
+    operation = BY_NAME.get(name)
+    if operation is None:
+        near = difflib.get_close_matches(name.upper(), BY_NAME, n=1)
+        raise ValueError(f"FlyMQ has no operation {name!r}" + (f": did you mean {near[0]}?" if near else ""))
+    wrong = ""
+    for text in operation.asks:
+        layout = codec.layout(text)
+        names = {node.name for node, _ in layout.names()}
+        needed = {node.name for node, optional in layout.names() if not optional}
+        missing, unknown = sorted(needed - fields.keys()), sorted(fields.keys() - names)
+        if not missing and not unknown:
+            return operation, _payload(name, layout, fields)
+        wrong = wrong or f"missing: {', '.join(missing) or 'nothing'}; not known: {', '.join(unknown) or 'nothing'}"
+    raise ValueError(f"{name} has the fields {' or '.join(map(repr, operation.asks))} ({wrong})")
+
+
+def _payload(name: str, layout: Layout, fields: Fields) -> bytes:
+    values = dict(fields)
+    if values.get("filter") == "" and "wait_ms" not in values and name != "PEEK":
+        del values["filter"]  # a lone empty one is the mark of published clients, see FlyMQ's README
+    for node, _ in layout.names():
+        if node.name in fields and isinstance(node, codec.Text):
+            most = _TEXT_BYTES_MAX.get(node.kind, frames.FRAME_BYTES_MAX)
+            raw = fields[node.name]
+            size = len(raw.encode() if isinstance(raw, str) else raw)
+            if size > most:
+                raise TooLarge(f"{name}: {node.name} has {size} bytes, at most {most} fit")
+    _complete(layout.tail, values)
+    try:
+        return layout.encode(values)
+    except (struct.error, TypeError, AttributeError) as error:
+        raise ValueError(f"{name}: a field has a value that its kind cannot hold: {error}") from None
+
+
+def _complete(tail: Layout | None, values: Fields) -> bool:
+    """A bracket is all or nothing, and so are those around it: what is missing beside a given field is empty. Whether
+    the bracket is there."""
+    if tail is None:
+        return False
+    there = _complete(tail.tail, values) or any(node.name in values for node in tail.nodes)
+    if there:
+        for node in tail.nodes:
+            kind = node.kind if isinstance(node, (codec.Text, codec.Scalar)) else ""
+            values.setdefault(node.name, _LEFT_OFF.get(node.name, _EMPTY.get(kind, 0)))
+    return there
+
+
+def error_of(dialect: str, payload: bytes) -> QuintetError:
+    """The typed error of an ERROR frame. The sdk dialect has a number; in the document the text ends with the code."""
+    sdk = dialect == "sdk"
+    fields = codec.layout(frames.ERROR_LAYOUT["sdk" if sdk else "document"]).decode(memoryview(payload))
+    if sdk:
+        return from_server(f"E{fields['code']}", fields["message"])
+    match = _CODE.fullmatch(fields["message"])
+    return from_server(match[2], match[1]) if match else from_server("", fields["message"])
+
+
+class _Sent:
+    """A publish call: how many answers it still waits for, and what they said."""
+
+    __slots__ = ("done", "expires", "failures", "left", "load", "places", "refused", "wait", "watch")
+
+    def __init__(self, load: Load, wait: float, expires: float, done: "asyncio.Future[Outcome]") -> None:
+        self.load = load
+        self.wait = wait
+        self.expires = expires
+        self.done = done
+        self.left = len(load.values)
+        self.places: list[tuple[int, int, int] | None] = []
+        self.refused = 0
+        self.failures: list[tuple[int, QuintetError]] = []
+        self.watch: Watch | None = None
+
+    def refuse(self, error: QuintetError) -> None:
+        if self.refused < FAILURES_KEPT_MAX:
+            self.failures.append((len(self.places), error))
+        self.places.append(None)
+        self.refused += 1
+        self.left -= 1
+
+    def settle(self) -> None:
+        if not self.done.done():
+            self.done.set_result(Outcome(self.refused, tuple(self.failures), self.places))
+
+    def like(self, other: "_Sent") -> bool:
+        """May both be frames of one kernel call?"""
+        mine, its = self.load, other.load
+        return (
+            not (mine.producer_id or its.producer_id)
+            and mine.topic == its.topic
+            and mine.partition == its.partition
+            and mine.compression == its.compression
+        )
+
+
+class _Ask:
+    """A request: the answer goes to `done`, as fields by name or, for a fetch, as rows."""
+
+    __slots__ = ("done", "fields", "operation", "plain")
+
+    def __init__(
+        self, operation: frames.Operation, fields: Fields, done: "asyncio.Future[Any] | None", plain: bool
+    ) -> None:
+        self.operation = operation
+        self.fields = fields
+        self.done = done
+        self.plain = plain
+
+    def settle(self, result: object) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_result(result)
+
+    def fail(self, error: QuintetError) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_exception(error)
+
+
+class FlyLink(StreamLink, AskLink):
+    """One FlyMQ connection, from AUTH on."""
+
+    def __init__(
+        self, where: str, dialect: frames.Dialect, compression: int, lost: Callable[[Link, QuintetError], None]
+    ) -> None:
+        super().__init__(where, lost)
+        self._dialect: frames.Dialect = dialect
+        self._compression = compression
+        self._line: deque[_Sent | _Ask] = deque()  # what waits for its answer, in the order of asking
+        self._parts: list[bytes] = []  # asked in this turn of the loop and not written yet
+        self._calls: list[_Sent] = []  # published in this turn, not encoded yet: they come behind _parts
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    async def handshake(self, user: str, password: str) -> None:
+        """AUTH; without a user name, whatever the listener gives to strangers."""
+        if not user:
+            who = await self.request("WHOAMI", {})
+            if not who["success"] and not who["username"]:  # strangers are given nothing here, not even a role
+                raise AuthError(
+                    f"{self._where}: authenticate first",
+                    hint="put name and password into the URL: flymq://USER:PASSWORD@host",
+                )
+            return
+        answer = await self.request("AUTH", {"user": user, "password": password})
+        if answer["success"]:
+            return
+        text = answer["error"]
+        if "wait to be checked" in text:
+            raise Busy(f"{self._where}: {text}", hint="many clients log in at once; it is tried again")
+        if text == INTERNAL[1]:
+            raise ServerError(f"{self._where}: {text}", hint="see the server's log")
+        raise AuthError(f"{self._where}: {text}", hint="put name and password into the URL: flymq://USER:PASSWORD@host")
+
+    def request(self, name: str, fields: Fields) -> "asyncio.Future[Fields]":
+        operation, payload = encode(name, fields)
+        return self._ask(operation, payload, fields, False)
+
+    def fetch(self, fields: Fields) -> "asyncio.Future[Fetched]":
+        operation, payload = encode("FETCH", fields)
+        return self._ask(operation, payload, fields, True)
+
+    def _ask(self, operation: frames.Operation, payload: bytes, fields: Fields, plain: bool) -> "asyncio.Future[Any]":
+        if self._lost is not None:
+            raise self._lost
+        done: asyncio.Future[Any] = self._loop.create_future()
+        self._queue(operation, payload, _Ask(operation, fields, done, plain))
+        return done
+
+    def _queue(self, operation: frames.Operation, payload: bytes, ask: _Ask) -> None:
+        if len(payload) > frames.FRAME_BYTES_MAX:
+            raise TooLarge(f"{operation.name} has {len(payload)} bytes, a frame holds {frames.FRAME_BYTES_MAX}")
+        squeeze = self._compression if operation.code != frames.AUTH else 0
+        self._soon()
+        self._encode_calls()
+        self._parts.append(_accepting(codec.frame(operation.code, payload, squeeze), squeeze))
+        self._line.append(ask)
+
+    def _soon(self) -> None:
+        if not self._parts and not self._calls:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._encode_calls()
+        parts, self._parts = self._parts, []
+        if parts and self._lost is None:
+            self.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    async def barrier(self) -> None:
+        await self.request("WHOAMI", {})
+
+    # -- publishing ------------------------------------------------------------------------------------------------
+
+    def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
+        if self._lost is not None:
+            raise self._lost
+        if load.ttl_ms:
+            return self._publish_with_ttl(load, wait)
+        done: asyncio.Future[Outcome] = self._loop.create_future()
+        self._soon()
+        self._calls.append(_Sent(load, wait, self._loop.time() + wait, done))
+        return done
+
+    def _encode_calls(self) -> None:
+        """The calls of this turn: neighbours of one kind in one kernel call, one timer for all."""
+        if not self._calls:
+            return
+        calls, self._calls = self._calls, []
+        self._line.extend(calls)
+        watch = Watch(calls)
+        watch.look(self._loop)
+        calls[-1].watch = watch
+        at = 0
+        while at < len(calls):
+            head, end = calls[at], at + 1
+            while end < len(calls) and calls[end].like(head):
+                end += 1
+            self._parts.append(self._encode([call.load for call in calls[at:end]]))
+            at = end
+
+    def _encode(self, loads: list[Load]) -> bytes:
+        head = loads[0]
+        values, keys = head.values, head.keys
+        if len(loads) > 1:
+            values = [value for load in loads for value in load.values]
+            if any(load.keys is not None for load in loads):
+                keys = [key for load in loads for key in (load.keys or [None] * len(load.values))]
+        squeeze = self._compression if head.compression is None else COMPRESSION[head.compression]
+        if squeeze and max(map(len, values)) >= COMPRESS_BYTES_MIN:
+            return self._encode_compressed(head, values, keys, squeeze)
+        return kernel.fly_produce(
+            head.topic.encode(), keys, values, head.partition, head.producer_id, head.sequence, frames.BINARY
+        )
+
+    def _encode_compressed(
+        self, head: Load, values: Sequence[bytes], keys: Sequence[bytes | None] | None, squeeze: int
+    ) -> bytes:
+        parts = []
+        for number, value in enumerate(values):
+            fields: Fields = {"topic": head.topic, "key": (keys[number] if keys else None) or b"", "value": value}
+            fields["partition"] = head.partition
+            if head.producer_id:
+                fields |= {"producer_id": head.producer_id, "sequence": head.sequence + number}
+            parts.append(codec.frame(frames.PRODUCE, _PRODUCE.encode(fields), squeeze))
+        return b"".join(parts)
+
+    def _publish_with_ttl(self, load: Load, wait: float) -> "asyncio.Future[Outcome]":
+        """Messages that expire have an operation of their own, one request each."""
+        sent = _Sent(load, wait, self._loop.time() + wait, self._loop.create_future())
+        sent.watch = Watch([sent])
+        sent.watch.look(self._loop)
+
+        def told(answer: "asyncio.Future[Fields]") -> None:
+            error = answer.exception()
+            if error is None:
+                fields = answer.result()
+                sent.places.append((fields["partition"], fields["offset"], fields["timestamp_ms"]))
+                sent.left -= 1
+            elif isinstance(error, QuintetError) and self._lost is None:
+                sent.refuse(error)
+            elif not sent.done.done():
+                sent.done.set_exception(error)
+            if not sent.left:
+                _settled(sent)
+
+        for number, value in enumerate(load.values):
+            key = (load.keys[number] if load.keys else None) or b""
+            fields: Fields = {"topic": load.topic, "data": value, "ttl_ms": load.ttl_ms, "key": key}
+            self.request("PRODUCE_WITH_TTL", fields | {"partition": load.partition}).add_done_callback(told)
+        return sent.done
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    def received(self, data: bytes | bytearray) -> tuple[int, int]:
+        consumed = self._take(data)
+        rest = len(data) - consumed
+        if rest < frames.HEADER_BYTES:
+            return consumed, 0
+        return consumed, frames.HEADER_BYTES + int.from_bytes(data[consumed + 4 : consumed + 8], "big")
+
+    def _take(self, data: bytes | bytearray) -> int:
+        items, consumed, fatal = kernel.fly_received(data, 0, frames.FRAME_BYTES_MAX, self._dialect == "sdk")
+        for item in items:
+            code = cast(int, item[0])
+            if code == frames.PRODUCE and isinstance(item[1], list):
+                self._records(item[1])
+            elif code in _FETCHES and isinstance(item[1], list):
+                self._fetched(code, Fetched(item[1], cast(int, item[2])))
+            else:
+                self._answer(code, cast(int, item[1]), cast(bytes, item[2]))
+        if fatal:
+            raise ProtocolError(
+                f"{self._where} sent what is not a FlyMQ answer ({FATAL.get(fatal, 'its fields do not add up')})",
+                hint=_DIALECT_HINT,
+            )
+        return consumed
+
+    def _records(self, rows: list[tuple[bytes, int, int, int]]) -> None:
+        """Answers to PRODUCE: each call at the head of the line takes its share."""
+        at = 0
+        while at < len(rows):
+            head = self._head(frames.PRODUCE)
+            if isinstance(head, _Ask):
+                topic, partition, offset, time = rows[at]
+                head.settle(_record(head.fields, topic, partition, offset, time))
+                at += 1
+                self._line.popleft()
+                continue
+            end = min(at + head.left, len(rows))
+            head.places += [row[1:] for row in rows[at:end]]
+            head.left -= end - at
+            at = end
+            self._next(head)
+
+    def _fetched(self, code: int, found: Fetched) -> None:
+        head = self._head(code)
+        if not isinstance(head, _Ask):
+            raise ProtocolError(f"{self._where} answered PRODUCE with a run of messages")
+        self._line.popleft()
+        if head.plain:
+            head.settle(found)
+            return
+        rows = [{"offset": offset, "key": key or b"", "value": value} for offset, key, value in found.rows]
+        head.settle({"messages": rows, "next_offset": found.next_offset})
+
+    def _answer(self, code: int, flags: int, payload: bytes) -> None:
+        squeezed = (flags & frames.COMPRESSION_MASK) >> frames.COMPRESSION_SHIFT
+        if squeezed:
+            try:
+                payload = codec.inflate(squeezed, payload, frames.FRAME_BYTES_MAX)
+            except TooLarge as error:
+                raise ProtocolError(f"{self._where} sent an answer that nobody has room for: {error}") from None
+            whole = frames.HEADER.pack(frames.MAGIC, frames.VERSION, code, frames.BINARY, len(payload)) + payload
+            self._take(whole)
+            return
+        if code == frames.ERROR:
+            self._refused(error_of(self._dialect, payload))
+            return
+        head = self._head(code)
+        if not isinstance(head, _Ask):
+            raise ProtocolError(f"{self._where} answered PRODUCE with operation 0x{code:02x}")
+        try:
+            fields = codec.answer_layout(head.operation, self._dialect).decode(memoryview(payload))
+        except codec.Malformed as error:
+            what = f"{self._where} answered {head.operation.name} in another layout than {self._dialect}: {error}"
+            raise ProtocolError(what, hint=_DIALECT_HINT) from None
+        self._line.popleft()
+        head.settle(fields)
+
+    def _refused(self, error: QuintetError) -> None:
+        if not self._line:
+            raise ProtocolError(f"{self._where} sent an error that nothing was asked for: {error}")
+        head = self._line[0]
+        if isinstance(head, _Ask):
+            self._line.popleft()
+            head.fail(error)
+            return
+        head.refuse(error)
+        self._next(head)
+
+    def _head(self, code: int) -> "_Sent | _Ask":
+        """Whose answer this is. The line is in order, so anything else is the end of this connection."""
+        if not self._line:
+            raise ProtocolError(f"{self._where} sent an answer (0x{code:02x}) that nothing was asked for")
+        head = self._line[0]
+        wanted = frames.PRODUCE if isinstance(head, _Sent) else head.operation.answer_code
+        if wanted != code:
+            raise ProtocolError(f"{self._where} answered operation 0x{wanted:02x} with 0x{code:02x}")
+        return head
+
+    def _next(self, head: _Sent) -> None:
+        if not head.left:
+            self._line.popleft()
+            _settled(head)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def heartbeat(self) -> None:
+        operation = BY_NAME["WHOAMI"]
+        self._queue(operation, b"", _Ask(operation, {}, None, True))
+
+    def abandon(self, error: QuintetError) -> None:
+        line = [*self._line, *self._calls]
+        self._line.clear()
+        self._calls.clear()
+        self._parts.clear()
+        for waiting in line:
+            if isinstance(waiting, _Ask):
+                waiting.fail(error)
+            elif not waiting.done.done():
+                waiting.done.set_exception(error)
+            if isinstance(waiting, _Sent) and waiting.watch is not None:
+                waiting.watch.end()
+
+
+def _accepting(frame: bytes, compression: int) -> bytes:
+    """The frame, asking for an answer compressed alike."""
+    if not compression:
+        return frame
+    return frame[:3] + bytes((frame[3] | compression << frames.ACCEPT_SHIFT,)) + frame[4:]
+
+
+def _settled(sent: _Sent) -> None:
+    if sent.watch is not None:
+        sent.watch.end()
+    sent.settle()
+
+
+def _record(ask: Fields, topic: bytes, partition: int, offset: int, time: int) -> Fields:
+    """The answer to a PRODUCE that was asked for by its name. The kernel leaves the sizes out: they are the asker's."""
+    return {
+        "topic": topic.decode(),
+        "partition": partition,
+        "offset": offset,
+        "timestamp_ms": time,
+        "key_size": len(ask["key"]) or -1,
+        "value_size": len(ask["value"]),
+    }
+
+
+class FlyDoor:
+    """How to open FlyMQ links."""
+
+    name = "flymq"
+    limits = Limits(
+        frame_overhead_bytes=2 + 4 + 4 + 4 + 12,
+        frame_bytes_max=frames.FRAME_BYTES_MAX,
+        topic_bytes_max=255,
+        ttl_ms_max=10 * 365 * 86_400_000,
+        in_flight_max=100_000,
+    )
+    lacks: Final = {
+        "durable": "the Felix door keeps positions by name",
+        "kv": "the Felix door has a cache",
+        "headers": "FlyMQ frames have no place for headers; put them into the value",
+        "qos=0": "every FlyMQ message is durable when it is answered; the BlipMQ door has qos=0",
+        "resume": "a FlyMQ group is resumed by its name: group=; the BlipMQ door has ids to resume",
+    }
+
+    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+        return self
+
+    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
+        endpoint = setup.endpoint
+        for what, text in (("user name", endpoint.user), ("password", endpoint.secret)):
+            if len(text.encode()) > CREDENTIAL_BYTES_MAX:
+                raise BadUrl(f"the {what} is longer than {CREDENTIAL_BYTES_MAX} bytes")
+        dialect: frames.Dialect = "sdk" if endpoint.dialect == "sdk" else "document"
+        link = FlyLink(str(endpoint), dialect, COMPRESSION[endpoint.compression], lost)
+        await dial(setup, link)
+        await shake_hands(setup, link, link.handshake(endpoint.user, endpoint.secret))
+        return link
+
+    def source(self, setup: Setup, wanted: Wanted) -> Source:
+        return GroupSource(setup, wanted)
+
+
+DOOR: Final = FlyDoor()

@@ -1,0 +1,128 @@
+"""Carries peerbus inside a WebSocket, by picows: the wire of peerbus.py, an object being a text message.
+
+Loaded only for such a URL, because picows is not a package of every client (`quintet[peerbus]`).
+"""
+
+from collections.abc import Callable, Sequence
+
+from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
+
+from quintet.client.core.base import Setup, dial
+from quintet.client.core.errors import Closed, ConnectionLost
+from quintet.client.links.peerbus import READ_BYTES_MAX, Wire, closed_because
+from quintet.client.sources.mailbox import Identity, PeerSource
+from quintet.model.errors import ProtocolError
+
+
+class SocketWire(Wire):
+    """The same over WebSocket: an object is a text message."""
+
+    def __init__(self, where: str, me: Identity, mailbox: Callable[[], PeerSource | None] = lambda: None) -> None:
+        super().__init__(where, me, mailbox)
+        self.socket: WSTransport | None = None
+
+    def send(self, objects: Sequence[bytes]) -> None:
+        if self._lost is not None or self.socket is None:
+            raise self._lost or Closed("the connection is not open yet")
+        for data in objects:
+            self.socket.send(WSMsgType.TEXT, data)
+
+    def message(self, data: bytes) -> None:
+        self._heard = True
+        try:
+            self.object(data)
+        except ProtocolError as error:
+            self.fail(error)
+
+    def heard(self) -> None:
+        self._heard = True
+
+    async def close(self) -> None:
+        if self.socket is not None and self._lost is None:
+            self._flush_acks()
+            self.socket.send_close(WSCloseCode.OK, b"bye")
+        await super().close()
+
+
+class PipedWire(SocketWire):
+    """One whose objects go on as they are (pipe.py)."""
+
+    def __init__(self, where: str, write: Callable[[bytes], None]) -> None:
+        super().__init__(where, Identity("", b"", False))
+        self._registered.set_result(None)
+        self._write = write
+
+    def object(self, data: bytes) -> None:
+        self._write(data)
+
+    def heartbeat(self) -> None:
+        if self.socket is not None:
+            self.socket.send_ping()
+
+
+class _Frames(WSListener):
+    """WebSocket frames of one SocketWire; messages in several frames are put together, within a bound."""
+
+    def __init__(self, link: SocketWire) -> None:
+        super().__init__()
+        self._link = link
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._link.socket = transport
+        self._link.connection_made(transport.underlying_transport)
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        link, kind = self._link, frame.msg_type
+        if kind == WSMsgType.CLOSE:
+            data = frame.get_payload_as_bytes()
+            transport.send_close(WSCloseCode.OK)
+            link.fail(closed_because(link._where, int.from_bytes(data[:2], "big"), data[2:].decode(errors="replace")))
+        elif kind == WSMsgType.TEXT and frame.fin:
+            link.message(frame.get_payload_as_bytes())
+        elif kind in (WSMsgType.TEXT, WSMsgType.CONTINUATION):
+            self._size += frame.payload_size
+            if self._size > READ_BYTES_MAX:
+                link.fail(ProtocolError(f"{link._where} sent a message of more than {READ_BYTES_MAX} bytes"))
+                return
+            self._parts.append(frame.get_payload_as_bytes())
+            if frame.fin:
+                whole, self._parts, self._size = b"".join(self._parts), [], 0
+                link.message(whole)
+        else:
+            link.heard()
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self._link.connection_lost(None)
+
+    def pause_writing(self) -> None:
+        self._link.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._link.resume_writing()
+
+
+async def dial_socket(setup: Setup, link: SocketWire) -> None:
+    """Connect a link that is inside a WebSocket."""
+    endpoint = setup.endpoint
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    url = f"{'wss' if endpoint.tls else 'ws'}://{host}:{endpoint.port}/"
+    try:
+        await dial(
+            setup,
+            link,
+            lambda tls: ws_connect(
+                lambda: _Frames(link),
+                url,
+                ssl_context=tls,
+                websocket_handshake_timeout=setup.timeout,
+                max_frame_size=READ_BYTES_MAX,
+                max_redirects=0,
+            ),
+        )
+        if link.socket is None:
+            raise WSError("it closed the connection")
+    except WSError as error:
+        hint = f"is {endpoint} the peerbus port of a Quintet broker? peerbus+tcp:// is for the one without WebSocket"
+        raise ConnectionLost(f"{endpoint} does not speak WebSocket: {error}", hint=hint) from error

@@ -1,0 +1,494 @@
+"""A subscription that asks (FlyMQ): joins a group, fetches the partitions it is given, commits what is acknowledged.
+
+    control link    SUBSCRIBE (join, and every HEARTBEAT_S again), COMMIT: the membership belongs to this connection
+    fetch links     FETCH for the partitions, up to FETCHERS_MAX connections, since an answer that waits holds its line
+
+Within a partition only what is acknowledged without a gap is committed. A commit that is fenced means that the group
+moved on: join again, take what is assigned now, drop the rest. Without a group all partitions are read from `start` on
+and nothing is committed. fetcher.py has the fetching; this file the membership and the acknowledgements.
+
+A partition that is kept over a rebalance may be asked for by two fetchers at once: the long poll of the old one is still
+at the server. Each offset counts once: an answer begins at `Part.position`, whatever was asked.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from quintet.client.core.base import CLOSE_S, AskLink, Channel, Fetched, Link, Setup, Silent, Wanted, deadline
+from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, Fenced, Unsupported, crashed
+from quintet.client.core.message import Place, Rows, log
+from quintet.client.core.subscription import Inbox, Source
+from quintet.client.sources.fetcher import Fetcher
+from quintet.model.errors import QuintetError
+
+HEARTBEAT_S: Final = 3.0  # a third of the time after which the server takes a silent member for dead
+COMMIT_S: Final = 0.05  # acknowledgements gathered before they are committed
+OUTSTANDING_MAX: Final = 100_000  # messages handed out and not acknowledged; then nothing is fetched
+FETCHERS_MAX: Final = 4
+RETRIES_DEFAULT: Final = 3
+RETRY_FIRST_S: Final = 0.1
+RETRY_MAX_S: Final = 5.0
+ERROR_TEXT_MAX: Final = 1_000  # characters of an exception that go with a dead letter
+STARTS: Final = ("earliest", "latest", "commit")
+
+_SHIFT: Final = 48  # a tag is the partition above and the offset below this bit
+_MASK: Final = (1 << _SHIFT) - 1
+
+
+class Nacked(Exception):
+    """Stands for the cause of a dead letter whose consumer named none."""
+
+
+class Part:
+    """One partition that is read here."""
+
+    __slots__ = ("acked", "committed", "floor", "number", "outstanding", "position")
+
+    def __init__(self, number: int, offset: int) -> None:
+        self.number = number
+        self.position = offset  # the next offset to fetch
+        self.floor = offset  # all before it is acknowledged
+        self.committed = offset  # what the server knows of that
+        self.outstanding: deque[int] = deque()  # offsets fetched and not known to be acknowledged up to, in order
+        self.acked: set[int] = set()  # of those, the acknowledged ones
+
+    def ack_through(self, offset: int) -> None:
+        self.acked.update(other for other in self.outstanding if other <= offset)
+
+    def advance(self) -> int:
+        """Move the floor over what is acknowledged without a gap; over how many messages."""
+        outstanding, acked = self.outstanding, self.acked
+        before = len(outstanding)
+        while outstanding and outstanding[0] in acked:
+            offset = outstanding.popleft()
+            acked.remove(offset)
+            self.floor = offset + 1
+        if not outstanding:
+            self.floor = self.position
+        return before - len(outstanding)
+
+
+class GroupSource(Source):
+    """The connections of one subscription, and what is known of its partitions."""
+
+    def __init__(self, setup: Setup, wanted: Wanted) -> None:
+        start = wanted.start or ("commit" if wanted.group else "latest")
+        if start not in STARTS:
+            raise ValueError(f"start is one of {', '.join(STARTS)}, not {start!r}")
+        if wanted.member and not wanted.group:
+            raise ValueError("member= is the name within a group: give group= too")
+        self._setup = setup
+        self._wanted = wanted
+        self._topic = wanted.topic
+        self._group = wanted.group
+        self._start = start
+        self._channel = Channel(setup, Silent(), on_up=self._joined, on_down=self._down)
+        self._inbox: Inbox | None = None
+        self._generation = 0
+        self._parts: dict[int, Part] = {}
+        self._fetchers: list[Fetcher] = []
+        self._attempts: dict[int, int] = {}  # tag -> how often it failed here
+        self._failed: QuintetError | None = None
+        self._refused = 0
+        self._paused = False
+        self._up = False  # joined, on a control link that is there
+        self._outstanding = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._dirty = asyncio.Event()
+        self._clean = asyncio.Event()
+        self._clean.set()
+        self._hurry = asyncio.Event()
+
+    # -- opening and closing ---------------------------------------------------------------------------------------
+
+    async def open(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        await self._channel.open()
+        loop = asyncio.get_running_loop()
+        if self._group:
+            self._tasks = [loop.create_task(self._beat()), loop.create_task(self._commit_forever())]
+            for task in self._tasks:
+                task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Without this task nothing is committed any more: say so, however it ended."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.fail(crashed(f"the consumer of {self._topic!r} in group {self._group}", error))
+
+    async def close(self) -> None:
+        if self._tasks and self._channel.current is not None and self._failed is None:
+            try:
+                async with deadline(CLOSE_S, "closing the subscription"):
+                    await self.flush()
+            except QuintetError as error:
+                log.warning("the last acknowledgements of group %s may be lost: %s", self._group, error)
+        for timer in self._timers:
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *(fetcher.close() for fetcher in self._fetchers), return_exceptions=True)
+        await self._channel.close()
+
+    @property
+    def id(self) -> int:
+        raise Unsupported(
+            "a FlyMQ subscription has no id", hint="subscribe with group=: its name is all there is to keep"
+        )
+
+    @property
+    def connected(self) -> bool:
+        return self._channel.current is not None
+
+    @property
+    def failed(self) -> QuintetError | None:
+        return self._failed or self._channel.failed
+
+    @property
+    def refused(self) -> int:
+        return self._refused
+
+    @property
+    def reconnects(self) -> int:
+        return self._channel.reconnects
+
+    @property
+    def assigned(self) -> tuple[int, ...]:
+        return tuple(self._parts)
+
+    @property
+    def stuck(self) -> bool:
+        return self._outstanding >= OUTSTANDING_MAX
+
+    def stuck_error(self) -> QuintetError | None:
+        return Backpressure(
+            f"{self._outstanding:,} messages of {self._topic!r} were handed out to group {self._group} and are not "
+            f"acknowledged; the limit is {OUTSTANDING_MAX:,}: nothing more is fetched",
+            hint="acknowledge every message (`await msg.ack()`, `async with msg.process()`): one that is left out holds "
+            "back the committed offset of its partition",
+        )
+
+    def fail(self, error: QuintetError) -> None:
+        """Nothing will ever come again: those who wait learn why."""
+        if self._failed is None:
+            self._failed = error
+            self._dirty.set()
+            self._clean.set()
+            if self._inbox is not None:
+                self._inbox.wake()
+
+    def _down(self, error: QuintetError) -> None:
+        self._up = False
+        if self._channel.failed is not None:
+            self.fail(self._channel.failed)
+        for fetcher in self._fetchers:
+            fetcher.look()
+
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    async def _joined(self, link: Link) -> None:
+        """A new control link: join, or, without a group, find the partitions the first time."""
+        assert isinstance(link, AskLink), "this door is asked"
+        self._up = True
+        if self._group:
+            await self._join(link)
+        elif not self._parts:
+            found = await link.request("METADATA", {"topic": self._topic})
+            edge = "newest" if self._start == "latest" else "oldest"
+            self._assign({row["id"]: row[edge] for row in found["partitions"]})
+        self.resume()
+
+    async def _join(self, link: AskLink) -> None:
+        answer = await link.request(
+            "SUBSCRIBE",
+            {
+                "topic": self._topic,
+                "group": self._group,
+                "partition": -1,
+                "mode": self._start,
+                "member": self._wanted.member,
+            },
+        )
+        if answer["generation"] != self._generation or link is not self._channel.current:
+            self._generation = answer["generation"]
+            self._assign({row["partition"]: row["offset"] for row in answer["assigned"]})
+
+    def _assign(self, offsets: dict[int, int]) -> None:
+        """These partitions are ours now. What we had of them stays, unless somebody else got further meanwhile, or the
+        committed offset was set back."""
+        before, self._parts = self._parts, {}
+        for number, offset in offsets.items():
+            part = before.get(number)
+            if part is None or not part.committed <= offset <= part.floor:
+                part = Part(number, offset)
+            elif part.floor > offset:
+                self._to_commit()  # acknowledged, and not committed before the group moved on
+            self._parts[number] = part
+        gone = {number for number, part in before.items() if self._parts.get(number) is not part}
+        if gone and self._inbox is not None:
+            self._inbox.drop(lambda row: row[0] >> _SHIFT not in gone)
+            self._attempts = {tag: times for tag, times in self._attempts.items() if tag >> _SHIFT not in gone}
+        self._outstanding = sum(len(part.outstanding) for part in self._parts.values())
+        count = min(len(self._parts), FETCHERS_MAX)
+        while len(self._fetchers) < count:
+            self._fetchers.append(Fetcher(self._setup, self, self._topic, self._wanted.filter))
+        parts = list(self._parts.values())
+        for number, fetcher in enumerate(self._fetchers):
+            fetcher.read(parts[number::count] if number < count else [])
+
+    async def _beat(self) -> None:
+        """The server takes a member for dead that it does not hear of, and tells of new assignments only when asked."""
+        while self._failed is None:
+            await asyncio.sleep(HEARTBEAT_S)
+            await self._rejoin()
+
+    async def _rejoin(self) -> None:
+        link = self._channel.current
+        if link is None:
+            return
+        assert isinstance(link, AskLink)
+        try:
+            await self._join(link)
+        except ConnectionLost:
+            return
+        except QuintetError as error:
+            if not error.retryable:
+                self.fail(error)
+
+    # -- from the fetchers (see fetcher.Reader) --------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """Messages that may be fetched now."""
+        if self._inbox is None or self._paused or self.stuck or not self._up:
+            return 0
+        return max(self._inbox.room, 0)
+
+    def fetched(self, part: Part, found: Fetched) -> bool:
+        """Take what was fetched, if the partition is still ours. Whether it was anything new."""
+        if self._parts.get(part.number) is not part or self._inbox is None:
+            return False
+        new = found.next_offset > part.position
+        fresh = found.rows
+        if fresh and fresh[0][0] < part.position:  # another fetcher had the partition before, and its answer came first
+            fresh = [row for row in fresh if row[0] >= part.position]
+        part.position = max(part.position, found.next_offset)
+        if not fresh:
+            self._advance([part])
+            return new
+        base = part.number << _SHIFT
+        if self._group:
+            part.outstanding.extend([row[0] for row in fresh])
+            self._outstanding += len(fresh)
+        rows: Rows = [(base | offset, 1, value, key) for offset, key, value in fresh]
+        self._inbox.put(self._topic, rows)
+        return True
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        for fetcher in self._fetchers:
+            fetcher.look()
+
+    # -- settling --------------------------------------------------------------------------------------------------
+
+    def taken(self, tags: Sequence[int]) -> None:
+        """Nothing to note: what is handed out is outstanding since it was fetched."""
+
+    async def settle(self, tags: Sequence[int], timeout: float) -> None:
+        """Noted here, committed soon, together with others."""
+        if self.failed is not None:
+            raise self.failed
+        if not self._group:  # nothing waits for it
+            for tag in tags:
+                self._attempts.pop(tag, None)
+            return
+        touched: dict[int, Part] = {}
+        for tag in tags:
+            part = self._parts.get(tag >> _SHIFT)
+            if part is None or tag & _MASK < part.floor:
+                self._refused += part is None
+                continue
+            part.acked.add(tag & _MASK)
+            touched[part.number] = part
+            if self._attempts:
+                self._attempts.pop(tag, None)
+        self._advance(touched.values())
+
+    def _advance(self, parts: Iterable[Part]) -> None:
+        """Something was acknowledged: what of it can be committed, and may more be fetched?"""
+        was_stuck = self.stuck
+        for part in parts:
+            self._outstanding -= part.advance()
+            if part.floor > part.committed and self._group:
+                self._to_commit()
+        if was_stuck and not self.stuck:
+            self.resume()
+
+    def _to_commit(self) -> None:
+        self._clean.clear()
+        self._dirty.set()
+
+    async def _commit_forever(self) -> None:
+        """All that was acknowledged since the last time, in one write; again when that is answered."""
+        while True:
+            await self._dirty.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(COMMIT_S):
+                    await self._hurry.wait()
+            self._dirty.clear()
+            if self._failed is not None:
+                return
+            try:
+                link = await self._channel.link()
+                assert isinstance(link, AskLink)
+                await self._commit(link)
+            except ConnectionLost:
+                self._dirty.set()  # the next link commits it, or finds that it was
+                await asyncio.sleep(COMMIT_S)
+            except QuintetError as error:
+                self.fail(error)
+            if not self._dirty.is_set():
+                self._hurry.clear()
+                self._clean.set()
+
+    async def _commit(self, link: AskLink) -> None:
+        generation = self._generation
+        asked = [
+            (part, part.floor, link.request("COMMIT", self._commit_fields(part.number, part.floor)))
+            for part in self._parts.values()
+            if part.floor > part.committed
+        ]
+        fenced = False
+        answers = await asyncio.gather(*(answer for _, _, answer in asked), return_exceptions=True)
+        for (part, floor, _), answer in zip(asked, answers, strict=True):
+            if isinstance(answer, Fenced):
+                fenced = True
+                log.info("group %s moved on: %s", self._group, answer)
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            part.committed = max(part.committed, floor)
+        if fenced:
+            await self._rejoin()
+            left = [part for part in self._parts.values() if part.floor > part.committed]
+            if left and (self._generation != generation or self._channel.current is not link):
+                self._dirty.set()  # still ours, under the new generation, which a heartbeat may have learned of first
+            else:
+                self._refused += len(left)
+
+    def _commit_fields(self, partition: int, offset: int) -> dict[str, object]:
+        return {
+            "topic": self._topic,
+            "group": self._group,
+            "partition": partition,
+            "offset": offset,
+            "generation": self._generation,
+        }
+
+    async def flush(self) -> None:
+        """Wait until all that was acknowledged is committed."""
+        self._hurry.set()
+        while not self._clean.is_set() or self._dirty.is_set():
+            await self._clean.wait()
+            if self._failed is not None:
+                raise self._failed
+            await asyncio.sleep(0)
+
+    def hold(self, tags: Sequence[int], retry: int | None) -> None:
+        """Nothing is handed out twice here but by `give_back`."""
+
+    async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
+        """Hand them out again after a pause, or give them up."""
+        return await self._hand_out_again(rows, error, retry, dead_letter, None)
+
+    async def _hand_out_again(
+        self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool, delay: float | None
+    ) -> str:
+        most = RETRIES_DEFAULT if retry is None else retry
+        again: Rows = []
+        for row in rows:
+            times = self._attempts[row[0]] = self._attempts.get(row[0], 0) + 1
+            if times <= most:
+                again.append(row)
+            else:
+                await self._give_up(row[0], error, dead_letter)
+        if again:
+            pause = min(RETRY_FIRST_S * 2 ** (self._attempts.get(again[0][0], 1) - 1), RETRY_MAX_S)
+            self._later(pause if delay is None else delay, again)
+        fates = [f"{len(again)} delivered again"] * bool(again)
+        fates += [f"{len(rows) - len(again)} given up"] * (len(again) < len(rows))
+        return "will be delivered again" if len(again) == len(rows) else " and ".join(fates)
+
+    def _later(self, pause: float, rows: Rows) -> None:
+        parts = self._parts
+
+        def now() -> None:
+            """What was another member's meanwhile is fetched again by itself."""
+            self._timers.discard(timer)
+            self.release([row for row in rows if parts.get(row[0] >> _SHIFT) is self._parts.get(row[0] >> _SHIFT)])
+
+        timer = asyncio.get_running_loop().call_later(pause, now)
+        self._timers.add(timer)
+
+    def release(self, rows: Rows) -> None:
+        kept = [row for row in rows if row[0] >> _SHIFT in self._parts]
+        if kept and self._inbox is not None:
+            self._inbox.put(self._topic, kept, first=True)
+
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        """Handed out again from here, as when a `process()` block failed."""
+        await self._hand_out_again(rows, Nacked("given back by its consumer"), None, True, delay)
+
+    async def working(self, tags: Sequence[int]) -> None:
+        """A member of a group has its partitions for as long as it is there: no time runs out."""
+
+    async def _give_up(self, tag: int, error: BaseException, dead_letter: bool) -> None:
+        text = f"{type(error).__name__}: {error}"[:ERROR_TEXT_MAX]
+        fields = {
+            "topic": self._topic,
+            "partition": tag >> _SHIFT,
+            "offset": tag & _MASK,
+            "error": text,
+            "attempts": self._attempts.get(tag, 1),
+        }
+        while dead_letter:
+            try:
+                link = await self._channel.link()
+                assert isinstance(link, AskLink)
+                await link.request("DEAD_LETTER", fields)
+                break
+            except ConnectionLost:  # asked twice, it is there once
+                if self._channel.failed is not None:
+                    raise
+        await self.settle((tag,), 0)
+
+    def place(self, tag: int) -> Place | None:
+        return Place(tag >> _SHIFT, tag & _MASK, self._attempts.get(tag, 0))
+
+    # -- transactions ----------------------------------------------------------------------------------------------
+
+    async def commit_in(self, transaction: str, tag: int) -> None:
+        if not self._group:
+            raise Closed("a subscription without a group has nothing to commit", hint="subscribe with group=")
+        link = await self._channel.link()
+        assert isinstance(link, AskLink)
+        fields = self._commit_fields(tag >> _SHIFT, (tag & _MASK) + 1)
+        try:
+            await link.request("COMMIT", fields | {"txn_id": transaction})
+        except Fenced:
+            await self._rejoin()
+            raise
+
+    def committed(self, tag: int) -> None:
+        part = self._parts.get(tag >> _SHIFT)
+        if part is not None:
+            part.ack_through(tag & _MASK)
+            part.committed = max(part.committed, (tag & _MASK) + 1)
+            self._advance([part])

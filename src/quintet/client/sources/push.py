@@ -1,0 +1,304 @@
+"""Deliveries that the server pushes (BlipMQ): one subscription on one connection, known by an id that outlives it.
+
+When the connection is lost, queued QoS 1 messages are thrown away, because the server delivers them again on the next
+one; QoS 0 messages are kept, because nobody else has them. The last acknowledged tags are remembered: what the next
+connection brings although it was acknowledged (the server did not get it, or was killed before it saved it) is
+acknowledged again and not handed out again.
+
+Where the server has words for it (ADR 14), it is told how many messages there is room for, and three times in each of its
+time-outs which of them are being worked on: those that were handed out, for HELD_TIMEOUTS time-outs or until they are
+acknowledged, and those in a `process()` block for as long as that takes. What waits in the queue needs no word.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from math import inf
+from typing import Final
+
+from quintet.client.core.base import CLOSE_S, Channel, Link, PushLink, Setup, deadline
+from quintet.client.core.errors import Closed, ConnectionLost, Unsupported
+from quintet.client.core.message import Place, Rows, log
+from quintet.client.core.subscription import Inbox, Source
+from quintet.model.errors import QuintetError
+
+ACKED_TAGS_MAX: Final = 100_000  # the last acknowledged deliveries that are remembered
+HELD_TIMEOUTS: Final = 10  # of the server, that it is told of a message that was handed out and not acknowledged
+WORDS_PER_TIMEOUT: Final = 3
+WORDS_S_MIN: Final = 0.01
+TRACKED_TAGS_MAX: Final = 100_000  # deliveries never acknowledged that are remembered
+
+
+class PushSource(Source):
+    """The connection of one pushed subscription, and what is known of its deliveries."""
+
+    def __init__(self, setup: Setup, topic: str, *, qos: int, resume: int | None, credit: int = 0) -> None:
+        self._topic = topic
+        self._qos = qos
+        self._id = resume
+        self._window = setup.door.limits.in_flight_max
+        self._lacks = setup.door.lacks
+        self._channel = Channel(setup, self, on_up=self._attach, on_down=self._down)
+        self._inbox: Inbox | None = None
+        # QoS 1 deliveries not acknowledged yet: tag -> is it queued or being worked on here
+        self._tags: dict[int, bool] = {}
+        self._acked: deque[int] = deque(maxlen=ACKED_TAGS_MAX)
+        self._acked_before: set[int] = set()  # on an earlier connection, or on none
+        self._refused = 0
+        self._prefetch = credit  # messages as its user said; 0: as many as the server sends
+        self._credit = credit  # what the server was told: more, while a reader has taken more
+        self._timeout = 0.0  # after which the server sends again what it hears nothing of; 0: it did not say
+        self._hands: dict[int, float] = {}  # handed out -> until when the server is told that it is worked on
+        self._speaking: asyncio.TimerHandle | None = None
+
+    # -- opening and closing ---------------------------------------------------------------------------------------
+
+    async def open(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        await self._channel.open()
+
+    async def close(self) -> None:
+        if self._speaking is not None:
+            self._speaking.cancel()
+        link = self._channel.current
+        if link is not None and self._qos:
+            link.resume()
+            try:
+                async with deadline(CLOSE_S, "closing the subscription"):
+                    await link.barrier()
+            except QuintetError as error:
+                log.warning("the last acknowledgements of subscription %s may be lost: %s", self._id, error)
+        await self._channel.close()
+
+    @property
+    def id(self) -> int:
+        if self._id is None:
+            raise Closed("the subscription has no id before it is open", hint="use `async with bus.subscribe(...)`")
+        return self._id
+
+    @property
+    def connected(self) -> bool:
+        return self._channel.current is not None
+
+    @property
+    def failed(self) -> QuintetError | None:
+        return self._channel.failed
+
+    @property
+    def refused(self) -> int:
+        return self._refused
+
+    @property
+    def reconnects(self) -> int:
+        return self._channel.reconnects
+
+    @property
+    def assigned(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def stuck(self) -> bool:
+        return len(self._tags) >= (min(self._window, self._credit) if self._timeout else self._window)
+
+    def want_more(self) -> bool:
+        """It is the reader's business how many it works on at a time: there is room behind them again."""
+        link = self._words()
+        if link is None or self._id is None or not self._credit <= len(self._tags) < self._window:
+            return False
+        self._tell_credit(link, len(self._tags) + self._prefetch)
+        return True
+
+    def _tell_credit(self, link: PushLink, credit: int) -> None:
+        self._credit = credit
+        assert self._id is not None
+        task = asyncio.ensure_future(link.credit(self._id, credit))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # a lost link says so itself
+
+    def _words(self) -> PushLink | None:
+        """The link, if it is there and its server knows more than acknowledgements."""
+        link = self._channel.newest
+        if not isinstance(link, PushLink) or link.lost is not None or not link.words or not self._qos:
+            return None
+        return link
+
+    async def _attach(self, link: Link) -> None:
+        assert isinstance(link, PushLink), "this door pushes"
+        known = self._id is not None
+        if self._id is None:
+            self._id = await link.subscribe(self._topic, self._qos)
+        else:
+            if len(self._acked_before) > ACKED_TAGS_MAX:
+                self._acked_before.clear()
+            self._acked_before.update(self._acked)
+            self._acked.clear()
+        self._credit = self._prefetch
+        if link.words:
+            self._timeout = await link.credit(self._id, self._credit)
+        elif known:
+            link.attach(self._id)
+            await link.barrier()
+
+    def _down(self, error: QuintetError) -> None:
+        if self._inbox is not None:
+            self._inbox.drop(lambda row: row[1] == 0)
+            if self._channel.failed is not None:
+                self._inbox.wake()
+        self._tags.clear()
+        self._hands.clear()
+
+    # -- from the connection ---------------------------------------------------------------------------------------
+
+    def on_records(self, topic: str, rows: Rows) -> None:
+        if self._inbox is None or self._inbox.closed:
+            return
+        tags = [row[0] for row in rows if row[1]]
+        if tags:
+            if not self._acked_before.isdisjoint(tags):
+                rows = self._without_acked(rows)
+                tags = [row[0] for row in rows if row[1]]
+            fresh = dict.fromkeys(tags, True)
+            if len(fresh) < len(tags) or not self._tags.keys().isdisjoint(fresh):
+                rows = self._without_repeats(rows)
+            if len(self._tags) > TRACKED_TAGS_MAX:
+                self._tags = {tag: here for tag, here in self._tags.items() if here}
+            self._tags.update(fresh)
+        if rows:
+            self._inbox.put(topic, rows)
+
+    def _without_acked(self, rows: Rows) -> Rows:
+        """Without what was acknowledged before the connection was lost: acknowledged again, on the link it came by."""
+        again = [row[0] for row in rows if row[1] and row[0] in self._acked_before]
+        link = self._channel.newest
+        assert isinstance(link, PushLink) and self._id is not None, "records come by a link of an open subscription"
+        link.ack(self._id, again)
+        self._acked.extend(again)
+        self._acked_before.difference_update(again)
+        done = set(again)
+        return [row for row in rows if not (row[1] and row[0] in done)]
+
+    def _without_repeats(self, rows: Rows) -> Rows:
+        """Without what is queued or being worked on here: the server lost patience before we were done."""
+        here = {tag for tag, here in self._tags.items() if here}
+        kept: Rows = []
+        for row in rows:
+            if row[1]:
+                if row[0] in here:
+                    continue
+                here.add(row[0])
+            kept.append(row)
+        return kept
+
+    def on_refused(self, tag: int, error: QuintetError) -> None:
+        self._refused += 1
+        log.info("subscription %s: the acknowledgement of tag %d was refused: %s", self._id, tag, error)
+
+    def pause(self) -> None:
+        link = self._channel.newest  # what comes before it is handed to callers fills the queue, too
+        if link is not None:
+            link.pause()
+
+    def resume(self) -> None:
+        link = self._channel.newest
+        if link is not None:
+            link.resume()
+
+    # -- settling --------------------------------------------------------------------------------------------------
+
+    def taken(self, tags: Sequence[int]) -> None:
+        self._tags.update(dict.fromkeys(tags, False))
+        if self._timeout and tags:
+            self._speak_for(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
+
+    def _speak_for(self, tags: Sequence[int], until: float) -> None:
+        self._hands.update(dict.fromkeys(tags, until))
+        if self._speaking is None:
+            pause = max(self._timeout / WORDS_PER_TIMEOUT, WORDS_S_MIN)
+            self._speaking = asyncio.get_running_loop().call_later(pause, self._speak)
+
+    def _speak(self) -> None:
+        self._speaking = None
+        now = asyncio.get_running_loop().time()
+        kept = {tag: until for tag, until in self._hands.items() if until > now}
+        self._hands.clear()
+        link = self._words()
+        if kept and link is not None and self._id is not None:
+            link.working(self._id, list(kept))
+            for until in set(kept.values()):
+                self._speak_for([tag for tag, its in kept.items() if its == until], until)
+
+    async def settle(self, tags: Sequence[int], timeout: float) -> None:
+        """Without a connection it is done when the next one brings them again."""
+        for tag in tags:
+            self._tags.pop(tag, None)
+            self._hands.pop(tag, None)
+        self._acked.extend(tags)
+        link = self._channel.newest
+        if link is None or link.lost is not None:
+            if self._channel.failed is not None:
+                raise self._channel.failed
+            return
+        assert isinstance(link, PushLink) and self._id is not None, "a message comes from an open subscription"
+        with suppress(ConnectionLost):
+            link.ack(self._id, tags)
+            if self._credit > self._prefetch and not self._tags and link.words:
+                self._tell_credit(link, self._prefetch)
+            if link.full:
+                async with deadline(timeout, "acknowledging"):
+                    await link.writable()
+
+    async def flush(self) -> None:
+        link = await self._channel.link()
+        link.resume()  # the answer is behind what is unread: the queue may pass its bound by one socket buffer
+        await link.barrier()
+
+    def hold(self, tags: Sequence[int], retry: int | None) -> None:
+        if retry is not None:
+            raise Unsupported("process(retry=) is not for this door", hint=self._lacks["retry"])
+        held = [tag for tag in tags if tag in self._tags]
+        for tag in held:
+            self._tags[tag] = True
+        if self._timeout and held:
+            self._speak_for(held, inf)
+
+    async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
+        self.release(rows)
+        return "will be delivered again"
+
+    def release(self, rows: Rows) -> None:
+        """The server need not wait: it is told at once, and sends them again after the pause that is configured there."""
+        self._let_go(rows, None)
+
+    def _let_go(self, rows: Rows, delay: float | None) -> None:
+        for row in rows:
+            self._tags.pop(row[0], None)
+            self._hands.pop(row[0], None)
+        link, tags = self._words(), [row[0] for row in rows if row[1]]
+        if link is not None and self._id is not None and tags:
+            link.nack(self._id, tags, delay)
+
+    async def nack(self, rows: Rows, delay: float | None) -> None:
+        link = self._channel.newest
+        if isinstance(link, PushLink) and link.lost is None and not link.words:
+            hint = "leave it unacknowledged: it comes again after the server's time-out"
+            raise Unsupported("this server has no word for a message that failed", hint=hint)
+        self._let_go(rows, delay)
+
+    async def working(self, tags: Sequence[int]) -> None:
+        link = self._channel.newest
+        if not isinstance(link, PushLink) or link.lost is not None or self._id is None:
+            return  # the next connection brings them again
+        if not link.words:
+            raise Unsupported("this server has no word for a message that takes longer", hint="raise its time-out")
+        link.working(self._id, tags)
+        if self._timeout:
+            self._speak_for(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
+
+    def place(self, tag: int) -> Place | None:
+        return None
+
+    async def commit_in(self, transaction: str, tag: int) -> None:
+        raise Unsupported("this door has no transactions", hint=self._lacks["transaction"])
+
+    def committed(self, tag: int) -> None:
+        raise Unsupported("this door has no transactions", hint=self._lacks["transaction"])

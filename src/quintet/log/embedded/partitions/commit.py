@@ -1,0 +1,351 @@
+"""Committer: which way what was staged in a turn becomes durable. Belongs to the loop thread.
+
+A few partitions: each writes and syncs its own segment in a disk thread (the direct way). Many: their chunks are written to
+their segments at once, without a sync, and made durable together by one record in the journal; the segments are synced
+later, in the background, before the journal file is used again. While a record is under way what is staged meanwhile
+gathers for the next one.
+
+    a journal file:  absent -> making -> fresh -> active -> retired -> renewing -> fresh ...
+                       ^         |                  |          |           |
+                       +--fails--+                  +----------+-----------+---fails---> broken
+
+A partition's mark never moves because of the journal, only when its own segment was synced. After an error of the journal
+it is not used again until a restart: everybody in that record fails, nobody else does. Only a record that was refused for
+want of space, and could be cut off again, is no such error.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Literal
+
+from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.recovery import journal
+from quintet.model import limits
+from quintet.model.errors import PartitionFailed, StorageError
+from quintet.model.scheduler import Scheduler, call_each
+
+if TYPE_CHECKING:
+    from quintet.log.embedded.files.segment import Segment
+    from quintet.log.embedded.partitions.partition import FilePartition
+    from quintet.log.embedded.partitions.writer import Chunk, Writer
+    from quintet.log.embedded.recovery.directories import Mark
+
+THRESHOLD_PARTITIONS: Final = 6  # that want a sync at the same time: measured, equal at 3, 1.7 times the rate at 6
+CHUNK_BYTES_MAX: Final = 32 * limits.KIB  # more goes the direct way: at 55 KB writing twice costs what a sync does
+CLEAN_PARTITIONS: Final = 64  # synced by one background job
+CLEAN_LOOKED_AT_MAX: Final = 1024  # partitions looked at to find those
+RETRY_US: Final = 10_000_000  # how long after a failure making a file is tried again
+FREE_SHARE: Final = 4  # a file is made only where this many times its size is free
+
+State = Literal["absent", "making", "fresh", "active", "retired", "renewing", "broken"]
+
+
+class _File:
+    """One of the two journal files. `needed`: up to which offset a partition must be synced before it is used again."""
+
+    __slots__ = ("handle", "life", "name", "needed", "number", "position", "state")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state: State = "absent"
+        self.handle = -1
+        self.life = journal.Life(0, 0)
+        self.position = journal.FIRST_RECORD
+        self.number = 0
+        self.needed: dict[FilePartition, int] = {}
+
+
+class Committer:
+    """One per engine. `arm` what is to be staged at the end of the turn; a partition `offer`s itself when it is staged."""
+
+    __slots__ = (
+        "_armed", "_asked", "_cleaning", "_closed", "_disk", "_files", "_generation", "_ready", "_report", "_scheduled",
+        "_scheduler", "_stopped", "_writing", "bytes", "directory", "flights", "records", "threshold",
+    )  # fmt: skip
+
+    def __init__(self, disk: Disk, scheduler: Scheduler, report: Callable[[str, dict[str, object]], None]) -> None:
+        self._disk = disk
+        self._scheduler = scheduler
+        self._report = report
+        self.directory = ""
+        self.threshold = THRESHOLD_PARTITIONS
+        self.bytes = journal.JOURNAL_BYTES
+        self.flights = 0  # partitions on the direct way
+        self.records = 0
+        self._armed: list[Callable[[], None]] = []
+        self._ready: list[FilePartition] = []
+        self._files = [_File(name) for name in journal.NAMES]
+        self._generation = 0
+        self._asked = -RETRY_US
+        self._scheduled = self._writing = self._cleaning = self._stopped = False
+        self._closed: Callable[[], None] | None = None
+
+    # -- the end of a turn ---------------------------------------------------------------------------------------------
+
+    def arm(self, stage: Callable[[], None]) -> None:
+        """Call once at the end of this turn."""
+        self._armed.append(stage)
+        if not self._scheduled:
+            self._scheduled = True
+            self._scheduler.soon(self._turn)
+
+    def offer(self, partition: "FilePartition") -> None:
+        """A partition has something to be made durable."""
+        self._ready.append(partition)
+        if not self._scheduled:
+            self._scheduled = True
+            self._scheduler.soon(self._turn)
+
+    def _turn(self) -> None:
+        armed, self._armed = self._armed, []
+        call_each(self._scheduler, armed)
+        self._scheduled = False
+        self.pump()
+        if self._armed and not self._scheduled:
+            self._scheduled = True
+            self._scheduler.soon(self._turn)
+
+    def pump(self) -> None:
+        """Start what can be started now."""
+        if self._writing or not self._ready:
+            return
+        ready, self._ready = self._ready, []
+        if len(ready) + self.flights >= self.threshold:
+            ready = self._journal(ready)
+        for partition in ready:
+            partition.write_direct()
+
+    # -- the journal's way ---------------------------------------------------------------------------------------------
+
+    def _journal(self, ready: "list[FilePartition]") -> "list[FilePartition]":
+        """Put small chunks into one record; returns who must go the direct way."""
+        if self._stopped or not any(file.state in ("fresh", "active") for file in self._files):
+            self.prepare()
+            return ready
+        direct: list[FilePartition] = []
+        chosen: list[tuple[FilePartition, Chunk]] = []
+        size = 0
+        for number, partition in enumerate(ready):
+            chunk = partition.small_chunk(CHUNK_BYTES_MAX)
+            if chunk is None:
+                direct.append(partition)
+                continue
+            size += chunk.size
+            chosen.append((partition, chunk))
+            if size >= journal.RECORD_BYTES_MAX - 2 * CHUNK_BYTES_MAX:
+                self._ready = ready[number + 1 :] + self._ready
+                break
+        file = self._file_for(journal.record_bytes(len(chosen), size)) if chosen else None
+        if file is None:
+            return [*direct, *(partition for partition, _ in chosen)]
+        self._write(file, chosen)
+        return direct
+
+    def _file_for(self, size: int) -> _File | None:
+        """The file that takes a record of this size, changing to the other one if this one is full."""
+        active = next((file for file in self._files if file.state == "active"), None)
+        if active is not None and active.position + size <= self.bytes:
+            return active
+        fresh = next((file for file in self._files if file.state == "fresh"), None)
+        if fresh is None or fresh.position + size > self.bytes:
+            return None
+        if active is not None:
+            active.state = "retired"
+        fresh.state = "active"
+        self.prepare()
+        self._clean()
+        return fresh
+
+    def _write(self, file: _File, chosen: "list[tuple[FilePartition, Chunk]]") -> None:
+        taken: list[tuple[FilePartition, Chunk]] = []
+        refused: list[Callable[[], None]] = []
+        places: list[journal.Place] = []
+        buffers: list[bytearray] = []
+        for partition, chunk in chosen:
+            error = partition.put(chunk)
+            if error is not None:
+                refused.append(partial(partition.refused, chunk, error))
+                continue
+            segment = chunk.segment
+            places.append(
+                (partition.topic_id, partition.number, segment.base, segment.seed, chunk.size, chunk.position)
+            )
+            buffers += chunk.buffers
+            taken.append((partition, chunk))
+        if taken:
+            self._writing = True
+            position, number = file.position, file.number
+            file.position += journal.record_bytes(len(places), sum(map(len, buffers)))
+            file.number += 1
+            record = partial(journal.write, self._disk, file.handle, position, file.life, number, places, buffers)
+            self._scheduler.offload(
+                partial(_write_record, record, taken), partial(self._written, file, position, taken)
+            )
+        if refused:
+            call_each(self._scheduler, refused)
+
+    def _written(
+        self,
+        file: _File,
+        position: int,
+        taken: "list[tuple[FilePartition, Chunk]]",
+        result: list[StorageError] | BaseException | None,
+    ) -> None:
+        self._writing = False
+        if result is not None:
+            if isinstance(result, BaseException):
+                self._fail(file, result)
+                error = PartitionFailed(
+                    f"a write or sync of the journal failed ({result}): the partition is read-only",
+                    hint="check the disk, then restart the broker: it replays the journal before it takes appends again",
+                )
+                errors: list[StorageError] = [error] * len(taken)
+            else:
+                file.position, errors = position, result
+            call_each(
+                self._scheduler,
+                [partial(p.refused, chunk, error) for (p, chunk), error in zip(taken, errors, strict=True)],
+            )
+            self.pump()
+            return
+        self.records += 1
+        needed = file.needed
+        for partition, chunk in taken:
+            partition.journaled(chunk)
+            needed[partition] = partition.visible
+        self.pump()  # before the waiters are told: the disk works while the acknowledgements go out
+        call_each(self._scheduler, [partial(partition.tell, chunk) for partition, chunk in taken])
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make the first journal file that is not there, if there is room for it."""
+        absent = next((file for file in self._files if file.state == "absent"), None)
+        monotonic = self._scheduler.monotonic()
+        if absent is None or self._stopped or monotonic - self._asked < RETRY_US or self._busy():
+            return
+        if self._disk.free_bytes(self.directory)[0] < FREE_SHARE * self.bytes:
+            self._asked = monotonic
+            return
+        absent.state = "making"
+        self._generation += 1
+        work = partial(journal.make, self._disk, self.directory, absent.name, self.bytes, self._generation)
+        self._scheduler.offload(work, partial(self._made, absent, "absent"))
+
+    def _busy(self) -> bool:
+        return any(file.state in ("making", "renewing") for file in self._files)
+
+    def _renew(self, file: _File) -> None:
+        file.state = "renewing"
+        self._generation += 1
+        work = partial(journal.renew, self._disk, file.handle, self._generation)
+        self._scheduler.offload(work, partial(self._made, file, "broken"))
+
+    def _made(self, file: _File, otherwise: State, result: tuple[int, journal.Life] | BaseException) -> None:
+        if isinstance(result, BaseException):
+            self._asked = self._scheduler.monotonic()
+            file.state = otherwise
+            if otherwise == "broken":
+                self._fail(file, result)
+            else:
+                self._report("journal_not_made", {"file": file.name, "error": str(result)})
+        else:
+            file.handle, file.life = result
+            file.position, file.number = journal.FIRST_RECORD, 0
+            file.state = "fresh"
+        if self._closed is not None:
+            self._remove()
+
+    def _fail(self, file: _File, error: BaseException) -> None:
+        """A sync failed: nothing of it is tried again, and nothing else is trusted to it."""
+        file.state = "broken"
+        self._stopped = True
+        self._report("journal_failed", {"file": file.name, "error": str(error)})
+
+    # -- syncing the segments ------------------------------------------------------------------------------------------
+
+    def maintain(self) -> None:
+        """About every 100 ms."""
+        self._clean()
+
+    def _clean(self) -> None:
+        """Sync some of the partitions that a full journal file still stands for; when there are none left, it is fresh."""
+        file = next((file for file in self._files if file.state == "retired"), None)
+        if file is None or self._cleaning or self._stopped:
+            return
+        batch: list[tuple[FilePartition, Mark]] = []
+        work: list[tuple[Writer, Segment]] = []
+        needed = file.needed
+        for partition in list(islice(needed, CLEAN_LOOKED_AT_MAX)):
+            if partition.is_synced(needed[partition]):
+                del needed[partition]
+                continue
+            begun = partition.begin_sync()
+            if begun is None:
+                needed[partition] = needed.pop(partition)  # busy: looked at again when the others were
+                continue
+            batch.append((partition, begun[2]))
+            work.append(begun[:2])
+            if len(batch) >= CLEAN_PARTITIONS:
+                break
+        if batch:
+            self._cleaning = True
+            self._scheduler.offload(partial(_sync_all, work), partial(self._cleaned, batch))
+        elif not needed:
+            self._renew(file)
+
+    def _cleaned(
+        self, batch: "list[tuple[FilePartition, Mark]]", result: "list[StorageError | None] | BaseException"
+    ) -> None:
+        self._cleaning = False
+        for number, (partition, mark) in enumerate(batch):
+            partition.synced(mark, result if isinstance(result, BaseException) else result[number])
+        self._clean()
+
+    def forget(self, partitions: Iterable[object]) -> None:
+        """Their topic is deleted: nobody needs them any more."""
+        gone = set(partitions)
+        for file in self._files:
+            file.needed = {partition: offset for partition, offset in file.needed.items() if partition not in gone}
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    def close(self, done: Callable[[], None]) -> None:
+        """All partitions are shut: what they synced needs no journal. One that failed keeps it for the next start."""
+        self._stopped = True
+        self._closed = done
+        if not self._busy():
+            self._remove()
+
+    def _remove(self) -> None:
+        """Only if it holds nothing that is not durable elsewhere."""
+        done, self._closed = self._closed, None
+        assert done is not None
+        for file in self._files:
+            if file.handle >= 0:
+                self._disk.close(file.handle)
+                file.handle = -1
+        synced = all(partition.is_synced(offset) for file in self._files for partition, offset in file.needed.items())
+        if not synced or all(file.state == "absent" for file in self._files):
+            done()
+            return
+        self._scheduler.offload(partial(journal.remove, self._disk, self.directory), partial(self._removed, done))
+
+    def _removed(self, done: Callable[[], None], result: BaseException | None) -> None:
+        if result is not None:  # harmless: the next start finds everything in its place and removes it
+            self._report("journal_failed", {"file": self.directory, "error": str(result)})
+        done()
+
+
+def _write_record(record: Callable[[], None], taken: "list[tuple[FilePartition, Chunk]]") -> list[StorageError] | None:
+    """In a disk thread. If there was no space, the segments go back to where they were: why, for each partition."""
+    try:
+        record()
+    except journal.Refused as refused:
+        return [partition.take_back(chunk, refused.cause) for partition, chunk in taken]
+    return None
+
+
+def _sync_all(work: "list[tuple[Writer, Segment]]") -> "list[StorageError | None]":
+    return [writer.sync(segment) for writer, segment in work]

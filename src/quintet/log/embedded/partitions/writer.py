@@ -1,0 +1,308 @@
+"""The part of a partition that runs off the loop thread: writes, syncs, preallocation, roll, and putting a file right
+after a refusal.
+
+It owns no state of the log: it is told what to write and where, and says how far it got. One writer job runs at a time
+per partition; extending ahead is the only thing that may run beside it, and never below where the other writes. A
+failed fsync is never tried again: after it the kernel calls lost pages clean.
+"""
+
+import contextlib
+import os
+from typing import Final, NamedTuple
+
+from quintet.log.base import Appended
+from quintet.log.embedded.files.disk import CURABLE, REMEDIES, Disk, NotOpened
+from quintet.log.embedded.files.segment import (
+    HEADER_BYTES,
+    Header,
+    Segment,
+    build_index,
+    pack_header,
+    write_index,
+)
+from quintet.log.embedded.partitions.shared import Shared
+from quintet.model import limits
+from quintet.model.batch import RecordBatch
+from quintet.model.errors import PartitionFailed, StorageError, StorageFull
+
+# Writes of this size and more are not zero-filled ahead: writing everything twice costs more than the metadata commit
+# that a growing file needs.
+ZERO_FILL_WRITE_BYTES_MAX: Final = 128 * limits.KIB
+
+
+class Chunk:
+    """Batches that go into one segment one behind the other, and who waits for them."""
+
+    __slots__ = ("buffers", "end", "owed", "position", "segment", "waiters")
+
+    def __init__(self, segment: Segment, position: int) -> None:
+        self.segment = segment
+        self.position = position
+        self.end = position
+        self.owed = 0  # bytes as they were appended: merging makes fewer of them
+        self.buffers: list[bytearray] = []
+        self.waiters: list[tuple[bytearray, Appended | None, int]] = []
+
+    @property
+    def size(self) -> int:
+        return self.end - self.position
+
+
+class Outcome(NamedTuple):
+    """How many chunks are as durable as the topic promises, and why the next one is not."""
+
+    written: int
+    error: StorageError | None
+
+
+class _SyncFailed(Exception):
+    """A sync failed: whatever the errno says, it is not curable."""
+
+
+class Writer:
+    """Bound to one partition's directory."""
+
+    __slots__ = ("_directory", "_disk", "_names", "_siblings")
+
+    def __init__(self, shared: Shared, directory: str, siblings: int) -> None:
+        """siblings: partitions of the topic, whose directories are made together."""
+        self._disk: Disk = shared.disk
+        self._names = shared.names
+        self._directory = directory
+        self._siblings = siblings
+
+    @staticmethod
+    def chunk_bytes(allocated: int) -> int:
+        """How far to zero-fill ahead: an eighth of what is there, so that a start after a crash reads little more."""
+        chunk = limits.PREALLOCATE_FIRST_BYTES
+        while chunk * 16 <= allocated and chunk < limits.PREALLOCATE_MAX_BYTES:
+            chunk *= 2
+        return chunk
+
+    def write(
+        self, chunks: list[Chunk], last: Segment | None, header: Header | None, sync: bool, prealloc_limit: int
+    ) -> Outcome:
+        """Write chunks in order, each whole and (with sync) durable before the next one starts."""
+        disk = self._disk
+        before: Chunk | None = None  # written in this very job, not yet known to the loop
+        for number, chunk in enumerate(chunks):
+            segment = chunk.segment
+            try:
+                if not segment.created:
+                    assert header is not None
+                    if last is not None and last is not segment:
+                        self._seal(last, before)
+                    made = header._replace(seed=segment.seed, base=segment.base, chain=segment.chain)
+                    self._create(segment, made, sync and bool(chunk.buffers))  # for nothing, nothing is prepared
+                if segment.handle < 0:
+                    segment.handle = disk.open(segment.path, write=True)
+                last, before = segment, chunk
+                if chunk.buffers:
+                    disk.pwritev(segment.handle, chunk.buffers, chunk.position)
+                if chunk.end > segment.allocated:
+                    self._grow(segment, chunk, prealloc_limit)
+                if sync:
+                    self._settle(segment)
+            except (OSError, _SyncFailed) as error:
+                return Outcome(number, self.recoil(chunk, error))
+        return Outcome(len(chunks), None)
+
+    def put(self, chunk: Chunk) -> StorageError | None:
+        """Write a chunk without a sync: short enough for the loop thread."""
+        segment = chunk.segment
+        try:
+            if segment.handle < 0:
+                segment.handle = self._disk.open(segment.path, write=True)
+            self._disk.pwritev(segment.handle, chunk.buffers, chunk.position)
+        except OSError as error:
+            return self.recoil(chunk, error)
+        segment.allocated = max(segment.allocated, chunk.end)  # topics that promise no sync prepare nothing
+        return None
+
+    def _sync(self, handle: int) -> None:
+        try:
+            self._disk.fdatasync(handle)
+        except OSError as error:
+            raise _SyncFailed(str(error)) from error
+
+    def _sync_dir(self, path: str) -> None:
+        try:
+            self._disk.fsync_dir(path)
+        except NotOpened:
+            raise
+        except OSError as error:
+            raise _SyncFailed(str(error)) from error
+
+    def _grow(self, segment: Segment, chunk: Chunk, limit: int) -> None:
+        """The writer came past the prepared part: prepare more in the same sync. No space for that is no failure."""
+        end = segment.allocated = chunk.end
+        small = chunk.size < ZERO_FILL_WRITE_BYTES_MAX
+        target = min(end + (self.chunk_bytes(end) if small else limits.PREALLOCATE_MAX_BYTES), limit)
+        if target > end:
+            try:
+                (self._disk.zero if small else self._disk.reserve)(segment.handle, end, target - end)
+                segment.allocated = target
+            except OSError as error:
+                if error.errno not in CURABLE:
+                    raise
+                self._disk.truncate(segment.handle, end)
+
+    def _create(self, segment: Segment, header: Header, sync: bool) -> None:
+        """Make the file. Without sync nothing of it is durable before somebody syncs the segment."""
+        disk, names = self._disk, self._names
+        topic = os.path.dirname(self._directory)
+        if names.mkdir(topic):
+            for number in range(self._siblings):
+                names.mkdir(f"{topic}/{number}")
+        names.mkdir(self._directory)
+        segment.handle = disk.open(segment.path, create=True, write=True)
+        names.doubt(self._directory)
+        disk.pwritev(segment.handle, [pack_header(header)], 0)
+        if sync:
+            disk.zero(segment.handle, HEADER_BYTES, limits.PREALLOCATE_FIRST_BYTES - HEADER_BYTES)
+            segment.allocated = limits.PREALLOCATE_FIRST_BYTES
+            self._settle(segment)
+        segment.created = True
+
+    def _settle(self, segment: Segment) -> None:
+        """What was written to the segment is durable, and so is its name."""
+        self._sync(segment.handle)
+        if not segment.named:
+            try:
+                self._names.settle(self._directory)
+            except NotOpened:
+                raise
+            except OSError as error:
+                raise _SyncFailed(str(error)) from error
+            segment.named = True
+
+    def _seal(self, segment: Segment, written: Chunk | None) -> None:
+        """Nothing more comes into this file: sync it, cut it to its end, write its index."""
+        disk = self._disk
+        end, next_offset = segment.end, segment.next_offset
+        if segment.handle < 0:
+            if segment.seed == 0:
+                return
+            segment.handle = disk.open(segment.path, write=True)  # it may have been closed without a sync
+        index = segment.index
+        if written is not None and written.segment is segment:
+            end = written.end
+            next_offset = RecordBatch(written.buffers[-1]).next_offset
+            if index is not None:
+                index = index.copy()
+                index.add_all(written.position, written.buffers)
+        disk.truncate(segment.handle, end)
+        segment.allocated = end
+        self._settle(segment)
+        if index is None or index.first > HEADER_BYTES:
+            index = build_index(disk, segment.handle, segment, end)
+        write_index(disk, segment, index, end, next_offset)
+        disk.close(segment.handle)
+        segment.handle = -1
+
+    def recoil(self, chunk: Chunk, error: Exception) -> StorageError:
+        """Put the file back to its last good end before anything else may be written, and say what this means."""
+        segment = chunk.segment
+        if isinstance(error, OSError) and error.errno in CURABLE:
+            try:
+                self._undo(segment, chunk.position)
+            except (OSError, _SyncFailed) as second:
+                error = second
+            else:
+                return StorageFull(
+                    f"{error.strerror}: the append was refused and nothing of it was kept",
+                    hint=REMEDIES[error.errno or 0] + ": the log takes appends again by itself within seconds",
+                )
+        return PartitionFailed(
+            f"a write or sync failed ({error}): the partition is read-only",
+            hint="check the disk, then restart the broker: it verifies the partition before it takes appends again",
+        )
+
+    def _undo(self, segment: Segment, good_end: int) -> None:
+        """Back to the last good end. A segment that holds nothing yet goes altogether: the partition does not know it, and
+        left behind it would count as the last one after a restart."""
+        disk = self._disk
+        if segment.created and good_end > HEADER_BYTES:
+            if segment.handle >= 0:
+                disk.truncate(segment.handle, good_end)
+                segment.allocated = good_end
+                self._sync(segment.handle)
+        elif segment.handle >= 0:
+            disk.close(segment.handle)
+            segment.handle = -1
+            segment.created = False
+            disk.unlink(segment.path)
+            with contextlib.suppress(NotOpened):  # should its name come back after a power cut, it is made again
+                self._sync_dir(self._directory)
+
+    def extend(self, segment: Segment, target: int) -> StorageError | None:
+        """Zero-fill up to target ahead of the writer. No space is no failure yet: the writer will find out."""
+        disk = self._disk
+        handle = -1
+        try:
+            # Its own handle: the kernel reports a failed write-back once per handle, and the writer must hear of it too.
+            handle = disk.open(segment.path, write=True)
+            disk.zero(handle, segment.allocated, target - segment.allocated)
+            self._sync(handle)
+        except OSError as error:
+            if error.errno in CURABLE and (handle < 0 or self._cut(handle, segment.allocated)):
+                return None
+            return PartitionFailed(f"{segment.path}: extending failed ({error}): the partition is read-only")
+        except _SyncFailed as failure:
+            return PartitionFailed(f"{segment.path}: a sync failed ({failure}): the partition is read-only")
+        finally:
+            if handle >= 0:
+                disk.close(handle)
+        segment.allocated = target
+        return None
+
+    def _cut(self, handle: int, size: int) -> bool:
+        try:
+            self._disk.truncate(handle, size)
+        except OSError:
+            return False
+        return True
+
+    def probe(self, segment: Segment | None) -> StorageError | None:
+        """Is there space again? Really writes: free space by the numbers may be reserved for others."""
+        disk = self._disk
+        parent = os.path.dirname(os.path.dirname(self._directory))
+        path = f"{segment.directory if segment is not None else parent}/probe.tmp"
+        try:
+            if disk.read_file(path) is not None:
+                disk.unlink(path)
+            handle = disk.open(path, create=True, write=True)
+            try:
+                disk.zero(handle, 0, 2 * limits.PREALLOCATE_FIRST_BYTES)
+            finally:
+                disk.close(handle)
+                disk.unlink(path)
+        except OSError as error:
+            return StorageFull(f"{path}: {error.strerror}", hint=REMEDIES.get(error.errno or 0, ""))
+        return None
+
+    def sync(self, segment: Segment) -> StorageError | None:
+        try:
+            self._settle(segment)
+        except (NotOpened, _SyncFailed) as error:
+            return PartitionFailed(f"{segment.path}: a sync failed ({error}): the partition is read-only")
+        return None
+
+    def finish(self, segment: Segment | None, healthy: bool, dirty: bool) -> StorageError | None:
+        """Clean stop: everything durable, no preallocated tail left, file closed."""
+        if segment is None or (segment.handle < 0 and segment.allocated == segment.end and not dirty):
+            return None
+        try:
+            if healthy and segment.created:
+                if segment.handle < 0:
+                    segment.handle = self._disk.open(segment.path, write=True)
+                self._disk.truncate(segment.handle, segment.end)
+                segment.allocated = segment.end
+                self._settle(segment)
+        except (OSError, _SyncFailed) as error:
+            return PartitionFailed(f"{segment.path}: the last sync failed ({error})")
+        finally:
+            if segment.handle >= 0:
+                self._disk.close(segment.handle)
+                segment.handle = -1
+        return None

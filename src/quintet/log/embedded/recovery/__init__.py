@@ -1,0 +1,1 @@
+"""What a start reads: directories, checkpoints, the journal."""

@@ -1,0 +1,329 @@
+"""The journal: where the small writes of many partitions become durable together, with one write and one sync.
+
+Bytes, the calls a disk thread makes, and replay. When to use it is decided in commit.py. Layout in docs/LOG_FORMAT.md
+section 7. What is journaled was written to its segment before, without a sync; so the journal is only ever read at a
+start, and replaying it means putting bytes back to the very place in the very file they were written to. That can be done
+any number of times.
+
+    file    0        8     12        16     20  24           32        512
+            | magic  | crc | version | seed | 0 | generation | zeros ... | records, each at a multiple of 512
+    record  0        8     12      16           24       32       40
+            | magic  | crc | count | generation | length | number | entries | batches, in the order of the entries
+    entry   0          4           8              16     20       24
+            | topic_id | partition | segment base | seed | length | position |
+"""
+
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from quintet import kernel
+from quintet.log.embedded.files.disk import CURABLE, Disk
+from quintet.log.embedded.files.segment import HEADER_BYTES, new_seed, parse_header, segment_name
+from quintet.log.embedded.recovery.directories import Mark
+from quintet.model import limits
+
+NAMES: Final = ("journal.a", "journal.b")
+DAMAGED: Final = ".damaged"  # behind the name of a file that did not check out: kept until an operator accepts the loss
+ACCEPTED: Final = ".accepted"
+JOURNAL_BYTES: Final = 64 * limits.MIB  # of each file
+RECORD_BYTES_MAX: Final = 8 * limits.MIB  # written at once: what more is waiting goes into the next record
+RECORD_ALIGN_BYTES: Final = 512
+VERSION: Final = 1
+_FILE_MAGIC: Final = b"QNTJRF1\0"
+_FILE: Final = struct.Struct("<8sIIIIQ")
+_FILE_BYTES: Final = 512
+_MAGIC: Final = b"QNTJRN1\0"
+_RECORD: Final = struct.Struct("<8sIIQQQ")
+_ENTRY: Final = struct.Struct("<IIQIIQ")
+_U32: Final = struct.Struct("<I")
+assert _FILE.size == 32
+assert _RECORD.size == 40
+assert _ENTRY.size == 32
+assert 2 * RECORD_BYTES_MAX < JOURNAL_BYTES
+
+FIRST_RECORD: Final = _FILE_BYTES
+ENTRY_BYTES: Final = _ENTRY.size
+RECORD_HEADER_BYTES: Final = _RECORD.size
+
+
+class Entry(NamedTuple):
+    """Batches that go one behind the other into a segment: where, and the bytes."""
+
+    topic_id: int
+    partition: int
+    base: int
+    seed: int
+    position: int
+    data: bytes
+
+
+class Life(NamedTuple):
+    """One use of a journal file, from its header: records of an earlier one have another generation and seed."""
+
+    generation: int
+    seed: int
+
+
+def aligned(size: int) -> int:
+    return -(-size // RECORD_ALIGN_BYTES) * RECORD_ALIGN_BYTES
+
+
+def pack_file(life: Life) -> bytes:
+    data = bytearray(_FILE.pack(_FILE_MAGIC, 0, VERSION, life.seed, 0, life.generation).ljust(_FILE_BYTES, b"\0"))
+    _U32.pack_into(data, 8, kernel.crc32c(memoryview(data)[12:]))
+    return bytes(data)
+
+
+def parse_file(data: bytes) -> Life | None:
+    if len(data) < _FILE_BYTES:
+        return None
+    magic, crc, version, seed, _, generation = _FILE.unpack_from(data)
+    if magic != _FILE_MAGIC or version != VERSION or crc != kernel.crc32c(memoryview(data)[12:_FILE_BYTES]):
+        return None
+    return Life(generation, seed)
+
+
+# topic_id, partition, segment base, seed, length, position
+Place = tuple[int, int, int, int, int, int]
+
+
+def pack_record(life: Life, number: int, places: Sequence[Place], buffers: Sequence[bytearray]) -> bytes:
+    table = b"".join([_ENTRY.pack(*place) for place in places])
+    body = b"".join(buffers)
+    length = _RECORD.size + len(table) + len(body)
+    head = bytearray(_RECORD.pack(_MAGIC, 0, len(places), life.generation, length, number))
+    head += table
+    _U32.pack_into(head, 8, kernel.crc32c(memoryview(head)[12:], life.seed))
+    return b"".join((head, body))
+
+
+def record_bytes(entries: int, data_bytes: int) -> int:
+    """What a record takes of the file."""
+    return aligned(_RECORD.size + entries * _ENTRY.size + data_bytes)
+
+
+# -- what a disk thread does -------------------------------------------------------------------------------------------
+
+
+def make(disk: Disk, directory: str, name: str, size: int, generation: int) -> tuple[int, Life]:
+    """A new file, written full of zeros so that a sync in it commits no metadata. Raises OSError, leaving nothing."""
+    path = f"{directory}/{name}"
+    life = Life(generation, new_seed(disk))
+    if disk.read_file(path) is not None:
+        disk.unlink(path)
+    handle = disk.open(path, create=True, write=True)
+    try:
+        disk.pwritev(handle, [pack_file(life)], 0)
+        disk.zero(handle, _FILE_BYTES, size - _FILE_BYTES)
+        disk.fdatasync(handle)
+        disk.fsync_dir(directory)
+    except OSError:
+        disk.close(handle)
+        disk.unlink(path)
+        raise
+    return handle, life
+
+
+def renew(disk: Disk, handle: int, generation: int) -> tuple[int, Life]:
+    """Begin another life of a file: everything in it is durable where it belongs, and no longer counts from here on."""
+    life = Life(generation, new_seed(disk))
+    disk.pwritev(handle, [pack_file(life)], 0)
+    disk.fdatasync(handle)
+    return handle, life
+
+
+class Refused(Exception):
+    """A record was not taken for want of space, and the file durably ends before it: it can never be replayed."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def write(
+    disk: Disk, handle: int, position: int, life: Life, number: int, places: list[Place], buffers: list[bytearray]
+) -> None:
+    """Make a record durable. Raises Refused, or OSError: then nobody knows what is in the file, and nothing may follow."""
+    try:
+        disk.pwritev(handle, [pack_record(life, number, places, buffers)], position)
+    except OSError as error:
+        if error.errno not in CURABLE:
+            raise
+        disk.truncate(handle, position)  # writing zeros would need the space that is missing
+        disk.fdatasync(handle)
+        raise Refused(error) from error
+    disk.fdatasync(handle)
+
+
+def remove(disk: Disk, directory: str, damaged: Collection[str] = ()) -> None:
+    """Everything in the journal is durable where it belongs: no file, nothing to replay. Damaged files are kept aside."""
+    names = [name for name in disk.listdir(directory) if name in NAMES]
+    for name in names:
+        if name in damaged:
+            disk.rename(f"{directory}/{name}", f"{directory}/{name}{DAMAGED}")
+        else:
+            disk.unlink(f"{directory}/{name}")
+    if names:
+        disk.fsync_dir(directory)
+
+
+# -- reading it at a start ---------------------------------------------------------------------------------------------
+
+# told(what, position): a range of the file that does not check out although something newer behind it does
+Told = Callable[[str, int], None]
+
+
+def entries(data: bytes, told: Told) -> Iterator[Entry]:
+    """The entries of one file, oldest first, each with as many sound batches as it begins with. Where records do not
+    follow each other any more, a later one of the same life is looked for: it was acknowledged too."""
+    life = parse_file(data)
+    if life is None:
+        return
+    position, number = FIRST_RECORD, 0
+    damaged = -1
+    while True:
+        found = _record(data, position, life, number)
+        if found is None:
+            damaged = position if damaged < 0 else damaged
+            position = data.find(_MAGIC, position + 1)
+            if position < 0:
+                return
+            continue
+        if damaged >= 0:
+            told("a record does not check out", damaged)
+            damaged = -1
+        number, length, places = found
+        at = position + _RECORD.size + len(places) * _ENTRY.size
+        for topic_id, partition, base, seed, size, place in places:
+            stop = min(at + size, len(data))
+            sound = kernel.walk(data, at, stop, seed, True)[1] - at if at < stop else 0
+            if sound < size:
+                damaged = at + sound if damaged < 0 else damaged
+            if sound > 0:
+                yield Entry(topic_id, partition, base, seed, place, data[at : at + sound])
+            at += size
+        position, number = position + aligned(length), number + 1
+
+
+def _record(data: bytes, position: int, life: Life, number: int) -> tuple[int, int, list[Place]] | None:
+    """(number, length, entries) of the record at position, if it is one of this life and not an earlier one again."""
+    if position % RECORD_ALIGN_BYTES or position + _RECORD.size > len(data):
+        return None
+    magic, crc, count, generation, length, found = _RECORD.unpack_from(data, position)
+    stop = position + _RECORD.size + count * _ENTRY.size
+    if magic != _MAGIC or generation != life.generation or found < number or stop > len(data):
+        return None
+    if crc != kernel.crc32c(memoryview(data)[position + 12 : stop], life.seed):
+        return None
+    return found, length, list(_ENTRY.iter_unpack(data[position + _RECORD.size : stop]))
+
+
+def load(disk: Disk, directory: str, report: Callable[[str, dict[str, object]], None]) -> list[Entry]:
+    """All entries of both files, the older file first."""
+    files: list[tuple[int, str, bytes]] = []
+    for name in NAMES:
+        data = disk.read_file(f"{directory}/{name}")
+        if data is None:
+            continue
+        life = parse_file(data)
+        if life is not None:
+            files.append((life.generation, f"{directory}/{name}", data))
+        elif data.strip(b"\0") and len(data) >= _FILE_BYTES:  # a shorter one was being made, and is in nobody's use
+            report("journal_rejected", {"file": f"{directory}/{name}"})
+    found: list[Entry] = []
+    for _, path, data in sorted(files):
+
+        def told(what: str, position: int, path: str = path) -> None:
+            report("journal_damaged", {"file": path, "position": position, "what": what})
+
+        found += entries(data, told)
+    return found
+
+
+def waiting(
+    disk: Disk, directory: str, marks: Mapping[tuple[int, int], Mark], found: list[Entry]
+) -> dict[str, list[Entry]]:
+    """Entries by the segment file they belong to, without those that are below the durable mark, or whose file retention
+    or compaction took or replaced since."""
+    by_path: dict[str, list[Entry]] = {}
+    for entry in found:
+        mark = marks.get((entry.topic_id, entry.partition))
+        reached = (entry.base, entry.position + len(entry.data))
+        if mark is not None and reached <= (mark.segment, mark.position):
+            continue
+        path = f"{directory}/topics/{entry.topic_id:08d}/{entry.partition}/{segment_name(entry.base)}"
+        by_path.setdefault(path, []).append(entry)
+    kept: dict[str, list[Entry]] = {}
+    for path, group in by_path.items():
+        try:
+            handle = disk.open(path)
+        except FileNotFoundError:
+            continue
+        try:
+            header = parse_header(disk.pread(handle, HEADER_BYTES, 0))
+        except ValueError:
+            header = None
+        finally:
+            disk.close(handle)
+        same = [] if header is None else [entry for entry in group if entry.seed == header.seed]
+        if same:
+            kept[path] = same
+    return kept
+
+
+def replay(
+    disk: Disk,
+    directory: str,
+    marks: Mapping[tuple[int, int], Mark],
+    report: Callable[[str, dict[str, object]], None],
+) -> tuple[int, list[str]]:
+    """Put back what a power cut took from the segments. Returns how many entries had to be written again, and the files
+    that must be durable before the journal is removed. Killed at any point, it is simply done again."""
+    written = 0
+    files = waiting(disk, directory, marks, load(disk, directory, report))
+    for path, group in files.items():
+        handle = disk.open(path, write=True)
+        try:
+            for entry in group:
+                written += _put_back(disk, handle, path, entry, report)
+        finally:
+            disk.close(handle)
+    return written, list(files)
+
+
+def settle(disk: Disk, directory: str, files: list[str], damaged: Collection[str]) -> None:
+    """Make what was put back durable, if nobody did yet, and remove the journal, or keep it aside."""
+    for path in files:
+        handle = disk.open(path, write=True)
+        try:
+            disk.fdatasync(handle)
+        finally:
+            disk.close(handle)
+    remove(disk, directory, damaged)
+
+
+def _put_back(
+    disk: Disk, handle: int, path: str, entry: Entry, report: Callable[[str, dict[str, object]], None]
+) -> int:
+    """Write one entry if it is not there."""
+    try:
+        position, data = lacking(disk, handle, entry)
+    except ValueError:
+        report("journal_conflict", {"file": path, "position": entry.position})
+        return 0
+    if data:
+        disk.pwritev(handle, [data], position)
+    return int(bool(data))
+
+
+def lacking(disk: Disk, handle: int, entry: Entry) -> tuple[int, bytes]:
+    """What of an entry is not in its segment: where, and the bytes. ValueError if something else that is sound is there:
+    that is never written over."""
+    there = disk.pread(handle, len(entry.data), entry.position)
+    if there == entry.data:
+        return entry.position, b""
+    sound = kernel.walk(there, 0, len(there), entry.seed, True)[1]
+    if there[:sound] != entry.data[:sound]:
+        raise ValueError("the segment holds something else")
+    return entry.position + sound, entry.data[sound:]

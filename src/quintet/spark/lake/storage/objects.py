@@ -1,0 +1,237 @@
+"""A name in an object store, with as much of pathlib.Path as lake tables use, over pyarrow's file systems.
+
+What differs from a directory: there is no rename, no lock and no fsync. A write is seen whole or not at all and lasts when it
+returns; a list shows every write that returned before (S3, GCS and ABFS all say so today). A "directory" is what names have
+in common; there is nothing to make before the first write, and nothing left after the last name is gone.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Final, TypeVar
+
+from quintet.spark.lake.errors import LakeError, StoreUnreachable
+from quintet.spark.lake.storage.options import NOTHING, STORES, Storage, plain
+from quintet.spark.source.options import without_file
+
+REQUESTS_AT_ONCE: Final = 16  # copies and removals of one commit
+GLOB_SIGNS: Final = "*?[]{}"  # Spark would look for other paths than the one that was named
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a list said of a name."""
+
+    st_size: int
+    st_mtime: float
+
+
+@dataclass(frozen=True, order=True)
+class ObjectPath:
+    """`root` is s3://bucket or abfss://container@account.dfs.core.windows.net, `key` the rest without slashes around."""
+
+    root: str
+    key: str
+    storage: Storage = field(default=NOTHING, compare=False, repr=False)
+    info: Info | None = field(default=None, compare=False, repr=False)
+
+    # -- names ----------------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.key}" if self.key else self.root
+
+    def __truediv__(self, more: "str | PurePosixPath") -> "ObjectPath":
+        parts = [part for part in (self.key, str(more).strip("/")) if part]
+        return ObjectPath(self.root, "/".join(parts), self.storage)
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> "ObjectPath":
+        return ObjectPath(self.root, self.key.rpartition("/")[0], self.storage)
+
+    @property
+    def store(self) -> str:
+        return STORES[self.root.partition("://")[0]]
+
+    @property
+    def authority(self) -> str:
+        return self.root.partition("://")[2]
+
+    def relative_to(self, other: "ObjectPath") -> PurePosixPath:
+        return PurePosixPath(self.key).relative_to(other.key)
+
+    def of(self, uri: str) -> "ObjectPath":
+        """A name that a table's own log has, whole or relative to this one."""
+        found = located(uri, self.storage) if "://" in uri else self / uri
+        assert isinstance(found, ObjectPath), "the log of a table in a store names nothing on a disk"
+        return found
+
+    # -- contents -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _fs(self) -> Any:
+        return self.storage.filesystem(self.store, self.authority)
+
+    @property
+    def _full(self) -> str:
+        bucket = self.authority.partition("@")[0]
+        return f"{bucket}/{self.key}" if self.key else bucket
+
+    def exists(self) -> bool:
+        with plain(self):
+            return bool(self._fs.get_file_info(self._full).type.name != "NotFound")
+
+    is_dir = exists
+
+    def stat(self) -> Info:
+        if self.info is not None:
+            return self.info
+        with plain(self):
+            found = self._fs.get_file_info(self._full)
+        if found.type.name == "NotFound":
+            raise FileNotFoundError(str(self))
+        return Info(found.size or 0, found.mtime_ns / 1e9 if found.mtime_ns else 0.0)
+
+    def read_bytes(self) -> bytes:
+        with plain(self), self._fs.open_input_stream(self._full) as stream:
+            return bytes(stream.read())
+
+    def write_bytes(self, data: bytes) -> None:
+        with plain(self), self._fs.open_output_stream(self._full) as stream:
+            stream.write(data)
+
+    def input_file(self) -> Any:
+        """For random reads, as Parquet wants it."""
+        with plain(self):
+            return self._fs.open_input_file(self._full)
+
+    def output_stream(self) -> Any:
+        with plain(self):
+            return self._fs.open_output_stream(self._full)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        try:
+            with plain(self):
+                self._fs.delete_file(self._full)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def move_to(self, target: "ObjectPath") -> bool:
+        """Copy within the store, then remove. False: it is gone already, most likely because another process has done so."""
+        if not self.exists():
+            return False
+        try:
+            with plain(self):
+                self._fs.copy_file(self._full, target._full)
+        except (LakeError, FileNotFoundError):
+            if self.exists():
+                raise
+            return False
+        self.unlink(missing_ok=True)
+        return True
+
+    def walk(self, recursive: bool = True) -> "Iterator[ObjectPath]":
+        """Every object below this name, with its size and time."""
+        from pyarrow import fs  # type: ignore[import-untyped]  # pyarrow ships no types
+
+        with plain(self):
+            found = self._fs.get_file_info(fs.FileSelector(self._full, allow_not_found=True, recursive=recursive))
+        bucket = self.authority.partition("@")[0]
+        for one in found:
+            if one.type == fs.FileType.File:
+                info = Info(one.size or 0, one.mtime_ns / 1e9 if one.mtime_ns else 0.0)
+                yield ObjectPath(self.root, one.path.removeprefix(f"{bucket}/"), self.storage, info)
+
+    def folders(self) -> "list[ObjectPath]":
+        """What is one step below this name and has more below it."""
+        from pyarrow import fs
+
+        with plain(self):
+            found = self._fs.get_file_info(fs.FileSelector(self._full, allow_not_found=True))
+        return [self / one.base_name for one in found if one.type == fs.FileType.Directory]
+
+    def remove_tree(self) -> None:
+        """Everything below this name, and the empty object that pyarrow leaves where it removed the last of others."""
+        with contextlib.suppress(FileNotFoundError), plain(self):
+            self._fs.delete_dir(self._full)
+
+    def check_bucket(self) -> None:
+        """LakeError if there is no such bucket: a list of one that is not there is merely empty. Whoever may not ask after
+        the bucket may still write below a prefix of it."""
+        try:
+            there = ObjectPath(self.root, "", self.storage).exists()
+        except StoreUnreachable:
+            raise
+        except LakeError:
+            return
+        if not there:
+            raise LakeError(f"the bucket of {self} does not exist", hint="create it, or correct the path")
+
+
+Place = Path | ObjectPath
+
+
+def each(paths: list[ObjectPath], act: Callable[[ObjectPath], T]) -> list[T]:
+    """Do it to all of them, some at a time; the first error is raised when those under way have ended."""
+    if len(paths) < 2:
+        return [act(path) for path in paths]
+    with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(paths))) as pool:
+        return list(pool.map(act, paths))
+
+
+def located(path: str, storage: Storage = NOTHING) -> Place:
+    """Where a table is: a directory, or a name in an object store. LakeError for what can be neither."""
+    bare = without_file(path)
+    if any(sign in bare for sign in GLOB_SIGNS):
+        raise LakeError(
+            f"path {path!r} has one of {GLOB_SIGNS} in it", hint="Spark takes these for patterns; use another"
+        )
+    scheme, found, rest = bare.partition("://")
+    if not found and bare:
+        return Path(bare).absolute()
+    authority, _, key = rest.partition("/")
+    if scheme.lower() not in STORES or not authority:
+        schemes = ", ".join(f"{name}://" for name in STORES)
+        raise LakeError(f"path {path!r} is no directory and no name in an object store", hint=f"known are {schemes}")
+    root = {"s3a": "s3", "gcs": "gs"}.get(scheme.lower(), scheme.lower())
+    if STORES[root] != "az" and "@" in authority:
+        raise LakeError(
+            f"the path of a bucket of {root}:// has an @ in it",
+            hint="give credentials in the environment or as storage.* options",
+        )
+    key = "/".join(part for part in key.split("/") if part)
+    if not key:
+        raise LakeError(f"path {path!r} is a whole bucket", hint=f"write {root}://{authority}/NAME")
+    return ObjectPath(f"{root}://{authority}", key, storage)
+
+
+@contextlib.contextmanager
+def writing(place: Place) -> Iterator[Any]:
+    """A new file, which is there for good when this ends."""
+    if isinstance(place, Path):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        file: IO[bytes]
+        with place.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        return
+    with plain(place):
+        stream = place.output_stream()
+        try:
+            yield stream
+            stream.close()
+        except BaseException:
+            with contextlib.suppress(Exception):  # what is half written has a name that nobody knows
+                stream.close()
+                place.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,1 @@
+"""What the audit pipeline checks, where its tasks run: chains, digests, envelopes, archives."""

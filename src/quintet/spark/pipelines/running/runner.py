@@ -1,0 +1,426 @@
+"""Runs a pipeline: makes the session, starts it, shows how far it is, starts it again when it fails, stops it when told.
+
+    starting ---> running ---> finished        it came to its end (trigger=now, or a pipeline that ends)
+                  |  ^   +---> stopped         a signal, or an order by the broker
+          failure |  | pause
+                  v  |
+               restarting ---> failed          what a restart cannot cure, or too many of them
+
+Time, the session, the screen and the way to the broker are parameters; what fails and why is failures.py, the figures are
+watching.py, names and locks places.py. Nothing here knows a particular pipeline.
+"""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from quintet.flight.wire import PipelineReport
+from quintet.spark import pipelines
+from quintet.spark.failures import RESTARTS_NOW, Failure, Patience, explain
+from quintet.spark.pipelines.base import NOW, Common, Result, Streaming, heed
+from quintet.spark.pipelines.running import arguments as given
+from quintet.spark.pipelines.running import directories as places
+from quintet.spark.pipelines.running import sessions
+from quintet.spark.pipelines.running.progress import Figures, Query, Watch, line
+from quintet.spark.pipelines.running.reports import Reporter, Send, cut
+from quintet.spark.source.options import target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+TICK_S: Final = 1.0
+REPORT_S: Final = 2.0
+LINE_S: Final = 10.0  # between two lines where nobody looks at a terminal
+BATCH_ENDS_S: Final = 30.0  # how long a batch under way may take to end before it is broken off
+DRAIN_S: Final = 0.1
+GREETING_S: Final = "5"  # how long the first call waits for a broker that is not there
+US: Final = 1_000_000
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float: ...  # seconds, only ever growing
+
+    def today_us(self) -> int: ...  # microseconds since 1970
+
+    def wait(self, event: threading.Event, seconds: float) -> bool: ...  # True: the event came
+
+
+class RealClock:
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def today_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait(seconds)
+
+
+class Screen:
+    """What people see. This one is for a log: sentences, and a line every ten seconds."""
+
+    every_s = LINE_S  # between two calls of `show`
+
+    def show(self, text: str) -> None:
+        """Where it is now."""
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def summary(self, report: PipelineReport, seconds: float) -> None:
+        """The end of a pipeline that goes on."""
+        rate = report.rows_in / seconds if seconds else 0.0
+        self.note(f"{report.name}: {report.state}, {report.rows_in:,} rows in {seconds:,.1f} s, {rate:,.0f}/s")
+
+    def result(self, result: Result) -> None:
+        """What a pipeline that ends gave back."""
+        rows = ["\t".join(map(str, row)) for row in (result.columns, *result.rows)]
+        sys.stdout.write("".join(f"{text}\n" for text in (result.title, *rows)))
+        for text in (*result.notes, *result.pictures):
+            self.note(text)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+@dataclass(slots=True)
+class Job:
+    """A pipeline that is to be run."""
+
+    kind: str
+    module: ModuleType
+    options: Common
+    name: str
+    restarts: int | None = None  # None: as many as it takes
+    verbose: bool = False
+
+    @property
+    def checkpoint(self) -> str:
+        return self.options.checkpoint if isinstance(self.options, Streaming) else ""
+
+
+@dataclass(slots=True)
+class Runner:
+    """One run of a job."""
+
+    job: Job
+    session: "Callable[[SparkSession | None], SparkSession]"  # the one to use, given the one used before
+    send: Send
+    screen: Screen = field(default_factory=Screen)
+    clock: Clock = field(default_factory=RealClock)
+    stop: threading.Event = field(default_factory=threading.Event)
+    spark: Any = None  # the session that it used last
+    _watch: Watch = field(default_factory=Watch)
+    _state: str = "starting"
+    _detail: str = ""
+    _restarts: int = 0
+    _began: float = 0.0
+    _began_us: int = 0
+    _reported: float = float("-inf")
+    _shown: float = float("-inf")
+    _reporter: Reporter | None = None
+
+    def go(self) -> int:
+        """Run to the end; the exit code."""
+        self._began, self._began_us = self.clock.monotonic(), self.clock.today_us()
+        self._reporter = Reporter(self.send, self.stop)
+        try:
+            self._become("starting")
+            return self._again(self._stream if hasattr(self.job.module, "start") else self._batch)
+        finally:
+            self._reporter.close()
+            self.screen.close()
+
+    # -- restarts -----------------------------------------------------------------------------------------------------
+
+    def _again(self, attempt: Callable[[], int]) -> int:
+        patience = Patience(self.job.restarts)
+        while True:
+            started = self.clock.monotonic()
+            try:
+                self.spark = self.session(self.spark)
+                return self._ended("stopped") if self.stop.is_set() else attempt()
+            except Exception as error:  # whatever it is: a pipeline that runs by night must not end for want of a name
+                failure = explain(error)
+            if self.stop.is_set():
+                return self._ended("stopped")
+            pause = None if failure.incurable else patience.failed(self.clock.monotonic() - started)
+            if pause is None:
+                return self._failed(failure, patience)
+            self._restarts = patience.restarts
+            self._say(f"{failure.sentence} Starting again from its checkpoint in {pause:g} s.", failure)
+            self._become("restarting", failure.sentence)
+            if self.clock.wait(self.stop, pause):
+                return self._ended("stopped")
+
+    def _failed(self, failure: Failure, patience: Patience) -> int:
+        limit = patience.limit
+        gave_up = (
+            f" Gave up after {limit} restart{'' if limit == 1 else 's'}." if limit and not failure.incurable else ""
+        )
+        self._say(f"{failure.sentence}{gave_up}", failure)
+        self._become("failed", failure.sentence)
+        return EXIT_FAILED
+
+    def _say(self, text: str, failure: Failure) -> None:
+        self.screen.note(f"{self.job.name}: {text}")
+        if self.job.verbose:
+            self.screen.note(failure.detail)
+
+    # -- pipelines that go on -----------------------------------------------------------------------------------------
+
+    def _stream(self) -> int:
+        others = {query.id for query in self.spark.streams.active}
+        try:
+            queries: Sequence[Query] = list(self.job.module.start(self.spark, self.job.options))
+            self._watch.begin(len(queries))
+            self._become("running")
+            while not self.clock.wait(self.stop, TICK_S):
+                active = [query.isActive for query in queries]
+                self._watch.look(queries)
+                for query in queries:
+                    failed = None if query.isActive else query.exception()
+                    if failed is not None:
+                        raise failed
+                if not any(active):
+                    return self._ended("finished")
+                self._tick()
+            self._drain(queries)
+            return self._ended("stopped")
+        finally:
+            with contextlib.suppress(Exception):  # the virtual machine may be gone, and with it the queries
+                for query in list(self.spark.streams.active):
+                    if query.id not in others:
+                        query.stop()
+
+    def _drain(self, queries: Sequence[Query]) -> None:
+        """Let the batches under way end, for a while. One that is broken off is done again at the next start."""
+        self.screen.note(f"{self.job.name}: stopping when the batch under way has ended")
+        until = self.clock.monotonic() + BATCH_ENDS_S
+        before = [_batch(query) for query in queries]
+        never = threading.Event()
+        for query, batch in zip(queries, before, strict=True):
+            while query.isActive and query.status.get("isTriggerActive") and _batch(query) == batch:
+                if self.clock.monotonic() >= until:
+                    break
+                self.clock.wait(never, DRAIN_S)
+            query.stop()
+        self._watch.look(queries)
+
+    # -- pipelines that end -------------------------------------------------------------------------------------------
+
+    def _batch(self) -> int:
+        """In a thread, so that signals and orders are heard meanwhile."""
+        from pyspark.util import InheritableThread
+
+        outcome: list[Result | BaseException] = []
+
+        def work() -> None:
+            heed(self.stop)
+            try:
+                outcome.append(self.job.module.run(self.spark, self.job.options))
+            except BaseException as error:
+                outcome.append(error)
+
+        self._become("running")
+        thread = InheritableThread(target=work, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(TICK_S if not self.stop.is_set() else DRAIN_S)
+            if self.stop.is_set():
+                self.spark.sparkContext.cancelAllJobs()
+            self._tick()
+        found = outcome[0]
+        if isinstance(found, BaseException):
+            raise found
+        self._become("finished" if found.ok else "failed", "" if found.ok else found.title)
+        self.screen.close()
+        self.screen.result(found)
+        return EXIT_DONE if found.ok else EXIT_FAILED
+
+    # -- what is shown and told ---------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        monotonic = self.clock.monotonic()
+        if monotonic - self._shown >= self.screen.every_s:
+            self._shown = monotonic
+            if isinstance(self.job.options, Streaming):
+                text = line(self.job.name, self._state, self._watch.figures, self._restarts)
+            else:
+                text = f"{self.job.name}: {self._state}, {monotonic - self._began:.0f} s"
+            trouble = self._reporter.trouble if self._reporter else ""
+            self.screen.show(f"{text}, not reported: {trouble}" if trouble else text)
+        if monotonic - self._reported >= REPORT_S:
+            self._post()
+
+    def _become(self, state: str, detail: str = "") -> None:
+        self._state, self._detail = state, cut(detail)
+        self._post()
+
+    def _post(self) -> None:
+        assert self._reporter is not None, "go() made it"
+        self._reported = self.clock.monotonic()
+        self._reporter.post(self.report())
+
+    def report(self) -> PipelineReport:
+        figures: Figures = self._watch.figures
+        return PipelineReport(
+            name=self.job.name,
+            kind=self.job.kind,
+            state=self._state,
+            detail=self._detail,
+            started_us=self._began_us,
+            batches=figures.batches,
+            rows_in=figures.rows_in,
+            rows_out=figures.rows_out,
+            rows_per_second=figures.rows_per_second,
+            batch_ms=figures.batch_ms,
+            lag=figures.lag,
+            state_rows=figures.state_rows,
+            state_bytes=figures.state_bytes,
+            restarts=self._restarts,
+        )
+
+    def _ended(self, state: str) -> int:
+        self._become(state)
+        self.screen.close()
+        took = self.clock.monotonic() - self._began
+        if isinstance(self.job.options, Streaming):
+            self.screen.summary(self.report(), took)
+            self._say_what_waits(state)
+        else:
+            self.screen.note(f"{self.job.name}: {state} after {took:.0f} s")
+        return EXIT_DONE
+
+    def _say_what_waits(self, state: str) -> None:
+        """A run that took all there was has published less than that where a watermark must pass first."""
+        waiting: Callable[[Common, int], str] | None = getattr(self.job.module, "waiting", None)
+        text = waiting(self.job.options, self._watch.figures.state_rows) if waiting and state == "finished" else ""
+        if text:
+            self.screen.note(f"{self.job.name}: {text}")
+
+
+def _batch(query: Query) -> Any:
+    last = query.lastProgress
+    return None if last is None else last["batchId"]
+
+
+# -- from words to a run ----------------------------------------------------------------------------------------------
+
+
+def prepare(
+    kind: str,
+    options: Mapping[str, Any] | Common,
+    *,
+    name: str = "",
+    checkpoint: str = "",
+    restarts: int | None = None,
+    verbose: bool = False,
+) -> Job:
+    """Check everything that can be checked without Spark. ConfigError says what is wrong."""
+    module = pipelines.load(kind)
+    if isinstance(options, Common):
+        found = options
+        name = name or (found.name if isinstance(found, Streaming) else kind)
+    else:
+        options = dict(options)
+        said = name
+        name = places.check_name(name or str(options.get("name") or places.default_name(kind, options)))
+        if said and "name" in module.Options.__struct_encode_fields__:
+            options["name"] = name
+        if issubclass(module.Options, Streaming):
+            options["name"] = name
+            options["checkpoint"] = checkpoint or options.get("checkpoint") or str(places.state_folder(name))
+        found = given.options(module, options)
+    if restarts is None and not (isinstance(found, Streaming) and found.trigger != NOW):
+        restarts = RESTARTS_NOW if isinstance(found, Streaming) else 0
+    return Job(kind, module, found, name, restarts, verbose)
+
+
+def run(
+    kind: str,
+    options: Mapping[str, Any] | Common,
+    *,
+    name: str = "",
+    checkpoint: str = "",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    restarts: int | None = None,
+    verbose: bool = False,
+    screen: Screen | None = None,
+    spark: "SparkSession | None" = None,
+) -> int:
+    """Run a pipeline to its end, and return the exit code: 0 done or stopped, 1 failed.
+
+    Args:
+        kind: a name of PIPELINES, or the path of a module that is a pipeline.
+        options: its Options, or what they are made of: names and texts.
+        name: what it is called in `quintet pipeline status`; kind and topics unless given.
+        checkpoint: where it remembers how far it is; beside other state of this user unless given.
+        restarts: at most so many without ten good minutes between them. Without a number: no limit, 5 for trigger=now.
+        spark: a session to use, which is left open; without one, a session of its own on `master` with the settings `conf`.
+
+    Raises:
+        ConfigError: an option is unknown, missing or wrong.
+        InUse: it runs already.
+    """
+    from quintet.spark.source.link import Link
+
+    job = prepare(kind, options, name=name, checkpoint=checkpoint, restarts=restarts, verbose=verbose)
+    screen = screen or Screen()
+    access = job.options.access()
+    with contextlib.ExitStack() as stack:
+        if job.checkpoint:
+            stack.enter_context(places.locked(job.name, job.checkpoint))
+        link = stack.enter_context(Link(target({**access, "retrySeconds": "0"})))
+        stop = threading.Event()
+        listen = stack.enter_context(_signals(stop))
+
+        def session(before: "SparkSession | None") -> "SparkSession":
+            if before is None:
+                with Link(target({**access, "retrySeconds": GREETING_S})) as greeting:
+                    greeting.login()  # wrong credentials are known before Spark has started
+            found = spark or sessions.renewed(before, master, job.name, verbose, conf)
+            listen()  # again: a new session takes SIGINT for itself
+            return found
+
+        going = Runner(job, session, link.pipeline_report, screen, stop=stop)
+        own = spark is None and not sessions.running()
+        try:
+            return going.go()
+        finally:
+            if own and going.spark is not None:
+                sessions.end(going.spark)
+
+
+@contextlib.contextmanager
+def _signals(stop: threading.Event) -> Iterator[Callable[[], None]]:
+    """SIGINT and SIGTERM ask for an end; the second one takes it. What is yielded listens again."""
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    def listen() -> None:
+        for number in before:
+            signal.signal(number, ask)
+
+    here = threading.current_thread() is threading.main_thread()  # no other may listen
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if here else {}
+    listen()
+    try:
+        yield listen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Spark sessions: Java, settings, start, how the package reaches a cluster, SQL views, notebooks."""

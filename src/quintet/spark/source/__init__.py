@@ -1,0 +1,1 @@
+"""The data source format("quintet"): options, offsets, readers, writers, columns."""

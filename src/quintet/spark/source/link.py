@@ -1,0 +1,328 @@
+"""The Flight client of Spark's driver, of its executors and of the commands: one method per action of the door.
+
+A `Link` logs in once and keeps the token; `Link.of` keeps one per process and target, because Spark runs many short tasks in
+one Python process. While the broker cannot be reached, calls are repeated with growing pauses for `retry_seconds`: every
+action may be sent twice without harm, a read goes on behind the last row it gave, and a stage is sent again as a whole.
+What stays wrong is raised as an error of quintet.client.core.errors in one sentence that names the option to look at. Nothing here
+knows Spark. Secrets are sent and never shown.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+from pyarrow import flight
+
+from quintet.client.core.errors import (
+    BY_CODE,
+    AuthError,
+    ConnectionLost,
+    Forbidden,
+    OffsetNotFound,
+    QuintetError,
+    ServerError,
+)
+from quintet.flight import wire
+from quintet.model.errors import DataLost
+from quintet.spark.source.options import OptionError, Target
+
+PAUSE_SECONDS: Final = 0.05  # before the first repetition; it doubles
+PAUSE_SECONDS_MAX: Final = 2.0
+CALL_SECONDS: Final = 120.0  # the longest that one action or login may take
+OFFSET: Final = "offset"
+_TLS_HINT: Final = " for TLS, for the name in its certificate, and do ?ca=, ?cert= and ?key= fit"
+# Flight errors that, without a Problem of the broker's, say only that it is not there or went away. Logging in to nobody is
+# an internal error.
+_GONE: Final = (
+    flight.FlightUnavailableError,
+    flight.FlightTimedOutError,
+    flight.FlightCancelledError,
+    flight.FlightInternalError,
+)
+# What pyarrow raises for the answers of a door; some kinds of Flight errors are plain Arrow errors.
+_FAILED: Final = (flight.FlightError, pa.ArrowException, OSError)
+# Code of a Problem -> the error it means here; one about lost data comes without its numbers.
+_KINDS: Final[dict[str, type[QuintetError]]] = {
+    **BY_CODE,
+    DataLost.code: OffsetNotFound,
+}
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+class Link:
+    """A connection to the Flight door of one broker, as one user."""
+
+    _open: "dict[tuple[int, Target], Link]" = {}  # noqa: RUF012
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._client: flight.FlightClient | None = None
+        self._token = f"Bearer {target.token}".encode() if target.token else b""
+
+    @classmethod
+    def of(cls, target: Target) -> "Link":
+        """The link of this process to a target. A process that was forked has its own: connections do not survive that."""
+        key = (os.getpid(), target)
+        link = cls._open.get(key)
+        if link is None:
+            link = cls._open[key] = cls(target)
+        return link
+
+    def __repr__(self) -> str:
+        return f"Link({self.target})"
+
+    def __enter__(self) -> "Link":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection; the next call makes a new one."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def login(self) -> None:
+        """Show who we are, if that was not done before."""
+        self._again(self._options)
+
+    # -- the actions --------------------------------------------------------------------------------------------------
+
+    def topics(self, selection: wire.Selection) -> wire.Topics:
+        return self._act("topics", selection, wire.Topics)
+
+    def topic_create(self, topic: str, partitions: int) -> wire.Created:
+        return self._act("topic_create", wire.CreateRequest(topic, partitions), wire.Created)
+
+    def offsets_for_time(self, topic: str, at_us: int) -> tuple[int, ...]:
+        return self._act("offsets_for_time", wire.TimeRequest(topic, at_us), wire.Offsets).offsets
+
+    def locate(self, request: wire.LocateRequest) -> wire.Located:
+        return self._act("locate", request, wire.Located)
+
+    def stage_commit(self, request: wire.StageCommit) -> wire.StageCommitted:
+        return self._act("stage_commit", request, wire.StageCommitted)
+
+    def stage_abort(self, stages: Sequence[str]) -> None:
+        self._act("stage_abort", wire.StageAbort(tuple(stages)), wire.Nothing)
+
+    def fence(self, writer: str) -> int:
+        """The last epoch that was committed for a writer, -1 if there is none."""
+        return self._act("fence", wire.FenceRequest(writer), wire.FenceAnswer).epoch
+
+    def group_commit(self, request: wire.GroupCommit) -> None:
+        self._act("group_commit", request, wire.Nothing)
+
+    def groups(self, topic: str = "", group: str = "") -> wire.GroupPositions:
+        return self._act("groups", wire.GroupsRequest(topic, group), wire.GroupPositions)
+
+    def schema(self, subject: str, version: int = 0) -> wire.SchemaAnswer:
+        return self._act("schema", wire.SchemaRequest(subject, version), wire.SchemaAnswer)
+
+    def reject(self, request: wire.RejectRequest) -> int:
+        return self._act("reject", request, wire.Rejected).fresh
+
+    def redrive(self, request: wire.RedriveRequest) -> wire.Redriven:
+        return self._act("redrive", request, wire.Redriven)
+
+    def dead(self, topic: str) -> wire.DeadOpen:
+        return self._act("dead", wire.DeadRequest(topic), wire.DeadOpen)
+
+    def pipeline_report(self, report: wire.PipelineReport) -> bool:
+        """True: somebody asked the pipeline to stop."""
+        return self._act("pipeline_report", report, wire.PipelineOrder).stop
+
+    def pipelines(self) -> wire.Pipelines:
+        return self._act("pipelines", wire.Nothing(), wire.Pipelines)
+
+    def pipeline_stop(self, name: str) -> None:
+        self._act("pipeline_stop", wire.PipelineName(name), wire.Nothing)
+
+    # -- the streams --------------------------------------------------------------------------------------------------
+
+    def read(self, ticket: wire.Ticket) -> Iterator[pa.RecordBatch]:
+        """The records of a ticket, in order. When the broker goes away meanwhile, it goes on behind the last row."""
+        extra = OFFSET not in ticket.columns  # to know where to go on
+        columns = tuple(name for name in wire.COLUMNS if name in ticket.columns or name == OFFSET)
+        ticket = msgspec.structs.replace(ticket, columns=columns)
+        give_up = None
+        pause = PAUSE_SECONDS
+        renewed = False
+        while True:
+            try:
+                options = self._again(self._options)
+                for chunk in self._connected().do_get(flight.Ticket(msgspec.json.encode(ticket)), options):
+                    batch = chunk.data
+                    if batch.num_rows:
+                        last = batch.column(OFFSET)[batch.num_rows - 1].as_py()
+                        ticket = msgspec.structs.replace(ticket, first=last + 1)
+                        give_up, pause, renewed = None, PAUSE_SECONDS, False
+                        yield batch.drop_columns([OFFSET]) if extra else batch
+                return
+            except _FAILED as error:
+                if self._stale(error) and not renewed:
+                    renewed = True
+                    continue
+                self._forget(error)
+                monotonic = time.monotonic()
+                give_up = give_up or monotonic + self.target.retry_seconds
+                if not _passing(error) or monotonic + pause > give_up:
+                    raise self._named(error) from None
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE_SECONDS_MAX)
+
+    def stage(self, request: wire.StageRequest, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> wire.Staged:
+        """Stage these rows. They are kept until the broker has all of them: a broken try is repeated as a new stage."""
+        descriptor = flight.FlightDescriptor.for_command(msgspec.json.encode(request))
+
+        def once() -> wire.Staged:
+            writer, answers = self._connected().do_put(descriptor, schema, self._options())
+            with writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+                writer.done_writing()
+                answer = answers.read()
+            if answer is None:
+                raise ConnectionLost("the broker ended a stage without an answer")
+            return self._decoded(answer, wire.Staged)
+
+        return self._again(once)
+
+    # -- under the hood -----------------------------------------------------------------------------------------------
+
+    def _act(self, name: str, request: msgspec.Struct, kind: type[A]) -> A:
+        action = flight.Action(name, msgspec.json.encode(request))
+
+        def once() -> A:
+            results = list(self._connected().do_action(action, self._options(CALL_SECONDS)))
+            if not results:
+                raise ConnectionLost(f"the broker ended the action {name} without an answer")
+            return self._decoded(results[0].body, kind)
+
+        return self._again(once)
+
+    def _decoded(self, answer: pa.Buffer, kind: type[A]) -> A:
+        try:
+            return msgspec.json.decode(answer.to_pybytes(), type=kind)
+        except msgspec.ValidationError as error:
+            raise ServerError(
+                f"the broker at {self.target} answered what this version does not understand ({error}); use the same version of "
+                "Quintet at both ends"
+            ) from None
+
+    def _again(self, once: Callable[[], T]) -> T:
+        """What `once` returns; repeated while the broker is away, and after a new login when the token was refused."""
+        give_up = time.monotonic() + self.target.retry_seconds
+        pause = PAUSE_SECONDS
+        renewed = False
+        while True:
+            try:
+                return once()
+            except _FAILED as error:
+                if self._stale(error) and not renewed:
+                    renewed = True
+                    continue
+                self._forget(error)
+                if not _passing(error) or time.monotonic() + pause > give_up:
+                    raise self._named(error) from None
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE_SECONDS_MAX)
+
+    def _connected(self) -> flight.FlightClient:
+        if self._client is None:
+            target = self.target
+            host = f"[{target.host}]" if ":" in target.host else target.host
+            self._client = flight.FlightClient(
+                f"grpc+{'tls' if target.tls else 'tcp'}://{host}:{target.port}",
+                tls_root_certs=_file(target.ca, "ca"),
+                cert_chain=_file(target.cert, "cert"),
+                private_key=_file(target.key, "key"),
+            )
+        return self._client
+
+    def _options(self, seconds: float | None = None) -> flight.FlightCallOptions:
+        """With the token, which a login brings when there is a user and none yet."""
+        if not self._token and self.target.user:
+            _, self._token = self._connected().authenticate_basic_token(
+                self.target.user, self.target.password, flight.FlightCallOptions(timeout=CALL_SECONDS)
+            )
+        headers = [(b"authorization", self._token)] if self._token else []
+        return flight.FlightCallOptions(timeout=seconds, headers=headers)
+
+    def _stale(self, error: Exception) -> bool:
+        """Whether a token of an earlier login was refused, as after a restart of the broker. It is forgotten then."""
+        if not isinstance(error, flight.FlightUnauthenticatedError) or self.target.token or not self._token:
+            return False
+        self._token = b""
+        return True
+
+    def _forget(self, error: Exception) -> None:
+        """A connection that broke is not used again."""
+        if _passing(error):
+            self.close()
+
+    def _named(self, error: Exception) -> QuintetError:
+        """The error as one sentence, with the option it is about where there is one."""
+        if isinstance(error, QuintetError):
+            return error
+        problem = _problem(error)
+        code = problem.code if problem else ""
+        if isinstance(error, flight.FlightUnauthenticatedError) or code == AuthError.code:
+            what = "option token: the broker" if self.target.token else "options user and password: the broker"
+            who = f" user {self.target.user!r}" if self.target.user and not self.target.token else " the caller"
+            return AuthError(f"{what} at {self.target} refused{who}; check them, or write them into url")
+        if problem is None:
+            if _passing(error):
+                waited = f" for {self.target.retry_seconds:g} s" if self.target.retry_seconds else ""
+                return ConnectionLost(
+                    f"option url: no broker could be reached at {self.target}{waited}; is it running, with its flight "
+                    f"listener switched on{_TLS_HINT if self.target.tls else ''}?"
+                )
+            return ServerError(f"the broker at {self.target} failed: {_first_line(error)}; see the server's log")
+        kind = _KINDS.get(code, ServerError)
+        text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
+        if kind is Forbidden:
+            text = f"option user: {text}"
+        named = kind(text)
+        named.code = code
+        return named
+
+
+def _problem(error: Exception) -> wire.Problem | None:
+    extra = getattr(error, "extra_info", None)
+    if not extra:
+        return None
+    try:
+        return msgspec.json.decode(bytes(extra), type=wire.Problem)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+
+
+def _passing(error: Exception) -> bool:
+    """Whether the same may work in a moment."""
+    problem = _problem(error)
+    if problem is not None:
+        return problem.retryable
+    if isinstance(error, QuintetError):
+        return error.retryable
+    return isinstance(error, (*_GONE, OSError))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].partition(". gRPC client debug context")[0].strip()
+
+
+def _file(path: str, name: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise OptionError("url", f"the file of ?{name}= cannot be read: {error.strerror}") from None

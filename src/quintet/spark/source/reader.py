@@ -1,0 +1,402 @@
+"""Batch reads: from offsets to tasks on the driver, and from a task to record batches on an executor.
+
+    driver     select -> bounds -> narrow (pushed filters) -> tasks (split or packed) -> locate
+    executor   for each part of the task: open_range -> shape -> Spark
+
+A task carries what it reads as numbers and the segment files the broker named for it, nothing else. `open_range` is the only
+place that knows ways to the bytes. There are two: the broker's files, mapped, and Flight. Files are a short cut and never an
+authority: what they do not give any more is asked of the broker, who knows whether it is lost. A third way, Spark's own Kafka
+source against the broker's Kafka door, would hand out the same columns and needs nothing here but another branch.
+
+The stream reader (stream.py) plans in its own way and shares everything from `tasks` on.
+"""
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from quintet.client.core.errors import BadRequest, OffsetNotFound
+from quintet.flight import columns as arrow_columns
+from quintet.flight import wire
+from quintet.log import mapped
+from quintet.model.errors import CorruptData, DataLost, QuintetError
+from quintet.spark.source.columns import Table, newer
+from quintet.spark.source.link import Link
+from quintet.spark.source.narrow import Narrowing
+from quintet.spark.source.options import EARLIEST, LATEST, OptionError, ReadOptions, Start, plainly, plainly_each
+from quintet.spark.source.rows import Shape
+
+PACK_ROWS: Final = 50_000  # a task takes more partitions until it has as many rows
+PACK_BYTES: Final = 16 << 20  # or as many bytes
+LOCATE_RANGES_MAX: Final = 5_000  # in one request
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+_log = logging.getLogger("quintet.spark")
+
+
+class Span(NamedTuple):
+    """Records first <= offset < last of a partition, and about how many bytes they are. `id` is the topic's number, which its
+    files bear; `identity` tells it from every other topic."""
+
+    topic: str
+    id: int
+    partition: int
+    first: int
+    last: int
+    bytes: int = 0
+    identity: str = ""
+
+    @property
+    def rows(self) -> int:
+        return self.last - self.first
+
+
+class Part(NamedTuple):
+    """A span and the files it is in, if they can be mapped by a process that is on `machine`."""
+
+    span: Span
+    machine: wire.Machine | None = None
+    files: tuple[wire.SegmentFile, ...] = ()
+
+
+class Task(InputPartition):
+    """What one Spark task reads, and the versions of its schema that are newer than its columns."""
+
+    value: tuple[Part, ...]
+
+    def __init__(self, parts: tuple[Part, ...], newer: tuple[str, ...] = ()) -> None:
+        super().__init__(parts)
+        self.newer = newer
+
+    def __repr__(self) -> str:
+        return "Task(" + ", ".join(f"{s.topic}/{s.partition}[{s.first}:{s.last}]" for s, _, _ in self.value) + ")"
+
+
+# -- on the driver ----------------------------------------------------------------------------------------------------
+
+
+def lost(options: ReadOptions, what: str, remedy: str = "set it to false to go on with what is there") -> None:
+    """Records that should be read are gone: an error, or a line in the log, as failOnDataLoss says."""
+    if options.fail_on_data_loss:
+        raise OptionError("failOnDataLoss", f"{what}; {remedy}")
+    _log.warning("quintet: %s; going on because failOnDataLoss is false", what)
+
+
+def select(options: ReadOptions, link: Link) -> dict[str, wire.TopicInfo]:
+    """The topics to read, by name. One that was named must exist; a pattern may match nothing yet."""
+    try:
+        found = link.topics(wire.Selection(options.topics, options.pattern))
+    except BadRequest as error:
+        raise OptionError("subscribePattern" if options.pattern else "subscribe", str(error)) from None
+    if found.missing:
+        raise OptionError(
+            "subscribe",
+            f"there is no topic {', '.join(map(repr, found.missing))} that this user may read; create it first, "
+            "or use subscribePattern, which waits for topics",
+        )
+    return {info.name: info for info in found.topics}
+
+
+def whole(info: wire.TopicInfo, partition: int) -> Span:
+    part = info.partitions[partition]
+    return Span(info.name, info.id, partition, part.first, part.end, part.bytes, info.identity)
+
+
+def cut(span: Span, first: int, last: int) -> Span:
+    """The records of a span that are in first <= offset < last, and their share of its bytes."""
+    first, last = max(span.first, first), min(span.last, last)
+    if first >= last:
+        return span._replace(first=first, last=first, bytes=0)
+    return span._replace(first=first, last=last, bytes=span.bytes * (last - first) // max(1, span.rows))
+
+
+def positions(name: str, start: Start, topics: dict[str, wire.TopicInfo]) -> dict[tuple[str, int], int]:
+    """The offset of every partition that startingOffsets or endingOffsets means, as it is said."""
+    found = {}
+    if isinstance(start, dict):
+        for topic in start:
+            if topic not in topics:
+                raise OptionError(name, f"it names the topic {topic!r}, which is not read here")
+    for topic, info in topics.items():
+        said = start.get(topic, {}) if isinstance(start, dict) else {}
+        for partition in said:
+            if partition >= len(info.partitions):
+                raise OptionError(name, f"{topic} has {len(info.partitions)} partitions, there is no {partition}")
+        for number, part in enumerate(info.partitions):
+            if isinstance(start, dict) and number not in said:
+                raise OptionError(name, f"{topic}/{number} is missing; name every partition (-2: earliest, -1: latest)")
+            offset = said.get(number, EARLIEST if start == "earliest" else LATEST)
+            if offset > part.end:
+                raise OptionError(name, f"{topic}/{number} ends at {part.end}, there is no offset {offset}")
+            found[topic, number] = {EARLIEST: part.first, LATEST: part.end}.get(offset, offset)
+    return found
+
+
+def at_time(link: Link, topics: Iterable[str], at_us: int) -> dict[tuple[str, int], int]:
+    """Of every partition the first offset whose record is not older."""
+    return {
+        (topic, partition): offset
+        for topic in topics
+        for partition, offset in enumerate(link.offsets_for_time(topic, at_us))
+    }
+
+
+def bounds(options: ReadOptions, link: Link, topics: dict[str, wire.TopicInfo]) -> list[Span]:
+    """What a batch read covers, by its options."""
+    if options.starting_us is None:
+        starts = positions("startingOffsets", options.starting or "earliest", topics)
+    else:
+        starts = at_time(link, topics, options.starting_us)
+    if options.ending_us is None:
+        ends = positions("endingOffsets", options.ending, topics)
+    else:
+        ends = at_time(link, topics, options.ending_us)
+    spans = []
+    for topic, info in topics.items():
+        for partition, part in enumerate(info.partitions):
+            first, last = starts[topic, partition], ends[topic, partition]
+            if first < part.first and first < last:
+                lost(options, gone(topic, partition, first, part.first))
+            spans.append(cut(whole(info, partition), first, last))
+    return spans
+
+
+def gone(topic: str, partition: int, first: int, last: int) -> str:
+    return (
+        f"{topic}/{partition} begins at offset {last} now: the records {first} to {last - 1} were removed "
+        "by its retention before they were read"
+    )
+
+
+def tasks(options: ReadOptions, table: Table, spans: Sequence[Span]) -> list[InputPartition]:
+    """The spans as tasks, each with the files that hold its records."""
+    link = Link.of(options.target)
+    spans = [span for span in spans if span.rows > 0]
+    if not spans:
+        return []
+    versions = newer(table, link)
+    groups = [[piece] for piece in split(spans, options.tasks_min)] if options.tasks_min else pack(spans)
+    located = iter(locate(options, link, [span for group in groups for span in group]))
+    return [Task(tuple(next(located) for _ in group), versions) for group in groups]
+
+
+def pack(spans: Sequence[Span]) -> list[list[Span]]:
+    """Small neighbours together, so that a task is worth its start; a partition is never in two tasks."""
+    groups: list[list[Span]] = []
+    rows = size = 0
+    for span in spans:
+        if not groups or rows >= PACK_ROWS or size >= PACK_BYTES:
+            groups.append([])
+            rows = size = 0
+        groups[-1].append(span)
+        rows += span.rows
+        size += span.bytes
+    return groups
+
+
+def split(spans: Sequence[Span], least: int) -> list[Span]:
+    """At least so many spans (if there are as many rows), each partition cut in proportion to its rows."""
+    total = sum(span.rows for span in spans)
+    pieces = []
+    for span in spans:
+        count = min(span.rows, max(1, -(-least * span.rows // total)))
+        edges = [span.first + span.rows * number // count for number in range(count + 1)]
+        pieces += [cut(span, first, last) for first, last in itertools.pairwise(edges)]
+    return pieces
+
+
+def locate(options: ReadOptions, link: Link, spans: Sequence[Span]) -> list[Part]:
+    """Ask the broker for the files of the spans, in as few calls as there are topics."""
+    if options.access == "flight":
+        return [Part(span) for span in spans]
+    parts: dict[int, Part] = {}
+    by_topic: dict[str, list[int]] = {}
+    for number, span in enumerate(spans):
+        by_topic.setdefault(span.topic, []).append(number)
+    for topic, numbers in by_topic.items():
+        for begin in range(0, len(numbers), LOCATE_RANGES_MAX):
+            some = numbers[begin : begin + LOCATE_RANGES_MAX]
+            ranges = tuple(wire.Range(spans[n].partition, spans[n].first, spans[n].last) for n in some)
+            found = link.locate(wire.LocateRequest(topic, ranges))
+            for number, files in zip(some, found.files, strict=True):
+                same = found.machine is not None and found.identity == spans[number].identity and bool(files)
+                if not same and options.access == "files":
+                    raise OptionError(
+                        "access",
+                        f"the broker names no files for {topic}: it is in memory, or the broker's map_files is off; "
+                        "access=auto reads it over Flight",
+                    )
+                parts[number] = Part(spans[number], found.machine if same else None, files if same else ())
+    return [parts[number] for number in range(len(spans))]
+
+
+# -- on an executor ---------------------------------------------------------------------------------------------------
+
+
+def same_machine(machine: wire.Machine) -> bool:
+    """Whether the paths that the broker named are the same files here and now: same boot of the same kernel, same lock file, and
+    the log that it is by the file beside it: a folder that was emptied may get the same inode again."""
+    try:
+        here = BOOT_ID.read_text().strip()
+        lock = os.stat(machine.lock_path)
+    except OSError:
+        return False
+    same = here == machine.boot_id and (lock.st_dev, lock.st_ino) == (machine.lock_device, machine.lock_inode)
+    return same and mapped.log_of(os.path.dirname(machine.lock_path)) == machine.log
+
+
+def open_range(
+    options: ReadOptions, part: Part, columns: tuple[str, ...], asked: dict[str, str]
+) -> Iterator[pa.RecordBatch]:
+    """The records of a part, in order, by the best way there is from here. The batches may have more columns. `asked` takes
+    down the topics for which the broker was asked, with the identities they should have."""
+    span = part.span
+    first = span.first
+    if part.machine is not None and part.files and same_machine(part.machine) and _readable(part.files):
+        first = yield from _from_files(options, part, columns)
+        if not same_machine(
+            part.machine
+        ):  # then the files may have been another log's; a task that fails gives no rows
+            raise OptionError(
+                "access", f"the data folder of the broker was replaced while {span.topic} was read; run it again"
+            )
+    if first >= span.last:
+        return
+    if options.access == "files":
+        raise OptionError(
+            "access",
+            f"the files of {span.topic}/{span.partition} do not give offset {first} here; are they on this machine, readable "
+            "for this user, and not removed by retention? access=auto asks the broker then",
+        )
+    asked[span.topic] = span.identity
+    yield from _from_broker(options, span._replace(first=first), columns)
+
+
+def _readable(files: Iterable[wire.SegmentFile]) -> bool:
+    """A file that is not there any more is no hindrance: log.mapped knows where its records may be now."""
+    return all(os.access(file.path, os.R_OK) or not os.path.exists(file.path) for file in files)
+
+
+def _from_files(options: ReadOptions, part: Part, columns: tuple[str, ...]) -> Generator[pa.RecordBatch, None, int]:
+    """Yields what the files have and returns the offset from which on they have no more, or nothing that is sound."""
+    span, following = part.span, part.span.first
+    if not options.fail_on_data_loss:
+        columns = _with_offset(columns)
+    found = mapped.read(
+        part.files,
+        span.id,
+        span.partition,
+        span.first,
+        span.last,
+        columns=arrow_columns.bits(columns),
+        rows_max=wire.ROWS_PER_BATCH,
+        now=time.time_ns() // 1000,
+        name=span.topic,
+    )
+    try:
+        for gathered in found:
+            batch = arrow_columns.to_batch(gathered, span.topic, span.partition, columns)
+            if not options.fail_on_data_loss:
+                following = _behind(batch)
+            yield batch
+    except DataLost as error:
+        return error.first
+    except CorruptData:
+        if options.fail_on_data_loss:
+            raise
+        return following
+    return span.last
+
+
+def _from_broker(options: ReadOptions, span: Span, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """Over Flight. What is lost is asked for strictly first, so that passing over it does not happen in silence."""
+    link = Link.of(options.target)
+    ticket = wire.Ticket(span.topic, span.partition, span.first, span.last, _with_offset(columns))
+    following = span.first
+    try:
+        for batch in link.read(ticket):
+            following = _behind(batch)
+            yield batch
+    except QuintetError as error:
+        damaged = error.code == CorruptData.code and not options.fail_on_data_loss
+        if not damaged and not isinstance(error, OffsetNotFound):
+            raise
+        lost(options, f"{span.topic}/{span.partition}, {following} to {span.last - 1}: {error}")
+        yield from link.read(msgspec.structs.replace(ticket, first=following, fail_on_data_loss=False))
+
+
+def _with_offset(columns: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in wire.COLUMNS if name in columns or name == "offset")
+
+
+def _behind(batch: pa.RecordBatch) -> int:
+    """The offset behind the last row."""
+    return int(batch.column("offset")[batch.num_rows - 1].as_py()) + 1
+
+
+def read_task(options: ReadOptions, table: Table, task: InputPartition) -> Iterator[pa.RecordBatch]:
+    """All record batches of a task. Spark makes a task of its own when there are none."""
+    if not isinstance(task, Task):
+        return
+    link = Link.of(options.target)
+    shape = Shape(table, task.newer)
+    asked: dict[str, str] = {}
+    for part in task.value:
+        for batch in open_range(options, part, table.needed, asked):
+            yield from shape.shaped(batch)
+            shape.settle(link, part.span.topic, part.span.partition)
+    shape.finish()
+    if asked:
+        _still_the_same(link, asked)
+
+
+def _still_the_same(link: Link, asked: dict[str, str]) -> None:
+    """A ticket names its topic, and names are used again, identities never: a topic that still has its own was the one that
+    was read. Otherwise the task fails, whatever failOnDataLoss says; the next plan sees what happened and goes by that."""
+    now = {info.name: info.identity for info in link.topics(wire.Selection(tuple(asked))).topics}
+    for topic, identity in asked.items():
+        if now.get(topic) != identity:
+            raise OptionError(
+                "failOnDataLoss", f"topic {topic} was deleted, or made again, while it was read; run it again"
+            )
+
+
+# -- what Spark calls -------------------------------------------------------------------------------------------------
+
+
+class BatchReader(DataSourceReader):
+    """One batch read. What it covers is settled when Spark asks for its partitions."""
+
+    def __init__(self, options: ReadOptions, table: Table) -> None:
+        self._options = options
+        self._table = table
+        self._narrowing = Narrowing(table.columns)
+
+    @plainly
+    def partitions(self) -> Sequence[InputPartition]:
+        options, link = self._options, Link.of(self._options.target)
+        spans = self._narrowing.spans(bounds(options, link, select(options, link)))
+        if self._narrowing.since_us is not None and spans:
+            since = at_time(link, dict.fromkeys(span.topic for span in spans), self._narrowing.since_us)
+            spans = [cut(span, since[span.topic, span.partition], span.last) for span in spans]
+        return tasks(options, self._table, spans)
+
+    @plainly_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from read_task(self._options, self._table, partition)
+
+
+class PushingReader(BatchReader):
+    """The same where the session lets filters be pushed: elsewhere Spark refuses a reader that could take them."""
+
+    @plainly
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._narrowing.push(filters)

@@ -1,0 +1,96 @@
+"""`format("quintet")`: what Spark asks first, on the driver, before any task runs.
+
+Everything that can be wrong with options, credentials, topics and columns is found here, where Spark shows the text of a
+Python error as its own. The work is in reader.py, stream.py and writer.py.
+
+Filters are pushed into a read only with the option pushFilters=true. Spark (4.3 and before) keeps the filters of one query with
+the DataFrame and lets the next query of the same DataFrame have its rows: after df.filter("partition = 1").count() the
+count of df itself is that of partition 1, and of two filters in one query the last one counts for both. So it is for a
+DataFrame that is loaded for one query; who does not ask for it gets what the query says.
+"""
+
+import sys
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from quintet.model.errors import QuintetError
+from quintet.spark.source.columns import Table, raw_table, typed_table
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import (
+    OptionError,
+    ReadOptions,
+    plainly,
+    read_options,
+    refuse_in_stream,
+    write_options,
+)
+from quintet.spark.source.reader import BatchReader, PushingReader, select
+from quintet.spark.source.stream import RefusedReader, StreamReader
+from quintet.spark.source.writer import BatchWriter, StreamWriter
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+class QuintetSource(DataSource):
+    """Topics of a broker as tables. Spark pickles it between its processes, so it holds what `schema` found out."""
+
+    _table: Table | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "quintet"
+
+    @plainly
+    def schema(self) -> StructType:
+        return self._resolve(read_options(self.options)).schema
+
+    @plainly
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = read_options(self.options)
+        table = self._checked(options, schema)
+        return (PushingReader if options.push_filters and _filters_are_pushed() else BatchReader)(options, table)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Never raises: Spark would then show a failure of its own instead, that of stopping a reader it never got."""
+        try:
+            options = read_options(self.options)
+            refuse_in_stream(options)
+            return StreamReader(options, self._checked(options, schema))
+        except (QuintetError, OptionError) as error:
+            return RefusedReader(error)
+
+    @plainly
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        return BatchWriter(write_options(self.options), schema, overwrite)
+
+    @plainly
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        return StreamWriter(write_options(self.options), schema, overwrite)
+
+    def _resolve(self, options: ReadOptions) -> Table:
+        """The columns; the broker is asked in any case, so that a read that cannot work fails when it is written down."""
+        if self._table is None:
+            link = Link.of(options.target)
+            topics = select(options, link)
+            self._table = typed_table(options, link, sorted(topics)) if options.typed else raw_table(options)
+        return self._table
+
+    def _checked(self, options: ReadOptions, schema: StructType) -> Table:
+        table = self._resolve(options)
+        if [(f.name, f.dataType) for f in schema.fields] != [(f.name, f.dataType) for f in table.schema.fields]:
+            raise OptionError("columns", "the source has columns of its own; choose among them, without .schema(...)")
+        return table
+
+
+def _filters_are_pushed() -> bool:
+    """Whether Spark asks in order to push filters. It does so only where the session allows it, and refuses a reader that
+    takes filters everywhere else; the session's settings are not visible in this process, its module is."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("data_source_pushdown_filters.py"):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,229 @@
+"""Streaming reads: which offsets a micro-batch covers. What is read then is the business of reader.py.
+
+Spark keeps one of these in a Python process beside its driver and asks it, for each micro-batch, how far it may go; the
+tasks run elsewhere, with copies. A query starts where startingOffsets (latest, unless given) or startingTimestamp says, and
+only the first time: later its checkpoint counts. Topics and partitions that appear afterwards are read from their beginning.
+
+What a topic can do between two micro-batches, and what follows:
+
+    it grows                                  the next offsets: maxOffsetsPerTrigger of them, or about a gigabyte
+    it is new, or has new partitions          read from the beginning
+    its retention passed what was not read    failOnDataLoss: an error, or read on from where it begins now
+    it was deleted                            failOnDataLoss: an error, or it is left out
+    it was deleted and made again             failOnDataLoss: an error, or the new one is read from its beginning
+    another log is behind the url             the same; a topic is known by its identity (offsets.py), not by its name
+    it is shorter than what was read          failOnDataLoss: an error, or read on from its end
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
+
+from quintet.flight import wire
+from quintet.model.errors import QuintetError
+from quintet.spark.source.columns import Table
+from quintet.spark.source.link import Link
+from quintet.spark.source.offsets import Marks, Offsets, dump, load, share
+from quintet.spark.source.options import BYTES_PER_TRIGGER, OptionError, ReadOptions, complain, plainly, plainly_each
+from quintet.spark.source.reader import Span, at_time, cut, gone, lost, positions, read_task, select, tasks, whole
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The source of one streaming query."""
+
+    def __init__(self, options: ReadOptions, table: Table) -> None:
+        self._options = options
+        self._table = table
+        self._frozen: dict[str, wire.TopicInfo] | None = None  # with availableNow: the topics as they were at the start
+        self._log = ""  # the log that answered last
+
+    @plainly
+    def initialOffset(self) -> dict[str, Any]:
+        options, link = self._options, self._link()
+        topics = self._frozen if self._frozen is not None else select(options, link)
+        if options.starting_us is None:
+            starts = positions("startingOffsets", options.starting or "latest", topics)
+        else:
+            starts = at_time(link, topics, options.starting_us)
+            if self._frozen is not None:  # a start behind an end of before would look like loss
+                self._frozen = self._known()
+        return dump(
+            {
+                name: Marks(info.identity, tuple(starts[name, number] for number in range(len(info.partitions))))
+                for name, info in topics.items()
+            }
+        )
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows = self._options.rows_per_trigger
+        return ReadMaxRows(rows) if rows else ReadMaxBytes(BYTES_PER_TRIGGER)
+
+    @plainly
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._frozen = self._known()
+
+    @plainly
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin = load(start)
+        topics = self._frozen if self._frozen is not None else self._known()
+        begin = self._reconciled(begin, topics)
+        backlog = {
+            (name, number): part.end - max(offset, part.first)
+            for name, info in topics.items()
+            for number, (offset, part) in enumerate(zip(begin[name].at, info.partitions, strict=True))
+        }
+        rows = _allowed(limit, sum(backlog.values()), topics)
+        taken = share(rows, backlog, sum(sum(marks.at) for marks in begin.values()))
+        end: Offsets = {}
+        for name, info in topics.items():
+            marks = begin[name]
+            # Beyond what retention took even if nothing is left to take: `partitions` then says that it is lost.
+            at = [
+                max(offset, part.first) + taken[name, number]
+                for number, (offset, part) in enumerate(zip(marks.at, info.partitions, strict=True))
+            ]
+            end[name] = Marks(info.identity, tuple(at))
+        return dump(end)
+
+    @plainly
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return dump(
+            {
+                name: Marks(info.identity, tuple(part.end for part in info.partitions))
+                for name, info in self._known().items()
+            }
+        )
+
+    @plainly
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begin, until = load(start), load(end)
+        topics = self._named(until)
+        spans: list[Span] = []
+        for name, marks in until.items():
+            before, info = begin.get(name), topics.get(name)
+            same = before is not None and info is not None and before.of(info) and marks.of(info)
+            spans += self._spans(name, before.at if before is not None and same else (), marks, info)
+        return tasks(self._options, self._table, spans)
+
+    @plainly_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from read_task(self._options, self._table, partition)
+
+    # -- under the hood -----------------------------------------------------------------------------------------------
+
+    def _link(self) -> Link:
+        return Link.of(self._options.target)
+
+    def _known(self) -> dict[str, wire.TopicInfo]:
+        """The topics there are now. One that was named and is gone shows in `_reconciled`."""
+        return self._found(wire.Selection(self._options.topics, self._options.pattern))
+
+    def _named(self, names: Mapping[str, Marks]) -> dict[str, wire.TopicInfo]:
+        return self._found(wire.Selection(tuple(names))) if names else {}
+
+    def _found(self, selection: wire.Selection) -> dict[str, wire.TopicInfo]:
+        found = self._link().topics(selection)
+        self._log = found.log
+        return {info.name: info for info in found.topics}
+
+    def _reconciled(self, begin: Offsets, topics: Mapping[str, wire.TopicInfo]) -> Offsets:
+        """Where to go on in the topics there are. What is new begins at its beginning; what was lost is said."""
+        result: Offsets = {}
+        for name, marks in begin.items():
+            info = topics.get(name)
+            if self._is_foreign(marks):
+                self._foreign(name, marks)
+            elif info is None:
+                lost(self._options, f"topic {name} was deleted, or may no longer be read, while a query was reading it")
+            elif not marks.of(info):
+                lost(self._options, f"topic {name} was deleted and made again while a query was reading it")
+            elif len(info.partitions) < len(marks.at):
+                raise OptionError("checkpointLocation", f"its offsets name more partitions than {name} has")
+            else:
+                for number, (offset, part) in enumerate(zip(marks.at, info.partitions, strict=False)):
+                    if offset > part.end:
+                        lost(self._options, f"{name}/{number} ends at {part.end}, before {offset}, where the query is")
+                at = [min(offset, part.end) for offset, part in zip(marks.at, info.partitions, strict=False)]
+                result[name] = Marks(info.identity, (*at, *_firsts(info)[len(at) :]))
+        for name, info in topics.items():
+            result.setdefault(name, Marks(info.identity, _firsts(info)))
+        return result
+
+    def _is_foreign(self, marks: Marks) -> bool:
+        return bool(self._log) and marks.log not in ("", self._log)
+
+    def _foreign(self, name: str, marks: Marks) -> None:
+        """Offsets of another log say nothing about this one, however well they fit."""
+        lost(
+            self._options,
+            f"topic {name} in the checkpoint belongs to another log ({marks.log}); this broker has the log {self._log}: the "
+            "broker behind the url was replaced, or its data folder was emptied",
+            "use a new checkpointLocation, or set it to false to read what this broker has from its beginning",
+        )
+
+    def _spans(self, name: str, firsts: Sequence[int], end: Marks, info: wire.TopicInfo | None) -> list[Span]:
+        """What a micro-batch reads of one topic. `firsts` has no entry for a partition that is new."""
+        wanted = [
+            (number, firsts[number] if number < len(firsts) else None, last) for number, last in enumerate(end.at)
+        ]
+        wanted = [(number, first, last) for number, first, last in wanted if (first or 0) < last]
+        if not wanted:
+            return []
+        if self._is_foreign(end):
+            self._foreign(name, end)
+            return []
+        if info is None or not end.of(info):
+            lost(self._options, f"topic {name} was deleted before all of it was read")
+            return []
+        spans = []
+        for number, first, last in wanted:
+            part = info.partitions[number]
+            if first is not None and first < part.first:
+                lost(self._options, gone(name, number, first, min(part.first, last)))
+            if last > part.end:
+                lost(self._options, f"{name}/{number} ends at {part.end}, before {last}, which was to be read")
+            spans.append(cut(whole(info, number), first or 0, last))
+        return spans
+
+
+class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream that cannot be read, and says why as soon as Spark asks for anything."""
+
+    def __init__(self, error: QuintetError | OptionError) -> None:
+        self._error = error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        complain(self._error)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        complain(self._error)
+
+    def initialOffset(self) -> dict[str, Any]:
+        complain(self._error)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        complain(self._error)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        complain(self._error)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        complain(self._error)
+
+
+def _allowed(limit: ReadLimit, there: int, topics: Mapping[str, wire.TopicInfo]) -> int:
+    """How many rows a micro-batch may have. Bytes are turned into rows by what the rows of these topics take on the average."""
+    if isinstance(limit, ReadMaxRows):
+        return limit.max_rows
+    if not isinstance(limit, ReadMaxBytes):
+        return there
+    parts = [part for info in topics.values() for part in info.partitions]
+    size, rows = sum(part.bytes for part in parts), sum(part.end - part.first for part in parts)
+    return max(1, limit.max_bytes * rows // size) if size else there
+
+
+def _firsts(info: wire.TopicInfo) -> tuple[int, ...]:
+    return tuple(part.first for part in info.partitions)

@@ -1,0 +1,271 @@
+"""Writes to topics, exactly once: tasks stage rows, the driver publishes all stages of a batch in one call.
+
+    task      rows -> chunks of CHUNK_BYTES -> one stage each; the stages travel to the driver in the commit message
+    driver    commit: stage_commit(writer, epoch, stages, rows)      abort: stage_abort(stages)
+
+The writer of a streaming query is its query id, which its checkpoint keeps, and the epoch is the number of the micro-batch:
+the broker publishes an epoch once and says `fresh=false` when it comes again, which is fine. The query id is known in tasks
+only, so it is in their messages; so is the log that took their stages, and another one refuses the commit. Which sink a
+checkpoint has written to is kept beside it (sinks.py). A micro-batch without any message had no task that saw a row, so nothing was staged and there
+is nothing to publish or to fence: should it be repeated and have rows then, they are published then, once.
+
+A batch write is published once in itself; written again it is there again. txnAppId and txnVersion (for foreachBatch: a name
+and the batch id) make a repetition count once, as they do for Delta tables.
+
+Columns: value, and if wanted key, headers, partition, timestamp and topic; the option topic wins over the column, as it does
+with Kafka. Text is taken for value and key, too. Any other column is refused by name: nothing is dropped in silence.
+"""
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from quintet.flight import wire
+from quintet.model.errors import OtherLog, QuintetError
+from quintet.spark.source import sinks
+from quintet.spark.source.link import Link
+from quintet.spark.source.options import OptionError, WriteOptions, plainly
+
+CHUNK_BYTES: Final = 64 << 20  # of rows that are kept until their stage is safe
+ONCE: Final = -1  # the epoch of a write that is no part of a sequence
+NO_TOPIC: Final = "-"  # asked for where no topic is named: the answer says which log it is
+QUERY: Final = "sql.streaming.queryId"
+BATCH: Final = "streaming.sql.batchId"
+
+# What Spark may call a column's type -> what goes over the wire
+BYTES: Final = {BinaryType: pa.binary(), StringType: pa.binary()}
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+COLUMNS: Final[dict[str, dict[type[DataType], pa.DataType]]] = {
+    "key": BYTES,
+    "value": BYTES,
+    "headers": {ArrayType: HEADERS},
+    "topic": {StringType: pa.string()},
+    "partition": {IntegerType: pa.int32()},
+    "timestamp": {TimestampType: pa.timestamp("us", tz="UTC")},
+}
+WORDS: Final = {
+    "key": "binary or string",
+    "value": "binary or string",
+    "headers": "array<struct<key:string,value:binary>>",
+    "topic": "string",
+    "partition": "int",
+    "timestamp": "timestamp",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What one task staged, and for which batch. `log` has the stages; `identity` is that of the topic that was named."""
+
+    writer: str
+    epoch: int
+    stages: tuple[str, ...]
+    rows: int
+    log: str = ""
+    identity: str = ""
+
+
+def wire_schema(schema: StructType, options: WriteOptions) -> pa.Schema:
+    """The columns to send; OptionError names what does not fit."""
+    fields = []
+    for field in schema.fields:
+        if field.name not in COLUMNS:
+            raise OptionError(
+                "topic" if field.name.lower() == "topic" else "columns",
+                f"a topic cannot take the column {field.name!r}; it takes {', '.join(COLUMNS)}: "
+                "select these, for example with to_json(struct(*)) as value",
+            )
+        kind = COLUMNS[field.name].get(type(field.dataType))
+        if kind is None or (field.name == "headers" and not _are_headers(field.dataType)):
+            raise OptionError(
+                "columns",
+                f"the column {field.name!r} is {field.dataType.simpleString()}; it must be {WORDS[field.name]}",
+            )
+        if field.name != "topic" or not options.topic:
+            fields.append(pa.field(field.name, kind))
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise OptionError("columns", "there is no column value; it is what a message carries")
+    if not options.topic and "topic" not in names:
+        raise OptionError("topic", "it is missing; name the topic to write to, or have a column topic")
+    return pa.schema(fields)
+
+
+def _are_headers(kind: DataType) -> bool:
+    element = kind.elementType if isinstance(kind, ArrayType) else None
+    if not isinstance(element, StructType) or element.fieldNames() != ["key", "value"]:
+        return False
+    return isinstance(element["key"].dataType, StringType) and isinstance(element["value"].dataType, BinaryType)
+
+
+class Sink:
+    """What both kinds of writers share."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise OptionError("mode", 'a topic cannot be overwritten; write with mode("append"), outputMode("append")')
+        self._options = options
+        self._schema = wire_schema(schema, options)
+        self._link().login()
+
+    def _link(self) -> Link:
+        return Link.of(self._options.target)
+
+    def _stage(self, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Written:
+        """All rows of a task, as stages. What was staged before an error is taken back at once, not after a day."""
+        stages: list[str] = []
+        rows, log, identity = 0, "", ""
+        request = wire.StageRequest(writer, epoch, self._options.topic)
+        try:
+            for chunk in chunks(map(self._conform, batches)):
+                staged = self._link().stage(request, self._schema, chunk)
+                stages.append(staged.stage)
+                if log not in ("", staged.log):
+                    raise _replaced(log, staged.log)
+                rows, log, identity = rows + staged.rows, staged.log, staged.identity
+        except BaseException:
+            self._abort(stages)
+            raise
+        return Written(writer, epoch, tuple(stages), rows, log, identity)
+
+    def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = [batch.column(field.name) for field in self._schema]
+        arrays = [
+            array if array.type == field.type else array.cast(field.type)
+            for array, field in zip(arrays, self._schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], epoch: int | None) -> None:
+        written = [message for message in messages if isinstance(message, Written)]
+        if not written:
+            return
+        stages = tuple(stage for message in written for stage in message.stages)
+        first = written[0]
+        if first.epoch == ONCE and not stages:
+            return
+        logs = sorted({message.log for message in written if message.log})
+        if len(logs) > 1:
+            raise _replaced(*logs[:2])
+        if logs:
+            self._remember(logs[0], next((message.identity for message in written if message.identity), ""))
+        self._link().stage_commit(
+            wire.StageCommit(
+                writer=first.writer,
+                epoch=first.epoch if epoch is None else epoch,
+                stages=stages,
+                rows=sum(message.rows for message in written),
+                accept_other=not self._options.fail_on_data_loss,
+                log=logs[0] if logs else "",
+            )
+        )
+
+    def _remember(self, log: str, identity: str) -> None:
+        """Keep where the batches of this query go, before the first is published; raises if they went elsewhere before."""
+        sink = sinks.Sink("topic", self._options.topic, identity or f"{log}/")
+        sinks.keep(self._options.checkpoint, sink, self._options.fail_on_data_loss)
+
+    def _abort(self, stages: Iterable[str]) -> None:
+        """Let go of stages. The broker sweeps those that it is not told of, so a failure here hides no other one."""
+        known = tuple(stages)
+        if known:
+            with contextlib.suppress(QuintetError):
+                self._link().stage_abort(known)
+
+
+def topic_there(link: Link, topic: str) -> sinks.Sink:
+    """The topic as the broker has it now. Its own identity is not told to a user who may only write."""
+    found = link.topics(wire.Selection((topic or NO_TOPIC,)))
+    known = [info.identity for info in found.topics if info.name == topic]
+    return sinks.Sink("topic", topic, known[0] if known else f"{found.log}/")
+
+
+def _replaced(one: str, other: str) -> OtherLog:
+    return OtherLog(
+        f"some rows of a batch were staged in the log {one} and some in the log {other}: the broker behind the url was replaced "
+        "meanwhile; nothing was published"
+    )
+
+
+def chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Batches together until there are CHUNK_BYTES of them."""
+    chunk: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.num_rows:
+            chunk.append(batch)
+            size += batch.nbytes
+        if size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _staged_by(messages: Sequence[WriterCommitMessage | None]) -> Iterator[str]:
+    for message in messages:
+        if isinstance(message, Written):
+            yield from message.stages
+
+
+class BatchWriter(Sink, DataSourceArrowWriter):
+    """One `df.write`. It is made on the driver and pickled to tasks and back, so all of them share its name."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        self._writer = options.writer or str(uuid.uuid4())
+        self._epoch = options.epoch if options.writer else ONCE
+
+    @plainly
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._stage(self._writer, self._epoch, iterator)
+
+    @plainly
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._commit(messages, None)
+
+    @plainly
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._abort(_staged_by(messages))
+
+
+class StreamWriter(Sink, DataSourceStreamArrowWriter):
+    """The sink of one streaming query. What is another sink than before is refused here, before any task runs, and again at
+    each commit, where a broker that was replaced meanwhile shows."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        if sinks.load(options.checkpoint) is not None:
+            sinks.check(options.checkpoint, topic_there(self._link(), options.topic), options.fail_on_data_loss)
+
+    @plainly
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        query = context.getLocalProperty(QUERY) if context is not None else None
+        batch = context.getLocalProperty(BATCH) if context is not None else None
+        if not query or batch is None:
+            raise QuintetError("Spark did not tell its query id and batch id to a task; is this a streaming query?")
+        return self._stage(query, int(batch), iterator)
+
+    @plainly
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        self._commit(messages, batchId)
+
+    @plainly
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        self._abort(_staged_by(messages))
