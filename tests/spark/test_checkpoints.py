@@ -7,11 +7,17 @@ import msgspec
 import pytest
 
 from quintet.model.errors import ConfigError
+from quintet.spark import lake
+from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.sink import StreamWriter, settings, table_of
 from quintet.spark.pipelines import aggregate, archive, checkpoints, dedupe, join
 from quintet.spark.pipelines.base import Streaming
 from quintet.spark.pipelines.running import runner
+from quintet.spark.source import sinks
+from quintet.spark.source.options import OptionError
 from tests.spark.conftest import FlightServer, flying
 from tests.spark.data import create, fill, filled
+from tests.spark.test_lake import SCHEMA, offsets, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -167,3 +173,45 @@ def test_a_second_run_to_another_place_or_broker_is_refused(
         assert f"topic {topic} in the checkpoint belongs to another log" in screen.text
     code, screen = run()
     assert (code, screen.rows) == (0, 0), "the first one goes on"
+
+
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
+def test_every_way_to_write_a_directory_is_the_same_one(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark takes file:/x for a directory, too: a note that went elsewhere would bind nobody."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    place = form.format(begun(tmp_path / "checkpoint"))
+    checked(archive.Options(checkpoint=place, topics="a", path=form.format("/l"), **SAME))
+    checked(archive.Options(checkpoint=place, topics="a", path="/l", **SAME))
+    with pytest.raises(ConfigError, match="path was"):
+        checked(archive.Options(checkpoint=place, topics="a", path="/other", **SAME))
+    sinks.keep(place, sinks.Sink("table", "/l", "one"), True)
+    with pytest.raises(OptionError, match="the query now writes to table /other"):
+        sinks.check(place, sinks.Sink("table", "/other", "other"), True)
+    assert lake.directory(form.format("/l")) == Path("/l")
+    assert list(Path().iterdir()) == []
+
+
+def test_a_table_that_its_catalog_dropped_is_not_gone_on_with(tmp_path: Path) -> None:
+    """A catalog that drops a table leaves its files, ours among them: the identity in them is not that of the next table."""
+    from pyiceberg.catalog import load_catalog
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    (tmp_path / "checkpoint").mkdir()
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    told = {"path": str(tmp_path / "t"), "format": "iceberg", "catalog.table": "db.t"}
+    told |= {f"catalog.{name}": value for name, value in catalog.items()}
+
+    def put(epoch: int, **more: str) -> None:
+        sink = StreamWriter(settings(told | more), from_arrow_schema(SCHEMA), False, str(tmp_path / "checkpoint"))
+        sink.commit([sink._stage("q", epoch, iter(rows(epoch, 1).to_batches()))], epoch)
+
+    put(0)
+    load_catalog("default", **catalog).drop_table("db.t")
+    with pytest.raises(LakeError, match=r"there is no iceberg table at .*/t any more"):
+        put(1)
+    put(1, failOnDataLoss="false")
+    put(2)
+    assert offsets(table_of(told["path"], "iceberg", None, catalog=catalog | {"table": "db.t"})) == [1, 2]

@@ -289,6 +289,23 @@ class TestCutOff:
         assert offsets(table) == [0, 1, 2]
         assert list(tmp_path.iterdir()) == [table.path]
 
+    def test_spark_gives_up_what_is_committed_half_way(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A rename fails when the batch is in the log already, Spark says abort: no row may go with it."""
+        sink = Sink(settings({"path": str(table.path), "format": table.format}), from_arrow_schema(SCHEMA), False)
+        staged = sink._stage("q", 0, iter(rows(0, 3).to_batches()))
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "rename", _cut)
+            with pytest.raises(RuntimeError, match="cut off"):
+                sink._commit([staged])
+        sink._abort([staged])
+        put(table_of(str(table.path), table.format), "q", 0, rows(0, 3))  # Spark runs it again
+        assert offsets(table) == [0, 1, 2]
+
+    def test_spark_gives_up_what_was_only_staged(self, table: Table) -> None:
+        sink = Sink(settings({"path": str(table.path), "format": table.format}), from_arrow_schema(SCHEMA), False)
+        sink._abort([sink._stage("q", 0, iter(rows(0, 3).to_batches()))])
+        assert left(table) == []
+
 
 def _cut(*args: Any, **more: Any) -> Any:
     raise CUT

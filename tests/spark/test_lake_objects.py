@@ -19,11 +19,11 @@ import pytest
 from quintet.model.errors import ConfigError
 from quintet.spark import failures, lake
 from quintet.spark.lake import object_parquet
-from quintet.spark.lake.errors import LakeError, StoreUnreachable
+from quintet.spark.lake.errors import LakeError, Outrun, StoreUnreachable
 from quintet.spark.lake.sink import FORMATS, Sink, settings, table_of
-from quintet.spark.lake.storage import claims, files
+from quintet.spark.lake.storage import claims, files, journal
 from quintet.spark.lake.storage import options as storage
-from quintet.spark.lake.storage.objects import ObjectPath, located
+from quintet.spark.lake.storage.objects import Info, ObjectPath, located
 from quintet.spark.lake.table import Table
 from quintet.spark.pipelines import archive, base, restore
 from quintet.spark.pipelines.checks.reconcile import reconcile
@@ -240,6 +240,79 @@ class TestTwoDrivers:
         if format == "parquet":
             assert make.globbed() == list(range(8))
 
+    def test_a_commit_right_behind_the_look_at_the_fence_counts(
+        self, make: Maker, format: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Before the first has opened the log that it writes to, so that log shows no conflict."""
+        put(make.open(format), "q", 0, rows(0, 3))
+        other = make.open(format)
+        theirs = stage(other, "q", 1, rows(3, 4))
+        mine = stage(make.open(format), "q", 1, rows(3, 4))
+        real = type(other)._publish
+        result = []
+
+        def late(table: Table, commit: Any) -> None:
+            monkeypatch.setattr(type(other), "_publish", real)
+            result.append(other.commit("q", 1, theirs, SCHEMA))
+            real(table, commit)
+
+        monkeypatch.setattr(type(other), "_publish", late)
+        result.append(make.open(format).commit("q", 1, mine, SCHEMA))
+        assert result == [True, False]
+        assert offsets(make.open(format)) == list(range(7))
+
+    def test_an_iceberg_commit_that_is_tried_again_looks_at_the_table_it_writes_to(
+        self, make: Maker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """First another writer comes between, then the same batch of another driver, when the fence was looked at again."""
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        put(make.open("iceberg"), "q", 0, rows(0, 3))
+        table, other = make.open("iceberg"), make.open("iceberg")
+        theirs = stage(other, "q", 1, rows(3, 4))
+        mine = stage(table, "q", 1, rows(3, 4))
+        commit_table, fence = SqlCatalog.commit_table, type(table).fence
+
+        def first(*args: Any, **more: Any) -> Any:
+            monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+            put(make.open("iceberg"), "other", 0, rows(7, 1))
+            monkeypatch.setattr(type(table), "fence", second)
+            return commit_table(*args, **more)
+
+        def second(self: Table, writer: str) -> int:
+            monkeypatch.setattr(type(table), "fence", fence)
+            found = fence(self, writer)
+            other.commit("q", 1, theirs, SCHEMA)
+            return found
+
+        monkeypatch.setattr(SqlCatalog, "commit_table", first)
+        table.commit("q", 1, mine, SCHEMA)
+        assert offsets(make.open("iceberg")) == list(range(8))
+
+    def test_columns_that_are_new_do_not_open_the_fence_of_iceberg(
+        self, make: Maker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """pyiceberg forgets after a change of the schema that its retries are off, and would carry an append past a fence."""
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        put(make.open("iceberg"), "q", 0, rows(0, 3))
+        wider = rows(3, 4).append_column("region", pa.array(["eu"] * 4))
+        other = make.open("iceberg")
+        theirs = stage(other, "q", 1, wider)
+        mine = stage(make.open("iceberg"), "q", 1, wider)
+        real = SqlCatalog.commit_table
+        seen = []
+
+        def late(*args: Any, **more: Any) -> Any:
+            seen.append(1)
+            if len(seen) == 2:  # the first is the change of the schema
+                other.commit("q", 1, theirs, wider.schema)
+            return real(*args, **more)
+
+        monkeypatch.setattr(SqlCatalog, "commit_table", late)
+        make.open("iceberg").commit("q", 1, mine, wider.schema)
+        assert offsets(make.open("iceberg")) == list(range(7))
+
     def test_another_writer_between_is_no_hindrance(
         self, make: Maker, format: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -273,6 +346,54 @@ class TestTwoDrivers:
         sink._abort([staged])
         assert offsets(make.open("delta")) == [0, 1, 2]
 
+    @pytest.mark.parametrize("cut", ["claim", "copy"])
+    def test_an_abort_leaves_what_is_claimed(self, make: Maker, cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The claim is made and its answer lost, or a copy fails: Spark says abort, and the rows must not go with it."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        sink = Sink(
+            settings({"path": make.path, "format": "parquet"} | make.store.prefixed), from_arrow_schema(SCHEMA), False
+        )
+        staged = sink._stage("q", 0, iter(rows(0, 3).to_batches()))
+        real = claims.Claims.make
+        with monkeypatch.context() as patch:
+            if cut == "claim":
+                patch.setattr(claims.Claims, "make", lambda *args: [real(*args), _cut()])
+            else:
+                patch.setattr(ObjectPath, "move_to", _cut)
+            with pytest.raises(RuntimeError, match="cut off"):
+                sink._commit([staged])
+        sink._abort([staged])
+        assert not put(make.open("parquet"), "q", 0, rows(0, 3))
+        assert make.globbed() == offsets(make.open("parquet")) == [0, 1, 2]
+
+    def test_what_an_earlier_try_left_takes_no_fresh_files_along(
+        self, make: Maker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A batch that failed long ago is run again: its new files lie beside the old ones when another writer sweeps."""
+        put(make.open("parquet"), "other", 0, rows(7, 1))
+        table = make.open("parquet")
+        old = {file.staged for file in stage(table, "q", 0, rows(0, 3))}
+        fresh = stage(table, "q", 0, rows(0, 3))
+        real = ObjectPath.stat
+
+        def aged(self: ObjectPath) -> Info:
+            found = real(self)
+            past = 10 * journal.ORPHAN_SECONDS if any(str(self).endswith(name) for name in old) else 0
+            return Info(found.st_size, found.st_mtime - past)
+
+        monkeypatch.setattr(ObjectPath, "stat", aged)
+        assert put(make.open("parquet"), "other", 1, rows(8, 1))
+        assert table.commit("q", 0, fresh, SCHEMA)
+        assert make.globbed() == [0, 1, 2, 7, 8]
+
+    def test_staged_files_that_are_gone_are_an_error(self, make: Maker) -> None:
+        table = make.open("parquet")
+        staged = stage(table, "q", 0, rows(0, 3))
+        (make.where / staged[0].staged).unlink()
+        with pytest.raises(LakeError, match=r"gone"):
+            table.commit("q", 0, staged, SCHEMA)
+
 
 class TestCompaction:
     def test_small_files_become_one_of_each_partition_value(self, make: Maker, format: str) -> None:
@@ -292,20 +413,26 @@ class TestCompaction:
             assert [path.name for path in (make.where / files.STAGING).folders()] == ["compacted", "q"]
             assert (make.where / files.STAGING / "q").folders() == []  # not an empty object for each batch
 
-    def test_two_at_once_merge_once(self, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("moment", ["before", "at"])
+    def test_of_two_that_merge_at_once_one_does(
+        self, make: Maker, format: str, moment: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for epoch in range(3):
-            put(make.open("parquet"), "q", epoch, rows(epoch, 1))
-        real = claims.Claims.make
+            put(make.open(format), "q", epoch, rows(epoch, 1))
+        kind, name = (type(make.open(format)), "_replace") if moment == "before" else where_it_commits(format)
+        real = getattr(kind, name)
 
-        def late(*args: Any) -> None:
-            monkeypatch.setattr(claims.Claims, "make", real)
-            make.open("parquet").compact()
-            real(*args)
+        def late(*args: Any, **more: Any) -> Any:
+            monkeypatch.setattr(kind, name, real)
+            make.open(format).compact()
+            return real(*args, **more)
 
-        monkeypatch.setattr(claims.Claims, "make", late)
-        with pytest.raises(LakeError, match="claimed"):
-            make.open("parquet").compact()
-        assert make.globbed() == offsets(make.open("parquet")) == [0, 1, 2]
+        monkeypatch.setattr(kind, name, late)
+        with pytest.raises(Outrun, match=r"merged by another process|claimed"):
+            make.open(format).compact()
+        assert offsets(make.open(format)) == [0, 1, 2]
+        if format == "parquet":
+            assert make.globbed() == [0, 1, 2]
 
 
 class TestOptions:

@@ -3,12 +3,16 @@
 import os
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quintet.client.core.errors import ConnectionLost
+from quintet.spark.lake import scan
+from quintet.spark.lake.errors import LakeError
 from quintet.spark.source import options as opt
 from quintet.spark.source.offsets import Marks, dump, load, share
 from quintet.spark.source.options import OptionError, Target, read_options, write_options
@@ -260,3 +264,15 @@ def test_more_partitions_than_the_limit_take_turns() -> None:
         seen |= {key for key, rows in taken.items() if rows}
         turn += sum(taken.values())
     assert seen == {key for key, rows in backlog.items() if rows}, "the quiet ones are not left for last"
+
+
+def test_a_lake_read_that_fails_half_way_shows_its_sentence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(_: object) -> object:
+        raise LakeError("the store is away")
+
+    monkeypatch.setattr(scan, "opened", opened)
+    monkeypatch.setenv(opt.WORKER_MARKS[0], "1")
+    monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
+    with pytest.raises(LakeError, match="the store is away"):
+        list(scan.Reader(pa.schema([]), []).read(scan.Files([Path("x")])))
+    assert os.environ["SPARK_HIDE_TRACEBACK"] == "1"

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -193,3 +194,13 @@ def test_flags_and_classes_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None
     assert flags[0] == "-Xmx3g"
     assert flags[-4:] == ["-Da=1", "-Db=2 3", "-XX:+UseG1GC", "-Dspark.driver.extraClassPath=/x/*"]
     assert "-XX:+UseParallelGC" not in flags
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["url", "token", "storage.secret_key", "storage.access_key", "storage.account_key", "storage.sas_token",
+     "catalog.uri", "catalog.credential", "catalog.adls.connection-string", "catalog.header.Authorization"],
+)  # fmt: skip
+def test_options_that_may_hold_a_secret_are_redacted_by_name(name: str) -> None:
+    assert re.search(start.SECRETS, name)
+    assert not re.search(start.SECRETS, "storage.region") and not re.search(start.SECRETS, "path")

@@ -27,6 +27,7 @@ from quintet.spark.lake.storage.options import plain
 from quintet.spark.lake.table import COMPACTOR, KEEP_HOURS, ONCE, Merge, Table, relative
 
 LABEL: Final = "quintetWriter"  # in the information of a commit
+TRIES_MAX: Final = 10  # of one merge, when others commit between
 
 
 class Delta(Table):
@@ -42,8 +43,7 @@ class Delta(Table):
 
     def fence(self, writer: str) -> int:
         table = self._open()
-        found = None if table is None else table.transaction_version(writer)
-        return NONE if found is None else found
+        return NONE if table is None else _fence(table, writer)
 
     def paths(self, version: int | None = None) -> Sequence[Place]:
         table = self._load(version)
@@ -52,9 +52,12 @@ class Delta(Table):
                 f"the Delta table {self.path} marks rows as deleted (deletion vectors), which only its own reader knows",
                 hint="let the engine that deleted them purge the files (REORG TABLE ... APPLY (PURGE)) first",
             )
+        return sorted(self._files(table))
+
+    def _files(self, table: DeltaTable) -> list[Place]:
         if isinstance(self.path, ObjectPath):
-            return sorted(self.path.of(uri) for uri in table.file_uris())
-        return sorted(Path(uri.removeprefix("file://")) for uri in table.file_uris())
+            return [self.path.of(uri) for uri in table.file_uris()]
+        return [Path(uri.removeprefix("file://")) for uri in table.file_uris()]
 
     @property
     def _options(self) -> dict[str, str] | None:
@@ -89,19 +92,24 @@ class Delta(Table):
         self.place(commit)
         fences = [] if commit.writer.startswith(ONCE) else [Transaction(commit.writer, commit.epoch)]
         properties = CommitProperties(custom_metadata={LABEL: commit.writer}, app_transactions=fences)
+        outrun = Outrun(f"batch {commit.epoch} of {commit.writer} is in {self.path} already")
+        table = (
+            self._load()
+        )  # deltalake sees a conflict with what came after this state, so the fence is looked at in it
+        if fences and _fence(table, commit.writer) >= commit.epoch:
+            raise outrun
         try:
-            self._write([_added(file, True) for file in commit.files], properties)
+            self._write(table, [_added(file, True) for file in commit.files], properties)
         except CommitFailedError:
             if fences and self.fence(commit.writer) >= commit.epoch:
-                raise Outrun(f"batch {commit.epoch} of {commit.writer} is in {self.path} already") from None
+                raise outrun from None
             raise
         if self.in_place:
             self.journal.put(commit)
         else:
             self.journal.settle(commit.writer, commit.epoch)
 
-    def _write(self, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
-        table = self._load()
+    def _write(self, table: DeltaTable, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
         with plain(self.path, CommitFailedError):
             table.create_write_transaction(
                 actions,
@@ -126,12 +134,29 @@ class Delta(Table):
                 self._load().vacuum(KEEP_HOURS, dry_run=False)
 
     def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
-        self.place(Commit("", 0, 0, tuple(one.file for one in merged)))
-        now = _now_ms()
+        """deltalake carries a commit past others by itself, also past one that removes the same files: the merged rows would be
+        there twice. So its retries are off, and each of ours looks whether the files are in the state that it writes to."""
         gone = [path for one in merged for path in one.gone]
+        now = _now_ms()
         actions: list[AddAction | RemoveAction] = [_added(one.file, False) for one in merged]
         actions += [RemoveAction(str(relative(path, self.path)), False, now) for path in gone]
-        self._write(actions, CommitProperties(custom_metadata={LABEL: COMPACTOR}))
+        properties = CommitProperties(custom_metadata={LABEL: COMPACTOR}, max_commit_retries=0)
+        self.place(Commit("", 0, 0, tuple(one.file for one in merged)))
+        for _ in range(TRIES_MAX):
+            table = self._load()
+            if not {*gone} <= {*self._files(table)}:
+                raise self.merged_by_another()
+            try:
+                self._write(table, actions, properties)
+                return
+            except CommitFailedError:
+                continue
+        raise Outrun(f"others committed to {self.path} each of {TRIES_MAX} times; its small files were not merged")
+
+
+def _fence(table: DeltaTable, writer: str) -> int:
+    found = table.transaction_version(writer)
+    return NONE if found is None else found
 
 
 def _added(file: File, change: bool) -> AddAction:

@@ -7,7 +7,8 @@ transaction as the files; snapshots carry writer and batch, too, for people. Par
 pyiceberg takes from the statistics of each file, where least and greatest are the same.
 
 pyiceberg rebuilds an append and commits it again when another commit came first. That would carry a batch past a fence that
-another driver has set meanwhile, so its retries are switched off here and `_publish` looks at the fence before each of its own.
+another driver has set meanwhile, so its retries are switched off here, and each of ours looks at the fence in the table that it
+appends to.
 """
 
 import contextlib
@@ -62,7 +63,7 @@ class Iceberg(Table):
 
     def fence(self, writer: str) -> int:
         with self._opened() as table:
-            return NONE if table is None else int(table.properties.get(FENCE + writer, NONE))
+            return NONE if table is None else _fence(table, writer)
 
     def paths(self, version: int | None = None) -> Sequence[Place]:
         with self._must_open() as table:
@@ -135,8 +136,12 @@ class Iceberg(Table):
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Opened | None]:
-        if self._live is not None or (self._own_catalog and not (self.path / CATALOG).exists()):
+        if self._live is not None:
+            _without_retries(self._live)  # each commit brings other properties
             yield self._live
+            return
+        if self._own_catalog and not (self.path / CATALOG).exists():
+            yield None
             return
         with plain(self.path, CommitFailedException), self._catalog() as catalog:
             try:
@@ -145,7 +150,7 @@ class Iceberg(Table):
                 yield None
                 return
             self._check_location(table)
-            table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"  # in memory; why: see above
+            _without_retries(table)
             yield table
 
     def _check_location(self, table: Opened) -> None:
@@ -185,8 +190,6 @@ class Iceberg(Table):
                 break
             except CommitFailedException:
                 self._live = None  # as it was before that commit
-                if not commit.writer.startswith(ONCE) and self.fence(commit.writer) >= commit.epoch:
-                    raise Outrun(f"batch {commit.epoch} of {commit.writer} is in {self.path} already") from None
                 if not left:
                     raise
         if self.in_place:
@@ -197,10 +200,14 @@ class Iceberg(Table):
     def _append(self, commit: Commit) -> None:
         labels = {LABEL: commit.writer, "quintet.epoch": str(commit.epoch)}
         paths = [str(self.path / file.path) for file in commit.files]
-        with self._must_open() as table, table.transaction() as transaction:
-            if not commit.writer.startswith(ONCE):
-                transaction.set_properties({FENCE + commit.writer: str(commit.epoch)})
-            transaction.add_files(paths, snapshot_properties=labels, check_duplicate_files=False)
+        fenced = not commit.writer.startswith(ONCE)
+        with self._must_open() as table:
+            if fenced and _fence(table, commit.writer) >= commit.epoch:
+                raise Outrun(f"batch {commit.epoch} of {commit.writer} is in {self.path} already")
+            with table.transaction() as transaction:
+                if fenced:
+                    transaction.set_properties({FENCE + commit.writer: str(commit.epoch)})
+                transaction.add_files(paths, snapshot_properties=labels, check_duplicate_files=False)
 
     def _recover(self, writer: str) -> None:
         self.recover_intent(writer)
@@ -237,9 +244,21 @@ class Iceberg(Table):
             old = [
                 task.file for task in table.scan().plan_files() if task.file.file_path.removeprefix("file://") in gone
             ]
-            with table.transaction() as transaction, transaction.update_snapshot().overwrite() as update:
-                for data in old:
-                    update.delete_data_file(data)
-                for one in merged:
-                    path = str(self.path / one.file.path)
-                    update.append_data_file(parquet_file_to_data_file(table.io, table.metadata, path))
+            try:
+                with table.transaction() as transaction, transaction.update_snapshot().overwrite() as update:
+                    for data in old:
+                        update.delete_data_file(data)
+                    for one in merged:
+                        path = str(self.path / one.file.path)
+                        update.append_data_file(parquet_file_to_data_file(table.io, table.metadata, path))
+            except CommitFailedException:
+                raise self.merged_by_another() from None
+
+
+def _fence(table: Opened, writer: str) -> int:
+    return int(table.properties.get(FENCE + writer, NONE))
+
+
+def _without_retries(table: Opened) -> None:
+    """In memory only; the head of this file says why."""
+    table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"

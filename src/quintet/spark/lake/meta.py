@@ -42,10 +42,11 @@ def load(table: Place) -> Meta | None:
         return None
 
 
-def save(table: Place, format: str, partition_by: tuple[str, ...], schema: pa.Schema) -> None:
+def save(table: Place, format: str, partition_by: tuple[str, ...], schema: pa.Schema, *, made: bool = False) -> None:
+    """`made`: the table is new, and this file, if there is one, is of another that a catalog dropped without its files."""
     columns = {field.name: str(field.type) for field in schema}
     arrow = base64.b64encode(schema.serialize().to_pybytes()).decode()
-    known = load(table)
+    known = None if made else load(table)
     identity = (known.identity if known is not None else "") or uuid.uuid4().hex
     replace(table / FILE, msgspec.json.encode(Meta(format, partition_by, columns, arrow, identity)))
 

@@ -27,7 +27,7 @@ from quintet.spark.lake.storage.claims import Claims, nonce
 from quintet.spark.lake.storage.files import OWN, File
 from quintet.spark.lake.storage.journal import Commit
 from quintet.spark.lake.storage.objects import ObjectPath, Place, each
-from quintet.spark.lake.table import COMPACTOR, ONCE, Merge
+from quintet.spark.lake.table import COMPACTOR, ONCE, Merge, relative
 
 PENDING: Final = ".pending"
 LISTINGS_MAX: Final = 10  # of one read, while others commit
@@ -130,20 +130,34 @@ class ObjectParquet(ParquetTable):
 
     def _apply(self, manifest: ObjectPath, commit: Commit) -> None:
         if commit.gone:
-            lost = [file for file in commit.files if not self._exists(file)]
-            if lost:
-                raise LakeError(f"the merged file {lost[0].staged} of {self.path} is gone", hint="nothing was removed")
+            self._check(manifest, commit.files)
             each([self.at / name for name in commit.gone], lambda path: path.unlink(missing_ok=True))
         targets = {self.at / file.staged: self.at / file.path for file in commit.files}
-        each(list(targets), lambda path: path.move_to(targets[path]))
+        moved = each(list(targets), lambda path: path.move_to(targets[path]))
+        self._check(manifest, [file for file, done in zip(commit.files, moved, strict=True) if not done])
         if not commit.writer.startswith(ONCE) and commit.writer != COMPACTOR:
             self.journal.put(commit)
         manifest.unlink(missing_ok=True)
+
+    def _check(self, manifest: ObjectPath, files: Sequence[File]) -> None:
+        """LakeError if one of these is neither staged nor where it stays. Where the manifest is gone, another process has carried
+        it out, and a merge may have taken the file since; a merge takes none whose manifest is open."""
+        lost = [file for file in files if not self._exists(file)]
+        if lost and manifest.exists():
+            raise LakeError(
+                f"the file {lost[0].staged} of {self.path} is gone, and with it {lost[0].rows} rows that were committed",
+                hint=f"restore it, or remove {manifest} to go on without them",
+            )
 
     def _exists(self, file: File) -> bool:
         return (self.at / file.staged).exists() or (self.at / file.path).exists()
 
     # -- merging --------------------------------------------------------------------------------------------------------
+
+    def _settled(self) -> Sequence[Place]:
+        paths = self.paths()  # first: what is claimed later is not among them, and what is done by then may be merged
+        under_way = {self.at / file.path for commit in self._open(Claims(self.at)).values() for file in commit.files}
+        return [path for path in paths if path not in under_way and not hidden(relative(path, self.at))]
 
     def _merge_epoch(self) -> int:
         return Claims(self.at).last(COMPACTOR)[0] + 1

@@ -22,7 +22,7 @@ from quintet.spark.lake.storage.files import may_have, opened
 from quintet.spark.lake.storage.objects import Place
 from quintet.spark.lake.storage.options import plain
 from quintet.spark.lake.table import Table
-from quintet.spark.source.options import OptionError, plainly
+from quintet.spark.source.options import OptionError, plainly, plainly_each
 
 OPTIONS: Final = ("path", "format", "version", "columns", "between")
 BATCH_ROWS: Final = 10_000
@@ -98,7 +98,7 @@ class Reader(DataSourceReader):
             held += size
         return [Files(group) for group in groups] or [Files(())]
 
-    @plainly
+    @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Files)
         for path in partition.paths:

@@ -224,14 +224,15 @@ class Sink:
             heaps.discard()
             raise
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], begun: bool = False) -> None:
         written = [message for message in messages if isinstance(message, Written)]
         if not written:
             return
         table = self._table()
         epoch = written[0].epoch
         files = [file for one in written for file in one.files]
-        table.commit(written[0].writer, epoch, files, self._schema, accept_other=not self._given.fail_on_data_loss)
+        other = not self._given.fail_on_data_loss
+        table.commit(written[0].writer, epoch, files, self._schema, accept_other=other, begun=begun)
         if self._given.compact_every and epoch % self._given.compact_every == self._given.compact_every - 1:
             try:
                 table.compact(self._given.target_bytes)
@@ -239,11 +240,10 @@ class Sink:
                 _log.warning("quintet: small files of %s were not merged: %s", self._path, error)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Not of files in place: Spark says abort after a commit whose answer was lost, too, and the log may name them."""
         table = self._table()
         for message in messages:
-            if isinstance(message, Written) and not table.in_place:
-                table.discard(message.files)
+            if isinstance(message, Written):
+                table.abandon(message.writer, message.epoch, message.files)
 
 
 class BatchWriter(Sink, DataSourceArrowWriter):
@@ -296,7 +296,7 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         assert all(message.epoch == batchId for message in messages if isinstance(message, Written))
         self._check()
-        self._commit(messages)
+        self._commit(messages, begun=sinks.load(self._checkpoint) is not None)
         if any(isinstance(message, Written) for message in messages):
             sinks.keep(self._checkpoint, self._there(), self._given.fail_on_data_loss)
 

@@ -26,7 +26,7 @@ from quintet.spark.lake.errors import LakeError, Outrun
 from quintet.spark.lake.schema import text
 from quintet.spark.lake.storage import files
 from quintet.spark.lake.storage.files import File
-from quintet.spark.lake.storage.journal import INTENT, Commit, Journal
+from quintet.spark.lake.storage.journal import DONE, INTENT, Commit, Journal
 from quintet.spark.lake.storage.objects import ObjectPath, Place, located
 from quintet.spark.lake.storage.options import NOTHING, Storage
 
@@ -133,10 +133,12 @@ class Table(ABC):
         return (self.given or ()) if self.schema() is None else self.partition_by()
 
     def commit(
-        self, writer: str, epoch: int, staged: Sequence[File], schema: pa.Schema, *, accept_other: bool = False
-    ) -> bool:
+        self, writer: str, epoch: int, staged: Sequence[File], schema: pa.Schema, *, accept_other: bool = False,
+        begun: bool = False,
+    ) -> bool:  # fmt: skip
         """Publish these files as a batch of a writer. False: it was committed before; they are removed. `accept_other`: also
-        if it had another number of rows then."""
+        if it had another number of rows then. `begun`: the writer has batches here, so a table that is not there is an error
+        unless `accept_other`."""
         commit = Commit(writer, epoch, sum(file.rows for file in staged), tuple(staged))
         with self.journal.locked(), self._session():
             for name in {writer, *self._others()}:  # what is old is swept below
@@ -145,11 +147,19 @@ class Table(ABC):
             mine = False  # whether the log may have these files after all
             if fresh:
                 before, after = self.schema(), self.check(schema)
+                if before is None and begun and not accept_other:
+                    raise LakeError(
+                        f"there is no {self.format} table at {self.path} any more, and this checkpoint has written to it: the "
+                        "batches before are missing",
+                        hint="use a new checkpointLocation, or set failOnDataLoss to false to go on without them",
+                    )
                 if before is None or after != before:
                     self._prepare(before, after)
                 known = meta.load(self.path)
-                if known is None or known.schema != after or not known.identity:  # also when it was cut off here before
-                    meta.save(self.path, self.format, self.columns(), after)
+                if (
+                    before is None or known is None or known.schema != after or not known.identity
+                ):  # cut off here before
+                    meta.save(self.path, self.format, self.columns(), after, made=before is None)
                 if staged:
                     try:
                         self._publish(commit)
@@ -180,6 +190,15 @@ class Table(ABC):
         for file in staged:
             (self.path / file.staged).unlink(missing_ok=True)
 
+    def abandon(self, writer: str, epoch: int, staged: Sequence[File]) -> None:
+        """Spark gives a batch up: its staged files go, unless it may be committed. Spark says so after a commit that was cut off
+        half-way, too. In an object store nobody can tell, and they are swept with the next batch."""
+        if isinstance(self.path, ObjectPath) or not staged:
+            return
+        with self.journal.locked():
+            if all(self.journal.get(writer, epoch, suffix) is None for suffix in (DONE, INTENT)):
+                self.discard(staged)
+
     def compact(self, target_bytes: int = MERGED_BYTES) -> Compaction:
         """Merge files smaller than half of `target_bytes`, each partition value for itself, sorted."""
         with self.journal.locked(), self._session():
@@ -207,14 +226,16 @@ class Table(ABC):
         """A number for this compaction; one, where a lock lets only one run at a time."""
         return 0
 
+    def _settled(self) -> Sequence[Place]:
+        """The files that hold the rows now, and that no commit under way is still putting in place."""
+        return self.paths()
+
     def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[Place]]]:
         """Small files of one directory that make one of about the target together. Null and "" share a directory, and are
         two partition values all the same."""
         places: dict[tuple[str, str], list[Place]] = defaultdict(list)
         columns = self.partition_by()
-        for path in self.paths():
-            if files.OWN in relative(path, self.path).parts:
-                continue  # committed, and not yet where it stays
+        for path in self._settled():
             if path.stat().st_size < target_bytes // 2:
                 place = str(relative(path, self.path).parent)
                 values = [files.extremes(path).get(name) for name in columns]
@@ -246,6 +267,9 @@ class Table(ABC):
                 f"has {commit.rows}: its checkpoint was put back or changed, or records expired since",
                 hint="go on with the newest checkpoint, or set failOnDataLoss to false to keep what was written before",
             )
+
+    def merged_by_another(self) -> Outrun:
+        return Outrun(f"small files of {self.path} were merged by another process meanwhile; nothing was changed")
 
     def place(self, commit: Commit) -> None:
         """Rename staged files to where readers look. Done again, it does what was left."""

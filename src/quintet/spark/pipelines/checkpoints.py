@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from quintet.model.errors import ConfigError
+from quintet.spark.source.options import without_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,8 +106,8 @@ def _text(name: str, value: Any) -> str:
         return DIGEST + hashlib.blake2b(plain, digest_size=16).hexdigest() if value else ""
     if isinstance(value, list | tuple | set | frozenset):
         return ",".join(map(str, value))
-    if name in PLACES and value and "://" not in str(value).removeprefix("file://"):
-        return os.path.abspath(str(value).removeprefix("file://"))
+    if name in PLACES and value and "://" not in without_file(str(value)):
+        return os.path.abspath(without_file(str(value)))
     return str(value).rstrip("/") if name in PLACES else str(value)
 
 
@@ -122,7 +123,7 @@ class Folder(Protocol):
 
 
 def _folder(spark: "SparkSession", checkpoint: str) -> Folder:
-    bare = checkpoint.removeprefix("file://")
+    bare = without_file(checkpoint)
     return HadoopFolder(spark, checkpoint) if "://" in bare else LocalFolder(Path(bare))
 
 

@@ -34,7 +34,8 @@ NAME: Final = "quintet"
 LOCAL: Final = "local[*]"
 LOG_LEVEL: Final = "QUINTET_SPARK_LOG"  # read by log4j2.properties
 LOOPBACK: Final = "127.0.0.1"
-SECRETS: Final = r"(?i)secret|password|token|access[.]?key|credential|(^|[._])url$"
+# Names of options whose values are not shown: also account_key of a store, and the uri of a catalog, which may hold a password.
+SECRETS: Final = r"(?i)secret|password|token|(access|account)[._-]?key|credential|authorization|connection[._-]?string|(^|[._])ur[li]$"
 SHUFFLE_PER_CORE: Final = 2
 # Rows of a topic reach the machine as Arrow: without a check of each access, which pyarrow's batches do not need, and with the
 # collector made for throughput, a full read takes a fifth less of the processor (bench/README.md).

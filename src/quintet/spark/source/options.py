@@ -245,6 +245,11 @@ def checkpoint(options: Mapping[str, str]) -> str:
     return next((value for name, value in options.items() if name.lower() == "checkpointlocation"), "")
 
 
+def without_file(place: str) -> str:
+    """/x of file:///x and of file:/x, as Spark takes both for a directory; anything else as it is."""
+    return re.sub(r"\Afile:(//)?(?=/)", "", place)
+
+
 def refuse_in_stream(options: ReadOptions) -> None:
     """A stream has no end."""
     for name in BATCH_ONLY:

@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from quintet.spark.source.options import OptionError
+from quintet.spark.source.options import OptionError, without_file
 
 FILE: Final = "quintet-sink.json"
 REMEDY: Final = "use a new checkpointLocation, or set failOnDataLoss to false to go on without them"
@@ -114,5 +114,5 @@ def _differs(before: Sink, sink: Sink, there: bool) -> str:
 
 
 def _folder(checkpoint: str) -> Path | None:
-    bare = checkpoint.removeprefix("file://")
+    bare = without_file(checkpoint)
     return Path(bare) if bare and "://" not in bare else None

@@ -113,8 +113,12 @@ class Journal:
         swept = 0
         root = self.table / STAGING
         if isinstance(root, ObjectPath):
-            # By directory, as pyarrow leaves an empty object in place of each that it emptied file by file.
-            old = {path.parent for path in root.walk() if time.time() - path.stat().st_mtime > ORPHAN_SECONDS}
+            # By directory, as pyarrow leaves an empty object in place of each that it emptied file by file. The newest file
+            # counts: a batch that failed long ago may be run again right now, and stages beside what it left then.
+            newest: dict[ObjectPath, float] = {}
+            for path in root.walk():
+                newest[path.parent] = max(newest.get(path.parent, 0.0), path.stat().st_mtime)
+            old = {folder for folder, last in newest.items() if time.time() - last > ORPHAN_SECONDS}
             own = {path for path in (root / quote(writer, safe="")).folders() if _own(path, writer, epoch)}
             for gone in old | own:
                 gone.remove_tree()

@@ -7,17 +7,20 @@ in common; there is nothing to make before the first write, and nothing left aft
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar
 
 from quintet.spark.lake.errors import LakeError, StoreUnreachable
 from quintet.spark.lake.storage.options import NOTHING, STORES, Storage, plain
+from quintet.spark.source.options import without_file
 
 REQUESTS_AT_ONCE: Final = 16  # copies and removals of one commit
 GLOB_SIGNS: Final = "*?[]{}"  # Spark would look for other paths than the one that was named
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -122,18 +125,19 @@ class ObjectPath:
             if not missing_ok:
                 raise
 
-    def move_to(self, target: "ObjectPath") -> None:
-        """Copy within the store, then remove. If it is gone already, another process has done so."""
+    def move_to(self, target: "ObjectPath") -> bool:
+        """Copy within the store, then remove. False: it is gone already, most likely because another process has done so."""
         if not self.exists():
-            return
+            return False
         try:
             with plain(self):
                 self._fs.copy_file(self._full, target._full)
-        except LakeError:
+        except (LakeError, FileNotFoundError):
             if self.exists():
                 raise
-            return
+            return False
         self.unlink(missing_ok=True)
+        return True
 
     def walk(self, recursive: bool = True) -> "Iterator[ObjectPath]":
         """Every object below this name, with its size and time."""
@@ -176,20 +180,17 @@ class ObjectPath:
 Place = Path | ObjectPath
 
 
-def each(paths: list[ObjectPath], act: Any) -> None:
+def each(paths: list[ObjectPath], act: Callable[[ObjectPath], T]) -> list[T]:
     """Do it to all of them, some at a time; the first error is raised when those under way have ended."""
     if len(paths) < 2:
-        for path in paths:
-            act(path)
-        return
+        return [act(path) for path in paths]
     with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(paths))) as pool:
-        for _ in pool.map(act, paths):
-            pass
+        return list(pool.map(act, paths))
 
 
 def located(path: str, storage: Storage = NOTHING) -> Place:
     """Where a table is: a directory, or a name in an object store. LakeError for what can be neither."""
-    bare = path.removeprefix("file://")
+    bare = without_file(path)
     if any(sign in bare for sign in GLOB_SIGNS):
         raise LakeError(
             f"path {path!r} has one of {GLOB_SIGNS} in it", hint="Spark takes these for patterns; use another"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quintet.model.errors import ConfigError, QuintetError
+from quintet.spark.source.options import without_file
 
 NAME_CHARS_MAX: Final = 100
 LOCK: Final = "quintet.lock"
@@ -59,7 +60,7 @@ def state_folder(name: str, environment: Mapping[str, str] | None = None) -> Pat
 @contextlib.contextmanager
 def locked(name: str, checkpoint: str) -> Iterator[None]:
     """Hold the checkpoint for this process; InUse names the one that has it."""
-    path = checkpoint.removeprefix("file://")
+    path = without_file(checkpoint)
     folder = state_folder(name) if "://" in path else Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
