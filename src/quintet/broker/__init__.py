@@ -1,1 +1,1 @@
-"""The broker: topics, rights, subscriptions and the verbs every door uses. No sockets, no clock, no protocol's bytes."""
+"""Holds what every protocol shares: topics, rights, subscriptions and their verbs. No sockets, no clock, no wire format."""

@@ -1,4 +1,4 @@
-"""Who is on a connection by which credential, for doors whose clients show tokens of tenants, or API keys.
+"""Answers who is on a connection and by which credential, for doors whose clients send tenant tokens or API keys.
 
 A token of a tenant says more than who: its tenant and its permissions bound every request, and the subject needs the right to
 the topic besides (broker/identity/access.py). What is asked here is looked up again whenever access changes, so whoever holds a Bearer

@@ -1,7 +1,7 @@
-"""From a door's verb to the log, and from the log to a door: the broker itself. One set of verbs for all doors.
+"""Joins the parts of the broker and gives the doors their verbs: log in, publish, subscribe, find a subscription.
 
-A session asks here and nowhere else: who is this, where does this publish go, subscribe, find my subscription. What the
-verb needs later (durability, disk) comes back through the sink. The broker owns topics, subscriptions and access; it has
+A session starts here: who is this, where does this publish go, subscribe, find my subscription. Parts that one protocol
+needs (queues, peers, caches, groups ...) are attributes of the broker. Late results (durability, disk) come through the sink. The broker owns topics, subscriptions and access; it has
 no thread, no clock of its own, and sees no protocol's bytes.
 """
 

@@ -1,4 +1,4 @@
-"""Says what is lost of the broker's own topics, accepts it, and makes rows of `__topics` again from the files (ADR 15).
+"""Reports what the broker's own topics lost, accepts it, and rebuilds rows of `__topics` from the files (ADR 15).
 
 For `quintet log repair`, on a directory that no broker uses. `look` reads everything and changes nothing beyond what any
 start does first (the journal, torn tails). The log accepts losses (`accept_losses`), `write_rows` writes rows. Folders that lie

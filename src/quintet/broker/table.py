@@ -1,4 +1,4 @@
-"""From a verb to a durable fact and back: a keyed internal topic folded into a dict (decision D4).
+"""Keeps rows under keys in an internal topic, and folds that topic into a dict at start (decision D4).
 
 `put` and `delete` append to the topic and change the dict at once; `done` is called when the change is durable, or with
 the error after it was taken back. At start `load` folds what the log holds, and refuses if anything of it is lost: without

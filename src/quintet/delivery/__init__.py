@@ -1,1 +1,1 @@
-"""From the log to a subscriber: positions, credit, what is in flight, acknowledgement and redelivery. Knows no protocol."""
+"""Delivers records from the log to subscribers: positions, credit, acknowledgement, redelivery. Knows no protocol."""

@@ -1,4 +1,4 @@
-"""From a partition's batches to runs of records for one subscription: position, in-flight, redelivery of one partition.
+"""Tracks one subscription in one partition: its position, what is in flight, what is due for redelivery.
 
 Every offset below `position` is in exactly one of these, and moves only along these arrows:
 

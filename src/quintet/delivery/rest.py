@@ -1,4 +1,4 @@
-"""From a backlog to somebody who came behind it: a Sink that leaves out what its peer has already got.
+"""Delivers what is left of a backlog to a peer that has read further: a Sink that skips what the peer already has.
 
     offsets of a partition     position ... until ... then ...
     the peer                   gets them   has them   gets them

@@ -1,4 +1,4 @@
-"""From one subscription to several peers: a Sink that hands each record to exactly one of its members.
+"""Shares one subscription among several peers: a Sink that hands each record to exactly one of its members.
 
     subscription.pump -> Share.room (the most any member has) -> Share.records -> a piece of the run for each member
 

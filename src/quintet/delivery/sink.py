@@ -1,4 +1,4 @@
-"""Sink: a connection as the broker and delivery see it. Up is a callback, and every callback goes through here.
+"""Defines Sink: a connection as the broker and delivery see it. All callbacks to a connection go through it.
 
 The connection in net/ implements it: it enters its session, then drains the session's output to the socket.
 """

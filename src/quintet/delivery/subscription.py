@@ -1,4 +1,4 @@
-"""From lanes to a peer: one subscription of one owner to one topic, pushed to an attached sink or taken by polls.
+"""Runs one owner's subscription to one topic: pushes records to an attached sink, or hands them out by polls.
 
 Push pulls: before reading the log it asks the sink for room and the window for credit; without either it parks and is
 woken. Nothing here is queued between log and socket. Saving the state, dead letters and the audit are the broker's

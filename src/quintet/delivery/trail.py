@@ -1,4 +1,4 @@
-"""From a lane to the audit: which offsets were handed to a peer and which were settled, as ranges, until somebody asks.
+"""Records which offsets of a lane were delivered and which acknowledged, as ranges, until the audit takes them.
 
 A trail is one lane's. A run that goes on where the last one ended makes its range longer in place: a subscription that
 keeps up costs two comparisons per run, however many records are in it. Nothing here knows what becomes of a move, nor the

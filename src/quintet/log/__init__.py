@@ -1,1 +1,1 @@
-"""The log: what everything else is a view of. `base.py` is the interface; `embedded/` and (later) `kafka/` are engines."""
+"""Stores every record. `base.py` is the interface of the log; `embedded/` is the engine that implements it."""

@@ -1,4 +1,4 @@
-"""Anchors: what the heads of all chains were at certain times, as lines that are a chain themselves. Format and reading.
+"""Reads anchors: lines that say what the heads of all chains were at certain times, chained by hashes themselves.
 
 Each line is one JSON object, compact, in this order:
 

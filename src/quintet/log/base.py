@@ -1,4 +1,4 @@
-"""The interface of the log: topics made of partitions that take batches and give them back in order.
+"""Defines the interface of the log: topics made of partitions that take batches and give them back in order.
 
 The broker sees only this. An engine lives in its own folder; which one runs is decided in server.py. All calls are made
 on the loop thread; slow work goes through the Scheduler's `offload`.

@@ -1,11 +1,12 @@
-"""The audit chain: what a link is, and whether the links of files are what they must be. Reads only; needs no broker.
+"""Verifies the audit chain: defines a batch's link and checks the links of files. Reads only; needs no broker.
 
 Every batch of a chained partition ends with its link, a hash of the link before it and of the batch (docs/LOG_FORMAT.md,
 section 3). So the record is its own row of the audit: it cannot be there without its row, nor the row without it. Links
 alone show what was changed inside a log. That its end was cut off, or all of it made anew, shows only against an anchor
 (anchors.py), and that the anchors were too, only against the head of the anchors that somebody kept elsewhere, or by a key.
 
-A break is the first batch that does not fit. Its name is a guess at what was done to the files; that something was is none.
+A break is the first batch that does not fit. Its name is a guess at what was done to the files. That
+something was done is certain.
 """
 
 import struct

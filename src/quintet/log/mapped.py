@@ -1,4 +1,4 @@
-"""Reading a range of a partition straight out of its segment files, in any process: mapped, checked, as Arrow buffers.
+"""Reads a range of a partition straight from its segment files, in any process: mapped, checked, as Arrow buffers.
 
 A Spark executor, the Flight door and audits read this way: read-only, and without asking the broker for anything but
 the list of files (`Partition.files`), which may be out of date by the time it is used. What the broker may have done

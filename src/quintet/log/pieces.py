@@ -1,4 +1,4 @@
-"""The audit chain of a directory in pieces that can be followed side by side, in other processes too: plan, follow, join.
+"""Splits the verification of an audit chain into pieces for several processes: prepare, follow, join.
 
 A piece is one segment file. Its header has the link before its first batch, so it can be followed without the files before it
 (chain.py); joining asks whether each file begins where the one before it ended. All of it together says what

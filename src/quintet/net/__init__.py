@@ -1,1 +1,1 @@
-"""Sockets, TLS, limits, timers: the only code that does transport I/O and reads the clock."""
+"""Moves bytes: sockets, TLS, limits, timers. The only code that does transport I/O and reads the clock."""

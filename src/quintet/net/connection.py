@@ -1,4 +1,4 @@
-"""From a socket to a session and back: the only caller of a session, for every TCP door.
+"""Connects a TCP socket with its session: reads for it, calls it, writes its output. The only caller of a session.
 
     socket -> buffer_updated -> session.receive -> (broker) ... -> session.take_output -> transport.writelines
     delivery / broker -> records, appended, completed -> session.on_* -> session.take_output -> transport.writelines

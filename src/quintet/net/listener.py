@@ -1,4 +1,4 @@
-"""One listening socket of one door: accepting, limits, the sweep for deadlines, counters. Knows no protocol."""
+"""Accepts the connections of one TCP door: limits, the sweep for deadlines, counters. Knows no protocol."""
 
 import asyncio
 import ssl

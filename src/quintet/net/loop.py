@@ -1,4 +1,4 @@
-"""The Scheduler of the running broker: uvloop (or asyncio) for turns and timers, a few threads for blocking disk work.
+"""Implements the Scheduler of the running broker: uvloop (or asyncio) for turns and timers, threads for disk work.
 
 Disk work of one partition is strictly one job at a time (the log sees to that), so threads only overlap the waits of
 different partitions. A finished job reaches the loop by one wake-up.

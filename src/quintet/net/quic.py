@@ -1,4 +1,4 @@
-"""One UDP socket of one door and its QUIC connections: accepting, limits, the sweep for deadlines, counters.
+"""Accepts the QUIC connections of one UDP door: limits, the sweep for deadlines, counters.
 
     endpoint -> QuicListener._ready -> Stream -> session.receive -> (broker) ... -> session.take_output -> endpoint.send
     delivery / broker -> Stream (Sink), OutletStream -> endpoint.send

@@ -1,4 +1,4 @@
-"""aioquic's connection as the twin of the QUIC endpoint needs it, and what else leans on aioquic's inside.
+"""Adapts aioquic's connection for the twin of the QUIC endpoint. All use of aioquic's internals is here.
 
 Pinned by the locks; `tests/net/` runs all of it. No socket and no loop lives here.
 """

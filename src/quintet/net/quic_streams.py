@@ -1,4 +1,4 @@
-"""The streams of a QUIC connection: one session per bidirectional stream, and outlets, which this side only writes to.
+"""Runs the streams of a QUIC connection: one session per bidirectional stream, and outlets that are only written to.
 
 Reading of a stream is paused while any of three reasons stands; then the peer's flow control fills up, for this stream only:
 

@@ -1,4 +1,4 @@
-"""The QUIC endpoint of the kernel again, on aioquic: the same methods, the same events, slower. For machines without Rust.
+"""Implements the kernel's QUIC endpoint on aioquic: the same methods and events, slower, for machines without Rust.
 
 The native endpoint has a thread of its own; this one lives on the running loop. Its `fileno` is one end of a pair of
 sockets that is readable while events wait, so whoever drives an endpoint drives both the same way:

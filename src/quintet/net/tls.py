@@ -1,4 +1,4 @@
-"""TLS for listeners: one context per door, made from files, and made anew in place when they change.
+"""Makes the TLS context of a door from files, and reloads it in place when they change.
 
 A bad new certificate never replaces a good one: it is loaded into a scratch context first.
 """

@@ -1,4 +1,4 @@
-"""Cuts the loop thread's work into turns: says when one is over, calls the rest in a later one, and counts how long each took.
+"""Cuts the loop thread's work into turns: ends a turn in time, calls the rest in a later one, measures each.
 
     begin ---- over()? ---- over()? ---- end          one callback of the loop; nested begins count as part of the first
                   |

@@ -1,4 +1,4 @@
-"""From TCP bytes to WebSocket messages and back: between a connection (net/connection.py) and a session of whole messages.
+"""Translates TCP bytes to WebSocket messages and back, between a connection and a session of whole messages.
 
     FRESH     the head of an HTTP request, at most HEAD_BYTES_MAX: 101, or an answer in HTTP and the end
     OPEN      frames; text goes to the session, a ping is answered, what RFC 6455 forbids ends it

@@ -1,1 +1,1 @@
-"""Changes that happen together or not at all: intents, transactions, stages, delays, dead letters, idempotent producers."""
+"""Makes changes that happen together or not at all: intents, transactions, stages, delays, dead letters, producers."""

@@ -1,4 +1,4 @@
-"""Dead letters: what could not be delivered, kept with its cause, looked at, sent again or put aside. Exactly once each.
+"""Keeps records that could not be delivered, with the cause, and replays or purges each of them exactly once.
 
 A dead letter is the record itself with `quintet-dead-*` headers, in the topic whose name is the source's and a suffix. It
 gets there by an intent together with whatever must happen with it (an offset settled, a delayed row gone), so a crash

@@ -1,4 +1,4 @@
-"""Messages for later: accepted now, durable at once, in their topic not before their time, and there exactly once.
+"""Keeps delayed messages durable until they are due, and then appends each to its topic exactly once.
 
     produce --> row in __delayed durable --> waiting --due--> leaving --intent durable--> in the topic, row gone
                                                 |                |

@@ -1,7 +1,7 @@
-"""Several changes as one: all of them happen, or none, whatever is pulled out of the wall in between.
+"""Commits several changes as one record, carries them out, and finishes them after a crash: all happen, or none.
 
 An intent is one record of the internal topic `__intents`: the batches to append, the effects to have, and who asked. One
-record is one batch with one checksum, so it is there whole or not at all; that is the moment of commitment. Then it is
+record is one batch with one checksum, so after a crash it is whole or absent; that is the moment of commitment. Then it is
 carried out, and when everything is durable the row goes away (or is kept as a mark, when the asker gave a token).
 
     commit ---> topics durable ---> written ---> carried out ---> row gone, or a mark
@@ -569,7 +569,7 @@ class Intents:
 
 
 def _nobody(_stages: Sequence[str]) -> None:
-    """Who has no stages is told nothing."""
+    """The callback of a broker without stages: does nothing."""
 
 
 def _key(number: int) -> bytes:

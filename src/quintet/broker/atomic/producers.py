@@ -1,4 +1,4 @@
-"""A retry that is not a duplicate: which sequences of which producer a partition already holds.
+"""Recognizes the retries of idempotent producers: knows which sequence numbers a partition already holds.
 
 An idempotent producer numbers its messages per partition from 0 and sends each with its own id (63 random bits). A
 message whose number is expected is appended; one that is already there is answered with the offset it has; one that

@@ -1,4 +1,4 @@
-"""From stages into topics: the staged part of a committed intent, in its order and a bounded amount at a time.
+"""Appends the staged batches of a committed intent to their topics, in order and a bounded amount at a time.
 
 A stage may be far larger than memory. One read is under way at a time, so that the batches of a partition are appended in
 the order they were staged in; appends are under way for WINDOW_BYTES at most. What a partition refuses comes back here and

@@ -1,4 +1,4 @@
-"""Staged writes: any amount of records, handed in by several tasks, that become visible together and exactly once.
+"""Publishes records that several tasks have staged: they become visible together, and exactly once.
 
 Spark's sink stands on this. Its tasks stage what they write, each in a stage of its own, and its driver commits: one intent
 (intents.py) names all stages of the batch and carries the fence, so the moment the batch is committed is the moment it can

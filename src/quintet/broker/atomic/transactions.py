@@ -1,4 +1,4 @@
-"""Transactions: messages of several topics, and consumed offsets, that appear together or not at all.
+"""Holds the messages and consumed offsets of open transactions, and commits each transaction as one intent.
 
 What is produced in a transaction waits here, in memory, and nowhere else: until the commit no reader, no door and no
 Spark job can see it, and a crash forgets it, which is what a rollback is. The commit is one intent (intents.py).

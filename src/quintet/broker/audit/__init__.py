@@ -1,1 +1,1 @@
-"""What happened and who did it, as rows that outlive it: `__audit` and `__events`."""
+"""Writes down what happened and who did it, in the topics `__audit` and `__events`."""

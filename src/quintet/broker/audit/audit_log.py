@@ -1,4 +1,4 @@
-"""From a refusal or a change of rights to a record that outlives it: the topic `__audit` and questions about it.
+"""Appends logins, refusals and changes of rights to the topic `__audit`, and answers queries about them.
 
 Events are appended and nobody waits for them: a full or failed disk is reported and never stops the broker. The latest
 ones are kept in memory, and questions are answered from there. An event's id is its offset in the topic. What a peer can

@@ -1,4 +1,4 @@
-"""From deliveries and acknowledgements to rows that outlive them: the topic `__events`. What was sent is its own record.
+"""Writes one row for each range of delivered or acknowledged offsets to the topic `__events`.
 
     {"event":"deliver"|"ack", "door":"blipmq", "who":"ann", "topic":"orders", "partition":0, "first":10, "last":25,
      "time":1700000000000000, "group":"billing"}        the key is the topic's name

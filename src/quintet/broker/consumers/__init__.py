@@ -1,1 +1,1 @@
-"""Who reads what and how far they are: consumer groups, their members, subscriptions that outlive connections."""
+"""Knows who reads what and how far they are: consumer groups, their members, durable subscriptions."""

@@ -1,4 +1,4 @@
-"""Who of a consumer group reads which partition: one pure function, balanced, sticky and deterministic.
+"""Assigns the partitions of a topic to the members of a group: one pure function, balanced, sticky, deterministic.
 
 Balanced: counts differ by at most one. Sticky: a member that stays keeps what it has, up to its share, so no other
 assignment that is balanced moves fewer partitions. The work depends on the number of partitions and not of members:

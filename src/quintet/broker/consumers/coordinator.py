@@ -1,4 +1,4 @@
-"""Consumer groups: who reads which partition, how far they got, and nobody else's word for it.
+"""Coordinates consumer groups: admits members, assigns partitions, checks and stores committed offsets.
 
 A group is one name on one topic and belongs to the principal that used it first; `privileged` callers (an administrator,
 or whoever an ACL on `group:NAME` lists; the door knows) may act for the owner. Committed offsets and owners live in

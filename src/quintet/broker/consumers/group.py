@@ -1,4 +1,4 @@
-"""One consumer group as the broker holds it: its members, who owns what, and the offsets it committed.
+"""Holds the state of one consumer group: its members, who owns which partition, the offsets it committed.
 
 State only, and the rules that need nothing but this state; the verbs, the clock and the table are in coordinator.py. What a
 caller may know of a group is in the frozen classes at the top: they are copies, and safe to keep.

@@ -1,4 +1,4 @@
-"""One member of a consumer group whose records are pushed: the partitions it is assigned, as subscriptions to one sink.
+"""Pushes records to one member of a consumer group: its assigned partitions, as subscriptions with one sink.
 
 coordinator.py knows who owns what and how far they got; a door that pulls asks it for every read. A door that pushes holds a
 Membership: it joins, says every HEARTBEAT_US that it is there, takes up and gives up partitions as the group is assigned

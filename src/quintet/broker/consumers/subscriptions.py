@@ -1,10 +1,10 @@
-"""Subscriptions that outlive connections: made, found by their owner, saved, timed, and their dead letters buried.
+"""Keeps durable subscriptions: creates, finds, saves and times them, and buries their dead letters.
 
 A subscription belongs to the name of the principal that made it; to anybody else it does not exist. What it has not
 settled is saved in `__subscriptions` a moment after it changed (SAVE_EVERY_US): after a crash at most that much is
 delivered again, never less. What it says was delivered and settled is in the audit first (broker/audit/delivery_events.py). A record whose
-attempts are used up goes to the dead-letter topic and is settled in one intent: it is there exactly once, whenever the power
-goes.
+attempts are used up goes to the dead-letter topic and is settled in one intent: after a power cut it is
+there exactly once.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,1 +1,1 @@
-"""State that one protocol brings along: queues of Fast, peers of peerbus, caches of Felix, pipelines of Flight."""
+"""Keeps state that only one protocol has: queues of Fast, peers of peerbus, caches of Felix, pipelines of Flight."""

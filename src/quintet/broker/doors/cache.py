@@ -1,8 +1,8 @@
-"""Caches: keys with values, deadlines and versions, each cache a compacted topic folded into a dict.
+"""Keeps caches: keys with values, deadlines and versions; each cache is a compacted topic folded into a dict.
 
 A cache (tenant, namespace, name) is the topic `cache/TENANT/NAMESPACE/NAME`. A change is applied to the dict and appended at
 once; `done` is called when it is durable, or with the error after it was taken back. So everybody reads the newest state,
-and who was told `done(None)` finds it again after a restart. What the record of a key holds:
+and what was answered with `done(None)` is there after a restart. What the record of a key holds:
 
     key, value (none: deleted), header "version" (decimal), expiry (microseconds since 1970, as the entry)
 

@@ -1,4 +1,4 @@
-"""What caches cost and who gives up something: sizes, the order of eviction, the time of expiry. Nothing here is durable.
+"""Counts what caches cost in memory, and chooses which keys to evict and to expire. Nothing here is durable.
 
 SIEVE keeps keys in the order they came and one hand that walks from the oldest to the newest. What was used since the hand
 passed is let go on once; what was not goes. Two queues say where the hand is:

@@ -1,4 +1,4 @@
-"""Keeps one name of a peer: its owner, who is connected under it, its topic, and the letters on their way there.
+"""Holds one peer's name: its owner, the connection that uses it, its topic, the letters on their way there.
 
 A letter is an admitted envelope (broker/doors/peers.py). The records of a mailbox have the sender as origin and the envelope's id as
 key, so the broker can read back, after a restart, which ids it has taken. Who may send, and what becomes of a name that

@@ -1,4 +1,4 @@
-"""Named peers and their mailboxes: who owns a name, who is connected, what waits for whom.
+"""Registers named peers, puts envelopes into their mailboxes and delivers them to the connection of a name.
 
     register:  name -> row in `__peers`, durable -> bound to a connection (the one before it is dropped)
     send:      outbox of the recipient's mailbox -> end of the turn -> one batch per mailbox -> its topic -> subscription
@@ -651,7 +651,7 @@ class Peers:
                 self._free(mailbox)
 
     def _free(self, mailbox: Mailbox) -> None:
-        """The name is nobody's. The topic that was made for it goes with it, unless somebody else reads it."""
+        """Release the name, so that anybody may register it. Delete its topic too, unless somebody else reads that."""
         holder, topic = mailbox.holder, mailbox.topic
         try:
             if mailbox.subscription is not None and mailbox.topic is not None and not mailbox.topic.deleted:

@@ -1,4 +1,4 @@
-"""The pipelines that run beside the broker, as they last told it: for `status`, /metrics and orders to stop.
+"""Holds the last report of each pipeline that runs beside the broker: for `status`, /metrics and orders to stop.
 
 A pipeline is a program of its own (a Spark query) that reports every few seconds under a name; the name belongs to who
 reports it. Nothing here is durable: what runs reports again soon after a restart of the broker, and what does not report

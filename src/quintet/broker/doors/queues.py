@@ -1,4 +1,4 @@
-"""Keyed topics: who holds a topic's key may use it. Made, rotated, subscribed to; and what ends a subscription.
+"""Guards keyed topics: a client that shows a topic's key may use it. Creates, rotates, subscribes, ends subscriptions.
 
 A queue is a topic that a number (FNV-1a of its name) and a key belong to; both are kept with the topic (`extra` of its
 row), the key as its SHA-256. Two topics never share a number: the second is refused. A request passes four gates, each
@@ -13,7 +13,7 @@ own rights allow it (`authorize`).
 
 A durable queue keeps what nobody has read: one subscription of the queue's own (KEPT_OWNER) holds the place. A fan-out
 queue lends it to its first member, and to another when that one leaves; in a queue of competing members it feeds
-all of them through one Share. Grace needs no table: a restart ends every connection, so who comes back shows the new key.
+all of them through one Share. Grace needs no table: a restart ends every connection, so a client that comes back shows the new key.
 """
 
 import heapq

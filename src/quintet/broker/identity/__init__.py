@@ -1,1 +1,1 @@
-"""Who is asking and what they may do: users, keys, tokens, tenants, access rules. No topics' contents."""
+"""Knows who is asking and what they may do: users, keys, tokens, tenants, access rules. No topics' contents."""

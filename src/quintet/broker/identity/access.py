@@ -1,4 +1,4 @@
-"""Who may do what: the only place where a credential becomes a principal and a principal meets a topic.
+"""Decides who may do what: the only place that turns a credential into a principal and checks it against a topic.
 
 Keys are kept as SHA-256 of the secret (they are long random strings; a slow hash would buy nothing) and looked up by that
 hash, so no comparison's time depends on the secret. Users come from users.py, which checks their passwords; here is only

@@ -1,4 +1,4 @@
-"""What the readers of tokens share: three parts, base64url in one spelling, JSON in one meaning, times in seconds.
+"""Reads what all signed tokens have in common: three parts, canonical base64url, strict JSON, times in seconds.
 
 Two kinds of token come to the broker: those of the Fast door (quintet.broker.identity.tokens) and those of Felix tenants
 (quintet.broker.identity.tenant_tokens). Which keys count and which claims are wanted differs, and is theirs. How the text is taken

@@ -1,5 +1,6 @@
-"""API keys: from a random secret to a durable hash with an owner. One thing under several names: what BlipMQ's AUTH sends,
-peerbus calls a bearer token, and the Flight door takes as `Bearer`.
+"""Keeps API keys: makes random secrets, stores their hashes with an owner, and explains what a key may do.
+
+One thing has several names: BlipMQ's AUTH sends it, peerbus calls it a bearer token, the Flight door takes it as `Bearer`.
 
     configured     [[keys]] of the configuration: replaced by every reload; its own rights, or those of a user
     of a user      made on the wire: stays until it is removed, expires, or its user is deleted; the rights of that user,

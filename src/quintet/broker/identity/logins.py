@@ -1,4 +1,4 @@
-"""Verifies the passwords of logins: at the same cost for everybody, each password once, and not for who has gone.
+"""Verifies the passwords of logins: at the same cost for every name, each password once, not for closed connections.
 
 - The cost is even. Stored hashes may have other costs than ours (a configuration brings its own), so each login pays for
   one hash of every cost that is in use, whoever asks: a user, a disabled one, an empty name, a name that nobody has.

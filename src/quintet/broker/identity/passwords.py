@@ -1,4 +1,4 @@
-"""Slow hashes of passwords: argon2id through the scheduler's `offload`, never on the loop.
+"""Hashes passwords with argon2id through the scheduler's `offload`, never on the loop.
 
 At most HASHES_AT_ONCE at a time, which leaves disk threads to the log; the others wait in a line of bounded length, until
 it is their turn or they give up. Nothing here keeps a password longer than its hash takes.

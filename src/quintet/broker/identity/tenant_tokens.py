@@ -1,4 +1,4 @@
-"""Tokens of Felix tenants: a signed text that says who asks, for which tenant, and what it may do there.
+"""Verifies the tokens of Felix tenants: a signed text that names a subject, its tenant and its permissions.
 
     HEADER . CLAIMS . SIGNATURE             taken apart by quintet.broker.identity.jose, as the tokens of the Fast door are
     {"alg":"EdDSA","typ":"JWT","kid":"k1"}

@@ -1,4 +1,4 @@
-"""Who may have how much: the quotas of tenants, and the counts they are held against. Nothing here is kept over a restart.
+"""Counts what each tenant uses and holds it to its quotas. Nothing here is kept over a restart.
 
 A tenant is the first part of a name TENANT/NAMESPACE/STREAM. One that the configuration does not name has no quotas: only
 what it has open is counted, in case it gets some. A quota of 0 is no quota. Counts go on when the configuration is read

@@ -1,4 +1,4 @@
-"""JSON web tokens: a signed text that says who asks, which key of a queue it holds and what it may do.
+"""Verifies JSON web tokens: a signed text that names a subject, the key of a queue and the permissions.
 
 A token is judged by rules fixed here and in the configuration, never by what it says of itself (RFC 8725). The steps
 run in this order, and each needs the one before:

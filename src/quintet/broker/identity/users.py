@@ -1,4 +1,4 @@
-"""From a name and a password to an identity, and from an administrator's word to a durable fact: users and ACLs.
+"""Keeps users and ACLs in tables: changes them one at a time, and turns a name and a password into an identity.
 
 The tables `__users` and `__acls` hold what is known; `Access` holds what is live, and follows every change at once. A
 change is made one at a time: its turn comes, it is checked against what is true then, written, and its `done` is called
@@ -8,7 +8,7 @@ administrators away.
     verb -> (hash the password, elsewhere) -> queue of changes -> check, write, live -> durable: done(result, None)
                                                                                     -> refused: taken back, done(None, error)
 
-Who is not known, or disabled, costs the same hashes (logins.py), so the time of an answer tells nothing. Passwords and
+An unknown or disabled user costs the same hashes (logins.py), so the time of an answer tells nothing. Passwords and
 hashes are in no repr, no log and no error.
 """
 
@@ -317,7 +317,7 @@ class Users:
     def _delete(self, actor: str, name: str, _hashed: str, finish: Finish) -> tuple[str, Follow]:
         row = self._existing(name)
         if row.name == actor:
-            raise Forbidden("nobody deletes the own account", hint="another administrator can do it")
+            raise Forbidden("you cannot delete your own account", hint="another administrator can do it")
         self._check_not_last(row, None)
         return row.name, self._bury(row, finish)
 

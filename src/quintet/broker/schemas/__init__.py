@@ -1,1 +1,1 @@
-"""The schema registry, its validators and its rules of compatibility."""
+"""Keeps schemas, validates messages against them, and checks whether a new version is compatible."""

@@ -1,4 +1,4 @@
-"""Avro: which definitions are taken, and a walk over a message's bytes that says which field is wrong.
+"""Compiles Avro definitions into a validator that walks over a message's bytes and names the field that is wrong.
 
 fastavro reads the definition (names, namespaces, aliases, defaults). The message is not decoded with it: it takes a
 negative enum or union index, a boolean of 7 and an int of 64 bits for good, and builds the two billion nulls that four

@@ -1,4 +1,4 @@
-"""May this schema follow that one? One question, `reads(reader, writer)`, asked in the directions a mode names.
+"""Decides whether one schema may follow another: asks `reads(reader, writer)` in the directions a mode names.
 
     mode       the question is asked as
     backward   the new schema reads what the old one wrote (the default)

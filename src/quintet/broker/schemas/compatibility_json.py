@@ -1,4 +1,4 @@
-"""JSON Schema compatibility: does everything that fits the writer's schema fit the reader's? By structure, keyword by keyword.
+"""Compares two JSON Schemas keyword by keyword: does everything that fits the writer's fit the reader's?
 
     reader has            it is compatible if the writer has
     type                  no type that the reader lacks (integer is a number)

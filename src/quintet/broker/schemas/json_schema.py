@@ -1,4 +1,4 @@
-"""JSON Schema: which definitions are run, what a message may cost, and the reasons against a message.
+"""Compiles JSON Schema definitions, bounds what a message may cost, and names the reasons against a message.
 
 jsonschema-rs judges. Around it, because it cannot be interrupted:
 

@@ -1,4 +1,4 @@
-"""Protobuf: a definition becomes a message class in a pool of its own; a message must parse as that class, and mean it.
+"""Compiles Protobuf definitions into message classes, and refuses messages that do not parse or match no field.
 
 A definition is the text of one .proto file (protofile.py), or a serialized FileDescriptorSet as `protoc -o` writes it, with
 all imports. Messages are judged as the first message of the (last) file, unless a comment in the text names another:

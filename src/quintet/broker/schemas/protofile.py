@@ -1,4 +1,4 @@
-"""From the text of a .proto file to a FileDescriptorProto: one pass over its tokens, no disk, nothing imported.
+"""Parses the text of a .proto file into a FileDescriptorProto: one pass over its tokens, no disk, nothing imported.
 
 Written here because the protobuf package has no parser, protoc works on files only, and the pure-Python parser on ANTLR
 takes 14 ms per KiB of text, on the thread that serves everybody. What is understood: proto2 and proto3, messages, enums,

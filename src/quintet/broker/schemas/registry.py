@@ -1,4 +1,4 @@
-"""The schema registry: subjects, their versions, and the question whether a message fits. A view of the table `__schemas`.
+"""Keeps subjects and their schema versions in the table `__schemas`, and validates messages against a version.
 
 A subject is a name, usually a topic's. Its versions count 1, 2, 3 ...; a number is never given twice, also not after a
 delete. Each subject has a compatibility mode that a new version must satisfy against the latest one (compatibility.py).

@@ -1,4 +1,4 @@
-"""From a schema's definition to something that judges messages: limits, the strict JSON reader, one table of types.
+"""Compiles a schema's definition into a `Validator`: limits, the strict JSON reader, one table of types.
 
 Each type has a module of its own (json_schema.py, avro.py, protobuf.py) that compiles a definition, once, into a
 `Validator`. A definition that cannot be run in bounded time is refused when it is registered (`SchemaInvalid`); a message

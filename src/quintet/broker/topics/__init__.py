@@ -1,1 +1,1 @@
-"""Topics and what is read from them: the catalog, reads, seeks, filters, long polls. No rights, no consumers."""
+"""Holds topics and reads them: the catalog, reads, seeks, filters, long polls. No rights, no consumers."""

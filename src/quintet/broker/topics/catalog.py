@@ -1,4 +1,4 @@
-"""From a name to a topic: what exists, how durable it is, and the append of a batch.
+"""Keeps the catalog of topics: finds or creates a topic by its name, knows how durable it is, appends batches.
 
 A topic is made by its first use. Traffic that nobody waits for (QoS 0) makes a memory topic; the first use that asks for
 durability makes it a durable one, or turns the memory topic into one, unless the configuration says otherwise for that

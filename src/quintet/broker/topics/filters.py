@@ -1,4 +1,4 @@
-"""The filter a client may send with a fetch: from its text to a yes or no for each record, at a bounded price.
+"""Compiles the filter a client sends with a fetch into a yes or no for each record, at a bounded cost.
 
 | text | a record passes if |
 |---|---|

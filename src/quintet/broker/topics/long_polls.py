@@ -1,4 +1,4 @@
-"""Long polls: who waits for something new in a partition, at most so long. Once answered or cancelled, nothing of them is left.
+"""Keeps fetches that wait for a new record in a partition, until it comes, their time is over or they are cancelled.
 
 A scheduler's timer cannot be taken back, and most waits end early: a timer each would keep every answered question, its
 connection and its callback for as long as it might have lasted. So waits that end at about the same time share one timer,

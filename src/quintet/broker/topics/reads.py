@@ -1,4 +1,4 @@
-"""Reading by offset, for doors whose clients ask for it: batches, one record, or records that pass a filter.
+"""Reads records by offset, for doors whose clients fetch: batches, one record, or records that pass a filter.
 
 Every function takes `done` and may call it before it returns (what was asked for is in memory) or later (it comes from
 disk). A call reads and looks at a bounded amount, so that no request holds up the others: the answer says where to go on.

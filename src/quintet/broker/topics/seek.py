@@ -1,4 +1,4 @@
-"""From a time to a record: the first one of a partition at or after an offset whose time is at or after a moment.
+"""Finds the first record of a partition, at or after an offset, whose time is at or after a moment.
 
 The partition's index gives a lower bound; from there batches are read, from memory or from disk, at most READ_BYTES at a
 time, and only those whose newest record is late enough are looked into.

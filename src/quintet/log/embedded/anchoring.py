@@ -1,4 +1,4 @@
-"""Anchoring: writes the heads of all chains to the file of anchors, at times, and before anything is removed on purpose.
+"""Writes the heads of all chains to the file of anchors, at intervals and before anything is removed on purpose.
 
 Belongs to the loop thread; the file is written in a disk thread, one line at a time. Only heads that are durable are taken.
 What retention or the deletion of a topic removes is noted first, so that a verifier knows that nobody else did. Where the

@@ -1,4 +1,4 @@
-"""Retention and compaction: the two ways a sealed segment goes away or gets smaller.
+"""Removes old sealed segments (retention) and rewrites them without superseded records (compaction).
 
 Retention removes whole sealed segments, oldest first. Compaction writes a new file beside the old ones, makes it
 durable, and renames it over the first of them: at every moment there is one complete file under each name. Both run

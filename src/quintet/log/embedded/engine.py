@@ -1,4 +1,4 @@
-"""EmbeddedLog: the engine that keeps topics in one data directory. See log.base.Log for what it promises.
+"""Runs the embedded engine: keeps topics in one data directory. log.base.Log says what it promises.
 
 Opens and locks the directory, hands out partitions, and does the housekeeping that spans them: checkpoints, retention,
 compaction, quarantine. How a batch gets to disk is partition.py's affair.

@@ -1,8 +1,8 @@
-"""From the segment files of one partition to its batches, again and again, beside the broker that writes them. Read-only.
+"""Follows the segment files of one partition beside the broker that writes them, batch by batch. Read-only.
 
 `more` gives what has come since the last call. Only whole, sound batches are given, so the one that is being written comes
 with the next call. What is damaged is passed over as soon as there is something sound behind it; what retention took before
-it was read is missed. A batch may be here before it is synced: who needs to know that asks the broker.
+it was read is missed. A batch may be here before it is synced: a caller that must know asks the broker.
 """
 
 from collections.abc import Iterator

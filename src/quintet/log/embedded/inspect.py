@@ -1,4 +1,4 @@
-"""What `quintet log verify` and `quintet log dump` print: every batch of a stopped directory, checked. Read-only.
+"""Checks every batch of a stopped data directory, for `quintet log verify` and `quintet log dump`. Read-only.
 
 Works on files alone, without configuration: below and above the durable mark alike. A torn tail of the last segment is
 named but is no corruption; the next start cuts it off. What the journal holds and a power cut took from a segment is seen

@@ -1,4 +1,4 @@
-"""Stages: batches that were handed in and are not yet published, each stage in a file of its own, outside of all topics.
+"""Keeps staged batches that are not yet published: each stage in a file of its own, outside of all topics.
 
 A stage is written by one thread, start to end, and sealed by `finish`: synced, then renamed. What is not sealed when the
 process ends was never promised, and is removed at the next start. What a stage is for, and when it is published or thrown

@@ -71,7 +71,7 @@ class WatchStream(Feed):
             key = next(iter(self._changed))
             del self._changed[key]
             self._changed_bytes -= len(key) + WATCHED_KEY_BYTES
-            entry = self._cache.entries.get(key)  # not `get`: to be watched is not to be asked for
+            entry = self._cache.entries.get(key)  # not `get`: watching a key is no use of it
             there = entry is not None and not 0 < entry[1] <= now
             outlet.send([self._event(key, entry if there else None)])
             written += 1

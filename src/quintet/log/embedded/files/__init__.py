@@ -1,1 +1,1 @@
-"""Files of the log and how they are read: segments, the disk, damage, read buffers. Nothing here knows a partition's state."""
+"""Reads and checks the files of the log: segments, the disk, damage, read buffers. Knows no partition's state."""

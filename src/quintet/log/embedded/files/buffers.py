@@ -1,8 +1,8 @@
-"""ReadBuffers: large buffers for reading segments, used again as soon as nobody looks at what they held.
+"""Pools large buffers for reading segments, and reuses one as soon as no view of its bytes is left.
 
 A fresh buffer of some MiB costs as much as the read into it: the operating system hands out each page zeroed. A buffer
 goes back at once, while batches still look into it; whether they do is asked when it is wanted again (a bytearray with a
-view refuses to change its size), so nobody has to say that he is done with a batch.
+view refuses to change its size), so a reader need not release a batch.
 
 Segments are not mapped instead, although the copy would be saved: a media error under a map kills the process, and a page
 that was checked can be dropped and read again, rotten, before it is served. What is checked here is what is served.

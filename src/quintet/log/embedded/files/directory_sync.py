@@ -1,4 +1,4 @@
-"""Names: which directories hold names that a power cut may still take, and the one place that makes them durable.
+"""Tracks which directories have new names that a power cut may lose, and syncs them before they are relied on.
 
 Topics that promise nothing before the next sync make their files without a sync of any directory; whoever then says that
 something is durable settles the names first. Directories are shared by the partitions of a topic, and so are their syncs.

@@ -1,4 +1,4 @@
-"""Disk: every file system call the log makes, as one small interface, and OsDisk, the only code that makes them.
+"""Makes every file system call of the log: `Disk` is the interface, `OsDisk` the only code that makes the calls.
 
 The log runs the same on OsDisk and on the simulated disk of quintet.testing.sim, which loses power on demand. No
 decision lives here: a failed call raises OSError, and what that means is decided in partition.py.

@@ -1,4 +1,4 @@
-"""Reading batches from segment files, off the loop thread. Every batch is checked before it is handed out.
+"""Reads batches from segment files, off the loop thread, and checks every batch before handing it out.
 
 The usual case is one large read into a pooled buffer and one walk over it; whatever is not in perfect order there is read
 again by the scanner, which tells damage from a large batch.

@@ -1,4 +1,4 @@
-"""One segment file: its header, its sparse index, and the one scanner that tells sound batches from damage.
+"""Describes one segment file: its header, its sparse index, and the one scanner that tells sound batches from damage.
 
 Recovery, reads, index building, compaction and `quintet log verify` all go through `scan`, so they cannot disagree
 about what is sound. Nothing here writes batches (partition.py does) or decides what damage means (recovery/directories.py does).

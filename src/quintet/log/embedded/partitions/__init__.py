@@ -1,1 +1,1 @@
-"""Partitions as the loop holds them: appends, group commit, the tail cache, links of the audit chain."""
+"""Holds partitions on the loop thread: appends, group commit, the tail cache, links of the audit chain."""

@@ -1,4 +1,4 @@
-"""Committer: which way what was staged in a turn becomes durable. Belongs to the loop thread.
+"""Chooses how the batches staged in a turn become durable: segment by segment, or together by the journal.
 
 A few partitions: each writes and syncs its own segment in a disk thread (the direct way). Many: their chunks are written to
 their segments at once, without a sync, and made durable together by one record in the journal; the segments are synced

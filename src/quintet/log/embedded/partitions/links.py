@@ -1,4 +1,4 @@
-"""The links of one partition: which one comes next, which one is durable, and what is left of them after a failure.
+"""Tracks the audit links of one partition: which one comes next, which one is durable, where to go on after a failure.
 
 Links follow the order in which batches are staged, which is the order of their offsets. A batch that is refused takes its
 link with it: the chain goes on from the last batch that was committed. A partition without a chain has the same object

@@ -1,4 +1,4 @@
-"""MemoryPartition: a log that lives in memory only, bounded in bytes; the oldest batches go first and are counted.
+"""Keeps a partition in memory only, bounded in bytes: drops the oldest batches first, and counts them.
 
 No checksum is computed and nothing touches the disk. When its topic becomes durable, the engine sets
 `successor` and this object passes every call on, so that whoever holds it need not know.

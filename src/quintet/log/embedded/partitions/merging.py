@@ -1,4 +1,4 @@
-"""Chooses which batches that wait become one batch (small ones of one kind, in their order), and answers who waits.
+"""Chooses which waiting batches become one batch (small ones of one kind, in their order), and answers their waiters.
 
 Shared by partitions on disk and in memory. What merging does to bytes is the kernel's affair; this only chooses.
 """

@@ -1,4 +1,4 @@
-"""FilePartition: one ordered log in segment files, with group commit.
+"""Keeps one partition as an ordered log in segment files, with group commit.
 
 Appends of one turn become one batch; while one write and sync is under way the next ones gather, so one sync serves
 everybody who waits. All state belongs to the loop thread; `_Writer` (writer.py) is the part that runs elsewhere and

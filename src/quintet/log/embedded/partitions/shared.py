@@ -1,4 +1,4 @@
-"""What the partitions of one engine share: disk, clock, the tail cache and its budget, counters, and who is told.
+"""Holds what the partitions of one engine share: disk, clock, tail cache and its budget, counters, callbacks.
 
 One object instead of a reference to the whole engine, so that a partition can be built in a test with nothing else.
 """

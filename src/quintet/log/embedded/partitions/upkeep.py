@@ -1,4 +1,4 @@
-"""Upkeep: which partitions need something done without anybody asking, and when. Belongs to the loop thread.
+"""Schedules the periodic work of partitions: which one needs a sync, a probe or a close, and when. Loop thread only.
 
 With 10,000 open partitions a look at each of them every 50 ms cost a third of the loop. So a partition is looked at when
 something is due: those to be synced or probed are in a set while they are, and those with an open file are in a heap by

@@ -1,5 +1,4 @@
-"""The part of a partition that runs off the loop thread: writes, syncs, preallocation, roll, and putting a file right
-after a refusal.
+"""Writes a partition's files off the loop thread: writes, syncs, preallocates, rolls, repairs a file after a refusal.
 
 It owns no state of the log: it is told what to write and where, and says how far it got. One writer job runs at a time
 per partition; extending ahead is the only thing that may run beside it, and never below where the other writes. A

@@ -1,1 +1,1 @@
-"""What a start reads: directories, checkpoints, the journal."""
+"""Reads what a start needs: directories, checkpoints, the journal."""

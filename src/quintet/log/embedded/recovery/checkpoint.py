@@ -1,4 +1,4 @@
-"""The checkpoint: the durable marks of all partitions in one small file, two of them in turn.
+"""Keeps the durable marks of all partitions in one small file, of which there are two, written in turn.
 
 Layout in docs/LOG_FORMAT.md section 5. A mark is only ever taken after the sync it speaks of.
 

@@ -1,4 +1,4 @@
-"""What a partition's directory holds after a start, and the few things recovery may change in it.
+"""Recovers a partition's directory at start, and makes the few changes that recovery may make in it.
 
 docs/LOG_FORMAT.md section 6 in code. Below the durable mark nothing is read. Only two things are ever removed: bytes
 behind the last sound batch of the last segment, at or above the mark, with nothing sound behind them (a torn tail), and

@@ -1,4 +1,4 @@
-"""The journal: where the small writes of many partitions become durable together, with one write and one sync.
+"""Makes the small writes of many partitions durable together, with one write and one sync, and replays them at start.
 
 Bytes, the calls a disk thread makes, and replay. When to use it is decided in commit.py. Layout in docs/LOG_FORMAT.md
 section 7. What is journaled was written to its segment before, without a sync; so the journal is only ever read at a
