@@ -607,9 +607,11 @@ class TestSpark:
         frame.explain(True)
         assert frame.count() == 40
         if format == "parquet":  # the others are read by the same scan
-            restored = given.options(restore, told | {"topic": again, "headers": "exact"})
+            plans = f"{make.path}-plans"
+            restored = given.options(restore, told | {"topic": again, "headers": "exact", "state": plans})
             assert isinstance(restored, restore.Options)
             restore.run(spark, restored)
+            assert list(lake.directory(plans, base.lake_options(restored)).walk()), "the plan is where state= says"
             assert contents(broker, again) == contents(broker, topic)
             said, right = reconcile(spark, options, make.path, format, [topic], base.lake_options(options))
             assert right, said

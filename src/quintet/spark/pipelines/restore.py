@@ -11,7 +11,6 @@ A topic with a retention removes what is old by its time, so old messages need a
 import datetime
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
@@ -105,7 +104,7 @@ def run(
     source = _source(spark, options)
     selection = _selection(options, source)
     id = digest(options.name, selection)
-    folder = Path(options.state) if options.state else _where(options) / PLANS
+    folder = _located(options, options.state) if options.state else _located(options, options.path) / PLANS
     plan = recall(folder, id, selection)
     link = Link.of(target(options.access()))
     writer = f"restore-{id}"
@@ -149,8 +148,8 @@ def _into(link: Link, options: Options, folder: "Place", id: str, plan: Plan, do
     return plan
 
 
-def _where(options: Options) -> "Place":
-    return lake.directory(options.path, base.lake_options(options))
+def _located(options: Options, path: str) -> "Place":
+    return lake.directory(path, base.lake_options(options))
 
 
 def _read(spark: "SparkSession", options: Options, **more: Any) -> "DataFrame":
@@ -172,7 +171,7 @@ def _source(spark: "SparkSession", options: Options) -> str:
 def _selection(options: Options, source: str) -> dict[str, str]:
     """What makes a replay what it is."""
     return {
-        "path": str(_where(options)),
+        "path": str(_located(options, options.path)),
         "topic": options.topic,
         "from_topic": source,
         "since": options.since,
@@ -240,7 +239,7 @@ def _keeps_partitions(link: Link, options: Options, source: str, plan: Plan) -> 
     needed = 1 + max(partition for one in plan.slices for partition in one.ranges)
     if options.topic in there:
         return there[options.topic] >= needed
-    had = noted_partitions(_where(options)).get(source) or there.get(source, 0)
+    had = noted_partitions(_located(options, options.path)).get(source) or there.get(source, 0)
     wanted = options.partitions or max(had, needed)
     try:
         return link.topic_create(options.topic, wanted).partitions >= needed
