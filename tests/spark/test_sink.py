@@ -2,6 +2,7 @@
 
 import datetime
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -275,3 +276,27 @@ def test_a_query_from_topic_to_topic(spark: SparkSession, broker: FlightServer, 
     assert run() == query
     wanted = sorted(f"{partition}-{row}" for partition in (0, 1) for row in range(10))
     assert sorted(contents(broker, f"{topic}-copy")) == wanted
+
+
+def test_a_thread_without_an_active_session_writes(
+    spark: SparkSession, broker: FlightServer, topic: str, tmp_path: Path
+) -> None:
+    rows = spark.createDataFrame([(b"batch",)], "value binary")
+    told = {"url": broker.flight, "topic": topic}
+    create(broker, f"{topic}-in", 1)
+    stream = spark.readStream.format("quintet").options(url=broker.flight, subscribe=f"{topic}-in").load()
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            rows.write.format("quintet").options(**told).mode("append").save()
+            query = stream.select("value").writeStream.format("quintet").trigger(availableNow=True)
+            query.options(**told, checkpointLocation=str(tmp_path)).start().awaitTermination()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    assert not failed, failed
+    assert contents(broker, topic) == ["batch"]

@@ -36,7 +36,7 @@ def stream(broker: FlightServer, **options: str) -> StreamReader:
 
 def ends(offsets: dict[str, Any]) -> dict[str, list[int]]:
     """Offsets without the ids."""
-    return {topic: [at for name, at in marks.items() if name != "id"] for topic, marks in offsets.items()}
+    return {topic: [at for name, at in marks.items() if name.isdigit()] for topic, marks in offsets.items()}
 
 
 def rows(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
@@ -282,6 +282,10 @@ def test_available_now_reads_all_and_shows_as_groups(
     assert [one["numInputRows"] for one in told] == [15, 8]
     assert ends(told[0]["sources"][0]["latestOffset"]) == {topic: [10, 10]}, "lag is in the progress"
     assert ends(told[0]["sources"][0]["endOffset"]) == {topic: [6, 6]}
+    assert [one["description"] for one in told[0]["sources"]] == [f"quintet[{topic}]", f"quintet[{other}]"]
+    figures = {name: int(value) for name, value in query.recentProgress[0].sources[0].metrics.items()}
+    assert (figures["records"], figures["offsetsBehindLatest"], figures["maxOffsetsBehindLatest"]) == (12, 8, 4)
+    assert 0 < figures["bytesBehindLatest"] < figures["bytes"]
     until(lambda: position("shown-copy") == [(topic, 0, 10), (topic, 1, 10)])
     until(lambda: position("spark-quintet-copy") == [(other, 0, 3)])
     fill(broker, topic, 1, 5, begin=10)

@@ -188,7 +188,7 @@ def test_a_column_that_was_not_read_is_an_error_and_never_null(
 
 
 def test_typed_tables_read_the_fields_they_need(spark: "SparkSession", broker: FlightServer, topic: str) -> None:
-    """Rows that do not decode are left out whichever columns are read."""
+    """Rows that do not decode stay, with nulls, whichever columns are read."""
     fields = {"region": {"type": "string"}, "total": {"type": "integer"}, "value": {"type": "string"}}
     for name, wanted in ((topic, ("region", "total")), (f"{topic}-value", ("region", "value"))):
         definition = {"type": "object", "properties": {field: fields[field] for field in wanted}}
@@ -203,10 +203,10 @@ def test_typed_tables_read_the_fields_they_need(spark: "SparkSession", broker: F
     views = views_of(spark, broker, typed=True)
     for statement, columns, owed in (
         (f"select sum(total) from `{topic}`", {"total"}, [(7,)]),
-        (f"select count(*) from `{topic}`", {"region"}, [(2,)]),
-        (f"select region, offset from `{topic}`", {"region", "offset"}, [("north", 0), ("south", 2)]),
+        (f"select count(*) from `{topic}`", {"region"}, [(3,)]),
+        (f"select region, offset from `{topic}`", {"region", "offset"}, [("north", 0), (None, 1), ("south", 2)]),
         # `value` is a field here: the option `columns` has no word for it
-        (f"select value from `{topic}-value`", EVERY | {"region"}, [("v",), (None,)]),
+        (f"select value from `{topic}-value`", EVERY | {"region", "decode_error"}, [("v",), (None,), (None,)]),
     ):
         found = views.query(statement)
         assert (reads(found), [tuple(row) for row in found.collect()]) == ([columns], owed), statement

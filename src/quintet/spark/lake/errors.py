@@ -9,7 +9,8 @@ class LakeError(QuintetError, ValueError):
     code = "E2110"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message, hint=hint)
+        # Spark carries the text alone, so the hint is in it, and only there: whoever prints an error with its hint would say it twice.
+        super().__init__(f"{message}; {hint}" if hint else message)
 
 
 class StoreUnreachable(LakeError):

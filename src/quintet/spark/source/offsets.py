@@ -15,6 +15,7 @@ from quintet.flight.wire import TopicInfo
 from quintet.spark.source.options import OptionError
 
 ID: Final = "id"
+RECORD_BYTES: Final = "recordBytes"  # beside the offsets in reports of progress only, never in a checkpoint
 
 
 class Marks(NamedTuple):

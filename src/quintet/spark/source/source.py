@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from quintet.model.errors import QuintetError
+from quintet.spark import quiet
 from quintet.spark.source.columns import Table, raw_table, typed_table
 from quintet.spark.source.link import Link
 from quintet.spark.source.options import (
@@ -32,6 +33,8 @@ from quintet.spark.source.writer import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
     from types import FrameType
+
+quiet.quieten()
 
 
 class QuintetSource(DataSource):

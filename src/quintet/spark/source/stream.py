@@ -26,7 +26,7 @@ from quintet.flight import wire
 from quintet.model.errors import QuintetError
 from quintet.spark.source.columns import Table
 from quintet.spark.source.link import Link
-from quintet.spark.source.offsets import Marks, Offsets, dump, load, share
+from quintet.spark.source.offsets import RECORD_BYTES, Marks, Offsets, dump, load, share
 from quintet.spark.source.options import BYTES_PER_TRIGGER, OptionError, ReadOptions, complain, plainly, plainly_each
 from quintet.spark.source.reader import Span, at_time, cut, gone, lost, positions, read_task, select, tasks, whole
 
@@ -90,12 +90,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plainly
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return dump(
-            {
-                name: Marks(info.identity, tuple(part.end for part in info.partitions))
-                for name, info in self._known().items()
-            }
-        )
+        """For the query's progress alone, so it may carry what offsets do not: how large records are (describe.py)."""
+        topics = self._known()
+        ends = {
+            name: Marks(info.identity, tuple(part.end for part in info.partitions)) for name, info in topics.items()
+        }
+        return {name: {**marks, RECORD_BYTES: _record_bytes(topics[name])} for name, marks in dump(ends).items()}
 
     @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -220,9 +220,18 @@ def _allowed(limit: ReadLimit, there: int, topics: Mapping[str, wire.TopicInfo])
         return limit.max_rows
     if not isinstance(limit, ReadMaxBytes):
         return there
-    parts = [part for info in topics.values() for part in info.partitions]
-    size, rows = sum(part.bytes for part in parts), sum(part.end - part.first for part in parts)
+    size, rows = map(sum, zip(*(_size(info) for info in topics.values()), strict=True)) if topics else (0, 0)
     return max(1, limit.max_bytes * rows // size) if size else there
+
+
+def _size(info: wire.TopicInfo) -> tuple[int, int]:
+    """Bytes and records of a topic."""
+    return sum(part.bytes for part in info.partitions), sum(part.end - part.first for part in info.partitions)
+
+
+def _record_bytes(info: wire.TopicInfo) -> float:
+    size, rows = _size(info)
+    return round(size / rows, 1) if rows else 0.0
 
 
 def _firsts(info: wire.TopicInfo) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from quintet.spark.source.offsets import ID
+from quintet.spark.describe import gaps
 
 _SIZES: Final = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -102,16 +102,13 @@ def lag(source: Mapping[str, Any]) -> int:
     latest, reached = source.get("latestOffset"), source.get("endOffset")
     if not isinstance(latest, dict) or not isinstance(reached, dict):
         return 0
-    total = 0
-    for topic, marks in latest.items():
-        if not isinstance(marks, dict):
-            return 0
-        here = reached.get(topic)
-        here = here if isinstance(here, dict) and here.get(ID) == marks.get(ID) else {}
-        total += sum(
-            max(0, int(at) - int(here.get(partition, 0))) for partition, at in marks.items() if partition != ID
-        )
-    return total
+    if not all(isinstance(marks, dict) for marks in latest.values()):
+        return 0
+    return sum(sum(gaps(_marks(reached.get(topic)), marks)) for topic, marks in latest.items())
+
+
+def _marks(found: object) -> Mapping[str, Any] | None:
+    return found if isinstance(found, dict) else None
 
 
 def line(name: str, state: str, figures: Figures, restarts: int) -> str:
