@@ -7,7 +7,7 @@ use crate::fly::{self, Answer, Next, Stop};
 use crate::fly_reply::{self, Fetch, FetchWish, Request};
 use crate::{Held, Part, Split, list_of, optional_bytes, range, refuse, topic_fits, unzeroed_array, unzeroed_bytes};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyMemoryView, PySlice, PyTuple};
 
 /// A reply of this size is written without the interpreter lock; below, giving it up costs more than it gains.
 const UNLOCKED_FILL_BYTES: usize = 64 * 1024;
@@ -18,6 +18,22 @@ fn frame_bounds(start: i64, max_frame: i64, length: usize, ceiling: usize) -> Py
         return Err(refuse("max_frame must be 1 byte to 32 MiB, or to 64 MiB for a client"));
     }
     Ok((start, max_frame as usize))
+}
+
+fn origin_fits(origin: &[u8]) -> PyResult<()> {
+    if origin.len() > MAX_U16 {
+        return Err(refuse("origin is over 65535 bytes"));
+    }
+    Ok(())
+}
+
+fn partitions_of(counts: &Bound<'_, PyDict>, topic: &[u8]) -> PyResult<Option<u32>> {
+    let Some(count) = counts.get_item(PyBytes::new(counts.py(), topic))? else { return Ok(None) };
+    let count: i64 = count.extract()?;
+    if !(0..=i64::from(i32::MAX)).contains(&count) {
+        return Err(refuse("a topic has 0 (refused) to 2**31 - 1 partitions"));
+    }
+    Ok(Some(count as u32))
 }
 
 type ProduceSplit<'py> = (Bound<'py, PyList>, usize, u8, Option<Bound<'py, PyBytes>>);
@@ -35,21 +51,11 @@ pub fn fly_split<'py>(
     let held = Held::new(data)?;
     let d = held.bytes();
     let (start, max_frame) = frame_bounds(start, max_frame, d.len(), fly::MAX_FRAME_CEILING_BYTES)?;
-    if origin.len() > MAX_U16 {
-        return Err(refuse("origin is over 65535 bytes"));
-    }
+    origin_fits(origin)?;
     if !(0..1 << 62).contains(&now) {
         return Err(refuse("now must be microseconds since 1970"));
     }
-    let ask = |topic: &[u8]| -> PyResult<Option<u32>> {
-        let Some(count) = counts.get_item(PyBytes::new(py, topic))? else { return Ok(None) };
-        let count: i64 = count.extract()?;
-        if !(0..=i64::from(i32::MAX)).contains(&count) {
-            return Err(refuse("a topic has 0 (refused) to 2**31 - 1 partitions"));
-        }
-        Ok(Some(count as u32))
-    };
-    let (run, pos, stop) = fly::produces(d, start, max_frame, ask)?;
+    let (run, pos, stop) = fly::produces(d, start, max_frame, |topic: &[u8]| partitions_of(counts, topic))?;
     let items = PyList::empty(py);
     if run.records != 0 {
         let groups = PyList::empty(py);
@@ -68,12 +74,52 @@ pub fn fly_split<'py>(
     }
     match fly::next_frame(d, pos, max_frame) {
         Next::Frame { op, flags, end } => {
-            items.append((op, flags, PyBytes::new(py, &d[pos + fly::FRAME_BYTES..end])))?;
+            let payload = pos + fly::FRAME_BYTES;
+            if end - payload > fly::LARGE_PAYLOAD_BYTES {
+                let view = PyMemoryView::from(data)?.get_item(PySlice::new(py, payload as isize, end as isize, 1))?;
+                items.append((op, flags, view))?;
+            } else {
+                items.append((op, flags, PyBytes::new(py, &d[payload..end])))?;
+            }
             Ok((items, end, 0, None))
         }
         Next::Wait => Ok((items, pos, 0, None)),
         Next::Fatal(fatal) => Ok((items, pos, fatal, None)),
     }
+}
+
+#[pyfunction]
+pub fn fly_split_one<'py>(
+    py: Python<'py>,
+    payload: &Bound<'py, PyAny>,
+    counts: &Bound<'py, PyDict>,
+    origin: &[u8],
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    // Held: the buffer must stay where it is while the interpreter lock is given up; the caller promises not to write to it.
+    let held = Held::new(payload)?;
+    let d = held.bytes();
+    if d.len() > fly::MAX_FRAME_CEILING_BYTES {
+        return Err(refuse("a payload has at most 32 MiB"));
+    }
+    origin_fits(origin)?;
+    let Some(one) = fly::One::new(d) else { return Ok(None) };
+    let Some(partitions) = partitions_of(counts, one.topic())? else {
+        return Ok(Some(PyBytes::new(py, one.topic()).into_any()));
+    };
+    let run = py.detach(|| one.run(partitions));
+    let group = &run.groups[0];
+    let plan = run.plan(group, origin).map_err(refuse)?;
+    let batch =
+        unzeroed_array(py, plan.0.length, |out| py.detach(|| run.fill(d, group, &plan, origin, out)))?;
+    let groups = PyList::new(py, [(PyBytes::new(py, group.topic), group.partition, batch, group.records)])?;
+    Ok(Some((groups, PyBytes::new(py, &[0, 0])).into_pyobject(py)?.into_any()))
+}
+
+#[pyfunction]
+pub fn fnv1a(py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let held = Held::new(key)?;
+    let d = held.bytes();
+    Ok(if d.len() < UNLOCKED_FILL_BYTES { fly::fnv1a(d) } else { py.detach(|| fly::fnv1a(d)) })
 }
 
 #[pyfunction]

@@ -11,10 +11,13 @@ from random import Random
 import pytest
 
 from quintet import kernel
+from quintet.broker import slices
 from quintet.broker.atomic import dead_letters as module
 from quintet.broker.atomic.dead_letters import DeadLetter, DeadLetters, DeadRow, Failure, _settle, dead_letter_name
 from quintet.broker.atomic.intents import Effect
+from quintet.broker.slices import Slices
 from quintet.broker.table import Done
+from quintet.broker.topics.reads import Patience
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch, Row
@@ -54,7 +57,7 @@ def browse(parts: Parts, source: bytes = b"t", maximum: int = 100, after: str = 
         assert error is None
         items.extend(found)
 
-    parts.dead.browse(source, maximum, after, done)
+    parts.dead.browse(source, maximum, after, done, Patience(Slices(parts.scheduler)))
     parts.scheduler.settle()
     return items
 
@@ -177,9 +180,23 @@ def test_browsing_in_pages_over_partitions_and_past_resolved_ones(monkeypatch: p
             seen += [item.id for item in page]
         assert seen == ids
     with pytest.raises(BadRequest):
-        parts.dead.browse(b"many", 1, "nonsense", Answers())
+        parts.dead.browse(b"many", 1, "nonsense", Answers(), Patience(Slices(parts.scheduler)))
     assert browse(parts, b"unknown") == []
     assert parts.dead.counts(b"unknown") == 0
+
+
+def test_browsing_many_takes_more_than_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand keep the loop for 20 ms: each step looks at one, and a slice has so many steps."""
+    monkeypatch.setattr(slices, "STEPS_AT_ONCE_MAX", 10)
+    parts = Parts()
+    bury(parts, *[b"%d" % number for number in range(25)])
+    jobs, answers = Slices(parts.scheduler), Answers()
+    parts.dead.browse(b"t", 100, "", answers, Patience(jobs))
+    assert (len(jobs), answers) == (1, [])
+    parts.scheduler.settle()
+    [(found, error)] = answers
+    assert isinstance(found, list) and error is None
+    assert [item.value for item in found] == [b"%d" % number for number in range(25)]
 
 
 def test_browsing_and_replaying_from_disk() -> None:

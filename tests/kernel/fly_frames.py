@@ -54,7 +54,7 @@ def fetched(records: list[tuple[int, bytes, bytes]], next_offset: int, sdk: bool
     return frame(op, count + body + last, flags)
 
 
-def split(k: ModuleType, data: bytes, counts: dict[bytes, int], max_frame: int = MAX_FRAME) -> Any:
+def split(k: ModuleType, data: bytes | memoryview, counts: dict[bytes, int], max_frame: int = MAX_FRAME) -> Any:
     return k.fly_split(data, 0, max_frame, counts, ORIGIN, NOW)
 
 

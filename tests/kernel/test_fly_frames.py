@@ -167,10 +167,44 @@ class TestFly:
         items, consumed, fatal, unknown = split(k, one * 17 + b"\0", {b"t": 1})
         assert ([item[1][0][3] for item in items], consumed, fatal, unknown) == ([16], 16 * MEBIBYTE, 0, None)
 
-    def test_a_longer_frame_is_a_run_alone(self, k: ModuleType) -> None:
-        data = produce(b"t", bytes(17 * MEBIBYTE)) + produce(b"t", b"")
-        items, consumed, _, _ = split(k, data, {b"t": 1}, 32 * MEBIBYTE)
-        assert ([item[1][0][3] for item in items], consumed) == ([1], len(data) - len(produce(b"t", b"")))
+    @pytest.mark.parametrize("op", [1, 2])
+    def test_a_payload_of_over_a_mebibyte_is_a_view_of_the_read(self, k: ModuleType, op: int) -> None:
+        """Also that of a PRODUCE: nothing is copied before somebody has chosen where."""
+        rest = frame(op, b"\0" * MEBIBYTE)
+        data = bytearray(produce(b"t", b"1") + frame(op, b"\0" * (MEBIBYTE + 1)) + rest)
+        (run, large), consumed, _, _ = split(k, memoryview(data), {b"t": 1}, 32 * MEBIBYTE)
+        assert (run[1][0][3], large[:2], consumed) == (1, (op, 1), len(data) - len(rest))
+        assert isinstance(large[2], memoryview) and len(large[2]) == MEBIBYTE + 1
+        data[len(data) - len(rest) - 1] = 7
+        assert large[2][-1] == 7
+        ((_, _, small),), _, _, _ = split(k, memoryview(data)[consumed:], {b"t": 1}, 32 * MEBIBYTE)
+        assert isinstance(small, bytes)
+
+    # -- one payload alone --------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("size", [0, 3, MEBIBYTE + 1, 31 * MEBIBYTE])
+    @pytest.mark.parametrize("count", [0, 1, 7])
+    @pytest.mark.parametrize("suffix", [b"", producer(9, 4)])
+    def test_a_payload_alone_is_what_a_run_of_it_is(self, k: ModuleType, size: int, count: int, suffix: bytes) -> None:
+        whole = produce(b"t", b"v" * size, b"key", -1, suffix)
+        made = k.fly_split_one(memoryview(whole)[8:], {b"t": count}, ORIGIN)
+        if size < MEBIBYTE:
+            assert made == split(k, whole, {b"t": count})[0][0][1:]
+        ((topic, partition, batch, records),), order = made
+        assert (topic, partition, records, order) == (b"t", fnv1a(b"key") % count if count else -1, 1, b"\0\0")
+        assert [row[2:4] for row in k.rows(batch, 0, 1)] == [(b"key", b"v" * size)]
+
+    def test_a_payload_alone_names_its_topic_or_is_not_sound(self, k: ModuleType) -> None:
+        payload = produce(b"t", bytes(2 * MEBIBYTE))[8:]
+        assert k.fly_split_one(payload, {b"other": 1}, b"") == b"t"
+        assert k.fly_split_one(payload[:-1], {b"t": 1}, b"") is None
+        assert k.fly_split_one(b"", {}, b"") is None
+        with pytest.raises(ValueError, match="32 MiB"):
+            k.fly_split_one(bytes(32 * MEBIBYTE + 1), {}, b"")
+        with pytest.raises(ValueError, match="origin"):
+            k.fly_split_one(payload, {}, bytes(65_536))
+        with pytest.raises(ValueError, match="partitions"):
+            k.fly_split_one(payload, {b"t": -1}, b"")
 
     def test_a_run_ends_at_65535_groups(self, k: ModuleType) -> None:
         one = len(produce(b"t", b""))

@@ -1,16 +1,17 @@
 """Whoever stops reading or delivering because of a bound is woken, and what is gone is no longer counted (ADR 13, ADR 16)."""
 
 import asyncio
+import mmap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from quintet.model import limits
-from quintet.net import turns
+from quintet.net import connection, turns
 from quintet.net.connection import Connection
 from quintet.net.listener import Listener, ListenerOptions
 from quintet.net.output import OutputBudget
@@ -369,3 +370,61 @@ async def test_other_output_gives_no_claim_back() -> None:
         session.making = False
         session.push(10)
         assert output.used == 0
+
+
+class Large:
+    """Tells a session's side of a large frame: it consumes all when there are `whole` bytes, and keeps a view of them."""
+
+    closing: str | None = None
+    auth_failures = 0
+    principal_name = "ann"
+    operation = "large"
+    holding = stopped = making = False
+
+    def __init__(self, whole: int) -> None:
+        self.whole = whole
+        self.kept: list[memoryview] = []
+        self.take_output: Any = list
+        self.congestion = self.deadline = lambda: None
+        self.closed = lambda: None
+
+    def receive(self, view: memoryview, now: int) -> int:
+        if len(view) < self.whole:
+            return 0
+        self.kept.append(view[: self.whole])
+        return self.whole
+
+
+@pytest.mark.parametrize("moves_pages", [True, False])
+async def test_a_large_frame_that_was_consumed_is_not_written_to_again(
+    moves_pages: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions keep views of it; the rest, and what comes, is read into memory of its own."""
+    if not moves_pages:
+        monkeypatch.setattr(connection, "_mapped", Immovable)
+    whole = 5 * limits.MIB
+    session = Large(whole)
+    line = Line()
+    line.listener.make_session = lambda made: session  # type: ignore[assignment, return-value]
+    await line.listener.start()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            _, writer = await line.connect()
+            for letter in b"abc":
+                writer.write(bytes((letter,)) * whole)
+            await until(lambda: len(session.kept) == 3)
+        assert [len(view) for view in session.kept] == [whole] * 3
+        assert [set(view) for view in session.kept] == [{letter} for letter in b"abc"]
+        session.kept.clear()
+    finally:
+        line.close()
+
+
+class Immovable(mmap.mmap):
+    """Memory of a system that cannot grow it in its place."""
+
+    def __new__(cls, size: int) -> Self:
+        return super().__new__(cls, -1, size)
+
+    def resize(self, newsize: int) -> None:
+        raise SystemError("mmap: resizing not available--no mremap()")

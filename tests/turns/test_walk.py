@@ -4,6 +4,8 @@ Here the walk is thin: a hundred small requests, messages of 1 MiB. `make turns`
 and writes docs/TURNS.md.
 """
 
+import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -15,11 +17,13 @@ from quintet.protocols.flymq import frames as fly
 from quintet.protocols.peerbus import frames as peer
 from tests.turns.inputs import Row, rows
 from tests.turns.walk import BOUND_MS, Walk, walking
+from tests.turns.wires import Fly
 
 COUNT = 100
 BYTES = 1 << 20
 PARTITIONS = 50
 SCALE = 0.01
+WAIT_S = 5.0
 ROWS = list(rows(COUNT, BYTES, PARTITIONS))
 
 
@@ -50,6 +54,22 @@ def test_no_operation_keeps_the_loop_longer_than_the_bound(walk: Walk, door: str
     results = [walk.measure(row) for row in ROWS if row.door == door]
     slow = [f"{r.row.operation}, {r.row.what}: {r.ms:.1f} ms in {r.callback}" for r in results if r.ms > BOUND_MS]
     assert not slow, f"above {BOUND_MS} ms of processor time:\n" + "\n".join(slow)
+
+
+def test_an_answer_that_comes_in_two_parts_belongs_to_its_run() -> None:
+    """Else the rest of it is taken for the header of the next run's first answer, whose length is then waited for."""
+    wire = Fly.__new__(Fly)
+    wire.socket, broker = socket.socketpair()
+    wire.socket.settimeout(WAIT_S)
+    answer = Fly.frame(fly.TXN_COMMIT, txn_id="x" * 100)
+    with wire.socket, broker:
+        broker.sendall(answer[:20])
+        later = threading.Timer(0.05, broker.sendall, (answer[20:],))
+        later.start()
+        assert not wire.run(Fly.frame(fly.WHOAMI))
+        later.join()
+        broker.sendall(answer * 2)
+        assert not wire.run(Fly.frame(fly.WHOAMI) * 2)
 
 
 def test_a_planted_slow_handler_is_caught() -> None:

@@ -158,7 +158,7 @@ class Fly(Wire):
     def _read_until(self, answer: bytes) -> bool:
         kept = bytearray()
         skip = 0
-        while self._owed:
+        while self._owed or skip:  # also the rest of the last answer: the next run would take it for a header
             try:
                 data = self.socket.recv(RECEIVE_BYTES)
             except ConnectionError:

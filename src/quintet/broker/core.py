@@ -242,8 +242,8 @@ class Broker:
         return self.topics.ensure(name, durable)
 
     def reject(
-        self, topic: Topic, schema: Schema, reasons: list[str], key: bytes | None, value: bytes | memoryview, origin: bytes,
-        done: Callable[[Exception], None],
+        self, topic: Topic, schema: Schema, reasons: list[str], key: bytes | memoryview | None,
+        value: bytes | memoryview, origin: bytes, done: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         """A message does not fit this schema: done(SchemaRejected), after it was put among the dead letters if the
         configuration wants that."""
@@ -252,9 +252,8 @@ class Broker:
         if not self.keeps_rejected:
             done(refused)
             return
-        self.dead.bury_rejected(
-            topic.raw, key, bytes(value), (), origin, f"{schema.id}: {said}", lambda error: done(error or refused)
-        )
+        kept, cause = (bytes(key) if key else None, bytes(value)), f"{schema.id}: {said}"
+        self.dead.bury_rejected(topic.raw, *kept, (), origin, cause, lambda error: done(error or refused))
 
     def create_topic(
         self, name: bytes, partitions: int, durability: str = "", retention_us: int = 0, retention_bytes: int = 0

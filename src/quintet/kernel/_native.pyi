@@ -21,7 +21,7 @@ def crc32c(data: Buffer, value: int = 0) -> int:
 
 def build(
     values: Sequence[bytes | memoryview | None],
-    keys: Sequence[bytes | None] | None = None,
+    keys: Sequence[bytes | memoryview | None] | None = None,
     headers: Sequence[Headers] | None = None,
     timestamps: Sequence[int] | None = None,
     expiries: Sequence[int] | None = None,
@@ -29,7 +29,8 @@ def build(
     flags: int = 0,
 ) -> bytearray:
     """An unsealed batch (base_offset, timestamp, crc are zero) of these records. A column that would say nothing (keys
-    all None, headers all empty, expiries all 0) is left out."""
+    all None, headers all empty, expiries all 0) is left out. Other threads run while one of 1 MiB or more is filled; nobody
+    may write to what is viewed."""
 
 def merge(batches: Sequence[Buffer], timestamp: int) -> bytearray:
     """One unsealed batch of the records of several, in order; all must have the same flags and no producer_id.
@@ -260,20 +261,32 @@ def fly_split(
                             [(topic, partition, batch, count), ...], each an unsealed batch with `origin`, and with the
                             producer_id and first sequence of an idempotent producer; order is the group number of each
                             record in wire order, packed `<H`.
-      (op, flags, payload)  any other frame, and a PRODUCE that is compressed or whose fields do not add up (topic of 1
-                            to 255 bytes, producer_id of 1 to 2**63 - 1). Splitting stops behind it.
+      (op, flags, payload)  any other frame, and a PRODUCE that is compressed, whose payload has over 1 MiB or whose fields
+                            do not add up (topic of 1 to 255 bytes, producer_id of 1 to 2**63 - 1). payload is bytes; one
+                            of over 1 MiB is a view of `data`. Splitting stops behind it.
 
     counts tells the partitions of each topic. One that is not in it is `unknown`: consumed is then the start of the
     first frame that names it; add it and call again. 0 partitions: the topic was refused, all its records come in one
     group with partition -1 and no producer. A record belongs to the partition it asks for (sound or not); if it asks for
     -1, to FNV-1a (32 bit) of its key modulo the partitions, or without a key to -1: the session chooses. Records of one
     topic, partition and producer are one group, as long as the producer's sequences rise by one. A run ends before it
-    would have over 16 MiB of frames (a longer frame is a run alone) or over 65,535 groups; a group has fewer than 2**20
+    would have over 16 MiB of frames or over 65,535 groups; a group has fewer than 2**20
     records. max_frame, the greatest payload, is 1 byte to 32 MiB. `now` must be microseconds since 1970, and no record
     is given an expiry: PRODUCE has no time to live.
 
     fatal: 0, or 1 bad magic, 2 unknown version, 3 length above max_frame, each judged as soon as its bytes are in; the
     items before it are still good."""
+
+def fly_split_one(
+    payload: Buffer, counts: dict[bytes, int], origin: bytes
+) -> tuple[list[tuple[bytes, int, bytearray, int]], bytes] | bytes | None:
+    """The PRODUCE of this payload, without its header and of any length up to 32 MiB: (groups, order) as fly_split gives
+    them, the name of its topic if counts does not have it, None if its fields do not add up. Nothing is copied before the
+    topic is known. Other threads run while the key is hashed and the batch is filled; nobody may write to the payload."""
+
+def fnv1a(key: Buffer) -> int:
+    """FNV-1a, 32 bit; modulo the number of partitions it is the partition of a key. Other threads run while it hashes a
+    long one."""
 
 def fly_produced(groups: Sequence[tuple[bytes, int, Buffer | None, bytes]], order: bytes, flags: int) -> bytes:
     """The replies of a run, in its order. A group is (topic, partition, batch, error): with a batch, which is sealed or

@@ -32,7 +32,7 @@ from quintet.kernel.pure_felix import (
     felix_split,
 )
 from quintet.kernel.pure_felix_json import felix_gets, json_fault, json_head, json_shape
-from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split
+from quintet.kernel.pure_fly import fly_fetch, fly_produce, fly_produced, fly_received, fly_split, fly_split_one, fnv1a
 from quintet.kernel.pure_ws import ws_split
 
 __all__ = [
@@ -61,6 +61,8 @@ __all__ = [
     "fly_produced",
     "fly_received",
     "fly_split",
+    "fly_split_one",
+    "fnv1a",
     "follow",
     "gather",
     "json_fault",

@@ -34,7 +34,9 @@ MAX_FRAME_CEILING_BYTES = 32 * 1024 * 1024
 MAX_REPLY_CEILING_BYTES = 64 * 1024 * 1024
 MAX_FETCH_CEILING_BYTES = 1024 * 1024 * 1024
 MAX_TOPIC_BYTES = 255
-# A run ends here (or behind one longer frame), so a group's batch stays far below the batch limit of 64 MiB.
+# A longer payload is handed out as it is, without a copy.
+LARGE_PAYLOAD_BYTES = 1024 * 1024
+# A run ends here, so a group's batch stays far below the batch limit of 64 MiB.
 MAX_RUN_BYTES = 16 * 1024 * 1024
 # A group's number must fit the u16 of the run's order.
 MAX_RUN_GROUPS = 65_535
@@ -85,10 +87,10 @@ def _small(name: str, number: int, low: int, high: int) -> None:
         raise OverflowError(f"{name} must be {low} to {high}")
 
 
-def fnv1a(key: bytes) -> int:
+def fnv1a(key: Buffer) -> int:
     """FNV-1a, 32 bit."""
     value = FNV_START
-    for byte in key:
+    for byte in view_of(key):
         value = (value ^ byte) * FNV_PRIME & MAX_U32
     return value
 
@@ -218,10 +220,12 @@ def fly_split(
         end, op, flags, fatal = _next_frame(view, pos, max_frame)
         if not end:
             break
-        plain = op == PRODUCE and not flags & COMPRESSION_BITS
+        payload = view[pos + FRAME_BYTES : end]
+        large = len(payload) > LARGE_PAYLOAD_BYTES
+        plain = op == PRODUCE and not flags & COMPRESSION_BITS and not large
         got = _parse_produce(view, pos + FRAME_BYTES, end) if plain else None
         if got is None:
-            generic = (op, flags, bytes(view[pos + FRAME_BYTES : end]))
+            generic = (op, flags, payload if large else bytes(payload))
             pos = end
             break
         if pos > start and end - start > MAX_RUN_BYTES:
@@ -240,6 +244,25 @@ def fly_split(
     if generic:
         items.append(generic)
     return items, pos, fatal, unknown
+
+
+def fly_split_one(
+    payload: Buffer, counts: dict[bytes, int], origin: bytes
+) -> tuple[list[tuple[bytes, int, bytearray, int]], bytes] | bytes | None:
+    view = view_of(payload)
+    if len(view) > MAX_FRAME_CEILING_BYTES:
+        raise ValueError("a payload has at most 32 MiB")
+    if len(origin) > MAX_U16:
+        raise ValueError("origin is over 65535 bytes")
+    got = _parse_produce(view, 0, len(view))
+    if got is None:
+        return None
+    run = Collector(counts)
+    target = run.target(got)
+    if target is None:
+        return got.topic
+    run.add(got, *target)
+    return [run.groups[0].item(origin)], b"\0\0"
 
 
 # -- replies ----------------------------------------------------------------------------------------------------------

@@ -133,7 +133,9 @@ class Session(Protocol):
         """The name of the request that was acted on last, for the log."""
 
     def receive(self, view: memoryview, now: int) -> int:
-        """All bytes not yet consumed; returns how many are consumed now. `now` is a date: it judges tokens, delays and
+        """All bytes not yet consumed; returns how many are consumed now. `view` is written to again after the call, except
+        for a frame of more than limits.READ_BUFFER_BYTES that was consumed: views of that one may be kept, and hold all of
+        its buffer. `now` is a date: it judges tokens, delays and
         expiry. What lasts (rates, windows, time-outs) is measured by the scheduler's monotonic clock."""
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:

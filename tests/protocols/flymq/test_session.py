@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from quintet import kernel
 from quintet.broker.audit.audit_log import Query
 from quintet.broker.core import BrokerOptions
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
@@ -503,6 +504,69 @@ def test_what_takes_long_to_inflate_is_not_inflated_on_the_loop(sim: SimBroker, 
     (reply,) = client.exchange(raw(frames.FETCH, bomb, 1 | number << 1))
     assert error_of(reply, "document").code == "E1402"
     assert client.ask("WHOAMI")["success"]
+
+
+@pytest.mark.parametrize("name", ["PRODUCE", "PRODUCE_WITH_TTL"])
+@pytest.mark.parametrize("large", ["key", "value"])
+def test_a_large_message_is_built_on_a_thread(sim: SimBroker, name: str, large: str) -> None:
+    """A fresh copy of 31 MiB takes 24 ms of the loop. What follows waits for it, and nobody else does."""
+    client, other = Client(sim, "admin"), Client(sim, "bruno")
+    client.produce("t", b"first")
+    key, value = (bytes(3 << 20), b"v") if large == "key" else (b"k", bytes(3 << 20))
+    message = {"key": key, "value": value} if name == "PRODUCE" else {"key": key, "data": value, "ttl_ms": 60_000}
+    sim.scheduler.held = True
+    small = request("PRODUCE", topic="t", key=b"", value=b"behind it", partition=0)
+    client.peer.feed(request(name, topic="t", partition=0, **message) + small)
+    sim.scheduler.turn()
+    assert client.peer.session.holding and len(sim.scheduler.jobs) == 1
+    assert sim.broker.topics.find(b"t").published == 1, "nothing of it is copied before"
+    other.peer.feed(request("WHOAMI"))
+    assert [reply.code for reply in parse(other.peer.take())] == [frames.WHOAMI]
+    sim.scheduler.held = False
+    sim.scheduler.settle()
+    replies = zip((name, "PRODUCE"), parse(client.peer.take()), strict=True)
+    assert [client.read(kind, reply)["offset"] for kind, reply in replies] == [1, 2]
+    assert client.values("t") == [b"first", value, b"behind it"]
+
+
+def test_a_topic_made_anew_while_a_large_message_is_built(sim: SimBroker) -> None:
+    """Its partition was chosen among those of the one before."""
+    admin, writer = Client(sim, "admin"), Client(sim, "bruno")
+    admin.ask("CREATE_TOPIC", topic="t", partitions=7)
+    writer.produce("t", b"first", partition=0)
+    value = bytes(3 << 20)
+    sim.scheduler.held = True
+    writer.peer.feed(request("PRODUCE", topic="t", key=b"key", value=value, partition=-1))
+    assert len(sim.scheduler.jobs) == 1
+    admin.peer.feed(request("DELETE_TOPIC", topic="t") + request("CREATE_TOPIC", topic="t", partitions=1))
+    for _ in range(50):
+        sim.scheduler.turn()
+        while len(sim.scheduler.jobs) > 1:
+            sim.scheduler.finish(len(sim.scheduler.jobs) - 1)
+    assert len(sim.broker.topics.find(b"t").partitions) == 1
+    sim.scheduler.held = False
+    sim.scheduler.settle()
+    (reply,) = parse(writer.peer.take())
+    assert writer.read("PRODUCE", reply)["partition"] == 0
+    assert writer.values("t") == [value]
+
+
+def test_a_large_message_that_is_refused_is_not_built(sim: SimBroker) -> None:
+    conny = Client(sim, "conny")
+    sim.scheduler.held = True
+    conny.peer.feed(request("PRODUCE", topic="t", key=b"", value=bytes(3 << 20), partition=0))
+    (reply,) = parse(conny.peer.take())
+    assert error_of(reply, "document").code == "E1201"
+
+
+def test_a_retry_of_a_large_message_is_not_built_again(sim: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(sim, "admin")
+    fields: dict[str, Any] = {"topic": "t", "key": b"", "value": bytes(3 << 20), "partition": 0}
+    once = request("PRODUCE", **fields, producer_id=7, sequence=0)
+    (first,) = client.exchange(once)
+    monkeypatch.setattr(kernel, "build", None)
+    (again,) = client.exchange(once)
+    assert client.read("PRODUCE", again) == client.read("PRODUCE", first)
 
 
 def test_revoked_while_its_payload_is_inflated(sim: SimBroker) -> None:

@@ -14,7 +14,7 @@ by the asker, never to one that a header names.
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -23,9 +23,11 @@ import msgspec
 
 from quintet import kernel
 from quintet.broker.atomic.intents import Effect, Intents, NotYetVisible, pack
+from quintet.broker.slices import Steps
 from quintet.broker.table import Done, Table
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic, Topics
+from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import Header, RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound, QuintetError
@@ -211,9 +213,9 @@ class DeadLetters:
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def browse(self, source: bytes, maximum: int, after: str, done: Browsed) -> None:
+    def browse(self, source: bytes, maximum: int, after: str, done: Browsed, patience: reads.Patience) -> None:
         """Up to `maximum` open dead letters of this topic behind the id `after` ("": from the first one), oldest first
-        within a partition, at most about BROWSE_BYTES_MAX."""
+        within a partition, at most about BROWSE_BYTES_MAX. In slices: a thousand take 20 ms."""
         topic = self._topics.get(self.name_for(source))
         place = _parse(after) if after else (0, -1)
         if place is None:
@@ -221,7 +223,7 @@ class DeadLetters:
         if topic is None:
             done([], None)
         else:
-            _Browse(self, topic, min(maximum, BROWSE_MAX), place[0], place[1] + 1, done).go()
+            _Browse(self, topic, min(maximum, BROWSE_MAX), place[0], place[1] + 1, done, patience).go()
 
     def get(self, source: bytes, id: str, done: Got) -> None:
         """This dead letter, or OffsetNotFound: unknown, or resolved."""
@@ -410,11 +412,14 @@ class DeadLetters:
 
 
 class _Browse:
-    """One look through the partitions of a dead-letter topic under way."""
+    """One look through the partitions of a dead-letter topic under way. A step looks at one record."""
 
-    __slots__ = ("_bytes", "_dead", "_done", "_items", "_maximum", "_number", "_offset", "_topic")
+    __slots__ = ("_bytes", "_dead", "_done", "_items", "_maximum", "_number", "_offset", "_patience", "_topic")
 
-    def __init__(self, dead: DeadLetters, topic: Topic, maximum: int, number: int, offset: int, done: Browsed) -> None:
+    def __init__(
+        self, dead: DeadLetters, topic: Topic, maximum: int, number: int, offset: int, done: Browsed,
+        patience: reads.Patience,
+    ) -> None:  # fmt: skip
         self._dead = dead
         self._topic = topic
         self._maximum = maximum
@@ -423,8 +428,18 @@ class _Browse:
         self._bytes = 0
         self._items: list[DeadLetter] = []
         self._done = done
+        self._patience = patience
 
-    def go(self) -> None:
+    def go(self, batches: Sequence[RecordBatch] = ()) -> None:
+        """From these on."""
+        try:
+            self._patience.slices.run(self._look(batches), self._looked, self._patience.wanted)
+        except QuintetError as refused:
+            self._done([], refused)
+
+    def _look(self, batches: Sequence[RecordBatch]) -> Steps[Partition | None]:
+        """To the end; or to a partition, from which must be fetched first."""
+        yield from self._take(batches)
         while self._number < len(self._topic.partitions) and not self._full():
             partition = self._topic.partitions[self._number]
             self._offset = self._dead.next_open(self._topic, self._number, self._offset)
@@ -433,10 +448,15 @@ class _Browse:
                 continue
             found = partition.read(self._offset, _READ_BYTES)
             if found is None:
-                partition.fetch(self._offset, _READ_BYTES, partial(self._fetched, partition.visible))
-                return
-            self._take(found)
-        self._done(self._items, None)
+                return partition
+            yield from self._take(found)
+        return None
+
+    def _looked(self, partition: Partition | None, error: Exception | None) -> None:
+        if partition is not None:
+            partition.fetch(self._offset, _READ_BYTES, partial(self._fetched, partition.visible))
+        else:
+            self._done([] if error is not None else self._items, error)
 
     def _full(self) -> bool:
         return len(self._items) >= self._maximum or self._bytes >= BROWSE_BYTES_MAX
@@ -447,10 +467,9 @@ class _Browse:
             return
         if not batches:  # nothing sound is left up to there
             self._offset = visible
-        self._take(batches)
-        self.go()
+        self.go(batches)
 
-    def _take(self, batches: list[RecordBatch]) -> None:
+    def _take(self, batches: Sequence[RecordBatch]) -> Iterator[None]:
         for batch in batches:
             index = batch.index_of(self._offset)
             while index < batch.count and not self._full():
@@ -463,6 +482,7 @@ class _Browse:
                         return
                     self._items.append(_shown(self._number, row))
                     self._offset += 1
+                    yield
                 index = batch.index_of(self._offset)
             if self._full():
                 return

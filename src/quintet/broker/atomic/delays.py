@@ -125,7 +125,7 @@ class Delays:
         owner: str,
         topic: Topic,
         partition: int,
-        key: bytes | None,
+        key: bytes | memoryview | None,
         value: bytes | memoryview | None,
         headers: Headers,
         due_us: int,
@@ -142,9 +142,9 @@ class Delays:
                 hint=f"0 to {DELAY_MAX_US // 1_000_000} s (365 days)",
             )
         topic.check_writable(0 if partition == ANY else partition)
-        if value is not None and len(value) > MESSAGE_BYTES_MAX:
-            raise _too_large(len(value))  # before it is copied
-        value = None if value is None else bytes(value)
+        if len(value or b"") + len(key or b"") > MESSAGE_BYTES_MAX:
+            raise _too_large(len(value or b"") + len(key or b""))  # before it is copied
+        key, value = None if key is None else bytes(key), None if value is None else bytes(value)
         handle = max(self._last_handle + 1, now)  # from the clock: not used again by a broker that starts empty
         row = DelayedRow(
             handle, owner, topic.name, 0 if topic.in_memory else topic.spec.id, partition, due_us, key, value, headers, origin

@@ -43,6 +43,7 @@ OWNER_BYTES_MAX: Final = 64 << 20  # of those of one principal: nobody takes the
 ENDED_REMEMBERED_MAX: Final = 10_000  # why a transaction is gone, for whoever asks
 TXN_ID_BYTES: Final = 16
 
+Blob = bytes | memoryview  # a view of what a connection received: a large message is not copied before the commit
 Done = Callable[[Exception | None], None]
 Check = Callable[[], Callable[[], None]]
 
@@ -74,7 +75,7 @@ class Transaction:
         self.state = OPEN
         self.doubtful = False  # the disk failed while it was committed: only the next start can tell
         self.bytes = self.count = 0
-        self.parts: dict[tuple[Topic, int], tuple[list[bytes | None], list[bytes | None], bytes]] = {}
+        self.parts: dict[tuple[Topic, int], tuple[list[Blob | None], list[Blob | None], bytes]] = {}
         self.effects: list[Effect] = []
         self.checks: list[Check] = []
         self.holds: list[Callable[[], None]] = []  # what the checks of a commit under way gave
@@ -132,7 +133,7 @@ class Transactions:
         self._find(owner, id)
 
     def produce(
-        self, owner: str, id: str, topic: Topic, partition: int, key: bytes | None, value: bytes, origin: bytes
+        self, owner: str, id: str, topic: Topic, partition: int, key: Blob | None, value: Blob, origin: bytes
     ) -> int:
         """Keep a message until the commit; returns the partition it will go to."""
         transaction = self._find(owner, id)

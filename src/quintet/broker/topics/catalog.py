@@ -169,10 +169,10 @@ class Topic:
             partitions[partition].append(batch, done)
         return partition
 
-    def choose(self, key: bytes | None) -> int:
+    def choose(self, key: bytes | memoryview | None) -> int:
         """Where a message goes that names no partition: by its key (FNV-1a, 32 bits), or the next one in turn."""
         if key:
-            return fnv1a(key) % len(self.partitions)
+            return fnv1a(key) % len(self.partitions) if len(self.partitions) > 1 else 0
         chosen = self._next
         self._next = chosen + 1 if chosen + 1 < len(self.partitions) else 0
         return chosen

@@ -442,14 +442,14 @@ def _plain(name: str, kind: str, filled: bool) -> Node:
 # -- frames -----------------------------------------------------------------------------------------------------------
 
 
-_VIEWED: Final = frozenset({"data", "message"})
+_VIEWED: Final = frozenset({"data", "key", "message", "schema", "value"})
 
 
 def decode_request(operation: frames.Operation, payload: bytes | memoryview) -> Values:
     """The fields of a request: the first of its layouts that the payload fits exactly.
 
-    Large bytes are copied once, not once for each layout. A large message (`data`, `message`) stays a view of the payload:
-    a copy of 31 MiB takes up to 10 ms of the loop, and most of them are built into a batch or refused for their size.
+    Large bytes are copied once, not once for each layout. A large message, key or schema stays a view of the payload: a
+    copy of 31 MiB takes up to 40 ms of the loop, and most of them are built into a batch or refused for their size.
     """
     data = memoryview(payload)
     first: Malformed | None = None
@@ -530,7 +530,7 @@ def error_frame(dialect: frames.Dialect, code: str, message: str) -> bytes:
 # -- compression ------------------------------------------------------------------------------------------------------
 
 
-def inflate(codec: int, data: bytes, most: int) -> bytes:
+def inflate(codec: int, data: bytes | memoryview, most: int) -> bytes:
     """The payload behind a compressed one, never more than `most` bytes: TooLarge is raised when the limit is passed,
     not when the whole is there. Malformed if it is no such thing, or nothing we know."""
     name = frames.CODECS.get(codec)
@@ -557,7 +557,7 @@ def _room(most: int) -> mmap.mmap:
     return mmap.mmap(-1, max(most, 1))
 
 
-def _gunzip(data: bytes, most: int) -> bytes:
+def _gunzip(data: bytes | memoryview, most: int) -> bytes:
     inflater = zlib.decompressobj(wbits=31)
     with _room(most) as room:
         while not inflater.eof:
@@ -572,7 +572,7 @@ def _gunzip(data: bytes, most: int) -> bytes:
         return room[: room.tell()]
 
 
-def _unlz4(data: bytes, most: int) -> bytes:
+def _unlz4(data: bytes | memoryview, most: int) -> bytes:
     """The frame format."""
     from cramjam import DecompressionError, lz4
 
@@ -586,7 +586,7 @@ def _unlz4(data: bytes, most: int) -> bytes:
         return room[:size]
 
 
-def _unzstd(data: bytes, most: int) -> bytes:
+def _unzstd(data: bytes | memoryview, most: int) -> bytes:
     from quintet.model.zstd import DecompressionParameter, ZstdDecompressor
 
     inflater = ZstdDecompressor(options={DecompressionParameter.window_log_max: 25})
@@ -603,7 +603,7 @@ def _unzstd(data: bytes, most: int) -> bytes:
         return room[: room.tell()]
 
 
-def _unsnappy(data: bytes, most: int) -> bytes:
+def _unsnappy(data: bytes | memoryview, most: int) -> bytes:
     """The raw format: it begins with the length of what comes out, so nothing is allocated for a lie."""
     from cramjam import snappy
 

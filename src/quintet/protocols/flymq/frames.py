@@ -30,6 +30,9 @@ HEADER_BYTES: Final = HEADER.size
 MAGIC: Final = 0xAF
 VERSION: Final = 1
 FRAME_BYTES_MAX: Final = 33_554_432  # of the payload (document, "Constants")
+LARGE_BYTES: Final = (
+    1 << 20
+)  # of a payload or message: a thread inflates and copies it; page faults alone may take 0.8 ms a MiB
 
 BINARY: Final = 0x01
 COMPRESSION_MASK: Final = 0x0E
@@ -330,3 +333,10 @@ NAMES: Final = {code: operation.name for code, operation in OPERATIONS.items()} 
     AUTH_RESPONSE: "AUTH_RESPONSE",
     ERROR: "ERROR",
 }
+
+# What is written down when it succeeds; changes of users and access rules write themselves down.
+AUDITED: Final = {
+    CREATE_TOPIC: "topic.create", DELETE_TOPIC: "topic.delete", DELETE_GROUP: "group.delete",
+    REGISTER_SCHEMA: "schema.register", DELETE_SCHEMA: "schema.delete",
+    RESET_OFFSET: "offset.reset", SEEK_TO_TIMESTAMP: "offset.reset",
+}  # fmt: skip

@@ -128,24 +128,37 @@ def _each(make: Callable[[Any], Values], found: Iterator[Any]) -> Iterator[Value
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def _record(topic: Topic, partition: int, batch: bytearray, key: bytes | None, value: bytes) -> Values:
-    offset, time = _OFFSET_TIME.unpack_from(batch, 16)
-    return _metadata(topic, partition, offset, time, key, value)
-
-
-def _metadata(topic: Topic, partition: int, offset: int, time: int, key: bytes | None, value: bytes) -> Values:
+def _metadata(topic: Topic, partition: int, at: tuple[int, int], key: bytes | None, value: bytes) -> Values:
     sizes = {"key_size": len(key) if key else -1, "value_size": len(value)}
-    return {"topic": topic.name, "partition": partition, "offset": offset, "timestamp_ms": time // 1000} | sizes
+    return {"topic": topic.name, "partition": partition, "offset": at[0], "timestamp_ms": at[1] // 1000} | sizes
 
 
 def _publish(call: Call, ask: Values, expiry: int = 0) -> None:
-    """Append the one message of a request that is not a plain PRODUCE."""
+    """Append the one message of a request that is not a plain PRODUCE. A thread builds the batch of a large one."""
     topic = call.target(ask)
-    key, value = ask.get("key") or None, ask["data"]
-    batch = kernel.build([value], [key], expiries=[expiry], origin=call.origin)
-    asked = ask.get("partition", ANY)
-    chosen = topic.choose(key) if asked == ANY else asked
-    topic.publish(batch, 1, True, call.then(lambda _: _record(topic, chosen, batch, key, value)), chosen)
+    key, value, asked = ask.get("key") or None, ask["data"], ask.get("partition", ANY)
+    place = topic.choose(None) if asked == ANY and key is None else asked
+
+    def build() -> tuple[int, bytearray]:
+        batch = kernel.build([value], [key], expiries=[expiry], origin=call.origin)
+        return topic.choose(key) if place == ANY else place, batch
+
+    if len(value) + len(key or b"") > frames.LARGE_BYTES:
+        call.broker.elsewhere.run(build, partial(_append, call, ask, None), call.wanted)
+    else:
+        _append(call, ask, topic, build())
+
+
+def _append(call: Call, ask: Values, topic: Topic | None, made: tuple[int, bytearray] | Exception) -> None:
+    try:
+        if isinstance(made, Exception):
+            raise made
+        (place, batch), now = made, topic or call.target(ask)  # if there was a wait, the right may be gone
+        at = partial(_OFFSET_TIME.unpack_from, batch, 16)
+        made_of = call.then(lambda _: _metadata(now, place, at(), ask.get("key"), ask["data"]))
+        now.publish(batch, 1, True, made_of, place)
+    except Exception as error:
+        call.answer(None, error)
 
 
 def _consume(call: Call, ask: Values) -> None:
@@ -235,14 +248,13 @@ def _produce_delayed(call: Call, ask: Values) -> None:
     topic = call.target(ask)
     key, value, asked = ask.get("key") or None, ask["data"], ask.get("partition", ANY)
     due = call.now + ask["delay_ms"] * 1000
-    made = call.then(lambda handle: _metadata(topic, max(asked, 0), handle, due, key, value))
+    made = call.then(lambda handle: _metadata(topic, max(asked, 0), (handle, due), key, value))
     call.broker.delays.produce(call.owner, topic, asked, key, value, (), due, call.origin, made)
 
 
 def _cancel_delayed(call: Call, ask: Values) -> None:
-    privileged = call.broker.access.may_administer(call.principal)
-    done = call.when_durable(_done("cancelled"))
-    call.broker.delays.cancel(call.owner, privileged, ask["topic"], ask["handle"], done)
+    who = (call.owner, call.broker.access.may_administer(call.principal))
+    call.broker.delays.cancel(*who, ask["topic"], ask["handle"], call.when_durable(_done("cancelled")))
 
 
 # -- topics -----------------------------------------------------------------------------------------------------------
@@ -399,7 +411,7 @@ def _fetch_dlq(call: Call, ask: Values) -> None:
         return {"messages": _each(DeadLetter.fields, iter(letters))} | details
 
     source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
-    call.broker.dead.browse(source, most, ask.get("after", ""), call.then(made))
+    call.broker.dead.browse(source, most, ask.get("after", ""), call.then(made), call.patience)
 
 
 def _list_dlq(call: Call, _ask: Values) -> Values:
@@ -440,11 +452,9 @@ def _txn_begin(call: Call, ask: Values) -> Values:
 def _txn_produce(call: Call, ask: Values) -> Values:
     call.broker.transactions.check_open(call.owner, ask["txn_id"])
     topic = call.target(ask)
-    key, value = ask.get("key") or None, bytes(ask["data"])
-    chosen = call.broker.transactions.produce(
-        call.owner, ask["txn_id"], topic, ask.get("partition", ANY), key, value, call.origin
-    )
-    return _metadata(topic, chosen, 0, call.now, key, value)
+    where, what = (topic, ask.get("partition", ANY)), (ask.get("key") or None, ask["data"])
+    chosen = call.broker.transactions.produce(call.owner, ask["txn_id"], *where, *what, call.origin)
+    return _metadata(topic, chosen, (0, call.now), *what)
 
 
 def _txn_commit(call: Call, ask: Values) -> None:
@@ -646,8 +656,7 @@ def _key_list(call: Call, ask: Values) -> Values:
 
 
 def _key_remove(call: Call, ask: Values) -> None:
-    made = call.then(lambda _: _done())
-    call.broker.keys.remove(call.principal, ask["user"], ask["id"], made, peer=call.peer)
+    call.broker.keys.remove(call.principal, ask["user"], ask["id"], call.then(lambda _: _done()), peer=call.peer)
 
 
 # -- audit ------------------------------------------------------------------------------------------------------------
@@ -685,13 +694,6 @@ HANDLERS: Final[dict[int, Handler]] = {
     frames.ROLE_LIST: _role_list, frames.AUDIT_QUERY: _audit_query, frames.AUDIT_EXPORT: _audit_export,
     frames.AUDIT_QUERY_SDK: _audit_query, frames.AUDIT_EXPORT_SDK: _audit_export, frames.ACL_EXPLAIN: _acl_explain,
     frames.KEY_CREATE: _key_create, frames.KEY_LIST: _key_list, frames.KEY_REMOVE: _key_remove,
-}  # fmt: skip
-
-# What is written down when it succeeds; changes of users and access rules write themselves down.
-AUDITED: Final = {
-    frames.CREATE_TOPIC: "topic.create", frames.DELETE_TOPIC: "topic.delete", frames.DELETE_GROUP: "group.delete",
-    frames.REGISTER_SCHEMA: "schema.register", frames.DELETE_SCHEMA: "schema.delete",
-    frames.RESET_OFFSET: "offset.reset", frames.SEEK_TO_TIMESTAMP: "offset.reset",
 }  # fmt: skip
 
 # PRODUCE and AUTH are the session's own: the hot path, and the one before anybody is known.

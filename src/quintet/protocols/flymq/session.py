@@ -7,7 +7,7 @@
 
 Replies come in the order of requests, and a request sees what the ones before it did: PRODUCE frames run on together,
 any other request waits until everything before it is answered, and what follows waits for it (`holding`: the rest of the
-bytes stays with the connection). The one gate for rights is `_permit`; no handler is reached around it.
+bytes stays with the connection). What follows a large PRODUCE waits until it is built, which a thread does. The one gate for rights is `_permit`; no handler is reached around it.
 """
 
 import struct
@@ -29,7 +29,7 @@ from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError,
 from quintet.model.rights import Right
 from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Link, Replies, Slot
 from quintet.protocols.flymq import codec, errors, frames
-from quintet.protocols.flymq.mapping import AUDITED, HANDLERS, Call
+from quintet.protocols.flymq.mapping import HANDLERS, Call
 
 FRESH: Final = "fresh"
 CHECKING: Final = "checking"
@@ -40,7 +40,6 @@ AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 REPLIES_WAITING_MAX: Final = 1_000  # runs of PRODUCE that wait for the disk; above it, the connection is not read from
 OUTPUT_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one read; then the peer must take some
 TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
-INFLATE_HERE_BYTES_MAX: Final = 1 << 20  # some milliseconds; what becomes larger is inflated by a thread
 # May be answered long after the gate was passed, with what only who may still read should see.
 WAITING: Final = frozenset(
     {frames.FETCH, frames.FETCH_BINARY, frames.CONSUME, frames.CONSUME_ZERO_COPY, frames.PEEK, frames.FETCH_DLQ}
@@ -345,8 +344,6 @@ class FlySession:
                     target = self._targets[name]
                 if not isinstance(target, Topic):
                     raise target
-                if len(batch) > RECORD_BYTES_MAX:
-                    _check_size(max(len(row[2] or b"") + len(row[3] or b"") for row in RecordBatch(batch).rows()))
                 if _PRODUCER.unpack_from(batch, _PRODUCER_AT)[0]:
                     self._produce_once(run, number, target)
                 else:
@@ -390,8 +387,11 @@ class FlySession:
         if pieces == [(RecordBatch(batch).count, None)]:
             producers.append(topic, partition, batch, partial(self._sink.appended, (run, number)))
             self._last = topic
-            return
-        self._split(run, number, topic, pieces)
+        elif len(pieces) == 1 and pieces[0][1] is not None:  # all of it is a retry, and may have 31 MiB
+            kernel.place(batch, *pieces[0][1])
+            self._produced(run, number, None)
+        else:
+            self._split(run, number, topic, pieces)
 
     def _produce_again(self, run: _Run, number: int, topic: Topic, _result: object, _error: Exception | None) -> None:
         try:
@@ -441,8 +441,9 @@ class FlySession:
         """Act on the request that waits, if nothing before it is unanswered."""
         if self._next is None or self._acting or self._unpublished is not None:
             return
-        packed = self._next[0] == frames.PRODUCE and self._next[1] & frames.COMPRESSION_MASK
-        if self._replies.waiting and not packed:  # a compressed PRODUCE runs on with the others
+        if (
+            self._replies.waiting and self._next[0] != frames.PRODUCE
+        ):  # a compressed or large one runs on with the others
             return
         left = self.closing is not None
         if not left and self._state is READY and self._epoch != self._broker.access.epoch:
@@ -458,7 +459,7 @@ class FlySession:
             self._acting = self.making = False
             self._replies.fill(slot, errors.to_frame(error, self._options.dialect))
 
-    def _request(self, slot: Slot, code: int, flags: int, payload: bytes) -> None:
+    def _request(self, slot: Slot, code: int, flags: int, payload: bytes | memoryview) -> None:
         operation = frames.OPERATIONS.get(code)
         if operation is None:
             raise BadRequest(f"unknown opcode: {code}")
@@ -472,15 +473,15 @@ class FlySession:
                 raise AuthError("compressed payloads are read after authentication only")
             most = self._options.frame_bytes_max
             try:
-                payload = codec.inflate(compression, payload, min(most, INFLATE_HERE_BYTES_MAX))
+                payload = codec.inflate(compression, payload, min(most, frames.LARGE_BYTES))
             except TooLarge:
-                if most <= INFLATE_HERE_BYTES_MAX:
+                if most <= frames.LARGE_BYTES:
                     raise
                 work = partial(codec.inflate, compression, payload, most)
                 return self._elsewhere(work, partial(self._inflated, slot, operation, flags))
         return self._act(slot, operation, flags, payload)
 
-    def _elsewhere(self, work: Callable[[], bytes], token: Callable[[object, Exception | None], None]) -> None:
+    def _elsewhere(self, work: Callable[[], object], token: Callable[[object, Exception | None], None]) -> None:
         """Tens of milliseconds: not on the loop, where all others wait."""
         self._acting = True
         completed = self._sink.completed
@@ -502,18 +503,16 @@ class FlySession:
             self._acting = False
             self._replies.fill(slot, errors.to_frame(error, self._options.dialect))
 
-    def _act(self, slot: Slot, operation: frames.Operation, flags: int, payload: bytes) -> None:
+    def _act(self, slot: Slot, operation: frames.Operation, flags: int, payload: bytes | memoryview) -> None:
         code = operation.code
-        if code == frames.PRODUCE and flags & frames.COMPRESSION_MASK:
-            return self._produce_inflated(slot, payload)
+        if code == frames.PRODUCE:
+            return self._produce_one(slot, payload)
         ask = codec.decode_request(operation, payload)
         if code == frames.AUTH:
             return self._authenticate(slot, operation, ask)
         if self._state is not READY:  # WHOAMI: the other one that is open to all
             nobody: codec.Values = {"success": False, "username": "", "roles": [], "permissions": []}
             return self._replies.fill(slot, codec.encode_answer(operation, self._options.dialect, nobody, 0))
-        if code == frames.PRODUCE:
-            raise BadRequest(_UNSOUND)
         self._permit(operation, ask)
         if len(payload) > RECORD_BYTES_MAX:
             _check_size(sum(len(ask.get(name, b"")) for name in ("key", "data", "value")))
@@ -584,10 +583,10 @@ class FlySession:
                 error = refused
         if error is not None:
             made = errors.to_frame(error, self._options.dialect)
-        elif operation.code in AUDITED:
+        elif operation.code in frames.AUDITED:
             if operation.code == frames.DELETE_TOPIC:
                 self._forget_targets()  # a PRODUCE behind it makes the topic anew
-            self._audit(AUDITED[operation.code], resource_of(ask), "success")
+            self._audit(frames.AUDITED[operation.code], resource_of(ask), "success")
         if error is None:
             for first, last in call.given:
                 self._broker.events.delivered("flymq", call.owner, ask["topic"], ask["partition"], first, last)
@@ -598,22 +597,43 @@ class FlySession:
             if self._epoch != self._broker.access.epoch:
                 self._still_welcome()
 
-    def _produce_inflated(self, slot: Slot, payload: bytes) -> None:
-        """A compressed PRODUCE: the same frame again, as the kernel knows it."""
-        header = frames.HEADER.pack(frames.MAGIC, frames.VERSION, frames.PRODUCE, frames.BINARY, len(payload))
-        whole = memoryview(header + payload)
-        while True:
-            items, _, _, unknown = kernel.fly_split(
-                whole, 0, frames.FRAME_BYTES_MAX, self._counts, self._origin, self._now
-            )
-            if unknown is None:
-                break
-            self._resolve(unknown)
-        if not isinstance(items[0][1], list):
-            codec.decode_request(frames.OPERATIONS[frames.PRODUCE], payload)
+    def _produce_one(self, slot: Slot, payload: bytes | memoryview) -> None:
+        """A PRODUCE that was compressed, is large, or is not sound."""
+        name = kernel.fly_split_one(payload, {}, self._origin)  # as no topic is known, it only looks for the name
+        if name is None or len(payload) > RECORD_BYTES_MAX:
+            ask = codec.decode_request(frames.OPERATIONS[frames.PRODUCE], payload)
+            _check_size(len(ask["key"]) + len(ask["value"]))
+        if not isinstance(name, bytes):
             raise BadRequest(_UNSOUND)
-        self._produce(*items[0][1:])
-        self._replies.fill(slot, b"")
+        if name not in self._targets:
+            self._resolve(name)
+        target, count = self._targets[name], self._counts[name]
+        if not isinstance(target, Topic):
+            del self._targets[name], self._counts[name]  # ask again, as after any refusal
+            raise target
+        work = partial(kernel.fly_split_one, payload, {name: count}, self._origin)
+        if len(payload) > frames.LARGE_BYTES:
+            self._elsewhere(work, partial(self._built, slot, payload, name, count))
+        else:
+            self._built(slot, payload, name, count, work(), None)
+
+    def _built(
+        self, slot: Slot, payload: bytes | memoryview, name: bytes, count: int, made: Any, _error: Exception | None
+    ) -> None:
+        """Its batch is there. Rights and topic may not be what they were when it was begun."""
+        self._acting = False
+        try:
+            if isinstance(made, Exception):
+                self._replies.fill(slot, errors.to_frame(made, self._options.dialect))
+            elif self._epoch != self._broker.access.epoch and not self._still_welcome():
+                raise AuthError("this user may no longer use the connection")
+            elif self._counts.get(name) != count:
+                self._produce_one(slot, payload)
+            else:
+                self._produce(*made)
+                self._replies.fill(slot, b"")
+        except QuintetError as error:
+            self._replies.fill(slot, errors.to_frame(error, self._options.dialect))
 
     def _permit(self, operation: frames.Operation, ask: codec.Values) -> None:
         """The gate. Every operation has a row; what is refused here has had no effect and is written down."""
