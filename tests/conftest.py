@@ -9,12 +9,17 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
+import hypothesis
 import pytest
 import structlog
 
 from quintet.config import ENV_OTHER, ENV_OTHER_PREFIX, ENV_PREFIX
 
 LONGEST_FIRST: Final = ("tests/crash", "tests/abuse", "tests/log", "tests/net", "tests/client", "tests/cli")
+
+# Without this every property has 200 ms of wall time for an example, which a busy machine takes for nothing.
+hypothesis.settings.register_profile("quintet", deadline=None)
+hypothesis.settings.load_profile("quintet")
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,11 @@ import sys, traceback
 from types import ModuleType, SimpleNamespace
 daemon = sys.modules["__main__"] = ModuleType("__main__")  # as it is in a worker
 daemon.__spec__, daemon.traceback = SimpleNamespace(name="pyspark.daemon"), traceback
+<<<<<<< ours
 import quintet.spark.source.source
+=======
+__import__(sys.argv[2])
+>>>>>>> theirs
 try:
     raise eval(sys.argv[1])
 except BaseException:
@@ -84,10 +88,11 @@ def test_sources_of_others_keep_what_spark_says(more: dict[str, Any]) -> None:
     assert shown(**more) == (more.get("description", SPARKS), {})
 
 
+@pytest.mark.parametrize("source", ["quintet.spark.source", "quintet.spark.lake.sink"])
 @pytest.mark.parametrize(("raised", "printed"), [("BrokenPipeError(32, 'x')", False), ("ValueError('x')", True)])
-def test_a_worker_whose_reader_has_gone_prints_nothing(raised: str, printed: bool) -> None:
+def test_a_worker_whose_reader_has_gone_prints_nothing(raised: str, printed: bool, source: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WORKER, raised], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", WORKER, raised, source], capture_output=True, text=True, check=True, timeout=60
     )
     assert ("Traceback" in done.stderr) == printed
 

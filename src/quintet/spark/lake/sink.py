@@ -27,6 +27,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from quintet.model.extras import load
+<<<<<<< ours
+=======
+from quintet.spark import quiet, sinks
+>>>>>>> theirs
 from quintet.spark.lake import meta
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.schema import normal
@@ -153,6 +157,9 @@ def _number(given: Mapping[str, str], name: str, default: int, least: int) -> in
     if not word.isdecimal() or not least <= int(word) <= EPOCH_MAX:
         raise OptionError(name, f"{word!r} is not a whole number from {least} on")
     return int(word)
+
+
+quiet.quieten()
 
 
 class LakeSource(DataSource):
