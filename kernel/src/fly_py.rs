@@ -109,8 +109,7 @@ pub fn fly_split_one<'py>(
     let run = py.detach(|| one.run(partitions));
     let group = &run.groups[0];
     let plan = run.plan(group, origin).map_err(refuse)?;
-    let batch =
-        unzeroed_array(py, plan.0.length, |out| py.detach(|| run.fill(d, group, &plan, origin, out)))?;
+    let batch = unzeroed_array(py, plan.0.length, |out| py.detach(|| run.fill(d, group, &plan, origin, out)))?;
     let groups = PyList::new(py, [(PyBytes::new(py, group.topic), group.partition, batch, group.records)])?;
     Ok(Some((groups, PyBytes::new(py, &[0, 0])).into_pyobject(py)?.into_any()))
 }

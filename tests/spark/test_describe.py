@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quintet.spark.describe import described
+from quintet.spark.source.describe import described
 from tests.spark.conftest import FlightServer
 from tests.spark.data import filled
 
@@ -19,11 +19,7 @@ import sys, traceback
 from types import ModuleType, SimpleNamespace
 daemon = sys.modules["__main__"] = ModuleType("__main__")  # as it is in a worker
 daemon.__spec__, daemon.traceback = SimpleNamespace(name="pyspark.daemon"), traceback
-<<<<<<< ours
-import quintet.spark.source.source
-=======
 __import__(sys.argv[2])
->>>>>>> theirs
 try:
     raise eval(sys.argv[1])
 except BaseException:
@@ -88,7 +84,7 @@ def test_sources_of_others_keep_what_spark_says(more: dict[str, Any]) -> None:
     assert shown(**more) == (more.get("description", SPARKS), {})
 
 
-@pytest.mark.parametrize("source", ["quintet.spark.source", "quintet.spark.lake.sink"])
+@pytest.mark.parametrize("source", ["quintet.spark.source.source", "quintet.spark.lake.sink"])
 @pytest.mark.parametrize(("raised", "printed"), [("BrokenPipeError(32, 'x')", False), ("ValueError('x')", True)])
 def test_a_worker_whose_reader_has_gone_prints_nothing(raised: str, printed: bool, source: str) -> None:
     done = subprocess.run(

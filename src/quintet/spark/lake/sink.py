@@ -27,10 +27,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from quintet.model.extras import load
-<<<<<<< ours
-=======
-from quintet.spark import quiet, sinks
->>>>>>> theirs
 from quintet.spark.lake import meta
 from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.schema import normal
@@ -38,6 +34,7 @@ from quintet.spark.lake.storage.files import File, Heaps
 from quintet.spark.lake.storage.objects import ObjectPath, located
 from quintet.spark.lake.storage.options import NOTHING, Storage, parse
 from quintet.spark.lake.table import MERGED_BYTES, ONCE, Table
+from quintet.spark.sessions import quiet
 from quintet.spark.source import sinks
 from quintet.spark.source.options import OptionError, checkpoint, plainly
 

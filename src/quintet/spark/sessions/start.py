@@ -104,8 +104,8 @@ def attach(made: "SparkSession") -> None:
 
 def register(made: "SparkSession") -> None:
     """Make `format("quintet")` known, and queries that read topics visible on their brokers."""
-    from quintet.spark import describe, threads
-    from quintet.spark.source import modes, progress
+    from quintet.spark.sessions import threads
+    from quintet.spark.source import describe, modes, progress
     from quintet.spark.source.source import QuintetSource
 
     made.dataSource.register(QuintetSource)

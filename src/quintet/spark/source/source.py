@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from quintet.model.errors import QuintetError
-from quintet.spark import quiet
+from quintet.spark.sessions import quiet
 from quintet.spark.source.columns import Table, raw_table, typed_table
 from quintet.spark.source.link import Link
 from quintet.spark.source.options import (

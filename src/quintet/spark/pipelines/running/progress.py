@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from quintet.spark.describe import gaps
+from quintet.spark.source.describe import gaps
 
 _SIZES: Final = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
