@@ -611,7 +611,8 @@ class TestSpark:
             restored = given.options(restore, told | {"topic": again, "headers": "exact", "state": plans})
             assert isinstance(restored, restore.Options)
             restore.run(spark, restored)
-            assert list(lake.directory(plans, base.lake_options(restored)).walk()), "the plan is where state= says"
+            kept_at = lake.directory(plans, base.lake_options(restored))
+            assert isinstance(kept_at, ObjectPath) and list(kept_at.walk()), "the plan is where state= says"
             assert contents(broker, again) == contents(broker, topic)
             said, right = reconcile(spark, options, make.path, format, [topic], base.lake_options(options))
             assert right, said
