@@ -34,14 +34,12 @@ class Need:
 def needs(frame: "DataFrame") -> dict[str, Need]:
     """By the text of the option subscribe (or subscribePattern): what the statement needs of that read. Nothing if it has no
     plan: why, Spark says when it is run, as without us."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j ships no types
+    from pyspark.errors import PySparkException
+
     try:
         return _needs(_optimised(frame))
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in (
-            "pyspark",
-            "py4j",
-        ):  # py4j is pyspark's, and not imported here
-            raise
+    except (PySparkException, Py4JError):
         return {}
 
 
