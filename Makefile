@@ -29,7 +29,7 @@ spark: setup .venv/.stamp-spark ## install what topics in Spark need (a gigabyte
 	@:
 
 test: check ## lint, types and every test, those of Spark too
-	@$(BIN)/pytest -q -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder --session-timeout=1500
+	@$(BIN)/pytest -q -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder --session-timeout=3000
 
 check: setup .venv/.stamp-spark ## lint and types only
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy
