@@ -599,8 +599,8 @@ def test_an_order_breaks_off_a_pipeline_that_would_take_for_ever(spark: "SparkSe
 
 PROGRAM = """
 import sys
-from quintet.spark import start
-from quintet.spark.pipelines import runner, sessions
+from quintet.spark.sessions import start
+from quintet.spark.pipelines.running import runner, sessions
 sessions.QUIET.update({"spark.driver.extraJavaOptions": sys.argv[3], "spark.driver.memory": "1g"})
 made = sessions.renewed
 def renewed(*arguments):
