@@ -275,7 +275,7 @@ class Broker:
         self.caches.deleting(topic, done, partial(self.topics.delete, name))
         self.producers.forget(topic)
         self._waits.end_all(topic.partitions)
-        self.access.look_again()  # who has published to it must find the one that may be made in its place
+        self.access.look_again()  # sessions forget the deleted topic: a new one may get its name
         return True
 
     def _discard_mailbox(self, topic: Topic) -> bool:

@@ -33,7 +33,7 @@ Polled = Callable[[list[Claimed], Exception | None], None]
 
 
 class _Claim:
-    """Who has one record. Nothing is pushed to it."""
+    """Marks one record as claimed by a poll. It stands where a sink would, and nothing is pushed to it."""
 
     __slots__ = ()
 

@@ -588,7 +588,7 @@ class Caches:
             giver.evict()
 
     def _giver(self, cache: Cache, key: bytes, value: bytes) -> Cache | None:
-        """Who has to give something up so that this can be put; None: it fits. The tenant's own quota comes first."""
+        """The cache that must evict something before this entry fits, or None if it fits. The tenant's own quota is checked first."""
         before = cache.entries.get(key)
         grows = cost(key, value) - (0 if before is None else cost(key, before[VALUE]))
         pool: Pool | None = cache.pool

@@ -17,13 +17,13 @@ from quintet.model.errors import BadRequest, Busy
 from quintet.model.scheduler import Scheduler
 
 HASHES_AT_ONCE: Final = 2
-HASHES_WAITING_MAX: Final = 1_000  # some ten seconds of work; who comes then is told that the broker is busy
+HASHES_WAITING_MAX: Final = 1_000  # some ten seconds of work; further logins get Busy
 HASH_MEMORY_KIB: Final = 19 * 1024
 HASH_PASSES: Final = 2
 HASH_LANES: Final = 1
 HASH_BYTES: Final = 32
 SALT_BYTES: Final = 16
-# Of a random password that nobody kept: what is verified for a user that is not there.
+# Hash of a random password that was thrown away: an unknown user's login is verified against it, at the same cost.
 NOBODY_HASH: Final = "$argon2id$v=19$m=19456,t=2,p=1$cXVpbnRldC1uby11c2VyLg$82drlqSiSYFMOde50c83FicOk5LG7neGu+L5srPw+yA"
 HASH_COSTS_MAX: Final = 4  # different costs of stored hashes: each login pays for all of them
 # The most a hash made elsewhere may ask of every login.
