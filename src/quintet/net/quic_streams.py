@@ -140,7 +140,7 @@ class Writer:
             call()
             if number < len(parked) and self.room() <= 0:
                 again = self._take_parked()
-                for later in (*parked[number:], *again):  # a caller that parked again during its call is the last in the queue
+                for later in (*parked[number:], *again):  # callers that parked again go last
                     self.park(later)
                 return
 
