@@ -7,7 +7,8 @@
 
 Replies come in the order of requests, and a request sees what the ones before it did: PRODUCE frames run on together,
 any other request waits until everything before it is answered, and what follows waits for it (`holding`: the rest of the
-bytes stays with the connection). What follows a large PRODUCE waits until it is built, which a thread does. The one gate for rights is `_permit`; no handler is reached around it.
+bytes stays with the connection). What follows a large PRODUCE waits until a thread has built its batch. The one gate for
+rights is `_permit`; no handler is reached around it.
 """
 
 import struct
@@ -441,9 +442,8 @@ class FlySession:
         """Act on the request that waits, if nothing before it is unanswered."""
         if self._next is None or self._acting or self._unpublished is not None:
             return
-        if (
-            self._replies.waiting and self._next[0] != frames.PRODUCE
-        ):  # a compressed or large one runs on with the others
+        # A PRODUCE that is compressed or large does not wait for the answers to those before it.
+        if self._replies.waiting and self._next[0] != frames.PRODUCE:
             return
         left = self.closing is not None
         if not left and self._state is READY and self._epoch != self._broker.access.epoch:
