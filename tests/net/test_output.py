@@ -12,7 +12,8 @@ import pytest
 import quintet
 from quintet.model import limits
 from quintet.net import connection
-from quintet.net.output import OWN_BYTES_MAX, OutputBudget
+from quintet.net.listener import Listener
+from quintet.net.output import OWN_BYTES_MAX, PRESSED_BYTES_MIN, PRESSED_STALL_US, OutputBudget
 from tests.abuse import fly_wire
 from tests.crash import wire
 from tests.crash.wire import Wire
@@ -139,6 +140,35 @@ async def test_readers_that_take_nothing_hold_no_more_than_the_bound(
             for peer in peers:
                 peer.close()
         await until(lambda: budget.used == 0)
+
+
+async def test_a_slow_reader_that_reads_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others wait it takes a little more than it must, out of the socket's own buffer: the transport sees none of it."""
+    async with world(tmp_path / "data", monkeypatch) as broker:
+        listener, budget = broker.server.listeners["flymq"], broker.server.output
+        assert isinstance(listener, Listener) and listener._sweeper is not None
+        listener._sweeper.cancel()  # the test looks, at times of its own
+        await publish(broker, "large", 1)
+        reader, waiting = [await asyncio.to_thread(flymq, listener.address) for _ in range(2)]
+        try:
+            budget.bytes_max = 1
+            reader.sendall(fly_wire.fetch("large"))
+            await until(lambda: budget.used)
+            waiting.sendall(fly_wire.fetch("large"))
+            await until(lambda: budget.pressed)
+            (held,) = [each for each in listener.connections if each.peer == "{}:{}".format(*reader.getsockname())]
+            now = listener.monotonic()
+            held.check(now)
+            for step in range(1, 9):
+                await asyncio.to_thread(reader.recv, PRESSED_BYTES_MIN + 64 * limits.KIB, socket.MSG_WAITALL)
+                held.check(now + step * (PRESSED_STALL_US - 1))
+            assert not reasons(broker)
+            for step in range(9, 11):  # and now it takes nothing
+                held.check(now + step * (PRESSED_STALL_US - 1))
+            assert reasons(broker) == [connection.READS_TOO_SLOWLY]
+        finally:
+            reader.close()
+            waiting.close()
 
 
 async def test_answers_are_gone_with_their_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

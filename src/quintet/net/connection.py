@@ -13,8 +13,11 @@ An exception that a session raises while it receives ends its connection, and no
 """
 
 import asyncio
+import fcntl
 import mmap
 import socket
+import sys
+import termios
 from collections.abc import Callable
 from functools import partial
 from time import time_ns
@@ -66,6 +69,16 @@ def _doubled(full: mmap.mmap) -> mmap.mmap:
     return full
 
 
+def queued_bytes(of: socket.socket | None) -> int:
+    """Written to the socket and not acknowledged by its peer. 0 where the system cannot be asked (not Linux, not TCP)."""
+    if of is None:
+        return 0
+    try:
+        return int.from_bytes(fcntl.ioctl(of.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
+
+
 class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
@@ -84,7 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._large_used = 0
         self._parked: list[Callable[[], None]] | None = None
         self._stalled_since: int | None = None
-        self._stalled_bytes = 0  # unsent when last looked at, and added since: fewer now means that the peer reads
+        self._stalled_bytes = 0  # untaken when last looked at, and added since: fewer now means that the peer reads
         self._failures = 0
         self._lost = False
         self._choked = False
@@ -254,7 +267,7 @@ class Connection(asyncio.BufferedProtocol):
         """From now on the peer has to take something every WRITE_STALL_US."""
         assert self._transport is not None
         self._stalled_since = self._listener.monotonic()
-        self._stalled_bytes = self._transport.get_write_buffer_size()
+        self._stalled_bytes = self._untaken()
         self._listener.watch_stall(self)
 
     def resume_writing(self) -> None:
@@ -457,6 +470,12 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         return self._transport.get_write_buffer_size() if self._stalled_since is not None else 0
 
+    def _untaken(self) -> int:
+        """What its peer's system has not acknowledged. The transport alone would not show that a slow peer reads: the socket
+        takes more from it only when a third of its own buffer, which may be megabytes, is free."""
+        assert self._transport is not None
+        return self._transport.get_write_buffer_size() + queued_bytes(self._transport.get_extra_info("socket"))
+
     def check(self, monotonic: int) -> None:
         """Called by the listener's sweep while there is a deadline or a stalled write."""
         if self._lost:
@@ -473,8 +492,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         unsent = self._transport.get_write_buffer_size()
         pressed = self._listener.output.pressed and unsent > limits.WRITE_HIGH_BYTES
-        if self._stalled_bytes - unsent >= (PRESSED_BYTES_MIN if pressed else 1):
-            self._stalled_since, self._stalled_bytes = monotonic, unsent
+        untaken = self._untaken()
+        if self._stalled_bytes - untaken >= (PRESSED_BYTES_MIN if pressed else 1):
+            self._stalled_since, self._stalled_bytes = monotonic, untaken
             if not self._claimed:
                 self._listener.output.hold(self, unsent)
         elif monotonic - stalled >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):
