@@ -12,6 +12,7 @@ from quintet.broker.topics.seek import seek_all
 from quintet.delivery.subscription import Policy
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import Fenced
+from quintet.model.tasks import start
 from quintet.testing.line import SimBroker
 
 SECOND = 1_000_000
@@ -240,6 +241,6 @@ def test_places_by_time(sim: SimBroker) -> None:
     publish(sim, topic, 0)
     told: list[tuple[list[int], Exception | None]] = []
     for when in (0, moment, moment + SECOND):
-        seek_all(topic.partitions, when, lambda places, error: told.append((places, error)))
+        start(seek_all(topic.partitions, when)).then(lambda places, error: told.append((places or [], error)))
     sim.scheduler.settle()
     assert told == [([0, 0], None), ([1, 0], None), ([2, 0], None)]

@@ -1,7 +1,7 @@
 """Keeps rows under keys in an internal topic, and folds that topic into a dict at start (decision D4).
 
-`put` and `delete` append to the topic and change the dict at once; `done` is called when the change is durable, or with
-the error after it was taken back. At start `load` folds what the log holds, and refuses if anything of it is lost: without
+`put` and `delete` append to the topic and change the dict at once; what they return is completed when the change is durable,
+or with the error after it was taken back. At start `load` folds what the log holds, and refuses if anything of it is lost: without
 the last row of a key the one before it would count again (ADR 15). Compaction keeps the topic as small as the dict.
 """
 
@@ -14,6 +14,7 @@ import msgspec
 from quintet import kernel
 from quintet.log.base import Log, Partition, TopicSpec
 from quintet.model.errors import CorruptData
+from quintet.model.tasks import Promise
 
 T = TypeVar("T", bound=msgspec.Struct)
 Done = Callable[[Exception | None], None]
@@ -68,11 +69,11 @@ class Table(Generic[T]):
         except msgspec.DecodeError as error:
             raise CorruptData(f"table {self.name}: the record of key {key!r} does not decode: {error}") from error
 
-    def put(self, key: bytes, row: T, done: Done | None = None) -> None:
-        self._append(key, self._encode(row), row, done)
+    def put(self, key: bytes, row: T, done: Done | None = None) -> Promise[None]:
+        return self._append(key, self._encode(row), row, done)
 
-    def delete(self, key: bytes, done: Done | None = None) -> None:
-        self._append(key, None, None, done)
+    def delete(self, key: bytes, done: Done | None = None) -> Promise[None]:
+        return self._append(key, None, None, done)
 
     def delete_many(self, keys: Sequence[bytes], done: Done) -> None:
         """All of them in one batch, in this order."""
@@ -88,19 +89,22 @@ class Table(Generic[T]):
         for key in keys:
             self._rows.pop(key, None)
 
-    def _append(self, key: bytes, value: bytes | None, row: T | None, done: Done | None) -> None:
+    def _append(self, key: bytes, value: bytes | None, row: T | None, done: Done | None) -> Promise[None]:
         batch = kernel.build([value], [key], origin=b"quintet:broker")
-        told = None if done is None else partial(self._appended, key, self._rows.get(key), row, done)
-        self._partition.append(batch, told)
+        durable: Promise[None] = Promise()
+        if done is not None:
+            durable.then(lambda _, error: done(error))
+        self._partition.append(batch, partial(self._appended, key, self._rows.get(key), row, durable))
         self._set(key, row)
+        return durable
 
     def _appended(
-        self, key: bytes, before: T | None, row: T | None, done: Done, _offset: int, error: Exception | None
+        self, key: bytes, before: T | None, row: T | None, durable: Promise[None], _offset: int, error: Exception | None
     ) -> None:
         """Durable, or not: then the dict says what it said before, unless it was changed again meanwhile."""
         if error is not None and self._rows.get(key) is row:
             self._set(key, before)
-        done(error)
+        durable.finished(error)
 
     def _set(self, key: bytes, row: T | None) -> None:
         if row is None:

@@ -52,10 +52,11 @@ from quintet.broker.consumers.group import (
 from quintet.broker.slices import in_order
 from quintet.broker.table import Done, Table
 from quintet.broker.topics.catalog import Topic, Topics
-from quintet.broker.topics.seek import EVER, Seek
+from quintet.broker.topics.seek import EVER, seek
 from quintet.log.base import Partition
 from quintet.model.errors import BadName, BadRequest, Fenced, Forbidden, LimitExceeded, QuintetError, StorageError
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import start
 
 SESSION_TIMEOUT_US: Final = 10_000_000
 MEMBERS_MAX: Final = 10_000  # of one group, plain subscribers included
@@ -523,7 +524,7 @@ class Groups:
             result = None if error is not None else Lag(committed, latest, waiting, age)
             self._scheduler.soon(partial(done, result, error))
 
-        Seek(log, committed, EVER, told)
+        start(seek(log, committed, EVER)).then(told)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
@@ -581,7 +582,7 @@ class Groups:
             if error is not None:
                 self._scheduler.soon(partial(done, None, error))
 
-        Seek(log, 0, min(max(timestamp_ms * 1000, EVER), (1 << 63) - 1), told)
+        start(seek(log, 0, min(max(timestamp_ms * 1000, EVER), (1 << 63) - 1))).then(told)
 
     def _move(self, group: Group, topic: Topic, partition: int, offset: int, done: Answer) -> None:
         check_still(group)

@@ -11,10 +11,11 @@ from typing import Final, NamedTuple
 
 from quintet.broker.slices import Slices, Steps
 from quintet.broker.topics.filters import Filter
-from quintet.broker.topics.seek import EVER, Seek
+from quintet.broker.topics.seek import EVER, seek
 from quintet.log.base import Fetched, Partition
 from quintet.model.batch import RecordBatch, Row
 from quintet.model.errors import OffsetNotFound, QuintetError
+from quintet.model.tasks import start
 
 READ_BYTES: Final = 1 << 20  # asked of the log at a time
 SCAN_RECORDS_MAX: Final = 1_000  # looked at by one filtered fetch
@@ -295,4 +296,4 @@ def offset_for_time(partition: Partition, timestamp_us: int, done: Offset) -> No
         else:
             done(partition.visible if place is None else place[0], None)
 
-    Seek(partition, partition.start, min(max(timestamp_us, EVER), (1 << 63) - 1), found)
+    start(seek(partition, partition.start, min(max(timestamp_us, EVER), (1 << 63) - 1))).then(found)

@@ -33,6 +33,7 @@ from quintet.model.errors import (
     ShuttingDown,
     TopicNotFound,
 )
+from quintet.model.tasks import start
 from quintet.protocols.base import TOO_SLOW, Outlet, Streams
 from quintet.protocols.felix import codec, errors, frames
 from quintet.protocols.felix.codec import Scope, topic_of, wire_offset
@@ -574,13 +575,13 @@ class Subscribing:
     def _seek(self, time_ms: int) -> None:
         if not 0 <= time_ms <= frames.TTL_MS_MAX:
             raise BadRequest("start: time_ms is milliseconds since 1970")
-        seek_all(self._topic.partitions, time_ms * 1000, self._found)
+        start(seek_all(self._topic.partitions, time_ms * 1000)).then(self._found)
 
-    def _found(self, places: list[int], error: Exception | None) -> None:
+    def _found(self, offsets: list[int] | None, error: Exception | None) -> None:
         try:
             if error is not None:
                 raise error
-            self._starts = places
+            self._starts = offsets or []
             self._make()
         except QuintetError as refused:
             self._fail(refused)
