@@ -18,6 +18,7 @@ from quintet.broker.identity.access import Acl
 from quintet.cli.folder.repair import Inline, repair
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
+from quintet.log.embedded.files.segment import HEADER_BYTES
 from quintet.model.errors import DataDirError, TableDamaged
 from quintet.testing.line import SimBroker
 from tests.broker.test_keys import made, remove
@@ -203,16 +204,20 @@ def test_an_older_table_of_topics_is_refused(life: Life) -> None:
     life.stop()
 
 
-def test_what_a_deletion_left_behind_is_removed_and_not_taken_for_a_lost_topic(life: Life) -> None:
+@pytest.mark.parametrize("header", ["synced", "never synced", "never written"])
+def test_what_a_deletion_left_behind_is_removed_and_not_taken_for_a_lost_topic(life: Life, header: str) -> None:
     life.publish("orders", TEN)
     life.publish("kept", TEN)
     folder = life.topic("orders")
     segment = next(folder.rglob("*.seg"))
     content = segment.read_bytes()
+    if header != "synced":
+        content = bytes(len(content)) if header == "never synced" else b""
     life.broker.topics.delete(b"orders", lambda error: None)
     life.scheduler.settle()
     life.stop()
     assert not folder.exists()
+    (life.folder / "anchors").unlink()  # they would say that it was deleted
     segment.parent.mkdir(parents=True)
     segment.write_bytes(content)  # as if the power had gone before its files were removed
     life.start()
@@ -220,6 +225,22 @@ def test_what_a_deletion_left_behind_is_removed_and_not_taken_for_a_lost_topic(l
     assert not folder.exists()
     assert life.read("kept") == TEN
     life.stop()
+
+
+def test_a_topic_without_row_and_header_is_not_removed_if_there_is_something_in_it(life: Life) -> None:
+    life.publish("orders", TEN)
+    folder = life.topic("orders")
+    segment = next(folder.rglob("*.seg"))
+    content = segment.read_bytes()
+    life.broker.topics.delete(b"orders", lambda error: None)
+    life.scheduler.settle()
+    life.stop()
+    (life.folder / "anchors").unlink()
+    segment.parent.mkdir(parents=True)
+    segment.write_bytes(bytes(HEADER_BYTES) + content[HEADER_BYTES:])
+    with pytest.raises(DataDirError, match=r"1 topics have files and no row in __topics"):
+        life.start()
+    assert segment.exists()
 
 
 def test_a_folder_copied_over_another_topics_is_refused(life: Life) -> None:

@@ -75,7 +75,7 @@ def segment_bases(disk: Disk, directory: str) -> list[int]:
 
 
 def topic_files(disk: Disk, topic: str) -> TopicFiles | None:
-    """What a topic's directory says of itself, by the first header that checks out; None: there are no segments."""
+    """What a topic's directory says of itself, by the first header that checks out; None: no segment has anything in it."""
     numbers = [number for number in disk.listdir(topic) if number.isdecimal()]
     found = None
     for number in numbers:
@@ -83,6 +83,8 @@ def topic_files(disk: Disk, topic: str) -> TopicFiles | None:
             handle = disk.open(f"{topic}/{number}/{segment_name(base)}")
             try:
                 header = parse_header(disk.pread(handle, HEADER_BYTES, 0))
+                if header is None and _is_blank(disk, handle):
+                    continue  # a topic that was never synced and is deleted may leave this when the power goes
             except ValueError:  # a newer format
                 header = None
             finally:
@@ -91,6 +93,12 @@ def topic_files(disk: Disk, topic: str) -> TopicFiles | None:
             if found.name:
                 return found
     return found
+
+
+def _is_blank(disk: Disk, handle: int) -> bool:
+    """Is there nothing but zeros in this file?"""
+    size = disk.size(handle)
+    return not any(any(disk.pread(handle, limits.MIB, position)) for position in range(0, size, limits.MIB))
 
 
 def open_partition(
