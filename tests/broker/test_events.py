@@ -13,7 +13,7 @@ import pytest
 from quintet.broker.audit import delivery_events as module
 from quintet.broker.audit.delivery_events import EVERY_US, Events
 from quintet.broker.core import BrokerOptions
-from quintet.delivery.trail import Trail, Trails, joined
+from quintet.delivery.delivered import DeliveredRanges, LaneRanges, joined
 from quintet.model.errors import QuintetError
 from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.mapping import tag_of
@@ -82,20 +82,20 @@ def test_ranges_that_meet_are_one() -> None:
 
 def test_a_trail_joins_in_place_and_forgets_what_was_taken() -> None:
     full: list[bool] = []
-    trails = Trails(True, 3, lambda: full.append(True))
-    trail = Trail(trails, "d", "w", "t", 4)
-    trail.delivered(0, 5)
-    trail.given = 9  # as a lane does
-    trail.delivered(3, 4)
+    ranges = DeliveredRanges(True, 3, lambda: full.append(True))
+    told = LaneRanges(ranges, "d", "w", "t", 4)
+    told.delivered(0, 5)
+    told.delivered_end = 9  # as a lane does
+    told.delivered(3, 4)
     for offset in (2, 1, 0):
-        trail.acked(offset, offset + 1)
+        told.acked(offset, offset + 1)
     assert full == [True], "three ranges are closed: one delivery and two acknowledgements"
-    assert [tuple(move) for move in trails.take()] == [
+    assert [tuple(move) for move in ranges.take()] == [
         ("deliver", "d", "w", "t", 4, 0, 9), ("deliver", "d", "w", "t", 4, 3, 4), ("ack", "d", "w", "t", 4, 0, 3),
     ]  # fmt: skip
-    assert trails.take() == [] and trails.ranges == 0
-    trail.delivered(9, 10)
-    assert [move.first for move in trails.take()] == [9]
+    assert ranges.take() == [] and ranges.ranges == 0
+    told.delivered(9, 10)
+    assert [move.first for move in ranges.take()] == [9]
 
 
 def test_pushes_and_acknowledgements_are_joined() -> None:

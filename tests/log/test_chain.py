@@ -515,7 +515,7 @@ def test_anchors_are_kept_in_two_files_of_bounded_size() -> None:
     harness = anchored(anchor_us=1)
     harness.log._anchors = small = Anchoring(harness.log._shared, ANCHORS, 1, file_bytes_max=1000)
     small.open()
-    harness.log._shared.going = small.going
+    harness.log._shared.before_removal = small.before_removal
     partition = harness.open()
     heads = []
     for number in range(40):

@@ -157,7 +157,7 @@ def test_a_topic_that_is_being_deleted_is_not_accused() -> None:
     disk = harness.sim
     paths = [f"{PARTITION}/{name}" for name in disk.listdir(PARTITION) if name.endswith(".seg")]
     assert len(paths) > 4
-    harness.log._anchors.going(TOPIC, -1, 0, lambda: None)  # type: ignore[union-attr]
+    harness.log._anchors.before_removal(TOPIC, -1, 0, lambda: None)  # type: ignore[union-attr]
     harness.scheduler.settle()
 
     class Deleting(SimDisk):
@@ -177,7 +177,7 @@ def test_a_topic_that_is_being_deleted_is_not_accused() -> None:
 def small_anchors(harness: Harness, bytes_max: int = 1000) -> Anchoring:
     harness.log._anchors = small = Anchoring(harness.log._shared, ANCHORS, 1, file_bytes_max=bytes_max)
     small.open()
-    harness.log._shared.going = small.going
+    harness.log._shared.before_removal = small.before_removal
     return small
 
 
@@ -252,11 +252,11 @@ def test_notes_that_cannot_be_written_do_not_pile_up() -> None:
     plain = harness.sim.pwritev
     harness.sim.pwritev = lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))  # type: ignore[method-assign]
     for start in range(100):
-        keeper.going(TOPIC, 0, start, lambda: None)
+        keeper.before_removal(TOPIC, 0, start, lambda: None)
         harness.scheduler.settle()
     assert keeper._notes == [(TOPIC, 0, 99)]
     harness.sim.pwritev = plain  # type: ignore[method-assign]
-    keeper.going(TOPIC, -1, 0, lambda: None)
+    keeper.before_removal(TOPIC, -1, 0, lambda: None)
     harness.scheduler.settle()
     found = anchors.load(harness.sim, ANCHORS, {})
     assert found is not None

@@ -26,8 +26,8 @@ from functools import partial
 
 from quintet import kernel
 from quintet.delivery.consumer import Consumer, Flight
+from quintet.delivery.delivered import LaneRanges
 from quintet.delivery.sink import Sink
-from quintet.delivery.trail import Trail
 from quintet.log.base import Partition
 from quintet.model.batch import EXPIRY, SPARSE, RecordBatch
 
@@ -55,7 +55,7 @@ class Lane:
         "position",
         "retry",
         "skipped",
-        "trail",
+        "delivered_ranges",
     )
 
     def __init__(self, partition: Partition, position: int) -> None:
@@ -65,7 +65,7 @@ class Lane:
         self.retry: dict[int, int] = {}  # offset -> attempts made, in the order they became due
         self.dead: dict[int, int] = {}  # offset -> attempts made, on their way to the dead-letter topic
         self.skipped = 0  # records that expired, or that retention took, before they could be delivered
-        self.trail: Trail | None = None  # what is told to the audit
+        self.delivered_ranges: LaneRanges | None = None  # what is told to the audit
         self._timers: list[tuple[int, int, Flight]] = []
         self._order = 0
         self._working: dict[int, int] = {}  # offset -> when its consumer last said that it works on it
@@ -147,12 +147,12 @@ class Lane:
                 consumer.handed(flight, monotonic, deadline - monotonic)
             self.inflight.update(dict.fromkeys(offsets, flight))
             self._time(flight, deadline)
-        trail = self.trail
-        if trail is not None and (qos or trail.every):
-            if trail.given == start:
-                trail.given = end
+        ranges = self.delivered_ranges
+        if ranges is not None and (qos or ranges.every):
+            if ranges.delivered_end == start:
+                ranges.delivered_end = end
             else:
-                trail.delivered(start, end)
+                ranges.delivered(start, end)
         return attempt
 
     def attempt_of(self, run: Run) -> int:

@@ -3,16 +3,16 @@
 Push pulls: before reading the log it asks the sink for room and the window for credit; without either it parks and is
 woken. Nothing here is queued between log and socket. Saving the state, dead letters and the audit are the broker's
 business (broker/consumers/subscriptions.py, broker/audit/delivery_events.py); this file only says when there is something to do (`changed`,
-`collect_dead`), and what was handed over and settled (`trails`), through which door and for whom.
+`collect_dead`), and what was handed over and settled (`delivered_ranges`), through which door and for whom.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from quintet.delivery.consumer import Consumer
+from quintet.delivery.delivered import DeliveredRanges, LaneRanges
 from quintet.delivery.lane import Lane, Run
 from quintet.delivery.sink import Sink
-from quintet.delivery.trail import Trail, Trails
 
 MESSAGES_PER_RUN_MAX = 65_536
 BACKOFF_DOUBLINGS_MAX = 8  # records of a dead-letter topic are tried without end, and still within minutes
@@ -32,7 +32,7 @@ class Subscription:
     """`qos` is the highest a record is delivered with; a record published with QoS 0 stays at 0."""
 
     __slots__ = (
-        "_changed", "_monotonic", "_now", "_parked", "_policy", "_pumping", "_trails", "_turn", "consumer", "delivered", "dirty", "door",
+        "_changed", "_monotonic", "_now", "_parked", "_policy", "_pumping", "_delivered_ranges", "_turn", "consumer", "delivered", "dirty", "door",
         "id", "lanes", "last_used", "name", "owner", "qos", "sink", "topic_name",
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ class Subscription:
         *,
         door: str = "blipmq",
         who: str = "",
-        trails: Trails | None = None,
+        delivered_ranges: DeliveredRanges | None = None,
         name: str = "",
     ) -> None:
         self.id = id
@@ -60,7 +60,7 @@ class Subscription:
         self.qos = qos
         self.lanes = lanes
         self.door = door
-        self._trails = trails
+        self._delivered_ranges = delivered_ranges
         self.served_by(who or owner)
         self.sink: Sink | None = None
         self.consumer = Consumer(policy.push_timeout_us)  # of its consumer, who may have others: then they share one
@@ -77,10 +77,12 @@ class Subscription:
 
     def served_by(self, who: str) -> None:
         """Who gets what is handed over from now on, for the audit; "": several do, and who hands it to them says which."""
-        if self._trails is not None:
+        if self._delivered_ranges is not None:
             topic = self.topic_name.decode()
             for lane in self.lanes:
-                lane.trail = Trail(self._trails, self.door, who, topic, lane.partition.number) if who else None
+                lane.delivered_ranges = (
+                    LaneRanges(self._delivered_ranges, self.door, who, topic, lane.partition.number) if who else None
+                )
 
     def limit(self, *, in_flight_max: int = 0, attempts_max: int = 0) -> None:
         """Another window, or another number of attempts, than the configured ones; 0 leaves it as it is."""
@@ -237,10 +239,10 @@ class Subscription:
         number = -1 if flight is None or flight.consumer is not self.consumer else flight.number_of(last - 1)
         self.consumer.acknowledged(number, self._monotonic())
         unknown = [offset for offset in range(first, last) if not lane.ack(offset)]
-        if lane.trail is not None:
+        if lane.delivered_ranges is not None:
             for missing in (*unknown, last):
                 if first < missing:
-                    lane.trail.acked(first, missing)
+                    lane.delivered_ranges.acked(first, missing)
                 first = missing + 1
         self._freed()
         return unknown

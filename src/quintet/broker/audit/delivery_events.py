@@ -8,7 +8,7 @@ no record (expired, compacted away). `time` is when the row was made, in microse
 never before it. `group` is there for offsets that a consumer group committed: from what was committed before on. A row may
 come twice (a crash between a row and the state it belongs to, a record delivered again), and says the truth each time.
 
-Moves are collected (delivery/trail.py for subscriptions, `delivered` and `acked` for doors that answer reads), joined, and
+Moves are collected (delivery/delivered.py for subscriptions, `delivered` and `acked` for doors that answer reads), joined, and
 appended as one batch about every EVERY_US. What the broker keeps as state (positions of subscriptions, committed offsets)
 goes through `after`, and is appended when the rows that explain it are durable: partitions are synced each by itself, so that
 both in one turn, rows first, would promise nothing. A crash may lose rows of the last EVERY_US whose state is lost with them,
@@ -25,7 +25,7 @@ from typing import Final, Literal
 import msgspec
 
 from quintet import kernel
-from quintet.delivery.trail import Kind, Move, Trails
+from quintet.delivery.delivered import DeliveredRanges, Kind, Move
 from quintet.log.base import Log, Partition, TopicSpec
 from quintet.model import limits
 from quintet.model.errors import QuintetError
@@ -61,7 +61,7 @@ class EventRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Events:
-    """The rows of one broker. `trails` is what subscriptions are made with: None when nothing is to be written."""
+    """The rows of one broker. `delivered_ranges` is what subscriptions are made with: None when nothing is to be written."""
 
     def __init__(
         self,
@@ -75,7 +75,9 @@ class Events:
         segment_bytes = max(bytes_max // SEGMENTS, limits.SEGMENT_BYTES_MIN)
         spec = TopicSpec(*EVENTS_TOPIC, retention_bytes=bytes_max, segment_bytes=segment_bytes)
         self.recorded = self.lost = 0
-        self.trails = None if mode == "off" else Trails(mode == "all", EVENTS_WAITING_MAX, self.flush)
+        self.delivered_ranges = (
+            None if mode == "off" else DeliveredRanges(mode == "all", EVENTS_WAITING_MAX, self.flush)
+        )
         self._every = mode == "all"
         self._log = log
         self._partition: Partition = log.open_topic(spec)[0]
@@ -122,7 +124,7 @@ class Events:
 
     def acked(self, door: str, who: str, topic: str, partition: int, first: int, last: int, group: str = "") -> None:
         """Offsets first to last - 1 were settled by somebody, for a consumer group or for itself."""
-        if self.trails is not None and first < last:
+        if self.delivered_ranges is not None and first < last:
             self._note(("ack", door, who, topic, partition, group), first, last)
 
     def _note(self, where: _Where, first: int, last: int) -> None:
@@ -145,7 +147,7 @@ class Events:
     def after(self, call: Call) -> None:
         """Call when all that was collected up to now is durable, or lost: at once if there is nothing on its way. Calls are
         made in the order in which they were given, and must not raise."""
-        if self._calls or self._count or (self.trails is not None and self.trails.moved):
+        if self._calls or self._count or (self.delivered_ranges is not None and self.delivered_ranges.moved):
             self._calls.append(call)
             if not self._armed:  # at the end of the turn: all who wait in it share one batch
                 self._armed = True
@@ -169,7 +171,7 @@ class Events:
             self._each(iter(calls))
 
     def _rows(self, now: int) -> list[EventRow]:
-        moves: list[Move] = [] if self.trails is None else self.trails.take()
+        moves: list[Move] = [] if self.delivered_ranges is None else self.delivered_ranges.take()
         rows = [EventRow(*move, now) for move in moves]
         ranges, self._ranges, self._count = self._ranges, {}, 0
         for (event, door, who, topic, partition, group), found in ranges.items():

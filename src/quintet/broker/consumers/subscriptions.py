@@ -247,7 +247,7 @@ class Subscriptions:
             who = topic.name.partition("/")[2]
         elif topic.name.endswith(self._suffix):
             policy = replace(policy, attempts_max=ATTEMPTS_WITHOUT_END)
-        trails = None if self.events is None else self.events.trails
+        ranges = None if self.events is None else self.events.delivered_ranges
         subscription = Subscription(
             id,
             owner,
@@ -260,7 +260,7 @@ class Subscriptions:
             self._changed,
             door=door,
             who=who,
-            trails=trails,
+            delivered_ranges=ranges,
             name=name,
         )
         self._by_id[id] = subscription

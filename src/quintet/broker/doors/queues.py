@@ -30,10 +30,10 @@ from quintet.broker.identity.tokens import Claims, Tokens
 from quintet.broker.table import Done
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.delivery.lane import Lane
-from quintet.delivery.rest import Rest
 from quintet.delivery.share import Share
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
+from quintet.delivery.takeover import Takeover
 from quintet.model.batch import AT_MOST_ONCE
 from quintet.model.errors import (
     AuthError,
@@ -438,7 +438,7 @@ class Queues:
         backlog.lanes = lanes
         backlog.served_by(heir.bearer.name)
         heir.subscription = backlog
-        heir.feed = Rest(heir.sink, had) if had else heir.sink
+        heir.feed = Takeover(heir.sink, had) if had else heir.sink
         self._drop(own)
         self.promoted += 1
         backlog.attach(heir.feed)

@@ -87,7 +87,7 @@ class Anchoring:
 
     # -- what is to be written -----------------------------------------------------------------------------------------
 
-    def going(self, topic_id: int, partition: int, start: int, then: Then) -> None:
+    def before_removal(self, topic_id: int, partition: int, start: int, then: Then) -> None:
         """Offsets below start are removed when then() is called. partition -1: the whole topic is."""
         self._notes.append((topic_id, partition, start))
         self._then.append(then)

@@ -151,7 +151,7 @@ def _retain(
     work = partial(_unlink, shared.disk, doomed)
     remove = partial(shared.scheduler.offload, work, partial(_unlinked, shared, partition, doomed))
     if partition.links.room:
-        shared.going(partition.topic_id, partition.number, partition.segments[0].base, remove)
+        shared.before_removal(partition.topic_id, partition.number, partition.segments[0].base, remove)
     else:
         remove()
 

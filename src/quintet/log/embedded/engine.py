@@ -89,7 +89,7 @@ class EmbeddedLog:
         self._shared.chain = ChainPolicy(chain, chain_key)
         self._anchors = Anchoring(self._shared, anchor_file, anchor_us) if anchor_file else None
         if self._anchors is not None:
-            self._shared.going = self._anchors.going
+            self._shared.before_removal = self._anchors.before_removal
         self.identity = ""  # `recover` reads it, or makes it
         self.stages = FileStages(self._shared, self._directory)
         self._topics: dict[int, list[MemoryPartition | FilePartition]] = {}
@@ -170,12 +170,12 @@ class EmbeddedLog:
             replayed, files = journal.replay(disk, directory, self._checkpoint.marks, told)
         self._durable = not self._checkpoint.clean and self._has_many_partitions() and disk.sync_all(directory)
         if journaled:
-            journal.settle(disk, directory, [] if self._durable else files, damaged)
+            journal.finish_replay(disk, directory, [] if self._durable else files, damaged)
         self.damaged_journals = [name for name in disk.listdir(directory) if name.endswith(journal.DAMAGED)]
         if replayed:
             self._report("journal_replayed", {"entries": replayed})
         if not self._durable:
-            self._shared.names.doubt(f"{directory}/topics")
+            self._shared.directories.mark_unsynced(f"{directory}/topics")
 
     def _has_many_partitions(self) -> bool:
         found = 0
@@ -288,7 +288,7 @@ class EmbeddedLog:
             opened = self._topics[spec.id] = []
             self._last_topic_id = max(self._last_topic_id, spec.id)
             if not self._durable:  # perhaps made by a process that was killed
-                self._shared.names.doubt(f"{self._directory}/topics/{spec.id:08d}")
+                self._shared.directories.mark_unsynced(f"{self._directory}/topics/{spec.id:08d}")
         for number in range(len(opened), spec.partitions):
             if spec.durability == "memory":
                 opened.append(MemoryPartition(self._shared, spec, number))
@@ -313,8 +313,8 @@ class EmbeddedLog:
             )
             if opened.segments and not opened.segments[-1].named:
                 if not self._durable:
-                    self._shared.names.doubt(directory)
-                    self._shared.names.settle(directory)
+                    self._shared.directories.mark_unsynced(directory)
+                    self._shared.directories.sync(directory)
                 opened.segments[-1].named = True
             partition = FilePartition(self._shared, spec, number, directory, opened)
             partition.renew_begun()
@@ -364,7 +364,7 @@ class EmbeddedLog:
                 self._shared.heads_moved.difference_update(partitions)
                 remove = partial(self._scheduler.offload, partial(self._remove_files, topic_id), self._files_removed)
                 if any(isinstance(partition, FilePartition) and partition.links.room for partition in partitions):
-                    self._shared.going(topic_id, ALL_PARTITIONS, 0, remove)
+                    self._shared.before_removal(topic_id, ALL_PARTITIONS, 0, remove)
                 else:
                     remove()
 
@@ -386,7 +386,7 @@ class EmbeddedLog:
                 disk.unlink(f"{topic}/{partition}/{name}")
             disk.rmdir(f"{topic}/{partition}")
         disk.rmdir(topic)
-        self._shared.names.forget(topic)
+        self._shared.directories.forget(topic)
         disk.fsync_dir(f"{self._directory}/topics")
 
     def _files_removed(self, result: object) -> None:

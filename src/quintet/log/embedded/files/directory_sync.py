@@ -1,7 +1,7 @@
 """Tracks which directories have new names that a power cut may lose, and syncs them before they are relied on.
 
 Topics that promise nothing before the next sync make their files without a sync of any directory; whoever then says that
-something is durable settles the names first. Directories are shared by the partitions of a topic, and so are their syncs.
+something is durable syncs the directories first. Directories are shared by the partitions of a topic, and so are their syncs.
 Called from disk threads.
 """
 
@@ -11,39 +11,39 @@ import threading
 from quintet.log.embedded.files.disk import Disk
 
 
-class Names:
-    """A directory in doubt has names that may not be durable. The lock is held during a sync: whoever needs the same
-    directory waits for it, and finds it settled."""
+class DirectorySync:
+    """An unsynced directory has names that may not be durable. The lock is held during a sync: whoever needs the same
+    directory waits for it, and finds it synced."""
 
-    __slots__ = ("_disk", "_doubted", "_lock")
+    __slots__ = ("_disk", "_unsynced", "_lock")
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._lock = threading.Lock()
-        self._doubted: set[str] = set()
+        self._unsynced: set[str] = set()
 
     def mkdir(self, path: str) -> bool:
         """Make a directory; False if it was there."""
         if not self._disk.mkdir(path):
             return False
-        self.doubt(os.path.dirname(path))
+        self.mark_unsynced(os.path.dirname(path))
         return True
 
-    def doubt(self, path: str) -> None:
+    def mark_unsynced(self, path: str) -> None:
         """Something was made in this directory, or may have been by a process before us."""
         with self._lock:
-            self._doubted.add(path)
+            self._unsynced.add(path)
 
-    def settle(self, directory: str) -> None:
+    def sync(self, directory: str) -> None:
         """Make the names in a partition's directory durable, and its own and its topic's. Raises OSError."""
         topic = os.path.dirname(directory)
         for path in (os.path.dirname(topic), topic, directory):
             with self._lock:
-                if path in self._doubted:
+                if path in self._unsynced:
                     self._disk.fsync_dir(path)
-                    self._doubted.discard(path)
+                    self._unsynced.discard(path)
 
     def forget(self, topic: str) -> None:
         """The directory of a topic is gone, with all that was in it."""
         with self._lock:
-            self._doubted = {path for path in self._doubted if path != topic and not path.startswith(f"{topic}/")}
+            self._unsynced = {path for path in self._unsynced if path != topic and not path.startswith(f"{topic}/")}

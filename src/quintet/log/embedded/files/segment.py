@@ -290,7 +290,7 @@ class Segment:
         self.index: Index | None = Index()
         self.handle = -1  # open for writing, or -1
         self.created = False  # the file is there
-        self.named = False  # and a power cut does not take its name: Names.settle has seen to it
+        self.named = False  # and a power cut does not take its name: DirectorySync.sync was called
         self.max_timestamp = -1  # unknown
         self.compacted = False
 

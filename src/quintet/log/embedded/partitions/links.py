@@ -69,7 +69,7 @@ class Links:
     def begin_sync(self) -> None:
         """What is committed now is being synced."""
 
-    def settle(self, next_offset: int) -> None:
+    def mark_durable(self, next_offset: int) -> None:
         """Everything below next_offset is durable: where a sync began, or all that is committed."""
 
     def fall_back(self) -> None:
@@ -116,7 +116,7 @@ class ChainedLinks(Links):
     def begin_sync(self) -> None:
         self._syncing_to, self._syncing = self._committed_to, self._committed
 
-    def settle(self, next_offset: int) -> None:
+    def mark_durable(self, next_offset: int) -> None:
         if next_offset <= self._durable_to:
             return
         if next_offset == self._committed_to:

@@ -440,7 +440,7 @@ class FilePartition:
         segment = self.segments[-1]
         self.mark = Mark(segment.base, segment.end, segment.next_offset)
         self._shared.marks_moved.add(self)
-        self.links.settle(segment.next_offset)
+        self.links.mark_durable(segment.next_offset)
 
     def _notify(self) -> None:
         if self._watchers:
@@ -577,7 +577,7 @@ class FilePartition:
             self._shared.stats["fsyncs"] += 1
             self.mark = mark
             self._shared.marks_moved.add(self)
-            self.links.settle(mark.next_offset)
+            self.links.mark_durable(mark.next_offset)
         else:
             failure = error if isinstance(error, StorageError) else PartitionFailed(f"{self.directory}: {error!r}")
             self._fail(failure, [])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from quintet.log.embedded.files.buffers import ReadBuffers
-from quintet.log.embedded.files.directory_sync import Names
+from quintet.log.embedded.files.directory_sync import DirectorySync
 from quintet.log.embedded.files.disk import Disk
 from quintet.log.embedded.files.segment import Damage
 from quintet.log.embedded.partitions.commit import Committer
@@ -34,7 +34,7 @@ FREED_AT_ONCE_MAX: Final = 4_000
 Report = Callable[[str, dict[str, object]], None]
 # going(topic_id, partition, start, then): call before offsets below start are removed on purpose, so that an anchor says
 # so first; then() removes them. partition -1: the whole topic.
-Going = Callable[[int, int, int, Callable[[], None]], None]
+BeforeRemoval = Callable[[int, int, int, Callable[[], None]], None]
 
 COUNTERS: Final = (
     "appends", "batches", "bytes", "fsyncs", "rolls", "fetches", "torn_tails", "quarantined_ranges",
@@ -47,8 +47,8 @@ class Shared:
 
     __slots__ = (
         "_doomed", "_trimming", "aging", "cache_bytes", "cache_bytes_max", "cache_order", "chain", "committer", "disk",
-        "going", "heads_moved", "low", "marks_moved", "memo_bytes", "memo_order", "memory_bytes",
-        "memory_bytes_max", "memory_order", "names", "quarantine", "read_buffers", "report", "scheduler", "stats",
+        "before_removal", "heads_moved", "low", "marks_moved", "memo_bytes", "memo_order", "memory_bytes",
+        "memory_bytes_max", "memory_order", "directories", "quarantine", "read_buffers", "report", "scheduler", "stats",
         "unsynced", "upkeep",
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ class Shared:
         self.scheduler = scheduler
         self.report = report
         self.committer = Committer(disk, scheduler, report)
-        self.names = Names(disk)
+        self.directories = DirectorySync(disk)
         self.read_buffers = ReadBuffers()
         self.stats = dict.fromkeys(COUNTERS, 0)
         self.unsynced = 0
@@ -78,7 +78,7 @@ class Shared:
         self.marks_moved: set[FilePartition] = set()
         self.chain = ChainPolicy()
         self.heads_moved: set[FilePartition] = set()  # chains that are durable further than they are anchored
-        self.going: Going = lambda topic_id, partition, start, then: then()
+        self.before_removal: BeforeRemoval = lambda topic_id, partition, start, then: then()
         self.quarantine: Callable[[list[Damage]], None] = lambda damages: None
 
     def newest(self, batch: RecordBatch) -> None:

@@ -61,12 +61,12 @@ class _SyncFailed(Exception):
 class Writer:
     """Bound to one partition's directory."""
 
-    __slots__ = ("_directory", "_disk", "_names", "_siblings")
+    __slots__ = ("_directory", "_disk", "_directories", "_siblings")
 
     def __init__(self, shared: Shared, directory: str, siblings: int) -> None:
         """siblings: partitions of the topic, whose directories are made together."""
         self._disk: Disk = shared.disk
-        self._names = shared.names
+        self._directories = shared.directories
         self._directory = directory
         self._siblings = siblings
 
@@ -101,7 +101,7 @@ class Writer:
                 if chunk.end > segment.allocated:
                     self._grow(segment, chunk, prealloc_limit)
                 if sync:
-                    self._settle(segment)
+                    self._sync_segment(segment)
             except (OSError, _SyncFailed) as error:
                 return Outcome(number, self.recoil(chunk, error))
         return Outcome(len(chunks), None)
@@ -148,27 +148,27 @@ class Writer:
 
     def _create(self, segment: Segment, header: Header, sync: bool) -> None:
         """Make the file. Without sync nothing of it is durable before somebody syncs the segment."""
-        disk, names = self._disk, self._names
+        disk, directories = self._disk, self._directories
         topic = os.path.dirname(self._directory)
-        if names.mkdir(topic):
+        if directories.mkdir(topic):
             for number in range(self._siblings):
-                names.mkdir(f"{topic}/{number}")
-        names.mkdir(self._directory)
+                directories.mkdir(f"{topic}/{number}")
+        directories.mkdir(self._directory)
         segment.handle = disk.open(segment.path, create=True, write=True)
-        names.doubt(self._directory)
+        directories.mark_unsynced(self._directory)
         disk.pwritev(segment.handle, [pack_header(header)], 0)
         if sync:
             disk.zero(segment.handle, HEADER_BYTES, limits.PREALLOCATE_FIRST_BYTES - HEADER_BYTES)
             segment.allocated = limits.PREALLOCATE_FIRST_BYTES
-            self._settle(segment)
+            self._sync_segment(segment)
         segment.created = True
 
-    def _settle(self, segment: Segment) -> None:
+    def _sync_segment(self, segment: Segment) -> None:
         """What was written to the segment is durable, and so is its name."""
         self._sync(segment.handle)
         if not segment.named:
             try:
-                self._names.settle(self._directory)
+                self._directories.sync(self._directory)
             except NotOpened:
                 raise
             except OSError as error:
@@ -192,7 +192,7 @@ class Writer:
                 index.add_all(written.position, written.buffers)
         disk.truncate(segment.handle, end)
         segment.allocated = end
-        self._settle(segment)
+        self._sync_segment(segment)
         if index is None or index.first > HEADER_BYTES:
             index = build_index(disk, segment.handle, segment, end)
         write_index(disk, segment, index, end, next_offset)
@@ -282,7 +282,7 @@ class Writer:
 
     def sync(self, segment: Segment) -> StorageError | None:
         try:
-            self._settle(segment)
+            self._sync_segment(segment)
         except (NotOpened, _SyncFailed) as error:
             return PartitionFailed(f"{segment.path}: a sync failed ({error}): the partition is read-only")
         return None
@@ -297,7 +297,7 @@ class Writer:
                     segment.handle = self._disk.open(segment.path, write=True)
                 self._disk.truncate(segment.handle, segment.end)
                 segment.allocated = segment.end
-                self._settle(segment)
+                self._sync_segment(segment)
         except (OSError, _SyncFailed) as error:
             return PartitionFailed(f"{segment.path}: the last sync failed ({error})")
         finally:

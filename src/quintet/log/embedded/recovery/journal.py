@@ -292,7 +292,7 @@ def replay(
     return written, list(files)
 
 
-def settle(disk: Disk, directory: str, files: list[str], damaged: Collection[str]) -> None:
+def finish_replay(disk: Disk, directory: str, files: list[str], damaged: Collection[str]) -> None:
     """Make what was put back durable, if nobody did yet, and remove the journal, or keep it aside."""
     for path in files:
         handle = disk.open(path, write=True)

@@ -14,7 +14,7 @@ from quintet.delivery.subscription import Subscription
 from quintet.model.batch import RecordBatch
 
 
-class Rest:
+class Takeover:
     """In front of `sink`, for one subscription. `had` is partition -> (until, then)."""
 
     __slots__ = ("_had", "_sink")

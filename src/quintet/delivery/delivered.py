@@ -1,6 +1,6 @@
 """Records which offsets of a lane were delivered and which acknowledged, as ranges, until the audit takes them.
 
-A trail is one lane's. A run that goes on where the last one ended makes its range longer in place: a subscription that
+LaneRanges are one lane's. A run that goes on where the last one ended makes its range longer in place: a subscription that
 keeps up costs two comparisons per run, however many records are in it. Nothing here knows what becomes of a move, nor the
 time. All ranges are first <= offset < last, and may span offsets that have no record (expired, or compacted away).
 """
@@ -24,17 +24,17 @@ class Move(NamedTuple):
     last: int
 
 
-class Trails:
-    """The trails of one broker that have something to tell. `full` is called, from within a delivery, when there are more
-    than `ranges_max` ranges that could not be joined: who is told takes them. `every`: also what needs no acknowledgement
-    leaves a trail."""
+class DeliveredRanges:
+    """What was delivered and acknowledged by the lanes of one broker. `full` is called, from within a delivery, when there are more
+    than `ranges_max` ranges that could not be joined: whoever is called takes them. `every`: also what needs no acknowledgement
+    is recorded."""
 
     __slots__ = ("_full", "_ranges_max", "every", "moved", "ranges")
 
     def __init__(self, every: bool, ranges_max: int, full: Callable[[], None]) -> None:
         self.every = every
-        self.moved: list[Trail] = []
-        self.ranges = 0  # closed ones: each trail has at most two open ones beside them
+        self.moved: list[LaneRanges] = []
+        self.ranges = 0  # closed ones: each lane has at most two open ones beside them
         self._ranges_max = ranges_max
         self._full = full
 
@@ -46,36 +46,36 @@ class Trails:
     def take(self) -> list[Move]:
         """All moves, and none of them again. Of one lane: deliveries in their order, then acknowledgements by offset."""
         moved, self.moved, self.ranges = self.moved, [], 0
-        return [move for trail in moved for move in trail.take()]
+        return [move for lane in moved for move in lane.take()]
 
 
-class Trail:
+class LaneRanges:
     """What was delivered and settled in one lane since the last time it was asked."""
 
     __slots__ = (
-        "_acked", "_acks", "_begun", "_begun_ack", "_gifts", "_trails", "door", "every", "given", "partition", "topic", "who",
+        "_acked", "_acks", "_begun", "_begun_ack", "_all", "_delivered", "delivered_end", "door", "every", "partition", "topic", "who",
     )  # fmt: skip
 
-    def __init__(self, trails: Trails, door: str, who: str, topic: str, partition: int) -> None:
-        self._trails = trails
-        self.every = trails.every
+    def __init__(self, all_lanes: DeliveredRanges, door: str, who: str, topic: str, partition: int) -> None:
+        self._all = all_lanes
+        self.every = all_lanes.every
         self.door = door
         self.who = who
         self.topic = topic
         self.partition = partition
-        self._begun = self.given = NONE  # the open range of deliveries: it ends before `given`
+        self._begun = self.delivered_end = NONE  # the open range of deliveries: it ends before `delivered_end`
         self._begun_ack = self._acked = NONE  # and of acknowledgements
-        self._gifts: list[tuple[int, int]] = []
+        self._delivered: list[tuple[int, int]] = []
         self._acks: list[tuple[int, int]] = []
 
     def delivered(self, first: int, last: int) -> None:
-        """These were handed over. Where `first` is `given`, a lane moves that by itself: it is the common case."""
+        """These were handed over. Where `first` is `delivered_end`, a lane moves that by itself: it is the common case."""
         self._moves()
-        begun, given = self._begun, self.given
-        self._begun, self.given = first, last
-        if given != NONE:
-            self._gifts.append((begun, given))
-            self._trails.closed_one()
+        begun, end = self._begun, self.delivered_end
+        self._begun, self.delivered_end = first, last
+        if end != NONE:
+            self._delivered.append((begun, end))
+            self._all.closed_one()
 
     def acked(self, first: int, last: int) -> None:
         """These were settled by their peer."""
@@ -87,23 +87,25 @@ class Trail:
         self._begun_ack, self._acked = first, last
         if acked != NONE:
             self._acks.append((begun, acked))
-            self._trails.closed_one()
+            self._all.closed_one()
 
     def _moves(self) -> None:
-        if self.given == NONE and self._acked == NONE:
-            self._trails.moved.append(self)
+        if self.delivered_end == NONE and self._acked == NONE:
+            self._all.moved.append(self)
 
     def take(self) -> list[Move]:
         """The moves, and nothing is open any more."""
-        gifts, acks = self._gifts, self._acks
-        if self.given != NONE:
-            gifts.append((self._begun, self.given))
+        delivered, acks = self._delivered, self._acks
+        if self.delivered_end != NONE:
+            delivered.append((self._begun, self.delivered_end))
         if self._acked != NONE:
             acks.append((self._begun_ack, self._acked))
-        self.given = self._acked = NONE
-        self._gifts, self._acks = [], []
-        given: list[Move] = [Move("deliver", self.door, self.who, self.topic, self.partition, *one) for one in gifts]
-        return given + [Move("ack", self.door, self.who, self.topic, self.partition, *one) for one in joined(acks)]
+        self.delivered_end = self._acked = NONE
+        self._delivered, self._acks = [], []
+        moves: list[Move] = [
+            Move("deliver", self.door, self.who, self.topic, self.partition, *one) for one in delivered
+        ]
+        return moves + [Move("ack", self.door, self.who, self.topic, self.partition, *one) for one in joined(acks)]
 
 
 def joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
