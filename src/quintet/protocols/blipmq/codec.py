@@ -41,10 +41,12 @@ def decode(view: memoryview, start: int, frame_bytes_max: int) -> Frame | None:
     if len(view) - start < 4:
         return None
     length = int.from_bytes(view[start : start + 4], "big")
+    # Document, "Frame Layout": a length of 0, below 9 or above the largest frame closes the connection.
     if length < FRAME_BYTES_MIN:
         raise ProtocolError(f"frame length {length} is below {FRAME_BYTES_MIN}")
     if length > frame_bytes_max:
         raise ProtocolError(f"frame length {length} is above {frame_bytes_max}")
+    # "Frame Types": an unknown one is a decode error, and closes the connection.
     if len(view) - start >= 5 and view[start + 4] not in NAMES:
         raise ProtocolError(f"unknown frame type 0x{view[start + 4]:02x}")
     end = start + 4 + length

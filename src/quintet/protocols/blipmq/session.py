@@ -224,6 +224,7 @@ class BlipSession:
             self._nack(frame.correlation_id, errors.HELLO_ALREADY)
         elif version is None:
             self._nack(frame.correlation_id, errors.HELLO_INVALID)
+        # Document, "HELLO": another version is NACK 426; versions 2 and OURS are more than the document has.
         elif version not in frames.VERSIONS:
             self._nack(frame.correlation_id, errors.VERSION)
         else:
@@ -232,6 +233,7 @@ class BlipSession:
 
     def _auth(self, frame: codec.Frame) -> None:
         key = codec.parse_auth(frame.payload)
+        # Document, "AUTH": 400 without HELLO, 400 a second time, 400 if it does not parse, 401 for a wrong key; in this order.
         if self._state is FRESH:
             self._nack(frame.correlation_id, errors.HELLO_MISSING)
         elif self._state is READY:
@@ -303,8 +305,10 @@ class BlipSession:
                 assert self._principal is not None
                 topic = targets[name, qos] = self._broker.publish_target(self._principal, name, qos > 0, self._peer)
             if qos == 0:
+                # Document, "PUBLISH": no reply on success, and QoS 0 is enqueued in memory only.
                 topic.publish(batch, len(ids) >> 3, False, None)
             else:
+                # "PUBLISH": QoS 1 is durable first; a failure is NACK 500 with the reason.
                 slot = _Publish(ids)
                 topic.publish(batch, len(ids) >> 3, True, partial(self._sink.appended, slot))
                 self._replies.add(slot)
@@ -321,6 +325,7 @@ class BlipSession:
 
     def _subscribe(self, correlation_id: int, payload: bytes) -> None:
         parsed = codec.parse_subscribe(payload)
+        # Document, "SUBSCRIBE": 400 for what does not parse, an empty topic, another QoS than 0 and 1; in this order.
         if parsed is None:
             return self._nack(correlation_id, errors.SUBSCRIBE_INVALID)
         topic, qos = parsed
@@ -349,6 +354,7 @@ class BlipSession:
         if error is not None:
             self._replies.fill(slot, codec.nack(correlation_id, *errors.to_nack(error)))
             return
+        # "SUBSCRIBE": the reply is ACK with the id of the new subscription.
         self._replies.fill(slot, codec.ack(correlation_id, subscription.id))
         if self._version == frames.OURS:  # it begins with its credit
             return
@@ -395,6 +401,7 @@ class BlipSession:
             if subscription is None:
                 unknown = list(range(offset, offset + count))
             else:
+                # Document, "ACK": no reply on success; NACK 404 for a tag that is not known, or not of this subscription.
                 unknown = subscription.ack(partition, offset, count)
             for missing in unknown:
                 self._nack(tag + missing - offset, errors.UNKNOWN)
@@ -407,6 +414,7 @@ class BlipSession:
         assert self._principal is not None
         self.quick_ack = False
         subscription = self._broker.subscription(self._principal, subscription_id)
+        # Document, "POLL": an unknown subscription has no error of its own, and no message means no reply.
         if subscription is None:
             return
         self._attach(subscription, subscription.consumer.credit if self._version == frames.OURS else 0)
@@ -467,6 +475,7 @@ class BlipSession:
         self, subscription: Subscription, partition: int, batch: RecordBatch, first: int, last: int, ids: bytes
     ) -> bytes:
         """Delivery frames. A whole batch in version 2 looks the same to every subscriber: it is encoded once."""
+        # Document, "PUBLISH" as delivery: the correlation id is the tag to acknowledge with QoS 1, that of the POLL with QoS 0.
         qos = 0 if batch.at_most_once else subscription.qos
         whole = self._layout == 2 and first == 0 and last == batch.count
         if whole and batch.memo is not None and (found := batch.memo.get(("blipmq", qos))) is not None:

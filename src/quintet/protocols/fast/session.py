@@ -390,6 +390,7 @@ class FastSession:
         return found.end()
 
     def _publish(self, bearer: Bearer, id: int, batch: bytearray, count: int) -> None:
+        # Document, "Authentication": PUBLISH and SUBSCRIBE need the queue_key of the topic and their permission, in every request.
         queue = self._broker.queues.authorize(bearer, id, "publish", self._peer)
         self._check_open()
         topic = queue.topic
@@ -414,6 +415,7 @@ class FastSession:
             name.decode()
         except UnicodeDecodeError as error:
             raise BadRequest("a topic name is UTF-8") from error
+        # Document, "Authentication": CREATE binds the queue_key of its token to the new queue.
         slot = _Request(frames.CREATE, id, 1, self._extended)
         self._replies.add(slot)
         try:
@@ -423,6 +425,7 @@ class FastSession:
 
     def _rotate(self, bearer: Bearer, id: int, key: bytes) -> None:
         self._check_open()
+        # Document, "0x07: ROTATE_KEY": the permission is `rotate`; KEY_UPDATE then goes to the subscribers that are still valid.
         slot = _Request(frames.ROTATE_KEY, id, 1, self._extended)
         self._replies.add(slot)
         try:
@@ -473,6 +476,7 @@ class FastSession:
         """The broker speaks of a subscription: its key has changed, or it is over."""
         if error is None:
             assert isinstance(key, bytes)
+            # Document, "0x06: KEY_UPDATE": only to those who are authorized, which the queue has looked at.
             self._replies.push(codec.key_update(id, key))
             return
         if self._members is not None:

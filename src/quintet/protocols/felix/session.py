@@ -219,6 +219,7 @@ class FelixSession(FeatureRequests):
             self.closing = self._leaving
 
     def _shut(self, fatal: int) -> None:
+        # Document, "Protocol Errors": a malformed header closes the stream with a code.
         self.closing = self.closing or errors.FATAL[fatal]
         self.close_code = frames.PROTOCOL_ERROR
 
@@ -470,6 +471,7 @@ class FelixSession(FeatureRequests):
 
     def _refuse_publish(self, answer: _Publish | None, error: QuintetError, request_id: Id) -> None:
         """A document client's that nobody waits for is answered once until one is taken again: it may not even read."""
+        # Document, "Application Errors": an error message on the same stream, with the reason.
         if answer is not None:
             self._replies.put(self._published(answer, error))
         if (answer is None and not self._unsaid) or errors.text(error, self._dialect) in errors.CLOSING:

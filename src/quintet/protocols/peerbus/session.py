@@ -240,6 +240,7 @@ class PeerSession:
         # Document, 2.1 and 2.4: a second register and a deliver from a client are ignored.
 
     def _register(self, frame: codec.Frame) -> None:
+        # Document, 2.1: the first frame is a register; step 1: what is wrong with it closes the connection with its reason.
         if frame.type != frames.REGISTER:
             return self.close(errors.NOT_REGISTER)
         if frame.protocol_version != frames.VERSION:
@@ -282,6 +283,7 @@ class PeerSession:
             return
         self._state, self._deadline = REGISTERED, None
         self.principal_name = self._principal.name
+        # Document, 2.1, steps 4 and 5: the reply is a peers frame, then everything pending is delivered.
         self._broker.peers.bind(mailbox, self)
         self._say(self._listing())
         mailbox.attach(self._sink)
@@ -293,6 +295,7 @@ class PeerSession:
             self.close(errors.FREED)
             self._sink.evict(errors.FREED[1])
         else:
+            # Document, 2.1, step 2: the same token takes the name over; another one was refused by peers.register.
             self._state = TAKEN_OVER
             self._broker.scheduler.later(LATE_ACKS_US, partial(self._sink.completed, self._give_way, None, None))
 
@@ -339,6 +342,7 @@ class PeerSession:
             return
         if not peers.admit(sender, id, frame.sender or "", frame.ts or "", data, now):
             return
+        # Document, 3, "Broker routing": routed by the name of the connection; a broadcast has a row for each recipient.
         if recipient is None:
             peers.broadcast(sender, self._principal, id, data)
         else:
@@ -363,6 +367,7 @@ class PeerSession:
         if found is not None and not found.gone:
             return found
         found = self._broker.peers.find(to)
+        # Document, 3, "Broker routing": for a name that was never registered it is dropped, for one that is offline it waits.
         if found is None or not found.durable:
             self._broker.peers.drop("unknown_recipient")
             return None
