@@ -18,17 +18,17 @@ from quintet.broker.bearer import Bearer, TenantMismatch
 from quintet.broker.consumers.polled_members import Poll
 from quintet.broker.core import Broker
 from quintet.broker.topics.catalog import ANY, Topic
-from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, UnknownSubscription
+from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError
 from quintet.model.keys import fnv1a
 from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, Streams, act_on
 from quintet.protocols.felix import codec, errors, features, frames, long_json
 from quintet.protocols.felix.codec import Id, origin_of
-from quintet.protocols.felix.feature_requests import HANDLERS, FeatureRequests
+from quintet.protocols.felix.consumer_requests import ConsumerRequests
+from quintet.protocols.felix.feature_requests import HANDLERS
 from quintet.protocols.felix.frames import Dialect, FelixOptions
-from quintet.protocols.felix.mapping import EventStream, Feed, FelixPeer, GroupStream, Reach, Subscribing
+from quintet.protocols.felix.mapping import FelixPeer, Reach
 
 FRESH: Final = "fresh"
 PUBLISHED: Final = "published"
@@ -36,9 +36,7 @@ DOCUMENT: Final = "document"
 
 HELD_US_MAX: Final = 1_000_000  # until one that must wait for its tenant's rate looks again
 UNPACKED_BYTES_MAX: Final = 32 * limits.MIB  # of packed batches in one turn of the loop ...
-ACK_COST_BYTES: Final = 256  # ... of which a record that is acknowledged costs as much as so many
 JWT_DOTS: Final = 2
-Range = tuple[int, int, int]  # partition, first offset, count
 
 
 class FelixStream(Link, Protocol):
@@ -61,7 +59,7 @@ class _Publish(Slot):
         self.partition = 0
 
 
-class FelixSession(FeatureRequests):
+class FelixSession(ConsumerRequests):
     """See the table above. `stream` is where it lives, for verbs that answer later."""
 
     __slots__ = (
@@ -530,144 +528,8 @@ class FelixSession(FeatureRequests):
         target = codec.target(ask.tenant_id, ask.namespace, ask.stream)
         self._publish(target, batch, len(values), answer, ask.request_id, key)
 
-    # -- subscribe -------------------------------------------------------------------------------------------------
-
-    def _subscribe(self, ask: codec.Subscribe, _now: int) -> None:
-        assert self._bearer is not None
-        self._check_id(ask.subscription_id)
-        slot = self._replies.reserve()
-        done = partial(self._sink.completed, partial(self._subscribed, slot, ask.request_id))
-        try:
-            Subscribing(self._shared, self._bearer, ask, self._dialect, done)
-        except QuintetError as error:
-            self._error(error, ask.request_id, slot)
-
-    def _check_id(self, id: Id) -> None:
-        if id is not None and self._state is PUBLISHED and not codec.is_u64(id):
-            raise BadRequest("subscription_id: a number of 64 bits")
-
-    def _subscribed(self, slot: Slot, request_id: Id, feed: object, error: Exception | None) -> None:
-        if error is not None:
-            self._error(error, request_id, slot)
-            return
-        assert isinstance(feed, Feed)
-        if self._dialect.document:
-            self._replies.fill(slot, codec.encode(codec.Ok(request_id=request_id)))
-            return
-        said = codec.Subscribed(subscription_id=feed.id)
-        if self._dialect.extended:
-            feed.told = partial(self._sink.completed, self._tell)
-            timeout_ms = self._broker.subscriptions.push_timeout_us // 1000 if _acknowledges(feed) else None
-            said = codec.Subscribed(
-                subscription_id=feed.id, request_id=request_id, offsets=feed.offsets, ack_timeout_ms=timeout_ms
-            )
-        self._replies.fill(slot, codec.encode(said))
-
-    def _tell(self, data: object, _error: Exception | None) -> None:
-        """Something about a feed that its own stream could not say."""
-        assert isinstance(data, bytes)
-        if not self._going:
-            self._replies.push(data)
-
-    def _own(self, id: int | str) -> Feed:
-        """A feed of this connection that this very client asked for."""
-        feed = self._shared.feed(id)
-        assert self._bearer is not None
-        mine = (self._bearer.identity, self._bearer.tenant)
-        if feed is None or (feed.bearer.identity, feed.bearer.tenant) != mine:
-            raise UnknownSubscription(f"unknown subscription: {id}")
-        return feed
-
-    def _ranges(self, what: str, id: int | str, asked: list[tuple[int, int]]) -> tuple[EventStream, list[Range]]:
-        """Whose, and (partition, first offset, count) of what a message says something about."""
-        feed = self._own(id)
-        if not isinstance(feed, EventStream):
-            raise BadRequest(f"{what}: changes of a cache are not acknowledged")
-        ranges = [(*codec.offset_of(offset, feed.partitions), count) for offset, count in asked]
-        records = sum(count for *_, count in ranges)
-        if any(count < 1 for *_, count in ranges) or records > frames.ACK_RECORDS_MAX:
-            raise BadRequest(
-                f"{what}: each range has a count of 1 or more, all together {frames.ACK_RECORDS_MAX} at most"
-            )
-        self._spend(records * ACK_COST_BYTES)
-        return feed, ranges
-
-    def _nack(self, ask: codec.NackRanges, _now: int) -> None:
-        """Given back; what it does not hold any more is passed over."""
-        feed, ranges = self._ranges("nack", ask.subscription_id, ask.ranges)
-        if ask.delay_ms is not None and not 0 <= ask.delay_ms <= frames.DELAY_MS_MAX:
-            raise BadRequest(f"delay_ms: 0 to {frames.DELAY_MS_MAX}")
-        delay_us = None if ask.delay_ms is None else ask.delay_ms * 1000
-        for partition, offset, count in ranges:
-            subscription, lane = _place(feed, partition)
-            if subscription is not None:
-                subscription.nack(lane, offset, count, delay_us)
-        self._done(ask.request_id)
-
-    def _working(self, ask: codec.WorkingRanges, _now: int) -> None:
-        feed, ranges = self._ranges("working", ask.subscription_id, ask.ranges)
-        for partition, offset, count in ranges:
-            subscription, lane = _place(feed, partition)
-            if subscription is not None:
-                subscription.working(lane, offset, count)
-        self._done(ask.request_id)
-
-    def _credit(self, ask: codec.Credit, _now: int) -> None:
-        codec.check_credit(ask.credit)
-        feed, _ = self._ranges("credit", ask.subscription_id, [])
-        if isinstance(feed, GroupStream):
-            feed.member.consumer.credit = ask.credit
-            feed.member.consumer.feed()
-        elif feed.subscription is not None:
-            feed.subscription.grant(ask.credit)
-        self._done(ask.request_id)
-
-    def _done(self, request_id: Id) -> None:
-        if request_id is not None:
-            self._replies.put(codec.encode(codec.Ok(request_id=request_id)))
-
-    def _ack(self, ask: codec.AckRanges, _now: int) -> None:
-        feed, ranges = self._ranges("ack", ask.subscription_id, ask.ranges)
-        slot = None if ask.request_id is None else self._replies.reserve()
-        sink, left = self._sink, len(ranges) + 1
-        failed: Exception | None = None
-
-        def settled(error: Exception | None) -> None:
-            nonlocal left, failed
-            left -= 1
-            failed = failed or error
-            if not left and slot is not None:
-                sink.completed(partial(self._acked, slot, ask.request_id), None, failed)
-
-        for partition, offset, count in ranges:
-            feed.settle(partition, offset, count, settled)
-        settled(None)
-
-    def _acked(self, slot: Slot, request_id: Id, _result: object, error: Exception | None) -> None:
-        if error is not None:
-            self._error(error, request_id, slot)
-        else:
-            self._replies.fill(slot, codec.encode(codec.Ok(request_id=request_id)))
-
-    def _unsubscribe(self, ask: codec.Unsubscribe, _now: int) -> None:
-        self._own(ask.subscription_id).end(forget=ask.delete)
-        self._replies.put(codec.encode(codec.Ok(request_id=ask.request_id)))
-
     def _auth_again(self, _ask: codec.Auth, _now: int) -> None:
         raise errors.AlreadyKnown("a stream is authenticated once")
-
-
-def _place(feed: EventStream, partition: int) -> tuple[Subscription | None, int]:
-    """Through which subscription a partition comes, and as which of its lanes."""
-    if isinstance(feed, GroupStream):
-        return feed.member.subscription(partition), 0
-    return feed.subscription, partition
-
-
-def _acknowledges(feed: Feed) -> bool:
-    if isinstance(feed, GroupStream):
-        return True
-    return isinstance(feed, EventStream) and feed.subscription is not None and feed.subscription.qos > 0
 
 
 _HANDLERS: Final[dict[type, Any]] = {
