@@ -36,6 +36,7 @@ PROTOCOL_FILES = {
 }  # fmt: skip
 # A door whose session outgrew one file names the others here.
 MORE_PROTOCOL_FILES = {
+    "flymq": {"call.py", "group_requests.py", "message_requests.py", "producing.py", "topic_requests.py", "user_requests.py"},
     "felix": {"cache_requests.py", "feature_requests.py", "features.py", "long_json.py", "watching.py"},
 }  # fmt: skip
 

@@ -8,12 +8,17 @@ by the kernel; this class only reads their header.
 """
 
 import struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from quintet import kernel
 
 _HEADER: Final = struct.Struct("<4sIIHHQIIqqQIHH")
 assert _HEADER.size == 64
+# Of a batch that no RecordBatch was made of: the functions below read or write one or two fields of its header.
+_PLACED: Final = struct.Struct("<Q8xq")  # base_offset and timestamp, at 16
+_PRODUCER: Final = struct.Struct("<QI")  # producer_id and sequence, at 48
+_PLACED_AT: Final = 16
+_PRODUCER_AT: Final = 48
 
 AT_MOST_ONCE: Final = 1
 CONTROL: Final = 2
@@ -32,6 +37,7 @@ HEADER_NULLS: Final = 256
 VIEW_BYTES_MIN: Final = 1 << 18  # a larger value is not copied by `RecordBatch.row`
 LINK_BYTES: Final = 32  # of the link that a chained batch ends with
 
+Buffer = bytes | bytearray | memoryview
 Header = tuple[bytes, bytes | None]
 Row = tuple[int, int, bytes | None, bytes | None, tuple[Header, ...], int, bytes]
 
@@ -53,7 +59,7 @@ class RecordBatch:
     timestamp: int
     max_timestamp: int
 
-    def __init__(self, buffer: bytes | bytearray | memoryview) -> None:
+    def __init__(self, buffer: Buffer) -> None:
         (_, _, self.length, self.flags, self.columns, self.base_offset, self.count, self.span, self.timestamp,
          self.max_timestamp, _, _, _, _) = _HEADER.unpack_from(buffer)  # fmt: skip
         self.buffer = buffer
@@ -92,5 +98,35 @@ class RecordBatch:
         """One record. A value of more than VIEW_BYTES_MIN is a memoryview of this batch, to be sent and not to be kept."""
         return kernel.rows(self.buffer, index, index + 1, VIEW_BYTES_MIN)[0]
 
+    @property
+    def producer(self) -> "Producer":
+        return producer_of(self.buffer)
+
     def __repr__(self) -> str:
         return f"<RecordBatch {self.base_offset}+{self.span} count={self.count} bytes={self.length}>"
+
+
+class Producer(NamedTuple):
+    """Who produced a batch so that a retry is known: 0 nobody, and the number of its first record."""
+
+    id: int
+    sequence: int
+
+
+class Placed(NamedTuple):
+    """Where a sealed batch is in its partition, and when it came there."""
+
+    base_offset: int
+    timestamp: int
+
+
+def producer_of(batch: Buffer) -> Producer:
+    return Producer(*_PRODUCER.unpack_from(batch, _PRODUCER_AT))
+
+
+def set_producer(batch: bytearray, id: int, sequence: int) -> None:
+    _PRODUCER.pack_into(batch, _PRODUCER_AT, id, sequence)
+
+
+def placed(batch: Buffer) -> Placed:
+    return Placed(*_PLACED.unpack_from(batch, _PLACED_AT))

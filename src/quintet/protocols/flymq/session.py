@@ -7,11 +7,10 @@
 
 Replies come in the order of requests, and a request sees what the ones before it did: PRODUCE frames run on together,
 any other request waits until everything before it is answered, and what follows waits for it (`holding`: the rest of the
-bytes stays with the connection). What follows a large PRODUCE waits until a thread has built its batch. The one gate for
-rights is `_permit`; no handler is reached around it.
+bytes stays with the connection). What follows a large PRODUCE waits until a thread has built its batch. What becomes of a
+run of PRODUCE frames is in producing.py. The one gate for rights is `_permit`; no handler is reached around it.
 """
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,6 @@ from quintet import kernel
 from quintet.broker.audit.audit_log import Result
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Action, Principal
-from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.long_polls import Wait
 from quintet.log.base import Partition
 from quintet.model import limits
@@ -30,7 +28,9 @@ from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError,
 from quintet.model.rights import Right
 from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Link, Replies, Slot
 from quintet.protocols.flymq import codec, errors, frames
-from quintet.protocols.flymq.mapping import HANDLERS, Call
+from quintet.protocols.flymq.call import Call
+from quintet.protocols.flymq.mapping import HANDLERS
+from quintet.protocols.flymq.producing import Producing
 
 FRESH: Final = "fresh"
 CHECKING: Final = "checking"
@@ -40,16 +40,12 @@ NEVER: Final = 1 << 62  # a deadline that does not come
 AUTH_FAILURES_MAX: Final = 10  # on one connection, then it is closed
 REPLIES_WAITING_MAX: Final = 1_000  # runs of PRODUCE that wait for the disk; above it, the connection is not read from
 OUTPUT_BYTES_MAX: Final = limits.WRITE_HIGH_BYTES  # of answers to one read; then the peer must take some
-TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
 # May be answered long after the gate was passed, with what only who may still read should see.
 WAITING: Final = frozenset(
     {frames.FETCH, frames.FETCH_BINARY, frames.CONSUME, frames.CONSUME_ZERO_COPY, frames.PEEK, frames.FETCH_DLQ}
 )
 RECORD_BYTES_MAX: Final = frames.FRAME_BYTES_MAX - (64 << 10)  # key and value: any answer that holds it fits a frame
 
-_PRODUCER: Final = struct.Struct("<QI")
-_PRODUCER_AT: Final = 48
-_U16: Final = struct.Struct("<H")
 # What the kernel hands back of a PRODUCE although its fields add up.
 _UNSOUND: Final = "PRODUCE: a topic name has 1 to 255 bytes, and a producer id is between 1 and 2^63 - 1"
 
@@ -75,30 +71,14 @@ _NEEDS: Final[dict[Right, tuple[Action, ...]]] = {
     "read or write": ("subscribe", "publish"),
 }
 
-Group = tuple[bytes, int, bytearray | None, bytes]
-Produced = tuple[bytes, int, bytearray, int]  # of kernel.fly_split: topic, partition, batch, count
-
-
-class _Run(Slot):
-    """The reply slot of a run of PRODUCE frames: what became of each group, and how many are still on their way."""
-
-    __slots__ = ("groups", "missing", "order")
-
-    def __init__(self, groups: list[Group], order: bytes) -> None:
-        self.data = None
-        self.groups = groups
-        self.order = order
-        self.missing = len(groups)
-
 
 class FlySession:
     """See the table above. `sink` is the connection, for verbs that answer later."""
 
     __slots__ = (
-        "_acting", "_broker", "_changing", "_checking_since", "_counts", "_deadline", "_epoch", "_give_up", "_identity",
-        "_last", "_made", "_next", "_now", "_options",
-        "_origin", "_peer", "_principal", "_replies", "_sink", "_state", "_targets", "_turn_over", "_unpublished", "auth_failures", "closing",
-        "gone", "making", "operation", "principal_name", "take_output", "_waiting",
+        "_acting", "_broker", "_changing", "_checking_since", "_deadline", "_epoch", "_give_up", "_identity", "_made",
+        "_next", "_now", "_options", "_origin", "_peer", "_principal", "_producing", "_replies", "_sink", "_state",
+        "_turn_over", "_waiting", "auth_failures", "closing", "gone", "making", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, sink: Link, monotonic: int, options: FlyOptions, peer: str = "") -> None:
@@ -119,13 +99,10 @@ class FlySession:
         self._now = 0  # the date of the last receive
         self._replies = Replies()
         self.take_output = self._replies.take
-        self._targets: dict[bytes, Topic | QuintetError] = {}
-        self._counts: dict[bytes, int] = {}
-        self._last: Topic | None = None
+        self._producing = Producing(broker, sink, self._replies, options.dialect, peer)
         self._next: tuple[Any, ...] | None = None  # the request that waits for those before it
         self._made = 0  # bytes of answers since the last read began
-        self._turn_over = False  # the last read left frames, or `_unpublished`, for a later turn
-        self._unpublished: tuple[_Run, list[Produced], int, list[Topic | QuintetError], int] | None = None
+        self._turn_over = False  # the last read left frames for a later turn
         self.operation = ""
         self._acting = False  # a request other than PRODUCE is under way
         self.making = False  # ... and bytes are claimed for its answer
@@ -141,11 +118,11 @@ class FlySession:
     @property
     def holding(self) -> bool:
         """Whole frames may be left with the connection until the request under way is answered."""
-        return self._unpublished is None and (self._acting or self._next is not None)
+        return not self._producing.unfinished and (self._acting or self._next is not None)
 
     @property
     def stopped(self) -> bool:
-        return self._turn_over or self._made > OUTPUT_BYTES_MAX
+        return self._turn_over or self._producing.unfinished or self._made > OUTPUT_BYTES_MAX
 
     def receive(self, view: memoryview, now: int) -> int:
         position = self._made = 0
@@ -153,8 +130,8 @@ class FlySession:
         self._now = now
         if self._state is READY and self._epoch != self._broker.access.epoch:
             self._still_welcome()  # also while a FETCH waits: whoever was revoked gets nothing any more
-        if self._unpublished is not None and self.closing is None:
-            self._publish_on(*self._unpublished)
+        if self._producing.unfinished and self.closing is None:
+            self._producing.go_on()
             self._advance()
         while self.closing is None and not self.holding and not self.stopped:
             if self._state is not READY:
@@ -167,16 +144,17 @@ class FlySession:
             if self._epoch != self._broker.access.epoch and not self._still_welcome():
                 break  # the request before changed it
             items, end, fatal, unknown = kernel.fly_split(
-                view, position, self._options.frame_bytes_max, self._counts, self._origin, now
+                view, position, self._options.frame_bytes_max, self._producing.counts, self._origin, now
             )
             for item in items:
                 if item[0] == frames.PRODUCE and isinstance(item[1], list):
-                    self._produce(*item[1:])
+                    self.operation = "PRODUCE"
+                    self._producing.run(*item[1:])
                 else:
                     self._next = item
                     self._advance()
             if unknown is not None:
-                self._resolve(unknown)
+                self._producing.resolve(unknown)
             elif fatal:
                 self.closing = errors.FATAL[fatal]
             elif end == position:
@@ -189,7 +167,7 @@ class FlySession:
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
         assert isinstance(token, tuple)
         run, number = token
-        self._produced(run, number, error)
+        self._producing.produced(run, number, error)
         self._advance()
 
     def on_completed(self, token: object, result: object, error: Exception | None) -> None:
@@ -203,9 +181,7 @@ class FlySession:
     def congestion(self) -> int:
         if self._replies.waiting > REPLIES_WAITING_MAX:
             return WAIT
-        if self._last is not None and (self._last.waiting or self._broker.overloaded()):
-            return WAIT
-        return FLOWING
+        return WAIT if self._producing.behind() else FLOWING
 
     def deadline(self) -> int | None:
         """The clock of the handshake stands while the broker itself checks a password."""
@@ -222,7 +198,8 @@ class FlySession:
             self._give_up()
             self._give_up = None
         self._broker.groups.leave(self)
-        self._targets, self._counts, self._last, self._next = {}, {}, None, None
+        self._producing.close()
+        self._next = None
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
@@ -290,9 +267,9 @@ class FlySession:
         self._state, self._deadline = READY, None
         self._identity, self._principal = identity, principal
         self._epoch = self._broker.access.epoch
-        self._forget_targets()
         self.principal_name = principal.name
         self._origin = origin_of(principal.name)
+        self._producing.permit(principal, self._origin, self._epoch)
 
     def _still_welcome(self) -> bool:
         """Access changed: take the rights as they are now, or leave."""
@@ -300,147 +277,17 @@ class FlySession:
         if principal is None and self._changing:
             return True
         self._epoch = self._broker.access.epoch
-        self._forget_targets()
+        self._producing.permit(principal, self._origin, self._epoch)
         self._principal = principal
         if self._principal is None:
             self.closing = "the user was deleted, disabled, or has another password now"
         return self._principal is not None
 
-    # -- PRODUCE ---------------------------------------------------------------------------------------------------
-
-    def _resolve(self, name: bytes) -> None:
-        """A topic this connection has not published to yet: may it, and how many partitions are there?"""
-        assert self._principal is not None
-        if len(self._targets) >= TARGETS_MAX:
-            self._forget_targets()
-        try:
-            topic = self._broker.publish_target(self._principal, name, durable=True, peer=self._peer)
-            self._targets[name], self._counts[name] = topic, len(topic.partitions)
-        except QuintetError as error:
-            self._targets[name], self._counts[name] = error, 0
-
-    def _forget_targets(self) -> None:
-        self._targets, self._counts = {}, {}
-
-    def _produce(self, groups: list[Produced], order: bytes) -> None:
-        self.operation = "PRODUCE"
-        run = _Run([(name, partition, batch, b"") for name, partition, batch, _ in groups], order)
-        self._replies.add(run)
-        targets = [self._targets[name] for name, _, _, _ in groups]  # a refusal below forgets its topic
-        self._publish_on(run, groups, 0, targets, self._epoch)
-
-    def _publish_on(
-        self, run: _Run, groups: list[Produced], start: int, targets: list[Topic | QuintetError], epoch: int
-    ) -> None:
-        """The groups of a run, one for each topic and partition, as many as the turn has time for."""
-        self._unpublished = None
-        appended = self._sink.appended
-        for number in range(start, len(groups)):
-            name, partition, batch, count = groups[number]
-            try:
-                target = targets[number]
-                if epoch != self._epoch:  # rights changed between two turns
-                    if name not in self._targets:
-                        self._resolve(name)
-                    target = self._targets[name]
-                if not isinstance(target, Topic):
-                    raise target
-                if _PRODUCER.unpack_from(batch, _PRODUCER_AT)[0]:
-                    self._produce_once(run, number, target)
-                else:
-                    chosen = target.publish(batch, count, True, partial(appended, (run, number)), partition)
-                    if chosen != partition:
-                        run.groups[number] = (name, chosen, batch, b"")
-                    self._last = target
-            except QuintetError as error:
-                self._produced(run, number, error)
-            if number + 1 < len(groups) and self._sink.turn_over():
-                self._unpublished = (run, groups, number + 1, targets, epoch)
-                self._turn_over = True
-                return
-
-    def _produced(self, run: _Run, number: int, error: Exception | None) -> None:
-        if error is not None:
-            name, partition, _, _ = run.groups[number]
-            run.groups[number] = (name, partition, None, errors.to_frame(error, self._options.dialect))
-            self._targets.pop(name, None)  # ask again: topic and rights may not be what they were
-            self._counts.pop(name, None)
-        run.missing -= 1
-        if not run.missing:
-            self._replies.fill(run, kernel.fly_produced(run.groups, run.order, frames.BINARY))
-
-    def _produce_once(self, run: _Run, number: int, topic: Topic) -> None:
-        """A group of an idempotent producer: what the partition already holds is answered, the rest appended."""
-        producers = self._broker.producers
-        _, partition, batch, _ = run.groups[number]
-        assert batch is not None
-        if partition < 0:
-            raise BadRequest(
-                "an idempotent message names its partition or has a key", hint="a retry must find where the first went"
-            )
-        topic.partition(partition)
-        if producers.in_flight(topic, partition, batch):
-            again = partial(self._produce_again, run, number, topic)
-            completed = self._sink.completed  # the session may be closed, and without a sink, when it is called
-            producers.wait(topic, partition, batch, lambda _: completed(again, None, None))
-            return
-        pieces = producers.plan(topic, partition, batch)
-        if pieces == [(RecordBatch(batch).count, None)]:
-            producers.append(topic, partition, batch, partial(self._sink.appended, (run, number)))
-            self._last = topic
-        elif len(pieces) == 1 and pieces[0][1] is not None:  # all of it is a retry, and may have 31 MiB
-            kernel.place(batch, *pieces[0][1])
-            self._produced(run, number, None)
-        else:
-            self._split(run, number, topic, pieces)
-
-    def _produce_again(self, run: _Run, number: int, topic: Topic, _result: object, _error: Exception | None) -> None:
-        try:
-            self._produce_once(run, number, topic)
-        except QuintetError as error:
-            self._produced(run, number, error)
-
-    def _split(self, run: _Run, number: int, topic: Topic, pieces: list[tuple[int, tuple[int, int] | None]]) -> None:
-        """Part of a group is a retry: every piece becomes a group of its own, in the place of its records."""
-        name, partition, batch, _ = run.groups[number]
-        assert batch is not None
-        producer_id, sequence = _PRODUCER.unpack_from(batch, _PRODUCER_AT)
-        rows = RecordBatch(batch).rows()
-        numbers: list[int] = []
-        first = 0
-        for place, (count, there) in enumerate(pieces):
-            part = rows[first : first + count]
-            made = kernel.build([row[3] for row in part], [row[2] for row in part], origin=self._origin)
-            _PRODUCER.pack_into(made, _PRODUCER_AT, producer_id, sequence + first)
-            first += count
-            target = number if place == 0 else len(run.groups)
-            if place:
-                run.groups.append((name, partition, made, b""))
-                run.missing += 1
-            else:
-                run.groups[number] = (name, partition, made, b"")
-            numbers += [target] * count
-            if there is not None:
-                kernel.place(made, *there)
-        run.order = _renumber(run.order, number, numbers)
-        placed = [number, *range(len(run.groups) - len(pieces) + 1, len(run.groups))]
-        for target, (_, there) in zip(placed, pieces, strict=True):
-            if there is not None:
-                self._produced(run, target, None)
-                continue
-            made_batch = run.groups[target][2]
-            assert made_batch is not None
-            try:
-                producers_done = partial(self._sink.appended, (run, target))
-                self._broker.producers.append(topic, partition, made_batch, producers_done)
-            except QuintetError as error:
-                self._produced(run, target, error)
-
     # -- everything else -------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Act on the request that waits, if nothing before it is unanswered."""
-        if self._next is None or self._acting or self._unpublished is not None:
+        if self._next is None or self._acting or self._producing.unfinished:
             return
         # A PRODUCE that is compressed or large does not wait for the answers to those before it.
         if self._replies.waiting and self._next[0] != frames.PRODUCE:
@@ -585,7 +432,7 @@ class FlySession:
             made = errors.to_frame(error, self._options.dialect)
         elif operation.code in frames.AUDITED:
             if operation.code == frames.DELETE_TOPIC:
-                self._forget_targets()  # a PRODUCE behind it makes the topic anew
+                self._producing.forget_targets()  # a PRODUCE behind it makes the topic anew
             self._audit(frames.AUDITED[operation.code], resource_of(ask), "success")
         if error is None:
             for first, last in call.given:
@@ -605,12 +452,7 @@ class FlySession:
             _check_size(len(ask["key"]) + len(ask["value"]))
         if not isinstance(name, bytes):
             raise BadRequest(_UNSOUND)
-        if name not in self._targets:
-            self._resolve(name)
-        target, count = self._targets[name], self._counts[name]
-        if not isinstance(target, Topic):
-            del self._targets[name], self._counts[name]  # ask again, as after any refusal
-            raise target
+        count = self._producing.partitions_of(name)
         work = partial(kernel.fly_split_one, payload, {name: count}, self._origin)
         if len(payload) > frames.LARGE_BYTES:
             self._elsewhere(work, partial(self._built, slot, payload, name, count))
@@ -627,10 +469,11 @@ class FlySession:
                 self._replies.fill(slot, errors.to_frame(made, self._options.dialect))
             elif self._epoch != self._broker.access.epoch and not self._still_welcome():
                 raise AuthError("this user may no longer use the connection")
-            elif self._counts.get(name) != count:
+            elif self._producing.counts.get(name) != count:
                 self._produce_one(slot, payload)
             else:
-                self._produce(*made)
+                self.operation = "PRODUCE"
+                self._producing.run(*made)
                 self._replies.fill(slot, b"")
         except QuintetError as error:
             self._replies.fill(slot, errors.to_frame(error, self._options.dialect))
@@ -688,13 +531,3 @@ def _check_size(size: int) -> None:
     """A frame that could just be sent must not become an answer that is too long for every reader."""
     if size > RECORD_BYTES_MAX:
         raise TooLarge(f"a message of {size} bytes, the limit is {RECORD_BYTES_MAX} for key and value together")
-
-
-def _renumber(order: bytes, number: int, numbers: list[int]) -> bytes:
-    """Give the records of group `number` these group numbers, in order."""
-    fresh = bytearray(order)
-    following = iter(numbers)
-    for at in range(0, len(order), 2):
-        if _U16.unpack_from(order, at)[0] == number:
-            _U16.pack_into(fresh, at, next(following))
-    return bytes(fresh)

@@ -1,0 +1,237 @@
+"""Answers FlyMQ's requests about messages: publish, read, delay, dead letters, transactions."""
+
+from functools import partial
+from typing import Final
+
+from quintet import kernel
+from quintet.broker.atomic.dead_letters import DeadLetter
+from quintet.broker.atomic.delays import DELAY_MAX_US
+from quintet.broker.topics import filters, reads
+from quintet.broker.topics.catalog import ANY, Topic
+from quintet.model.batch import Placed, RecordBatch, Row, placed
+from quintet.model.errors import BadRequest
+from quintet.protocols.flymq import codec, frames
+from quintet.protocols.flymq.call import Call, Handler, Values, each, success
+from quintet.protocols.flymq.errors import OTHER_DIALECT, OtherDialect
+
+FETCH_RECORDS_DEFAULT: Final = 10  # when the request asks for none
+FETCH_RECORDS_MAX: Final = 100_000
+FETCH_BYTES_MAX: Final = 4 << 20  # of one reply, unless one message alone is larger
+SCAN_RECORDS_MAX: Final = 1_000  # looked at by one request with a filter
+OFFSET_MAX: Final = (1 << 63) - 1  # the log counts this far; the wire could ask for more
+WAIT_MS_MAX: Final = 30_000
+TTL_MS_MAX: Final = 10 * 365 * 86_400_000
+DLQ_RECORDS_MAX: Final = 1_000
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _metadata(topic: Topic, partition: int, at: Placed, key: bytes | None, value: bytes) -> Values:
+    sizes = {"key_size": len(key) if key else -1, "value_size": len(value)}
+    return {
+        "topic": topic.name,
+        "partition": partition,
+        "offset": at.base_offset,
+        "timestamp_ms": at.timestamp // 1000,
+    } | sizes
+
+
+def publish(call: Call, ask: Values, expiry: int = 0) -> None:
+    """Append the one message of a request that is not a plain PRODUCE. A thread builds the batch of a large one."""
+    topic = call.target(ask)
+    key, value, asked = ask.get("key") or None, ask["data"], ask.get("partition", ANY)
+    place = topic.choose(None) if asked == ANY and key is None else asked
+
+    def build() -> tuple[int, bytearray]:
+        batch = kernel.build([value], [key], expiries=[expiry], origin=call.origin)
+        return topic.choose(key) if place == ANY else place, batch
+
+    if len(value) + len(key or b"") > frames.LARGE_BYTES:
+        call.broker.elsewhere.run(build, partial(_append, call, ask, None), call.wanted)
+    else:
+        _append(call, ask, topic, build())
+
+
+def _append(call: Call, ask: Values, topic: Topic | None, made: tuple[int, bytearray] | Exception) -> None:
+    try:
+        if isinstance(made, Exception):
+            raise made
+        (place, batch), now = made, topic or call.target(ask)  # if there was a wait, the right may be gone
+        made_of = call.then(lambda _: _metadata(now, place, placed(batch), ask.get("key"), ask["data"]))
+        now.publish(batch, 1, True, made_of, place)
+    except Exception as error:
+        call.answer(None, error)
+
+
+def _consume(call: Call, ask: Values) -> None:
+    partition = call.topic(ask).partition(ask["partition"])
+    call.given = [(ask["offset"], ask["offset"] + 1)]
+    made = call.then(lambda found: {"key": found[0] or b"", "value": found[1] or b""})
+    call.claim(partition, ask["offset"], partial(reads.consume, partition, ask["offset"], call.now, made))
+
+
+def _fetch(call: Call, ask: Values) -> Values | None:
+    topic = call.topic(ask)
+    partition = topic.partition(ask["partition"])
+    most = min(ask["max"], FETCH_RECORDS_MAX) if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
+    offset, sdk = ask["offset"], call.options.dialect == "sdk"
+    if not sdk and ask.get("filter") == "" and "wait_ms" not in ask:
+        raise OtherDialect(OTHER_DIALECT)
+    size = codec.COMPRESS_BYTES_MAX if call.accept else FETCH_BYTES_MAX
+    if offset > OFFSET_MAX:
+        return {"messages": [], "next_offset": offset}
+    now = call.broker.scheduler.now  # of the answer: the request may have waited
+
+    def encode(batches: list[RecordBatch]) -> bytes:
+        buffers = [batch.buffer for batch in batches]
+        start = max(offset, partition.start) if buffers else offset
+        reply, count, last = kernel.fly_fetch(buffers, start, most, size, now(), call.code, frames.BINARY, sdk)
+        call.given = [(start, last)] if count else []
+        return codec.frame(call.code, reply[frames.HEADER_BYTES :], call.accept) if call.accept else reply
+
+    chosen = filters.compile(ask["filter"].encode()) if ask.get("filter") else None
+
+    def scan() -> None:
+        if chosen is None:
+            reads.fetch(partition, offset, most, size, call.then(encode))
+        else:
+            filtered = partial(_filtered, call)
+            reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), filtered, call.patience)
+
+    def read(gone: Exception | None = None) -> None:
+        if gone is None:
+            call.claim(partition, offset, scan)
+        else:
+            call.answer(None, gone)
+
+    wait_us = min(ask.get("wait_ms", 0), WAIT_MS_MAX) * 1000
+    if wait_us and offset >= partition.visible:
+        call.waiting = call.broker.wait_for(topic, partition, wait_us, read)
+    else:
+        read()
+    return None
+
+
+def _filtered(call: Call, found: list[reads.Match], following: int, error: Exception | None) -> None:
+    messages = ({"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in found)
+    call.given = reads.ranges([offset for offset, _, _ in found])
+    call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
+
+
+def _peek(call: Call, ask: Values) -> None:
+    partition = call.topic(ask).partition(ask["partition"])
+    most = ask["max"] if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
+    chosen = filters.compile(ask["filter"].encode())
+    since, peeked = ask["since_ms"] * 1000, partial(_peeked, call)
+    scan = partial(reads.peek, partition, ask["offset"], since, most, chosen, call.now, peeked, call.patience)
+    call.claim(partition, ask["offset"], scan)
+
+
+def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None) -> None:
+    call.given = reads.ranges([row[0] for row in rows])
+    messages = (
+        {"offset": offset, "timestamp_ms": time // 1000, "expiry_ms": expiry // 1000}
+        | {"key": key or b"", "value": value or b"", "origin": origin.decode(errors="replace")}
+        | {"headers": [{"name": name, "value": text or b""} for name, text in headers]}
+        for offset, time, key, value, headers, expiry, origin in rows
+    )
+    call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
+
+
+def _produce_with_ttl(call: Call, ask: Values) -> None:
+    if not 0 < ask["ttl_ms"] <= TTL_MS_MAX:
+        raise BadRequest(f"ttl_ms is 1 to {TTL_MS_MAX}, not {ask['ttl_ms']}")
+    publish(call, ask, call.now + ask["ttl_ms"] * 1000)
+
+
+def _produce_delayed(call: Call, ask: Values) -> None:
+    if not 0 <= ask["delay_ms"] * 1000 <= DELAY_MAX_US:
+        raise BadRequest(f"delay_ms is 0 to {DELAY_MAX_US // 1000} (365 days), not {ask['delay_ms']}")
+    topic = call.target(ask)
+    key, value, asked = ask.get("key") or None, ask["data"], ask.get("partition", ANY)
+    due = call.now + ask["delay_ms"] * 1000
+    made = call.then(lambda handle: _metadata(topic, max(asked, 0), Placed(handle, due), key, value))
+    call.broker.delays.produce(call.owner, topic, asked, key, value, (), due, call.origin, made)
+
+
+def _cancel_delayed(call: Call, ask: Values) -> None:
+    who = (call.owner, call.broker.access.may_administer(call.principal))
+    call.broker.delays.cancel(*who, ask["topic"], ask["handle"], call.when_durable(success("cancelled")))
+
+
+# -- dead letters -----------------------------------------------------------------------------------------------------
+
+
+def _fetch_dlq(call: Call, ask: Values) -> None:
+    most = min(ask["max"], DLQ_RECORDS_MAX) if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
+
+    def made(letters: list[DeadLetter]) -> Values:
+        details = {"details": each(DeadLetter.details, iter(letters))} if "after" in ask else {}
+        return {"messages": each(DeadLetter.fields, iter(letters))} | details
+
+    source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
+    call.broker.dead.browse(source, most, ask.get("after", ""), call.then(made), call.patience)
+
+
+def _list_dlq(call: Call, _ask: Values) -> Values:
+    return {"topics": [{"topic": t, "letters": n} for t, n in call.broker.dead_letter_counts(call.principal)]}
+
+
+def _replay_dlq(call: Call, ask: Values) -> None:
+    source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
+    if "ids" in ask:
+
+        def replayed(count: int, missing: list[str], error: Exception | None) -> None:
+            call.answer(success("OK") | {"replayed": count, "missing": missing} if error is None else None, error)
+
+        call.broker.dead.replay_many(source, ask["ids"], replayed)
+        return
+    id = ask["message_id"] if "message_id" in ask else f"0-{ask['offset']}"
+    call.broker.dead.replay(source, id, ask.get("value"), call.when_durable(success("OK")))
+
+
+def _purge_dlq(call: Call, ask: Values) -> None:
+    call.broker.dead.purge(ask["topic"].encode(), call.then(lambda count: success(f"{count} forgotten")))
+
+
+def _dead_letter(call: Call, ask: Values) -> None:
+    made, tries = call.then(lambda new: success("OK" if new else "it is there already")), ask.get("attempts", 1)
+    call.broker.dead.reject(call.topic(ask), ask["partition"], ask["offset"], ask["error"], made, tries)
+
+
+# -- transactions -----------------------------------------------------------------------------------------------------
+
+
+def _txn_begin(call: Call, ask: Values) -> Values:
+    timeout_us = ask.get("timeout_ms", 0) * 1000
+    id = call.broker.transactions.begin(call.owner, ask.get("transactional_id", ""), timeout_us)
+    return {"txn_id": id, "success": True}
+
+
+def _txn_produce(call: Call, ask: Values) -> Values:
+    call.broker.transactions.check_open(call.owner, ask["txn_id"])
+    topic = call.target(ask)
+    where, what = (topic, ask.get("partition", ANY)), (ask.get("key") or None, ask["data"])
+    chosen = call.broker.transactions.produce(call.owner, ask["txn_id"], *where, *what, call.origin)
+    return _metadata(topic, chosen, Placed(0, call.now), *what)
+
+
+def _txn_commit(call: Call, ask: Values) -> None:
+    done = call.when_durable({"txn_id": ask["txn_id"], "success": True})
+    may = partial(call.broker.access.require, call.principal, "publish")
+    call.broker.transactions.commit(call.owner, ask["txn_id"], done, may)
+
+
+def _txn_rollback(call: Call, ask: Values) -> Values:
+    call.broker.transactions.abort(call.owner, ask["txn_id"])
+    return {"txn_id": ask["txn_id"], "success": True}
+
+
+HANDLERS: Final[dict[int, Handler]] = {
+    frames.CONSUME: _consume, frames.FETCH: _fetch, frames.CONSUME_ZERO_COPY: _consume, frames.FETCH_BINARY: _fetch,
+    frames.PEEK: _peek, frames.FETCH_DLQ: _fetch_dlq, frames.REPLAY_DLQ: _replay_dlq, frames.PURGE_DLQ: _purge_dlq,
+    frames.LIST_DLQ: _list_dlq, frames.DEAD_LETTER: _dead_letter, frames.PRODUCE_DELAYED: _produce_delayed,
+    frames.CANCEL_DELAYED: _cancel_delayed, frames.PRODUCE_WITH_TTL: _produce_with_ttl, frames.TXN_BEGIN: _txn_begin,
+    frames.TXN_COMMIT: _txn_commit, frames.TXN_ROLLBACK: _txn_rollback, frames.TXN_PRODUCE: _txn_produce,
+}  # fmt: skip

@@ -1,0 +1,250 @@
+"""Publishes the PRODUCE frames of one FlyMQ connection and answers them, run by run.
+
+A run is what one read brought: the kernel makes a batch of it for each topic and partition, a group. The reply slot of the
+run is filled when the last of its groups is durable or refused. Groups are published as far as the turn has time; the rest
+waits (`unfinished`) until the session offers its bytes again. A group of an idempotent producer that the partition already
+holds, in whole or in part, is answered from what is there.
+"""
+
+import struct
+from functools import partial
+from typing import Final, NamedTuple
+
+from quintet import kernel
+from quintet.broker.core import Broker
+from quintet.broker.identity.access import Principal
+from quintet.broker.topics.catalog import Topic
+from quintet.model.batch import RecordBatch, producer_of, set_producer
+from quintet.model.errors import BadRequest, QuintetError
+from quintet.protocols.base import Link, Replies, Slot
+from quintet.protocols.flymq import errors, frames
+
+TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
+
+_U16: Final = struct.Struct("<H")
+
+Produced = tuple[bytes, int, bytearray, int]  # of kernel.fly_split: topic, partition, batch, count
+Target = Topic | QuintetError  # or why it may not be published to
+
+
+class Group(NamedTuple):
+    """The records of a run that go to one partition, as kernel.fly_produced answers them: by their batch or an error."""
+
+    topic: bytes
+    partition: int
+    batch: bytearray | None
+    error: bytes
+
+
+class Run(Slot):
+    """The reply slot of a run of PRODUCE frames: what became of each group, and how many are still on their way."""
+
+    __slots__ = ("groups", "missing", "order")
+
+    def __init__(self, groups: list[Group], order: bytes) -> None:
+        self.data = None
+        self.groups = groups
+        self.order = order
+        self.missing = len(groups)
+
+
+class Producing:
+    """Topics this connection may publish to, and its runs under way."""
+
+    __slots__ = (
+        "_broker", "_dialect", "_epoch", "_last", "_origin", "_peer", "_principal", "_replies", "_rest", "_sink", "_targets",
+        "counts",
+    )  # fmt: skip
+
+    def __init__(self, broker: Broker, sink: Link, replies: Replies, dialect: frames.Dialect, peer: str) -> None:
+        self._broker = broker
+        self._sink = sink
+        self._replies = replies
+        self._dialect = dialect
+        self._peer = peer
+        self._principal: Principal | None = None
+        self._origin = b""
+        self._epoch = 0
+        self._targets: dict[bytes, Target] = {}
+        self.counts: dict[bytes, int] = {}  # partitions of each target, as kernel.fly_split takes them; 0: refused
+        self._last: Topic | None = None
+        # What the turn had no time for: the run, its groups, the first of those that are left, their targets, the epoch.
+        self._rest: tuple[Run, list[Produced], int, list[Target], int] | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        return self._rest is not None
+
+    def permit(self, principal: Principal | None, origin: bytes, epoch: int) -> None:
+        """Who is on the connection, from now on."""
+        self._principal, self._origin, self._epoch = principal, origin, epoch
+        self.forget_targets()
+
+    def behind(self) -> bool:
+        """Must the connection not be read from, because the disk is behind?"""
+        return self._last is not None and (self._last.waiting or self._broker.overloaded())
+
+    def close(self) -> None:
+        self.forget_targets()
+        self._last = None
+        del self._sink
+
+    # -- targets ---------------------------------------------------------------------------------------------------
+
+    def resolve(self, name: bytes) -> None:
+        """A topic this connection has not published to yet: may it, and how many partitions are there?"""
+        assert self._principal is not None
+        if len(self._targets) >= TARGETS_MAX:
+            self.forget_targets()
+        try:
+            topic = self._broker.publish_target(self._principal, name, durable=True, peer=self._peer)
+            self._targets[name], self.counts[name] = topic, len(topic.partitions)
+        except QuintetError as error:
+            self._targets[name], self.counts[name] = error, 0
+
+    def partitions_of(self, name: bytes) -> int:
+        """How many partitions a topic has that may be published to; raises if it may not."""
+        if name not in self._targets:
+            self.resolve(name)
+        target, count = self._targets[name], self.counts[name]
+        if not isinstance(target, Topic):
+            self._forget(name)
+            raise target
+        return count
+
+    def forget_targets(self) -> None:
+        self._targets, self.counts = {}, {}
+
+    def _forget(self, name: bytes) -> None:
+        """Ask again at its next use: topic and rights may not be what they were."""
+        self._targets.pop(name, None)
+        self.counts.pop(name, None)
+
+    # -- runs ------------------------------------------------------------------------------------------------------
+
+    def run(self, groups: list[Produced], order: bytes) -> None:
+        run = Run([Group(topic, partition, batch, b"") for topic, partition, batch, _ in groups], order)
+        self._replies.add(run)
+        targets = [self._targets[name] for name, _, _, _ in groups]  # a refusal below forgets its topic
+        self._publish(run, groups, 0, targets, self._epoch)
+
+    def go_on(self) -> None:
+        assert self._rest is not None
+        self._publish(*self._rest)
+
+    def _publish(self, run: Run, groups: list[Produced], start: int, targets: list[Target], epoch: int) -> None:
+        """The groups of a run, as many as the turn has time for."""
+        self._rest = None
+        appended = self._sink.appended
+        for number in range(start, len(groups)):
+            name, partition, batch, count = groups[number]
+            try:
+                target = targets[number]
+                if epoch != self._epoch:  # rights changed between two turns
+                    if name not in self._targets:
+                        self.resolve(name)
+                    target = self._targets[name]
+                if not isinstance(target, Topic):
+                    raise target
+                if producer_of(batch).id:
+                    self._publish_once(run, number, target)
+                else:
+                    chosen = target.publish(batch, count, True, partial(appended, (run, number)), partition)
+                    if chosen != partition:
+                        run.groups[number] = Group(name, chosen, batch, b"")
+                    self._last = target
+            except QuintetError as error:
+                self.produced(run, number, error)
+            if number + 1 < len(groups) and self._sink.turn_over():
+                self._rest = (run, groups, number + 1, targets, epoch)
+                return
+
+    def produced(self, run: Run, number: int, error: Exception | None) -> None:
+        """A group is durable, or refused."""
+        if error is not None:
+            topic, partition, _, _ = run.groups[number]
+            run.groups[number] = Group(topic, partition, None, errors.to_frame(error, self._dialect))
+            self._forget(topic)
+        run.missing -= 1
+        if not run.missing:
+            self._replies.fill(run, kernel.fly_produced(run.groups, run.order, frames.BINARY))
+
+    # -- idempotent producers --------------------------------------------------------------------------------------
+
+    def _publish_once(self, run: Run, number: int, topic: Topic) -> None:
+        """A group of an idempotent producer: what the partition already holds is answered, the rest appended."""
+        producers = self._broker.producers
+        _, partition, batch, _ = run.groups[number]
+        assert batch is not None
+        if partition < 0:
+            raise BadRequest(
+                "an idempotent message names its partition or has a key", hint="a retry must find where the first went"
+            )
+        topic.partition(partition)
+        if producers.in_flight(topic, partition, batch):
+            again = partial(self._publish_again, run, number, topic)
+            completed = self._sink.completed  # the session may be closed, and without a sink, when it is called
+            producers.wait(topic, partition, batch, lambda _: completed(again, None, None))
+            return
+        pieces = producers.plan(topic, partition, batch)
+        if pieces == [(RecordBatch(batch).count, None)]:
+            producers.append(topic, partition, batch, partial(self._sink.appended, (run, number)))
+            self._last = topic
+        elif len(pieces) == 1 and pieces[0][1] is not None:  # all of it is a retry, and may have 31 MiB
+            kernel.place(batch, *pieces[0][1])
+            self.produced(run, number, None)
+        else:
+            self._split(run, number, topic, pieces)
+
+    def _publish_again(self, run: Run, number: int, topic: Topic, _result: object, _error: Exception | None) -> None:
+        try:
+            self._publish_once(run, number, topic)
+        except QuintetError as error:
+            self.produced(run, number, error)
+
+    def _split(self, run: Run, number: int, topic: Topic, pieces: list[tuple[int, tuple[int, int] | None]]) -> None:
+        """Part of a group is a retry: every piece becomes a group of its own, in the place of its records."""
+        name, partition, batch, _ = run.groups[number]
+        assert batch is not None
+        producer = producer_of(batch)
+        rows = RecordBatch(batch).rows()
+        numbers: list[int] = []
+        first = 0
+        for place, (count, there) in enumerate(pieces):
+            part = rows[first : first + count]
+            values, keys = [value for _, _, _, value, *_ in part], [key for _, _, key, *_ in part]
+            made = kernel.build(values, keys, origin=self._origin)
+            set_producer(made, producer.id, producer.sequence + first)
+            first += count
+            target = number if place == 0 else len(run.groups)
+            if place:
+                run.groups.append(Group(name, partition, made, b""))
+                run.missing += 1
+            else:
+                run.groups[number] = Group(name, partition, made, b"")
+            numbers += [target] * count
+            if there is not None:
+                kernel.place(made, *there)
+        run.order = _renumber(run.order, number, numbers)
+        placed = [number, *range(len(run.groups) - len(pieces) + 1, len(run.groups))]
+        for target, (_, there) in zip(placed, pieces, strict=True):
+            if there is not None:
+                self.produced(run, target, None)
+                continue
+            made_batch = run.groups[target].batch
+            assert made_batch is not None
+            try:
+                producers_done = partial(self._sink.appended, (run, target))
+                self._broker.producers.append(topic, partition, made_batch, producers_done)
+            except QuintetError as error:
+                self.produced(run, target, error)
+
+
+def _renumber(order: bytes, number: int, numbers: list[int]) -> bytes:
+    """Give the records of group `number` these group numbers, in order."""
+    fresh = bytearray(order)
+    following = iter(numbers)
+    for at in range(0, len(order), 2):
+        if _U16.unpack_from(order, at)[0] == number:
+            _U16.pack_into(fresh, at, next(following))
+    return bytes(fresh)

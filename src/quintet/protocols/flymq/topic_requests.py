@@ -1,0 +1,170 @@
+"""Answers FlyMQ's requests about topics: create, list, delete, where they are served, and their schemas."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final, NoReturn
+
+from quintet.broker.schemas.registry import Schema
+from quintet.broker.slices import in_order
+from quintet.broker.topics.catalog import Topic
+from quintet.model.errors import BadRequest, LimitExceeded, QuintetError
+from quintet.protocols.flymq import frames
+from quintet.protocols.flymq.call import Call, Handler, Values, success
+from quintet.protocols.flymq.message_requests import publish
+
+METADATA_PARTITIONS_MAX: Final = 100_000  # of one CLUSTER_METADATA: some 100 bytes each, and far more while it is made
+NODE: Final = "quintet"
+CLUSTER: Final = "standalone"
+
+
+# -- topics -----------------------------------------------------------------------------------------------------------
+
+
+def _create_topic(call: Call, ask: Values) -> None:
+    wish = (ask.get("durability", ""), ask.get("retention_ms", 0) * 1000, ask.get("retention_bytes", 0))
+    topic, new = call.broker.create_topic(ask["topic"].encode(), ask["partitions"], *wish)
+    topic.after(call.when_durable(success("created" if new else "exists")))
+
+
+def _delete_topic(call: Call, ask: Values) -> Values | None:
+    done = call.when_durable(success("deleted"))
+    return None if call.broker.delete_topic(ask["topic"].encode(), done) else success("there was no such topic")
+
+
+def _may_see(call: Call, name: str) -> bool:
+    allowed = call.broker.access.allowed
+    return allowed(call.principal, "subscribe", name) or allowed(call.principal, "publish", name)
+
+
+def _require_sight(call: Call, name: str) -> None:
+    """For names that the gate did not look at. Asked before the thing is looked up: a refusal tells not if it exists."""
+    if not _may_see(call, name):
+        call.broker.access.require(call.principal, "subscribe", name, call.peer)
+
+
+def _visible_topics(call: Call) -> Iterator[Topic | None]:
+    """By name; None is a pause, and what may not be seen."""
+    for topic in in_order(call.broker.topics.all(), lambda topic: topic.name):
+        yield topic if topic is not None and _may_see(call, topic.name) else None
+
+
+def _list_topics(call: Call, _ask: Values) -> Values:
+    return {"topics": (topic and topic.name for topic in _visible_topics(call))}
+
+
+def _topic_metadata(call: Call, ask: Values) -> Values:
+    topic = call.topic(ask)
+    rows = [
+        {"id": number, "leader": 0, "oldest": partition.start, "newest": partition.visible}
+        for number, partition in enumerate(topic.partitions)
+    ]
+    return {"topic": topic.name, "partitions": rows}
+
+
+def _cluster_metadata(call: Call, ask: Values) -> Values:
+    if ask.get("topic"):
+        _require_sight(call, ask["topic"])
+    topics = iter([call.topic(ask)]) if ask.get("topic") else _visible_topics(call)
+    return {"cluster_id": CLUSTER, "topics": _places(call, topics)}
+
+
+def _places(call: Call, topics: Iterator[Topic | None]) -> Iterator[Values | None]:
+    served = {"leader_id": NODE, "leader_address": call.options.address, "epoch": 1, "replicas": [NODE], "isr": [NODE]}
+    room = METADATA_PARTITIONS_MAX
+    for topic in topics:
+        if topic is None:
+            yield None
+            continue
+        room -= len(topic.partitions)
+        if room < 0:
+            raise LimitExceeded(f"more than {METADATA_PARTITIONS_MAX} partitions", hint="ask for one topic at a time")
+        places = [
+            served | {"partition": number, "state": "online" if partition.failure is None else "read-only"}
+            for number, partition in enumerate(topic.partitions)
+        ]
+        yield {"topic": topic.name, "partitions": places}
+
+
+def _cluster_status(call: Call, _ask: Values) -> Values:
+    topics = call.broker.topics.all()
+    node = {"id": NODE, "address": call.options.address, "role": "leader", "state": "online"}
+    state = "draining" if call.broker.draining else "online"
+    counts = {"topics": len(topics), "partitions": sum(len(topic.partitions) for topic in topics)}
+    return {"cluster_id": CLUSTER, "node_id": NODE, "state": state, "nodes": [node]} | counts
+
+
+def _no_cluster(_call: Call, _ask: Values) -> NoReturn:
+    """An ERROR: published clients take any other reply for success."""
+    raise BadRequest("this broker is one node: it cannot join others or leave them")
+
+
+# -- schemas ----------------------------------------------------------------------------------------------------------
+
+
+def _schema_row(schema: Schema) -> Values:
+    return {"name": schema.id, "type": schema.type, "version": schema.version}
+
+
+def _register_schema(call: Call, ask: Values) -> None:
+    made = call.then(lambda s: {"name": s.name, "type": s.type, "version": s.version})
+    compatibility = ask.get("compatibility") or None
+    call.broker.schemas.register(ask["name"], ask["type"], ask["schema"], compatibility, made, call.wanted)
+
+
+def _get_schema(call: Call, ask: Values) -> Values:
+    schema = call.broker.schemas.get(ask["topic"], ask["version"])
+    row = _schema_row(schema)
+    found = row | {"id": schema.id, "topic": schema.name, "schemas": [row]}
+    return found | {"definition": schema.definition, "compatibility": schema.compatibility}
+
+
+def _list_schemas(call: Call, ask: Values) -> Values:
+    schemas = call.broker.schemas.walk(ask.get("topic") or None)
+    return {"schemas": (_schema_row(s) if s is not None and _may_see(call, s.name) else None for s in schemas)}
+
+
+def _find_schema(call: Call, name_or_id: str) -> Schema:
+    """The gate saw the text of the request, which may be the id of a version: the right is that to its name."""
+    _require_sight(call, name_or_id)
+    schema = call.broker.schemas.find(name_or_id)
+    _require_sight(call, schema.name)
+    return schema
+
+
+def _validate_schema(call: Call, ask: Values) -> None:
+    schema = _find_schema(call, ask["name"])
+    made = call.then(lambda reasons: {"valid": not reasons, "errors": reasons})
+    call.broker.schemas.judge(schema.name, schema.version, ask["message"], made, call.wanted)
+
+
+def _produce_with_schema(call: Call, ask: Values) -> None:
+    schema = _find_schema(call, ask["schema"])
+    judged = partial(_judged, call, ask, schema)
+    call.broker.schemas.judge(schema.name, schema.version, ask["data"], judged, call.wanted)
+
+
+def _judged(call: Call, ask: Values, schema: Schema, reasons: list[str] | None, error: Exception | None) -> None:
+    try:
+        if error is not None:
+            raise error
+        if reasons:
+            topic, key = call.target(ask), ask.get("key") or None
+            call.broker.reject(topic, schema, reasons, key, ask["data"], call.origin, partial(call.answer, None))
+        else:
+            publish(call, ask)
+    except QuintetError as failed:
+        call.answer(None, failed)
+
+
+def _delete_schema(call: Call, ask: Values) -> None:
+    call.broker.schemas.delete(ask["topic"], ask["version"], call.then(lambda _: success("OK")))
+
+
+HANDLERS: Final[dict[int, Handler]] = {
+    frames.CREATE_TOPIC: _create_topic, frames.METADATA: _topic_metadata, frames.LIST_TOPICS: _list_topics,
+    frames.DELETE_TOPIC: _delete_topic, frames.REGISTER_SCHEMA: _register_schema, frames.GET_SCHEMA: _get_schema,
+    frames.LIST_SCHEMAS: _list_schemas, frames.VALIDATE_SCHEMA: _validate_schema,
+    frames.PRODUCE_WITH_SCHEMA: _produce_with_schema, frames.DELETE_SCHEMA: _delete_schema,
+    frames.CLUSTER_JOIN: _no_cluster, frames.CLUSTER_LEAVE: _no_cluster, frames.CLUSTER_STATUS: _cluster_status,
+    frames.CLUSTER_METADATA: _cluster_metadata,
+}  # fmt: skip

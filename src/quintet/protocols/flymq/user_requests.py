@@ -1,0 +1,140 @@
+"""Answers FlyMQ's requests about who may do what, and who did it: users, API keys, access rules, the audit."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from quintet.broker.audit.audit_log import Event, Query
+from quintet.broker.identity.access import ANONYMOUS, Acl, Role
+from quintet.broker.identity.keys import Explanation, KeyInfo
+from quintet.broker.identity.users import UserInfo
+from quintet.model.errors import UserNotFound
+from quintet.protocols.flymq import frames
+from quintet.protocols.flymq.call import Call, Handler, Values, each, success
+
+
+def _whoami(call: Call, _ask: Values) -> Values:
+    roles = list(call.principal.roles)
+    if call.options.dialect == "sdk":
+        roles += [""] * len(roles)  # one published client reads str16 here, the other str8: both can read this
+    permissions = list(call.principal.permissions)
+    return {"success": call.owner != ANONYMOUS, "username": call.owner, "roles": roles, "permissions": permissions}
+
+
+def _fields(info: UserInfo | KeyInfo | Explanation | Role) -> Values:
+    return {name: getattr(info, name) for name in info.__slots__}
+
+
+def _user(info: UserInfo) -> Values:
+    return _fields(info) | {"user": info.name}
+
+
+def _user_create(call: Call, ask: Values) -> None:
+    call.broker.users.create(
+        call.principal, ask["user"], ask["password"].encode(), ask["roles"], call.then(_user), peer=call.peer
+    )
+
+
+def _named(call: Call, ask: Values) -> Callable[[Any, Exception | None], None]:
+    return call.then(lambda _: {"success": True, "user": ask["user"]})
+
+
+def _user_delete(call: Call, ask: Values) -> None:
+    call.broker.users.delete(call.principal, ask["user"], _named(call, ask), peer=call.peer)
+
+
+def _user_update(call: Call, ask: Values) -> None:
+    password = ask["password"].encode() or None
+    call.broker.users.update(
+        call.principal, ask["user"], ask["roles"], ask["enabled"], password, _named(call, ask), peer=call.peer
+    )
+
+
+def _user_list(call: Call, _ask: Values) -> Values:
+    return {"users": each(_user, call.broker.users.walk())}
+
+
+def _user_get(call: Call, ask: Values) -> Values:
+    info = call.broker.users.get(ask["user"])
+    if info is None:
+        raise UserNotFound(f"user not found: {ask['user']}")
+    return _user(info)
+
+
+def _password_change(call: Call, ask: Values) -> None:
+    old, new = ask["old_password"].encode(), ask["password"].encode()
+    call.broker.users.change_password(call.principal, ask["user"], old, new, _named(call, ask), peer=call.peer)
+
+
+def _role_list(call: Call, _ask: Values) -> Values:
+    return {"roles": [_fields(role) | {"permissions": role.permissions} for role in call.broker.users.roles()]}
+
+
+def _acl(acl: Acl) -> Values:
+    users, roles = list(acl.users), list(acl.roles)
+    return {"topic": acl.pattern, "exists": True, "public": acl.public, "users": users, "roles": roles}
+
+
+def _acl_set(call: Call, ask: Values) -> None:
+    acl = Acl(ask["topic"], ask["public"], tuple(ask["users"]), tuple(ask["roles"]))
+    done = call.then(lambda _: {"success": True, "topic": ask["topic"]})
+    call.broker.users.acl_set(call.principal, acl, done, peer=call.peer)
+
+
+def _acl_get(call: Call, ask: Values) -> Values:
+    acl = call.broker.users.acl_get(ask["topic"])
+    found = _acl(acl) if acl else {"topic": ask["topic"], "exists": False, "public": False, "users": [], "roles": []}
+    return found | {"default_public": False}
+
+
+def _acl_delete(call: Call, ask: Values) -> None:
+    done = call.then(lambda _: {"success": True, "topic": ask["topic"]})
+    call.broker.users.acl_delete(call.principal, ask["topic"], done, peer=call.peer)
+
+
+def _acl_list(call: Call, _ask: Values) -> Values:
+    return {"rules": each(_acl, call.broker.users.acl_walk()), "default_public": False}
+
+
+def _acl_explain(call: Call, ask: Values) -> Values:
+    found = call.broker.keys.explain(ask["who"], ask["action"], ask["topic"])
+    steps = [dict(zip(("topic", "rule", "outcome", "why"), step, strict=True)) for step in found.steps]
+    return _fields(found) | {"steps": steps}
+
+
+def _key_create(call: Call, ask: Values) -> None:
+    made = call.then(lambda key: _fields(key.info) | {"secret": key.secret})
+    call.broker.keys.create(call.principal, ask["user"], ask["name"], ask["expires_s"], made, peer=call.peer)
+
+
+def _key_list(call: Call, ask: Values) -> Values:
+    found = call.broker.keys.walk(call.principal, ask["user"], ask["everyone"], call.peer)
+    return {"keys": each(_fields, found)}
+
+
+def _key_remove(call: Call, ask: Values) -> None:
+    call.broker.keys.remove(call.principal, ask["user"], ask["id"], call.then(lambda _: success()), peer=call.peer)
+
+
+# -- audit ------------------------------------------------------------------------------------------------------------
+
+
+def _audit_query(call: Call, ask: Values) -> None:
+    made = call.then(lambda found: {"events": each(Event.fields, iter(found[0])), "total": found[1], "more": found[2]})
+    call.broker.slices.run(call.broker.audit.query_steps(Query.asked(ask)), made, call.wanted)
+
+
+def _audit_export(call: Call, ask: Values) -> None:
+    made = call.then(lambda data: {"format": ask["format"], "data": data})
+    steps = call.broker.audit.export_steps(Query.asked(ask.get("query", ask)), ask["format"])
+    call.broker.slices.run(steps, made, call.wanted)
+
+
+HANDLERS: Final[dict[int, Handler]] = {
+    frames.WHOAMI: _whoami, frames.USER_CREATE: _user_create, frames.USER_DELETE: _user_delete,
+    frames.USER_UPDATE: _user_update, frames.USER_LIST: _user_list, frames.USER_GET: _user_get,
+    frames.ACL_SET: _acl_set, frames.ACL_GET: _acl_get, frames.ACL_DELETE: _acl_delete, frames.ACL_LIST: _acl_list,
+    frames.PASSWORD_CHANGE: _password_change, frames.ROLE_LIST: _role_list, frames.AUDIT_QUERY: _audit_query,
+    frames.AUDIT_EXPORT: _audit_export, frames.AUDIT_QUERY_SDK: _audit_query, frames.AUDIT_EXPORT_SDK: _audit_export,
+    frames.ACL_EXPLAIN: _acl_explain, frames.KEY_CREATE: _key_create, frames.KEY_LIST: _key_list,
+    frames.KEY_REMOVE: _key_remove,
+}  # fmt: skip
