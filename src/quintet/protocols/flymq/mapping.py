@@ -26,6 +26,7 @@ from quintet.broker.topics.catalog import ANY, Topic
 from quintet.broker.topics.long_polls import Wait
 from quintet.model.batch import RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, UserNotFound
+from quintet.model.tasks import start
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.errors import OTHER_DIALECT, OtherDialect
 
@@ -480,36 +481,36 @@ def _subscribe(call: Call, ask: Values) -> None:
 
     mode = "commit" if ask["mode"] == "committed" else ask["mode"]
     who = (call.member, ask.get("member", ""))
-    call.broker.groups.subscribe(*call.place(ask), mode, *who, call.then(made))
+    start(call.broker.groups.subscribe(*call.place(ask), mode, *who)).then(call.then(made))
 
 
 def _commit(call: Call, ask: Values) -> Values | None:
-    groups = call.broker.groups
+    offsets = call.broker.groups.offsets
     where = (*call.place(ask), ask["offset"], ask.get("generation") or None)
     if not ask.get("txn_id"):
-        groups.commit(*where, call.member, call.then(lambda _: _done()))
+        start(offsets.commit(*where, call.member)).then(call.then(lambda _: _done()))
         return None
     call.broker.transactions.check_open(call.owner, ask["txn_id"])
-    payload = groups.prepare_commit(*where, call.member)
-    check = partial(groups.check_commit, ask["topic"], ask["group"], ask["partition"], where[-1], call.member)
+    payload = offsets.prepare_commit(*where, call.member)
+    check = partial(offsets.check_commit, ask["topic"], ask["group"], ask["partition"], where[-1], call.member)
     call.broker.transactions.add_effect(call.owner, ask["txn_id"], ("offset", payload), check)
     return _done("part of the transaction")
 
 
 def _get_offset(call: Call, ask: Values) -> Values:
-    return {"offset": call.broker.groups.get_offset(*call.place(ask))}
+    return {"offset": call.broker.groups.offsets.get_offset(*call.place(ask))}
 
 
 def _reset_offset(call: Call, ask: Values) -> None:
     if ask["mode"] in ("offset", "timestamp") and "offset" not in ask:
         raise BadRequest(f"mode {ask['mode']} needs a number behind it")
     made = call.then(lambda offset: _done(f"at {offset}"))
-    call.broker.groups.reset(*call.place(ask), ask["mode"], ask.get("offset", 0), made)
+    start(call.broker.groups.offsets.reset(*call.place(ask), ask["mode"], ask.get("offset", 0))).then(made)
 
 
 def _seek_to_timestamp(call: Call, ask: Values) -> None:
     made = call.then(lambda offset: {"offset": offset})
-    call.broker.groups.seek_to_timestamp(*call.place(ask), ask["timestamp_ms"], made)
+    start(call.broker.groups.offsets.seek_to_timestamp(*call.place(ask), ask["timestamp_ms"])).then(made)
 
 
 def _get_lag(call: Call, ask: Values) -> None:
@@ -517,7 +518,7 @@ def _get_lag(call: Call, ask: Values) -> None:
         places = {"current": lag.committed, "committed": lag.committed, "latest": lag.latest}
         return places | {"lag": lag.lag_messages, "lag_ms": lag.lag_ms}
 
-    call.broker.groups.lag(*call.place(ask), call.then(made))
+    start(call.broker.groups.offsets.lag(*call.place(ask))).then(call.then(made))
 
 
 def _group(info: GroupInfo) -> Values:
@@ -541,8 +542,7 @@ def _list_groups(call: Call, _ask: Values) -> Values:
 
 
 def _describe_group(call: Call, ask: Values) -> Values:
-    rights = call.group_rights(ask["group"])
-    return _group(call.broker.groups.describe(*rights, ask.get("topic", ""), ask["group"]))
+    return _group(call.broker.groups.describe(*call.group_rights(ask["group"]), ask.get("topic", ""), ask["group"]))
 
 
 def _delete_group(call: Call, ask: Values) -> None:
@@ -550,7 +550,7 @@ def _delete_group(call: Call, ask: Values) -> None:
     topic = call.broker.groups.topic_of(call.owner, ask.get("topic", ""), group)
     if topic:
         call.broker.access.require(call.principal, "subscribe", topic, call.peer)
-    call.broker.groups.delete(*call.group_rights(group), topic, group, call.then(lambda _: _done()))
+    start(call.broker.groups.delete(*call.group_rights(group), topic, group)).then(call.then(lambda _: _done()))
 
 
 # -- who --------------------------------------------------------------------------------------------------------------
