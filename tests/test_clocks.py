@@ -121,11 +121,11 @@ READS: dict[str, tuple[str, ...]] = {
     "a number that was not used by an earlier run": (
         "src/quintet/broker/doors/cache.py::Cache.__init__",
         "src/quintet/broker/atomic/dead_letters.py::DeadLetters.__init__",
-        "src/quintet/broker/consumers/coordinator.py::Groups._version",
+        "src/quintet/broker/consumers/committed_offsets.py::CommittedOffsets._version",
         "src/quintet/broker/identity/users.py::Users._next_version",
     ),
     "shown to people, or asked by them, as a date": (
-        "src/quintet/broker/consumers/coordinator.py::Groups.lag",
+        "src/quintet/broker/consumers/committed_offsets.py::CommittedOffsets.lag",
         "src/quintet/cli/pipeline.py::_watch",
         "src/quintet/cli/pipeline.py::_show",
         "src/quintet/client/sources/reading.py::milliseconds",
@@ -177,7 +177,7 @@ SUMS: dict[str, tuple[str, ...]] = {
         "src/quintet/net/certificates.py::_make",
     ),
     "shown to people, or asked by them": (
-        "src/quintet/broker/consumers/coordinator.py::Groups.lag",
+        "src/quintet/broker/consumers/committed_offsets.py::CommittedOffsets.lag",
         "src/quintet/cli/terminal/common.py::moment_ms",
         "src/quintet/cli/pipeline.py::_show",
         "src/quintet/cli/pipeline.py::_row",

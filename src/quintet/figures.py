@@ -50,9 +50,9 @@ _DOOR_COUNTERS = (
 _BROKER_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, str], ...]] = (
     ("groups.__len__", "gauge", "quintet_groups", "Consumer groups."),
     ("groups.rebalances", "counter", "quintet_group_rebalances_total", "Times partitions were assigned anew."),
-    ("groups.commits", "counter", "quintet_group_commits_total", "Offsets committed."),
+    ("groups.offsets.commits", "counter", "quintet_group_commits_total", "Offsets committed."),
     (
-        "groups.fenced",
+        "groups.offsets.fenced",
         "counter",
         "quintet_group_fenced_total",
         "Commits refused because the member had lost the partition.",

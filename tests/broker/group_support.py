@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from quintet import kernel
 from quintet.broker.consumers.coordinator import Groups
@@ -11,10 +11,12 @@ from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topic, TopicPolicy, TopicRow, TopicRule, Topics
 from quintet.log.base import Durability
 from quintet.log.embedded.engine import EmbeddedLog
+from quintet.model.tasks import Verb, start
 from quintet.testing.sim import SimDisk, SimScheduler
 
 DATA = Path("/data")
 SECOND = 1_000_000
+T = TypeVar("T")
 
 
 class Answers:
@@ -25,6 +27,16 @@ class Answers:
 
     def __call__(self, result: Any, error: Exception | None) -> None:
         self.told.append((result, error))
+
+
+def at_once(verb: Verb[T]) -> T:
+    """What a verb returns, or raises, that does not wait."""
+    answers = Answers()
+    start(verb).then(answers)
+    ((result, error),) = answers.told
+    if error is not None:
+        raise error
+    return cast(T, result)
 
 
 class GroupBroker:
@@ -98,6 +110,11 @@ class GroupBroker:
             raise error
         return result
 
+    def run(self, verb: Verb[T]) -> T:
+        answers = Answers()
+        start(verb).then(answers)
+        return cast(T, self.answer(answers))
+
     def subscribe(
         self,
         topic: Topic,
@@ -109,11 +126,7 @@ class GroupBroker:
         actor: str = "ann",
         privileged: bool = False,
     ) -> Assignment:
-        answers = Answers()
-        self.groups.subscribe(actor, privileged, topic, group, partition, mode, member, name, answers)
-        result = self.answer(answers)
-        assert isinstance(result, Assignment)
-        return result
+        return self.run(self.groups.subscribe(actor, privileged, topic, group, partition, mode, member, name))
 
     def commit(
         self,
@@ -126,12 +139,10 @@ class GroupBroker:
         actor: str = "ann",
         privileged: bool = False,
     ) -> None:
-        answers = Answers()
-        self.groups.commit(actor, privileged, topic, group, partition, offset, generation, member, answers)
-        assert self.answer(answers) is None
+        self.run(self.groups.offsets.commit(actor, privileged, topic, group, partition, offset, generation, member))
 
     def committed(self, topic: Topic, partition: int = 0, group: str = "g", actor: str = "ann") -> int:
-        return self.groups.get_offset(actor, False, topic, group, partition)
+        return self.groups.offsets.get_offset(actor, False, topic, group, partition)
 
     def tick(self, delta_us: int) -> None:
         self.scheduler.advance(delta_us)

@@ -20,6 +20,7 @@ from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.log.embedded.files.segment import HEADER_BYTES
 from quintet.model.errors import DataDirError, TableDamaged
+from quintet.model.tasks import start
 from quintet.testing.line import SimBroker
 from tests.broker.test_keys import made, remove
 from tests.broker.test_users import acl_set, create, login, sim, update
@@ -300,7 +301,7 @@ def test_an_older_folder_of_a_topic_is_said_to_its_groups_and_subscriptions(life
     life.start()
     life.publish("orders", TEN[3:])
     topic = life.broker.topics.find(b"orders")
-    life.broker.groups.commit("ann", True, topic, "g", 0, 10, None, None, lambda result, error: None)
+    start(life.broker.groups.offsets.commit("ann", True, topic, "g", 0, 10, None, None))
     life.broker.subscriptions.create("ann", topic, 1, lambda error: None)
     life.scheduler.settle()
     life.stop()

@@ -184,10 +184,10 @@ def test_a_member_beats_once_at_a_time_however_often_it_was_fenced(sim: SimBroke
     asked = 0
     ask = one.member._ask
 
-    def counted() -> None:
+    async def counted() -> None:
         nonlocal asked
         asked += 1
-        ask()
+        await ask()
 
     one.member._ask = counted  # type: ignore[method-assign]
     sim.advance(10 * HEARTBEAT_US)

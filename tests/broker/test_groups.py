@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from quintet.broker.consumers.assignment import spread
-from quintet.broker.consumers.coordinator import GENERATIONS_RESERVED, SESSION_TIMEOUT_US
+from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.consumers.group import Assignment
+from quintet.broker.consumers.registry import GENERATIONS_RESERVED
 from quintet.model.errors import (
     BadName,
     BadRequest,
@@ -20,7 +21,8 @@ from quintet.model.errors import (
     QuintetError,
     StorageError,
 )
-from tests.broker.group_support import SECOND, Answers, GroupBroker
+from quintet.model.tasks import start
+from tests.broker.group_support import SECOND, Answers, GroupBroker, at_once
 
 # -- assignment --------------------------------------------------------------------------------------------------------
 
@@ -94,12 +96,12 @@ def test_an_unknown_group_is_said_so(verb: str) -> None:
     broker = GroupBroker()
     topic = broker.topic()
     calls: dict[str, Callable[[], object]] = {
-        "get_offset": lambda: broker.groups.get_offset("ann", False, topic, "g", 0),
+        "get_offset": lambda: broker.groups.offsets.get_offset("ann", False, topic, "g", 0),
         "describe": lambda: broker.groups.describe("ann", False, "t", "g"),
-        "lag": lambda: broker.groups.lag("ann", False, topic, "g", 0, Answers()),
-        "reset": lambda: broker.groups.reset("ann", False, topic, "g", 0, "latest", 0, Answers()),
-        "seek": lambda: broker.groups.seek_to_timestamp("ann", False, topic, "g", 0, 5, Answers()),
-        "delete": lambda: broker.groups.delete("ann", False, "t", "g", Answers()),
+        "lag": lambda: at_once(broker.groups.offsets.lag("ann", False, topic, "g", 0)),
+        "reset": lambda: at_once(broker.groups.offsets.reset("ann", False, topic, "g", 0, "latest", 0)),
+        "seek": lambda: at_once(broker.groups.offsets.seek_to_timestamp("ann", False, topic, "g", 0, 5)),
+        "delete": lambda: at_once(broker.groups.delete("ann", False, "t", "g")),
     }
     with pytest.raises(GroupNotFound, match="consumer group not found: t:g"):
         calls[verb]()
@@ -132,7 +134,7 @@ def test_a_turn_of_joins_and_leaves_is_one_rebalance() -> None:
     before = broker.groups.rebalances
     answers = [Answers() for _ in range(1000)]
     for number, answer in enumerate(answers):
-        broker.groups.subscribe("ann", False, topic, "g", -1, "", f"m{number}", "", answer)
+        start(broker.groups.subscribe("ann", False, topic, "g", -1, "", f"m{number}", "")).then(answer)
     for number in range(500):
         broker.groups.leave(f"m{number}")
     broker.scheduler.settle()
@@ -255,8 +257,8 @@ def test_members_and_groups_are_bounded() -> None:
     broker.subscribe(topic, member="c")
     for member in ("a", "c"):
         broker.groups.leave(member)
-    assert not broker.groups._of
-    assert not broker.groups._heard
+    assert not broker.groups._groups_of_member
+    assert not broker.groups._by_last_heartbeat
 
 
 # -- commits -----------------------------------------------------------------------------------------------------------
@@ -312,7 +314,7 @@ def test_done_waits_for_the_disk() -> None:
     broker.commit(topic, 0, 1)
     broker.scheduler.held = True
     answers = Answers()
-    broker.groups.commit("ann", False, topic, "g", 0, 2, None, "m", answers)
+    start(broker.groups.offsets.commit("ann", False, topic, "g", 0, 2, None, "m")).then(answers)
     broker.scheduler.settle()
     assert answers.told == []
     broker.scheduler.held = False
@@ -327,7 +329,7 @@ def test_a_refused_commit_leaves_what_was_durable() -> None:
     broker.disk.fail("fdatasync", 1, errno.EIO, times=100)
     answers = [Answers(), Answers()]
     for offset, answer in zip((2, 3), answers, strict=True):
-        broker.groups.commit("ann", False, topic, "g", 0, offset, None, "m", answer)
+        start(broker.groups.offsets.commit("ann", False, topic, "g", 0, offset, None, "m")).then(answer)
     for answer in answers:
         with pytest.raises(StorageError):
             broker.answer(answer)
@@ -347,9 +349,9 @@ def test_a_group_whose_row_the_disk_refuses_is_not_there() -> None:
     topic = broker.topic()
     broker.disk.fail("fdatasync", 1, errno.EIO, times=100)
     answers = [Answers() for _ in range(3)]
-    broker.groups.commit("ann", False, topic, "g", 0, 0, None, "m", answers[0])
-    broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "", answers[1])
-    broker.groups.subscribe("ann", False, topic, "g", 0, "", "m", "", answers[2])
+    start(broker.groups.offsets.commit("ann", False, topic, "g", 0, 0, None, "m")).then(answers[0])
+    start(broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "")).then(answers[1])
+    start(broker.groups.subscribe("ann", False, topic, "g", 0, "", "m", "")).then(answers[2])
     for answer in answers:
         with pytest.raises(StorageError):
             broker.answer(answer)
@@ -410,9 +412,8 @@ def test_a_stranger_guesses_in_vain() -> None:
             broker.commit(topic, partition, 2, mine.generation, "owner", name)
     before = broker.groups.list("ann", False)
     written = broker.log.stats()["appends"]
-    groups, rng = broker.groups, Random(11)
+    groups, offsets, rng = broker.groups, broker.groups.offsets, Random(11)
     refused = 0
-    answers = Answers()
     for _ in range(100_000):
         name, partition, offset = rng.choice(names), rng.randint(-2, 5), rng.choice((0, 1, 2, 3, -1, 1 << 63))
         generation = rng.choice((None, 0, 1, 2, mine.generation, rng.getrandbits(31)))
@@ -421,28 +422,27 @@ def test_a_stranger_guesses_in_vain() -> None:
         verb = rng.randrange(9)
         try:
             if verb == 0:
-                groups.commit("eve", False, topic, name, partition, offset, generation, member, answers)
+                at_once(offsets.commit("eve", False, topic, name, partition, offset, generation, member))
             elif verb == 1:
-                groups.subscribe("eve", False, topic, name, partition, mode, member, static, answers)
+                at_once(groups.subscribe("eve", False, topic, name, partition, mode, member, static))
             elif verb == 2:
-                groups.reset("eve", False, topic, name, partition, mode, offset, answers)
+                at_once(offsets.reset("eve", False, topic, name, partition, mode, offset))
             elif verb == 3:
-                groups.seek_to_timestamp("eve", False, topic, name, partition, offset, answers)
+                at_once(offsets.seek_to_timestamp("eve", False, topic, name, partition, offset))
             elif verb == 4:
-                groups.prepare_commit("eve", False, topic, name, partition, offset, generation, member)
+                offsets.prepare_commit("eve", False, topic, name, partition, offset, generation, member)
             elif verb == 5:
-                groups.get_offset("eve", False, topic, name, partition)
+                offsets.get_offset("eve", False, topic, name, partition)
             elif verb == 6:
-                groups.lag("eve", False, topic, name, partition, answers)
+                at_once(offsets.lag("eve", False, topic, name, partition))
             elif verb == 7:
                 groups.describe("eve", False, "t", name)
             else:
-                groups.delete("eve", False, "t", name, answers)
+                at_once(groups.delete("eve", False, "t", name))
         except QuintetError:
             refused += 1
     broker.scheduler.settle()
     assert refused == 100_000
-    assert answers.told == []
     assert groups.list("eve", False) == []
     assert groups.list("ann", False) == before
     assert broker.log.stats()["appends"] == written
@@ -454,13 +454,13 @@ def test_a_join_storm_grows_nothing() -> None:
     broker.subscribe(topic, member="steady")
     for number in range(5_000):
         answers = Answers()
-        broker.groups.subscribe("ann", False, topic, "g", -1, "", number, f"s{number % 7}", answers)
+        start(broker.groups.subscribe("ann", False, topic, "g", -1, "", number, f"s{number % 7}")).then(answers)
         if number >= 20:
             broker.groups.leave(number - 20)
         broker.scheduler.advance(1_000)
         broker.scheduler.settle()
         assert len(answers.told) == 1
-    assert len(broker.groups._of) <= 22
-    assert len(broker.groups._heard) == 8
+    assert len(broker.groups._groups_of_member) <= 22
+    assert len(broker.groups._by_last_heartbeat) == 8
     owned = [n for m in broker.groups.describe("ann", False, "t", "g").members for n in m.partitions]
     assert sorted(owned) == list(range(10))

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US, Groups
+from quintet.broker.consumers.committed_offsets import CommittedOffsets
+from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.consumers.group import Assignment
 from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import Fenced, Forbidden, QuintetError
+from quintet.model.tasks import start
 from tests.broker.group_support import Answers, GroupBroker
 
 RECORDS = 5  # in each partition
@@ -83,8 +85,8 @@ class GroupMachine(RuleBasedStateMachine):
         self.told[handle] = result
         assert result.generation >= self.generation
         self.generation = result.generation
-        for partition, start in result.partitions:
-            assert start == self.offsets.get(partition, 0)
+        for partition, first in result.partitions:
+            assert first == self.offsets.get(partition, 0)
         if fresh:
             after = self.owned()
             moved = sum(len(set(after[who]) - set(before.get(who, ()))) for who in after) if before else 0
@@ -104,7 +106,9 @@ class GroupMachine(RuleBasedStateMachine):
             answers[handle] = Answers()
             name = self.names.setdefault(handle, "")
             self.heard[handle] = self.now()
-            self.broker.groups.subscribe("ann", False, self.topic, "g", -1, "earliest", handle, name, answers[handle])
+            start(self.broker.groups.subscribe("ann", False, self.topic, "g", -1, "earliest", handle, name)).then(
+                answers[handle]
+            )
         for client in leavers:
             self.leave(client, settle=False)
         self.broker.scheduler.settle()
@@ -163,13 +167,10 @@ class GroupMachine(RuleBasedStateMachine):
         allowed = (said == current and owner) if said is not None else (owner or not members)
         try:
             if prepared:
-                payload = self.broker.groups.prepare_commit(
+                payload = self.broker.groups.offsets.prepare_commit(
                     "ann", False, self.topic, "g", partition, offset, said, handle
                 )
-                errors: list[Exception | None] = []
-                self.broker.groups.apply_commit(payload, errors.append)
-                self.broker.scheduler.settle()
-                assert errors == [None]
+                self.broker.run(self.broker.groups.offsets.apply_commit(payload))
             else:
                 self.broker.commit(self.topic, partition, offset, said, handle)
         except Fenced:
@@ -240,7 +241,7 @@ TestGroupModel.settings = settings(
 
 
 def test_the_model_catches_a_commit_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Groups, "_fence", lambda *_: None)
+    monkeypatch.setattr(CommittedOffsets, "_fence", lambda *_: None)
     chosen = settings(
         max_examples=150,
         stateful_step_count=40,
@@ -288,8 +289,8 @@ def test_five_hundred_rebalances(seed: int) -> None:
         assert len({assignment.generation for assignment in told.values()}) <= 1
         assert all(told[member].generation >= generation for member, generation in before.items())
         for member, assignment in told.items():
-            for partition, start in assignment.partitions:
-                broker.commit(topic, partition, min(start + 1, 20), assignment.generation, member)
+            for partition, first in assignment.partitions:
+                broker.commit(topic, partition, min(first + 1, 20), assignment.generation, member)
         for member, assignment in stale[-5:]:
             for partition in range(6):
                 with pytest.raises(QuintetError):

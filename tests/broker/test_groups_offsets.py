@@ -14,16 +14,14 @@ from quintet.model.errors import (
     GroupNotFound,
     StorageError,
 )
-from tests.broker.group_support import SECOND, Answers, GroupBroker
+from quintet.model.tasks import start
+from tests.broker.group_support import SECOND, Answers, GroupBroker, at_once
 
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
 def apply(broker: GroupBroker, payload: bytes) -> None:
-    errors: list[Exception | None] = []
-    broker.groups.apply_commit(payload, errors.append)
-    broker.scheduler.settle()
-    assert errors == [None]
+    broker.run(broker.groups.offsets.apply_commit(payload))
 
 
 def test_a_prepared_commit_is_applied_once_however_often_it_is_said() -> None:
@@ -31,8 +29,8 @@ def test_a_prepared_commit_is_applied_once_however_often_it_is_said() -> None:
     topic = broker.topic()
     broker.publish(topic, 0, 9)
     mine = broker.subscribe(topic)
-    first = broker.groups.prepare_commit("ann", False, topic, "g", 0, 3, mine.generation, "m")
-    second = broker.groups.prepare_commit("ann", False, topic, "g", 0, 5, mine.generation, "m")
+    first = broker.groups.offsets.prepare_commit("ann", False, topic, "g", 0, 3, mine.generation, "m")
+    second = broker.groups.offsets.prepare_commit("ann", False, topic, "g", 0, 5, mine.generation, "m")
     assert broker.committed(topic) == 0
     apply(broker, second)
     apply(broker, first)
@@ -45,16 +43,16 @@ def test_a_prepared_commit_is_applied_once_however_often_it_is_said() -> None:
     apply(broker, second)
     assert broker.committed(topic) == 2
     with pytest.raises(Fenced):
-        broker.groups.prepare_commit("ann", False, topic, "g", 0, 3, mine.generation, "m")
+        broker.groups.offsets.prepare_commit("ann", False, topic, "g", 0, 3, mine.generation, "m")
     with pytest.raises(Forbidden):
-        broker.groups.prepare_commit("bob", False, topic, "g", 0, 3, None, "m")
+        broker.groups.offsets.prepare_commit("bob", False, topic, "g", 0, 3, None, "m")
 
 
 def test_a_prepared_commit_makes_its_group_again_and_not_on_another_topic() -> None:
     broker = GroupBroker()
     topic = broker.topic()
     broker.publish(topic, 0, 4)
-    payload = broker.groups.prepare_commit("ann", False, topic, "g", 0, 3, None, "m")
+    payload = broker.groups.offsets.prepare_commit("ann", False, topic, "g", 0, 3, None, "m")
     broker.cut_power()
     assert len(broker.groups) == 0
     apply(broker, payload)
@@ -72,18 +70,18 @@ def test_a_newer_commit_that_is_not_durable_yet_holds_an_older_one_back() -> Non
     topic = broker.topic()
     broker.publish(topic, 0, 9)
     broker.commit(topic, 0, 1)
-    payload = broker.groups.prepare_commit("ann", False, topic, "g", 0, 3, None, "m")
+    payload = broker.groups.offsets.prepare_commit("ann", False, topic, "g", 0, 3, None, "m")
     broker.scheduler.held = True
     newer = Answers()
-    broker.groups.commit("ann", False, topic, "g", 0, 7, None, "m", newer)
-    errors: list[Exception | None] = []
-    broker.groups.apply_commit(payload, errors.append)
+    start(broker.groups.offsets.commit("ann", False, topic, "g", 0, 7, None, "m")).then(newer)
+    older = Answers()
+    start(broker.groups.offsets.apply_commit(payload)).then(older)
     broker.scheduler.settle()
-    assert not errors
+    assert not older.told
     assert not newer.told
     broker.scheduler.held = False
     broker.scheduler.settle()
-    assert errors == [None]
+    assert older.told == [(None, None)]
     assert newer.told == [(None, None)]
     broker.cut_power()
     assert broker.committed(broker.topic()) == 7
@@ -99,11 +97,7 @@ def test_lag_in_messages_and_time() -> None:
     broker.publish(topic, 0, 10)
 
     def lag() -> Lag:
-        answers = Answers()
-        broker.groups.lag("ann", False, topic, "g", 0, answers)
-        result = broker.answer(answers)
-        assert isinstance(result, Lag)
-        return result
+        return broker.run(broker.groups.offsets.lag("ann", False, topic, "g", 0))
 
     assert lag() == Lag(0, 10, 10, 10_000)
     broker.commit(topic, 0, 7)
@@ -117,9 +111,7 @@ def test_lag_in_messages_and_time() -> None:
 
 
 def reset(broker: GroupBroker, mode: str, value: int = 0) -> object:
-    answers = Answers()
-    broker.groups.reset("ann", False, broker.topic(), "g", 0, mode, value, answers)
-    return broker.answer(answers)
+    return broker.run(broker.groups.offsets.reset("ann", False, broker.topic(), "g", 0, mode, value))
 
 
 @pytest.mark.parametrize("cold", [False, True])
@@ -159,9 +151,7 @@ def test_records_within_a_batch_are_told_apart() -> None:
     topic.publish(kernel.build([b"a", b"b", b"c"], timestamps=times, origin=b"test:1"), 3, True, None, 0)
     broker.scheduler.settle()
     broker.commit(topic, 0, 1)
-    answers = Answers()
-    broker.groups.lag("ann", False, topic, "g", 0, answers)
-    assert broker.answer(answers) == Lag(1, 3, 2, 4_000)
+    assert broker.run(broker.groups.offsets.lag("ann", False, topic, "g", 0)) == Lag(1, 3, 2, 4_000)
     assert reset(broker, "timestamp", times[1] // 1000 + 1) == 2
 
 
@@ -172,8 +162,8 @@ def test_a_group_deleted_during_a_seek_does_not_come_back() -> None:
     broker.restart()
     broker.scheduler.held = True
     seek, delete = Answers(), Answers()
-    broker.groups.seek_to_timestamp("ann", False, broker.topic(), "g", 0, 0, seek)
-    broker.groups.delete("ann", False, "t", "g", delete)
+    start(broker.groups.offsets.seek_to_timestamp("ann", False, broker.topic(), "g", 0, 0)).then(seek)
+    start(broker.groups.delete("ann", False, "t", "g")).then(delete)
     broker.scheduler.held = False
     broker.answer(delete)
     with pytest.raises(GroupNotFound):
@@ -190,8 +180,8 @@ def test_a_member_that_joins_during_a_seek_keeps_its_offsets() -> None:
     topic = broker.topic()
     broker.scheduler.held = True
     seek, join = Answers(), Answers()
-    broker.groups.seek_to_timestamp("ann", False, topic, "g", 0, 0, seek)
-    broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "", join)
+    start(broker.groups.offsets.seek_to_timestamp("ann", False, topic, "g", 0, 0)).then(seek)
+    start(broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "")).then(join)
     broker.scheduler.settle()
     broker.scheduler.held = False
     with pytest.raises(GroupBusy):
@@ -209,26 +199,24 @@ def test_deleting_and_forgetting_are_durable() -> None:
     assert broker.groups.topics_of("g") == ("t", "other")
     broker.subscribe(topic, member="a")
     with pytest.raises(GroupBusy):
-        broker.groups.delete("ann", False, "t", "g", Answers())
+        at_once(broker.groups.delete("ann", False, "t", "g"))
     broker.groups.leave("a")
-    answers = Answers()
-    broker.groups.delete("ann", False, "t", "g", answers)
-    broker.answer(answers)
+    broker.run(broker.groups.delete("ann", False, "t", "g"))
     broker.cut_power(2)
     assert [(info.topic, info.group) for info in broker.groups.list("ann", False)] == [("other", "g"), ("t", "h")]
     topic = broker.topic()
     join = Answers()
     broker.subscribe(topic, member="a", group="h")
-    broker.groups.subscribe("ann", False, topic, "h", -1, "", "b", "", join)
-    errors: list[Exception | None] = []
-    broker.groups.forget_topic("t", errors.append)
+    start(broker.groups.subscribe("ann", False, topic, "h", -1, "", "b", "")).then(join)
+    forgotten = Answers()
+    broker.groups.forget_topic("t").then(forgotten)
     with pytest.raises(GroupNotFound):
         broker.answer(join)
     broker.groups.leave("a")
     broker.groups.leave("b")
-    broker.groups.forget_topic("never", errors.append)
+    broker.groups.forget_topic("never").then(forgotten)
     broker.scheduler.settle()
-    assert errors == [None, None]
+    assert forgotten.told == [(None, None)] * 2
     broker.cut_power(4)
     assert [info.topic for info in broker.groups.list("ann", False)] == ["other"]
 
@@ -239,13 +227,13 @@ def test_what_was_under_way_does_not_bring_a_group_back() -> None:
     broker.restart()  # so that its next generation needs a row
     topic = broker.topic()
     join, delete, late = Answers(), Answers(), Answers()
-    broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "", join)
+    start(broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "")).then(join)
     broker.groups.leave("m")
-    broker.groups.delete("ann", False, "t", "g", delete)
+    start(broker.groups.delete("ann", False, "t", "g")).then(delete)
     broker.answer(delete)
     with pytest.raises(GroupNotFound):
         broker.answer(join)
-    broker.groups.subscribe("ann", False, topic, "being made", -1, "", "m", "", late)
+    start(broker.groups.subscribe("ann", False, topic, "being made", -1, "", "m", "")).then(late)
     broker.groups.forget_topic("t")
     with pytest.raises(GroupNotFound):
         broker.answer(late)
@@ -258,9 +246,9 @@ def test_a_group_made_anew_is_not_moved_by_what_was_prepared_for_the_old_one() -
     topic = broker.topic()
     broker.publish(topic, 0, 9)
     for _ in range(3):
-        payload = broker.groups.prepare_commit("ann", False, topic, "g", 0, 3, None, "m")
+        payload = broker.groups.offsets.prepare_commit("ann", False, topic, "g", 0, 3, None, "m")
     apply(broker, payload)
-    broker.groups.delete("ann", False, "t", "g", Answers())
+    start(broker.groups.delete("ann", False, "t", "g"))
     broker.scheduler.advance(SECOND)
     broker.commit(topic, 0, 8)
     apply(broker, payload)
@@ -274,7 +262,7 @@ def test_a_group_whose_deletion_the_disk_refuses_is_still_there() -> None:
     broker.commit(topic, 0, 1)
     broker.disk.fail("fdatasync", 1, errno.EIO, times=100)
     delete = Answers()
-    broker.groups.delete("ann", False, "t", "g", delete)
+    start(broker.groups.delete("ann", False, "t", "g")).then(delete)
     with pytest.raises(StorageError):
         broker.answer(delete)
     assert broker.committed(topic) == 1
@@ -285,6 +273,6 @@ def test_the_table_stays_small_under_many_commits() -> None:
     topic = broker.topic()
     broker.publish(topic, 0, 1)
     for number in range(1000):
-        broker.groups.commit("ann", False, topic, "g", 0, number % 2, None, "m", Answers())
+        start(broker.groups.offsets.commit("ann", False, topic, "g", 0, number % 2, None, "m"))
     broker.scheduler.settle()
     assert len(broker.groups._table) == 2

@@ -11,7 +11,7 @@ from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.seek import seek_all
 from quintet.delivery.subscription import Policy
 from quintet.model.batch import RecordBatch
-from quintet.model.errors import Fenced
+from quintet.model.errors import Fenced, Forbidden
 from quintet.model.tasks import start
 from quintet.testing.line import SimBroker
 
@@ -83,7 +83,7 @@ class Joined:
             lambda: (actor, False),
             self._over,
         )
-        self.member.join(self.errors.append)
+        start(self.member.join()).then(lambda _, error: self.errors.append(error))
         sim.scheduler.settle()
         self.member.start(self.sink)
 
@@ -176,8 +176,8 @@ def test_what_waits_for_a_commit_is_told_when_the_partition_is_given_up(sim: Sim
 def test_a_refusal_at_the_start(sim: SimBroker) -> None:
     topic = topic_of(sim)
     Joined(sim, topic)
-    with pytest.raises(PermissionError):
-        Joined(sim, topic, actor="bob")
+    (error,) = Joined(sim, topic, actor="bob").errors
+    assert isinstance(error, Forbidden)
 
 
 def test_a_topic_that_is_deleted_lets_its_members_go(sim: SimBroker) -> None:

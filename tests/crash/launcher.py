@@ -124,7 +124,7 @@ def no_intents() -> None:
 
 def no_fence() -> None:
     """A commit is taken from whoever sends it, in whatever generation."""
-    Group.fence = lambda self, partition, generation, member: None  # type: ignore[method-assign]
+    Group.fence = lambda self, partition, generation, connection: None  # type: ignore[method-assign]
 
 
 def forget_ids() -> None:

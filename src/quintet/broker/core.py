@@ -57,6 +57,7 @@ from quintet.model import limits
 from quintet.model.clocks import WallClock
 from quintet.model.errors import AuthError, Forbidden, QuintetError, SchemaRejected, ShuttingDown
 from quintet.model.scheduler import Scheduler, call_each
+from quintet.model.tasks import start
 
 TOPICS_TABLE = (1, "__topics")
 SUBSCRIPTIONS_TABLE = (3, "__subscriptions")
@@ -182,7 +183,8 @@ class Broker:
             events=self.events,
         )
         self.groups.load()
-        self.intents.on_effect("offset", self.groups.apply_commit)
+        apply = self.groups.offsets.apply_commit
+        self.intents.on_effect("offset", lambda payload, done: start(apply(payload)).then(lambda _, error: done(error)))
         self.schemas = Schemas(_loaded(Table(log, *SCHEMAS_TABLE, SchemaRow, packed=True)), self.slices)
         delayed = _loaded(Table(log, *DELAYED_TABLE, DelayedRow, packed=True))
         self.delays = Delays(delayed, self.topics, self.intents, self.dead, scheduler, report)

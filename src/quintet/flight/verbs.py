@@ -48,6 +48,7 @@ from quintet.model.errors import (
     TooLarge,
     TopicNotFound,
 )
+from quintet.model.tasks import Verb, start
 
 SELECTION_MAX: Final = 10_000  # names in one request
 PATTERN_BYTES_MAX: Final = 1_000
@@ -303,13 +304,18 @@ def group_commit(call: Call, ask: wire.GroupCommit, done: Done) -> None:
         raise LimitExceeded(f"more than {COMMITS_MAX} offsets in one commit")
     owner, privileged = call.group_rights(ask.group)
     found = {name: call.topic(name) for name in ask.offsets}
-    commit = partial(call.broker.groups.commit, door="flight")
+    commit = partial(call.broker.groups.offsets.commit, door="flight")
     commits: list[Callable[[Done], None]] = [
-        partial(commit, owner, privileged, found[name], ask.group, partition, offset, None, call)
+        partial(_told, commit, owner, privileged, found[name], ask.group, partition, offset, None, call)
         for name, places in ask.offsets.items()
         for partition, offset in places.items()
     ]
     _all(commits, lambda _, error: done(wire.Nothing(), error))
+
+
+def _told(verb: Callable[..., Verb[None]], *args: Any) -> None:
+    """A verb that is a coroutine as one that takes `done` last."""
+    start(verb(*args[:-1])).then(args[-1])
 
 
 def groups(call: Call, ask: wire.GroupsRequest, done: Done) -> None:
@@ -351,7 +357,7 @@ def _position(call: Call, info: GroupInfo, partition: int, offset: int, done: Do
         behind, age_us = lag.lag_messages, lag.lag_ms * 1000
         done(wire.GroupPosition(info.group, info.topic, partition, offset, lag.latest, behind, age_us), None)
 
-    call.broker.groups.lag(call.owner, True, topic, info.group, partition, made)
+    start(call.broker.groups.offsets.lag(call.owner, True, topic, info.group, partition)).then(made)
 
 
 # -- schemas, dead letters --------------------------------------------------------------------------------------------

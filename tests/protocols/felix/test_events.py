@@ -299,7 +299,7 @@ def test_a_message_larger_than_a_frame_does_not_hold_up_a_group() -> None:
     sim.scheduler.settle()
     assert values(connection.outlets[0]) == [b"a"]
     assert stream.ask(codec.AckRanges(subscription_id=1, ranges=[(1, 1)], request_id=1)) == [codec.Ok(request_id=1)]
-    assert sim.broker.groups.get_offset("dev", False, topic, "g", 0) == 2
+    assert sim.broker.groups.offsets.get_offset("dev", False, topic, "g", 0) == 2
 
 
 # -- acknowledgement ----------------------------------------------------------------------------------------------------

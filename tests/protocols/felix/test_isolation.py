@@ -205,10 +205,8 @@ def test_rights_that_are_not_asked_for_are_caught(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_group_that_anybody_may_join_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    admit = Groups._admit
-    monkeypatch.setattr(
-        Groups, "_admit", lambda self, actor, _may, topic, group: admit(self, actor, True, topic, group)
-    )
+    admit = Groups.admit
+    monkeypatch.setattr(Groups, "admit", lambda self, actor, _may, topic, group: admit(self, actor, True, topic, group))
     assert attack(2_000, 4) != []
 
 

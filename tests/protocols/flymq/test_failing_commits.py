@@ -63,7 +63,7 @@ def test_a_commit_that_fails_is_answered(monkeypatch: pytest.MonkeyPatch, where:
         patch.setattr(where, name, fail)
         assert client.refused("TXN_COMMIT", txn_id=txn) == "E1000"
     assert ("commit_failed", {"transaction": txn, "error": "Planted('planted')"}) in sim.reports
-    assert sim.broker.groups._find("in", "g").committing == 0  # type: ignore[union-attr]
+    assert sim.broker.groups.find("in", "g").committing == 0  # type: ignore[union-attr]
     assert client.ask("TXN_COMMIT", txn_id=txn)["success"]
     assert client.values("t2") == [b"x"]
     assert joins(sim) == 2

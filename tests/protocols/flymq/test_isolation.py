@@ -161,8 +161,8 @@ def test_a_missing_check_of_the_owner_is_caught(part: str, monkeypatch: pytest.M
 
         monkeypatch.setattr(Transactions, "_find", find)
     else:
-        honest = Groups._admit
-        monkeypatch.setattr(Groups, "_admit", lambda self, actor, privileged, *rest: honest(self, actor, True, *rest))
+        honest = Groups.admit
+        monkeypatch.setattr(Groups, "admit", lambda self, actor, privileged, *rest: honest(self, actor, True, *rest))
     try:
         found = Counter(reply.code for reply in attack(500, 1))
     except (AssertionError, KeyError):

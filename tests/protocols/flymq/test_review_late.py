@@ -157,7 +157,7 @@ def test_who_leaves_before_its_group_is_made_is_not_in_it(sim: SimBroker, partit
     sim.scheduler.held = False
     sim.scheduler.settle()
     assert admin.ask("DESCRIBE_GROUP", topic="t", group="g")["members"] == 0
-    assert reader.peer.session not in sim.broker.groups._of
+    assert reader.peer.session not in sim.broker.groups._groups_of_member
 
 
 def test_a_member_that_lost_its_partition_does_not_commit_the_offset_in_a_transaction(sim: SimBroker) -> None:

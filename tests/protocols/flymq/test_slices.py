@@ -8,6 +8,7 @@ from quintet import kernel
 from quintet.broker import slices
 from quintet.broker.audit import audit_log as audit
 from quintet.broker.topics import reads
+from quintet.model.tasks import start
 from quintet.protocols.flymq import codec, frames
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import BY_NAME, DIALECTS, Client, error_of, make_sim, parse, request
@@ -58,7 +59,7 @@ def test_groups_are_listed_in_slices(sim: SimBroker) -> None:
     broker = sim.broker
     topic = broker.topics.find(b"t00000")
     for number in range(1_500):
-        broker.groups.commit("admin", True, topic, f"g{number:04}", 0, 0, None, None, lambda _result, error: None)
+        start(broker.groups.offsets.commit("admin", True, topic, f"g{number:04}", 0, 0, None, None))
     sim.scheduler.settle()
     turns, answer = turns_of(Client(sim, "admin"), "LIST_GROUPS")
     groups = answer["groups"]

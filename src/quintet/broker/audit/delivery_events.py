@@ -30,6 +30,7 @@ from quintet.log.base import Log, Partition, TopicSpec
 from quintet.model import limits
 from quintet.model.errors import QuintetError
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise
 
 EVENTS_TOPIC: Final = (15, "__events")
 EVENTS_CHECKED_MAX: Final = 10_000  # rows looked at by a start
@@ -156,6 +157,12 @@ class Events:
             self._flying[-1][1].append(call)
         else:
             call()
+
+    async def written(self) -> None:
+        """As `after`, for who awaits it."""
+        promise: Promise[None] = Promise()
+        self.after(partial(promise.resolve, None))
+        await promise
 
     def flush(self) -> None:
         """Append what was collected."""

@@ -1,21 +1,21 @@
 """Holds the state of one consumer group: its members, who owns which partition, the offsets it committed.
 
 State only, and the rules that need nothing but this state; the verbs, the clock and the table are in coordinator.py. What a
-caller may know of a group is in the frozen classes at the top: they are copies, and safe to keep.
+caller may know of a group is in the frozen classes at the top: they are copies, and safe to keep. `MOVES` has the phases of
+a group: what may happen in each, what is to be done then, and which phase follows.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from enum import Enum, auto
+from typing import Final, Literal
 
 import msgspec
 
 from quintet.broker.consumers.assignment import spread
 from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import BadName, BadRequest, Fenced, GroupBusy, GroupNotFound
+from quintet.model.tasks import Promise
 
-# done(result, None) or done(None, error)
-Answer = Callable[[Any, Exception | None], None]
 State = Literal["empty", "rebalancing", "stable"]
 
 MODES: Final = ("earliest", "latest", "commit", "")  # "" is latest; commit is the committed offset, else earliest
@@ -94,22 +94,81 @@ class GroupInfo:
     offsets: tuple[tuple[int, int], ...]
 
 
-class Slot:
-    """A member's place. `member` is the connection that speaks for it; None while a static member is away."""
+class Phase(Enum):
+    """Where a group is between two assignments."""
 
-    __slots__ = ("actor", "group", "heard", "member", "name", "partitions", "serial")
+    MAKING = auto()  # its row is on its way to the disk: every verb waits
+    ASSIGNED = auto()  # each partition has one owner, if there are members
+    CHANGED = auto()  # members or partitions changed: assigned anew at the end of the turn
+    RESERVING = auto()  # assigned, and the row that reserves its generation is on its way to the disk
+    CHANGED_RESERVING = auto()  # changed again before that row was durable
 
-    def __init__(self, group: "Group", serial: int, name: str, actor: str, member: object) -> None:
+
+class Event(Enum):
+    """What happens to a group."""
+
+    CHANGE = auto()  # a member came or went, or the topic has another number of partitions
+    TURN_END = auto()  # of a turn in which it changed, or was asked for an assignment
+    GENERATION_RESERVED = auto()  # its generation may be told
+    GENERATION_UNRESERVED = auto()  # it may not: after a restart it might be given out again
+    ROW_DURABLE = auto()
+    ROW_REFUSED = auto()
+
+
+class Action(Enum):
+    """What the coordinator does then."""
+
+    NOTHING = auto()
+    ADMIT = auto()  # let the verbs go on that waited for the group to be made
+    DROP = auto()  # the group was not made: refuse the verbs that waited
+    ASSIGN = auto()  # a new generation, then as CHECK
+    CHECK = auto()  # is the generation reserved?
+    TELL = auto()  # answer everybody who joined
+    RESERVE = auto()  # write a row that reserves the next generations
+    REFUSE = auto()  # tell everybody who joined why there is no answer
+
+
+MOVES: Final[dict[tuple[Phase, Event], tuple[Action, Phase]]] = {
+    (Phase.MAKING, Event.ROW_DURABLE): (Action.ADMIT, Phase.ASSIGNED),
+    (Phase.MAKING, Event.ROW_REFUSED): (Action.DROP, Phase.MAKING),
+    (Phase.ASSIGNED, Event.CHANGE): (Action.NOTHING, Phase.CHANGED),
+    (Phase.ASSIGNED, Event.TURN_END): (Action.CHECK, Phase.ASSIGNED),
+    (Phase.ASSIGNED, Event.GENERATION_RESERVED): (Action.TELL, Phase.ASSIGNED),
+    (Phase.ASSIGNED, Event.GENERATION_UNRESERVED): (Action.RESERVE, Phase.RESERVING),
+    (Phase.CHANGED, Event.CHANGE): (Action.NOTHING, Phase.CHANGED),
+    (Phase.CHANGED, Event.TURN_END): (Action.ASSIGN, Phase.ASSIGNED),
+    (Phase.RESERVING, Event.CHANGE): (Action.NOTHING, Phase.CHANGED_RESERVING),
+    (Phase.RESERVING, Event.TURN_END): (Action.NOTHING, Phase.RESERVING),
+    (Phase.RESERVING, Event.GENERATION_UNRESERVED): (Action.NOTHING, Phase.RESERVING),
+    (Phase.RESERVING, Event.ROW_DURABLE): (Action.CHECK, Phase.ASSIGNED),
+    (Phase.RESERVING, Event.ROW_REFUSED): (Action.REFUSE, Phase.ASSIGNED),
+    (Phase.CHANGED_RESERVING, Event.CHANGE): (Action.NOTHING, Phase.CHANGED_RESERVING),
+    (Phase.CHANGED_RESERVING, Event.TURN_END): (Action.ASSIGN, Phase.RESERVING),
+    (Phase.CHANGED_RESERVING, Event.ROW_DURABLE): (Action.NOTHING, Phase.CHANGED),
+    (Phase.CHANGED_RESERVING, Event.ROW_REFUSED): (Action.REFUSE, Phase.CHANGED),
+}
+
+
+class Member:
+    """A member of a group. `connection` speaks for it; None while a static member is away."""
+
+    __slots__ = ("actor", "connection", "group", "heartbeat", "name", "partitions", "serial")
+
+    def __init__(self, group: "Group", serial: int, name: str, actor: str, connection: object) -> None:
         self.group = group
         self.serial = serial
         self.name = name
         self.actor = actor
-        self.member: object | None = member
-        self.heard = 0
+        self.connection: object | None = connection
+        self.heartbeat = 0  # when it was last heard of
         self.partitions: tuple[int, ...] = ()
 
+    @property
+    def label(self) -> str:
+        return self.name or f"member-{self.serial}"
 
-class Place:
+
+class CommittedOffset:
     """The committed offset of one partition. Version 0: nothing is committed. `issued` is the highest version given out."""
 
     __slots__ = ("durable", "issued", "offset", "version")
@@ -124,121 +183,126 @@ class Group:
     """A consumer group of one topic."""
 
     __slots__ = (
-        "by_member", "by_name", "changed", "committing", "count", "extending", "fenced", "generation", "idle", "joins", "key", "name", "owner",
-        "owners", "owning", "pins", "places", "plain", "reserved", "serial", "slots", "topic", "topic_name", "waiting",
+        "by_connection", "by_name", "committing", "count", "fenced", "generation", "idle", "joins", "key", "made", "members", "name",
+        "offsets", "owner", "owners", "owning", "phase", "pins", "plain", "reserved", "serial", "topic", "topic_name",
     )  # fmt: skip
 
-    def __init__(self, topic_name: str, name: str, owner: str, generation: int) -> None:
+    def __init__(
+        self, topic_name: str, name: str, owner: str, generation: int = 0, phase: Phase = Phase.ASSIGNED
+    ) -> None:
         self.topic_name = topic_name
         self.name = name
         self.key = f"{topic_name}\0{name}\0".encode()
         self.owner = owner
+        self.phase = phase
+        self.made: Promise[None] = Promise()  # only asked for while it is being made
         self.topic: Topic | None = None  # as the last who joined knew it
-        self.places: dict[int, Place] = {}
-        self.waiting: list[tuple[Callable[[], None], Answer]] | None = None  # a list while its row is on its way
+        self.offsets: dict[int, CommittedOffset] = {}
         # members
-        self.slots: dict[Slot, None] = {}
-        self.by_member: dict[object, Slot] = {}
-        self.by_name: dict[str, Slot] = {}
+        self.members: dict[Member, None] = {}
+        self.by_connection: dict[object, Member] = {}
+        self.by_name: dict[str, Member] = {}
         self.fenced: dict[object, str] = {}  # connections whose static name a newer one took: until they close
-        self.plain: dict[object, None] = {}
+        self.plain: dict[object, None] = {}  # connections with plain subscriptions
         self.serial = 0
         # assignment
         self.generation = generation
         self.reserved = generation  # up to here a generation may be told: the row that says so is durable
-        self.extending = False
-        self.changed = False
         self.committing = 0  # transactions with offsets of this group that are on their way to the disk
         self.count = 0  # partitions when it was last assigned
-        self.owners: dict[int, Slot] = {}
-        self.owning: dict[Slot, tuple[int, ...]] = {}
-        self.idle: dict[Slot, None] = {}
+        self.owners: dict[int, Member] = {}
+        self.owning: dict[Member, tuple[int, ...]] = {}
+        self.idle: dict[Member, None] = {}
         self.pins: dict[int, int] = {}  # where the first owner began, so that the next one does not skip its work
-        self.joins: list[tuple[Slot, object, str, Answer]] = []
+        self.joins: list[tuple[Member, object, str, Promise[Assignment]]] = []
+
+    def move(self, event: Event) -> Action:
+        """Something happened: what is to be done. KeyError if it cannot happen in this phase."""
+        action, self.phase = MOVES[self.phase, event]
+        return action
 
     @property
     def state(self) -> State:
-        if self.changed:
+        if self.phase in (Phase.CHANGED, Phase.CHANGED_RESERVING):
             return "rebalancing"
-        return "stable" if self.slots else "empty"
+        return "stable" if self.members else "empty"
 
     # -- members ---------------------------------------------------------------------------------------------------
 
-    def enter(self, name: str, actor: str, member: object) -> Slot:
-        """A new place for this member."""
+    def enter(self, name: str, actor: str, connection: object) -> Member:
+        """A new member."""
         self.serial += 1
-        slot = Slot(self, self.serial, name, actor, member)
-        self.slots[slot] = None
-        self.idle[slot] = None
-        self.by_member[member] = slot
+        member = Member(self, self.serial, name, actor, connection)
+        self.members[member] = None
+        self.idle[member] = None
+        self.by_connection[connection] = member
         if name:
-            self.by_name[name] = slot
-        self.changed = True
-        return slot
+            self.by_name[name] = member
+        self.move(Event.CHANGE)
+        return member
 
-    def take_over(self, slot: Slot, member: object) -> None:
+    def take_over(self, member: Member, connection: object) -> None:
         """A newer connection speaks for a static member; the older one never does again."""
-        if slot.member is not None:
-            del self.by_member[slot.member]
-            self.fenced[slot.member] = slot.name
-        slot.member = member
-        self.by_member[member] = slot
+        if member.connection is not None:
+            del self.by_connection[member.connection]
+            self.fenced[member.connection] = member.name
+        member.connection = connection
+        self.by_connection[connection] = member
 
-    def remove(self, slot: Slot) -> None:
-        del self.slots[slot]
-        self.idle.pop(slot, None)
-        self.owning.pop(slot, None)
-        if slot.member is not None:
-            del self.by_member[slot.member]
-        if slot.name:
-            del self.by_name[slot.name]
-        slot.partitions = ()
-        self.changed = True
+    def remove(self, member: Member) -> None:
+        del self.members[member]
+        self.idle.pop(member, None)
+        self.owning.pop(member, None)
+        if member.connection is not None:
+            del self.by_connection[member.connection]
+        if member.name:
+            del self.by_name[member.name]
+        member.partitions = ()
+        self.move(Event.CHANGE)
 
     # -- assignment ------------------------------------------------------------------------------------------------
 
     def rebalance(self) -> None:
         """A new generation for the members there are now."""
-        self.changed = False
         self.generation += 1
         self.count = 0 if self.topic is None else len(self.topic.partitions)
-        if not self.slots:
+        if not self.members:
             self.owners = {}
             self.pins = {}
             return
-        for slot, numbers in spread(self.count, len(self.slots), self.owning, self.idle).items():
-            slot.partitions = tuple(numbers)
+        for member, numbers in spread(self.count, len(self.members), self.owning, self.idle).items():
+            member.partitions = tuple(numbers)
             if numbers:
-                self.owning[slot] = slot.partitions
-                self.idle.pop(slot, None)
-            elif self.owning.pop(slot, None) is not None:
-                self.idle[slot] = None
-        self.owners = {number: slot for slot, numbers in self.owning.items() for number in numbers}
+                self.owning[member] = member.partitions
+                self.idle.pop(member, None)
+            elif self.owning.pop(member, None) is not None:
+                self.idle[member] = None
+        self.owners = {number: member for member, numbers in self.owning.items() for number in numbers}
 
-    def fence(self, partition: int, generation: int | None, member: object) -> Slot | None:
+    def fence(self, partition: int, generation: int | None, connection: object) -> Member | None:
         """The member that may commit in this partition now; None where there are no members and anybody may. Fenced
         otherwise."""
         if generation is not None and generation != self.generation:
             raise Fenced(
                 f"generation {generation} of group {self.name} is over (now {self.generation}): subscribe again"
             )
-        slot = self.by_member.get(member)
-        if slot is None:
-            if generation is None and not self.slots:
+        member = self.by_connection.get(connection)
+        if member is None:
+            if generation is None and not self.members:
                 return None
-            if member in self.fenced:
-                raise self.taken(self.fenced[member])
+            if connection in self.fenced:
+                raise self.taken(self.fenced[connection])
             raise Fenced(
                 f"group {self.name} has members, and this connection is none: subscribe with partition -1 first"
-                if self.slots
+                if self.members
                 else f"generation {generation} of group {self.name} is over: it has no members now, subscribe again"
             )
-        if self.owners.get(partition) is not slot:
+        if self.owners.get(partition) is not member:
             raise Fenced(
                 f"partition {partition} of group {self.name} is not assigned to this member in generation "
                 f"{self.generation}: subscribe again"
             )
-        return slot
+        return member
 
     def taken(self, name: str) -> Fenced:
         return Fenced(
@@ -249,8 +313,8 @@ class Group:
     # -- offsets ---------------------------------------------------------------------------------------------------
 
     def committed(self, partition: int) -> int | None:
-        place = self.places.get(partition)
-        return place.offset if place is not None and place.version else None
+        found = self.offsets.get(partition)
+        return found.offset if found is not None and found.version else None
 
     def start(self, topic: Topic, partition: int, mode: str) -> int:
         """Where a plain subscriber starts."""
@@ -260,13 +324,13 @@ class Group:
         committed = self.committed(partition) if mode == "commit" else None
         return log.start if committed is None else min(max(committed, log.start), log.visible)
 
-    def assignment(self, slot: Slot, mode: str) -> Assignment:
+    def assignment(self, member: Member, mode: str) -> Assignment:
         """A member's share: committed offsets first, then where the first owner in this run of the group began, then
         by mode."""
         topic = self.topic
         assert topic is not None, "it joined with a topic"
         partitions = []
-        for number in slot.partitions:
+        for number in member.partitions:
             offset = self.start(topic, number, "commit")
             if self.committed(number) is None:
                 log = topic.partition(number)
@@ -274,25 +338,18 @@ class Group:
             partitions.append((number, offset))
         return Assignment(self.generation, tuple(partitions), partitions[0][1] if partitions else 0)
 
-    def when_made(self, call: Callable[[], None], done: Answer) -> None:
-        """Call now, or when its row is durable; `done` is told if it never is."""
-        if self.waiting is None:
-            call()
-        else:
-            self.waiting.append((call, done))
-
     def tell(self, error: Exception | None) -> None:
         """Answer everybody who joined, unless a transaction is being committed: nobody may begin behind its back."""
         if self.committing and error is None:
             return
         joins, self.joins = self.joins, []
-        for slot, member, mode, done in joins:
+        for member, connection, mode, answer in joins:
             if error is not None:
-                done(None, error)
-            elif self.by_member.get(member) is slot:
-                done(self.assignment(slot, mode), None)
+                answer.fail(error)
+            elif self.by_connection.get(connection) is member:
+                answer.resolve(self.assignment(member, mode))
             else:
-                done(None, Fenced(f"this connection is no longer a member of group {self.name}: subscribe again"))
+                answer.fail(Fenced(f"this connection is no longer a member of group {self.name}: subscribe again"))
 
     def info(self) -> GroupInfo:
         return GroupInfo(
@@ -302,13 +359,11 @@ class Group:
             state=self.state,
             generation=self.generation,
             members=tuple(
-                MemberInfo(
-                    slot.name or f"member-{slot.serial}", bool(slot.name), slot.member is not None, slot.partitions
-                )
-                for slot in self.slots
+                MemberInfo(member.label, bool(member.name), member.connection is not None, member.partitions)
+                for member in self.members
             ),
-            subscribers=sum(member not in self.by_member for member in self.plain),
-            offsets=tuple(sorted((n, place.offset) for n, place in self.places.items() if place.version)),
+            subscribers=sum(connection not in self.by_connection for connection in self.plain),
+            offsets=tuple(sorted((n, found.offset) for n, found in self.offsets.items() if found.version)),
         )
 
 
@@ -338,26 +393,15 @@ def check_offset(topic: Topic, partition: int, offset: int) -> None:
 
 
 def check_still(group: Group) -> None:
-    if group.slots:
+    if group.members:
         raise GroupBusy(
-            f"group {group.name} has {len(group.slots)} members: its offsets are theirs",
+            f"group {group.name} has {len(group.members)} members: its offsets are theirs",
             hint="stop its consumers first; they are gone at once, or after the session timeout if they were static",
         )
 
 
 def unknown(topic: str, group: str) -> GroupNotFound:
     return GroupNotFound(f"consumer group not found: {topic}:{group}", hint="the first subscribe or commit makes it")
-
-
-def stored(
-    place: Place, offset: int, version: int, done: Callable[[Exception | None], None], error: Exception | None
-) -> None:
-    if error is None:
-        if version >= place.durable[1]:
-            place.durable = (offset, version)
-    elif place.version == version:
-        place.offset, place.version = place.durable
-    done(error)
 
 
 def group_row(group: Group, generation: int) -> GroupRow:

@@ -8,8 +8,7 @@ was nobody else's meanwhile.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from quintet.broker.consumers.coordinator import ASSIGN, Groups
 from quintet.broker.consumers.group import Assignment
@@ -21,6 +20,7 @@ from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
 from quintet.model.errors import Fenced, QuintetError
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import sleep, start_alone
 
 HEARTBEAT_US: Final = 300_000  # so long it may take until a member hears of a new assignment; a timeout is 1 s or more
 EVERYTHING: Final = 1 << 64  # behind every offset
@@ -61,8 +61,7 @@ class Membership:
         self._waiting: dict[int, list[tuple[int, Done]]] = {}
         self._settled: dict[int, list[Done]] = {}  # acknowledged in this turn
         self._fenced: dict[int, Exception] = {}  # partitions whose commit waits for what is assigned now
-        self._beats = 0  # the number of the next heartbeat: what else is on its way is of no account
-        self._joined: Done | None = None
+        self._answers = 0  # to its heartbeats: only the last one leads to another
 
     @property
     def partitions(self) -> list[int]:
@@ -75,10 +74,14 @@ class Membership:
 
     # -- being there -----------------------------------------------------------------------------------------------
 
-    def join(self, done: Done) -> None:
-        """done(None) when the first assignment is there, done(error) if there is none. Raises what is refused at once."""
-        self._joined = done
-        self._ask()
+    async def join(self) -> None:
+        """Returns when the first assignment is there. Raises why there is none."""
+        try:
+            await self._ask()
+        except Exception:
+            self.leave()
+            raise
+        start_alone(self._scheduler, self._stay())
 
     def start(self, sink: Sink) -> None:
         """Push to this sink from now on."""
@@ -94,52 +97,40 @@ class Membership:
                 self._give_up(partition)
             self._groups.leave(self)
 
-    def _ask(self) -> None:
+    async def _ask(self) -> None:
         """Join, or be heard of again: the answer is what is assigned now."""
-        self._groups.subscribe(*self._rights(), self._topic, self._group, ASSIGN, self._mode, self, "", self._assigned)
+        who, privileged = self._rights()
+        assignment = await self._groups.subscribe(
+            who, privileged, self._topic, self._group, ASSIGN, self._mode, self, ""
+        )
+        if self._left:
+            raise Fenced(f"this member left group {self._group}")
+        self._take(assignment)
+        self._answers += 1
 
-    def _beat(self, number: int) -> None:
-        if number == self._beats and not self._left:
-            self._look()
+    async def _stay(self) -> None:
+        """After an answer: ask again in time, unless it left or a later answer does that."""
+        answers = self._answers
+        await sleep(self._scheduler, HEARTBEAT_US)
+        if answers == self._answers and not self._left:
+            await self._look()
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
+        """Ask what is assigned now: a heartbeat, or because a commit was fenced."""
         if self._topic.deleted:
             self._end()
             return
         try:
-            self._ask()
-        except QuintetError:  # the group is another's now
+            await self._ask()
+        except QuintetError:  # the group is another's now, or there are too many subscriptions
             self._end()
+            return
+        start_alone(self._scheduler, self._stay())
 
     def _end(self) -> None:
         if not self._left:
             self.leave()
             self._over()
-
-    def _assigned(self, assignment: Assignment | None, error: Exception | None) -> None:
-        joined, self._joined = self._joined, None
-        if self._left:
-            return
-        if assignment is None:
-            if joined is None:
-                self._end()
-            else:
-                self.leave()
-                joined(error)
-            return
-        try:
-            self._take(assignment)
-        except QuintetError as refused:  # too many subscriptions
-            if joined is None:
-                self._end()
-            else:
-                self.leave()
-                joined(refused)
-            return
-        self._beats += 1
-        self._scheduler.later(HEARTBEAT_US, partial(self._beat, self._beats))
-        if joined is not None:
-            joined(None)
 
     def _take(self, assignment: Assignment) -> None:
         fenced, self._fenced = self._fenced, {}
@@ -168,7 +159,7 @@ class Membership:
             if self._sink is not None:
                 subscription.attach(self._sink)
         for partition in fenced:
-            self._commit(partition)
+            start_alone(self._scheduler, self._commit(partition))
 
     def _give_up(self, partition: int) -> None:
         subscription = self._of.pop(partition)
@@ -203,40 +194,35 @@ class Membership:
             if subscription is None:  # it left when it was told of another partition
                 self._tell(partition, EVERYTHING, Fenced(f"partition {partition} is not assigned to this member"))
             elif floor > self._committed[partition] or partition in self._committing:
-                self._commit(partition)
+                start_alone(self._scheduler, self._commit(partition))
             else:
                 self._tell(partition, floor, None)
 
-    def _commit(self, partition: int) -> None:
+    async def _commit(self, partition: int) -> None:
         """One commit of a partition at a time: what is acknowledged meanwhile goes with the next."""
-        subscription = self._of.get(partition)
-        if subscription is None or partition in self._committing or partition in self._fenced:
-            return
-        floor = subscription.lanes[0].floor
-        before = self._committed[partition]
-        if floor <= before:
-            return
-        self._committing.add(partition)
-        self._committed[partition] = floor
-        done = partial(self._stored, partition, before, floor)
-        try:
-            self._groups.commit(
-                *self._rights(), self._topic, self._group, partition, floor, self._generation, self, done, self._door
-            )
-        except QuintetError as error:
-            self._scheduler.soon(partial(done, None, error))
-
-    def _stored(self, partition: int, before: int, floor: int, _result: Any, error: Exception | None) -> None:
-        self._committing.discard(partition)
-        if error is None:
+        while partition not in self._committing and partition not in self._fenced:
+            subscription = self._of.get(partition)
+            if subscription is None or subscription.lanes[0].floor <= self._committed[partition]:
+                return
+            floor, before = subscription.lanes[0].floor, self._committed[partition]
+            self._committing.add(partition)
+            self._committed[partition] = floor
+            try:
+                where = (*self._rights(), self._topic, self._group, partition)
+                await self._groups.offsets.commit(*where, floor, self._generation, self, self._door)
+            except Exception as error:
+                self._committing.discard(partition)
+                self._refused(partition, before, error)
+                return
+            self._committing.discard(partition)
             self._tell(partition, floor, None)
-            self._commit(partition)
-            return
+
+    def _refused(self, partition: int, before: int, error: Exception) -> None:
         if partition in self._of:
             self._committed[partition] = before
             if isinstance(error, Fenced):
                 self._fenced[partition] = error
-                self._look()
+                start_alone(self._scheduler, self._look())
                 return
         self._tell(partition, EVERYTHING, error)
 

@@ -594,7 +594,7 @@ class Subscribing:
                 self._peer, self._id, self._bearer, self._scope, topic, self._dialect, self._group, mode
             )
             stream.member.consumer.credit = self._credit
-            stream.member.join(partial(self._joined, stream))
+            start(stream.member.join()).then(lambda _, error: self._joined(stream, error))
             return
         feed = EventStream(self._peer, self._id, self._bearer, self._scope, topic, self._dialect)
         subscriptions = self._broker.subscriptions

@@ -6,7 +6,7 @@ transaction, whose group: the broker does that, by the principal's name).
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
@@ -14,8 +14,10 @@ from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.long_polls import Wait
 from quintet.model.errors import QuintetError
+from quintet.model.tasks import Verb, start
 from quintet.protocols.flymq import codec
 
+T = TypeVar("T")
 Values = codec.Values
 Handler = Callable[["Call", Values], "Values | bytes | None"]
 
@@ -75,6 +77,10 @@ class Call:
             self.answer(made, error)
 
         return done
+
+    def run(self, verb: Verb[T], make: Callable[[T], Values | bytes]) -> None:
+        """Run a verb of the broker, and answer with what `make` makes of its result, or with its error."""
+        start(verb).then(self.then(make))
 
     def when_durable(self, values: Values) -> Callable[[Exception | None], None]:
         """The callback for a verb with (error) alone."""

@@ -19,36 +19,36 @@ def _subscribe(call: Call, ask: Values) -> None:
 
     mode = "commit" if ask["mode"] == "committed" else ask["mode"]
     who = (call.member, ask.get("member", ""))
-    call.broker.groups.subscribe(*call.place(ask), mode, *who, call.then(made))
+    call.run(call.broker.groups.subscribe(*call.place(ask), mode, *who), made)
 
 
 def _commit(call: Call, ask: Values) -> Values | None:
-    groups = call.broker.groups
+    offsets = call.broker.groups.offsets
     where = (*call.place(ask), ask["offset"], ask.get("generation") or None)
     if not ask.get("txn_id"):
-        groups.commit(*where, call.member, call.then(lambda _: success()))
+        call.run(offsets.commit(*where, call.member), lambda _: success())
         return None
     call.broker.transactions.check_open(call.owner, ask["txn_id"])
-    payload = groups.prepare_commit(*where, call.member)
-    check = partial(groups.check_commit, ask["topic"], ask["group"], ask["partition"], where[-1], call.member)
+    payload = offsets.prepare_commit(*where, call.member)
+    check = partial(offsets.check_commit, ask["topic"], ask["group"], ask["partition"], where[-1], call.member)
     call.broker.transactions.add_effect(call.owner, ask["txn_id"], ("offset", payload), check)
     return success("part of the transaction")
 
 
 def _get_offset(call: Call, ask: Values) -> Values:
-    return {"offset": call.broker.groups.get_offset(*call.place(ask))}
+    return {"offset": call.broker.groups.offsets.get_offset(*call.place(ask))}
 
 
 def _reset_offset(call: Call, ask: Values) -> None:
     if ask["mode"] in ("offset", "timestamp") and "offset" not in ask:
         raise BadRequest(f"mode {ask['mode']} needs a number behind it")
-    made = call.then(lambda offset: success(f"at {offset}"))
-    call.broker.groups.reset(*call.place(ask), ask["mode"], ask.get("offset", 0), made)
+    moved = call.broker.groups.offsets.reset(*call.place(ask), ask["mode"], ask.get("offset", 0))
+    call.run(moved, lambda offset: success(f"at {offset}"))
 
 
 def _seek_to_timestamp(call: Call, ask: Values) -> None:
-    made = call.then(lambda offset: {"offset": offset})
-    call.broker.groups.seek_to_timestamp(*call.place(ask), ask["timestamp_ms"], made)
+    moved = call.broker.groups.offsets.seek_to_timestamp(*call.place(ask), ask["timestamp_ms"])
+    call.run(moved, lambda offset: {"offset": offset})
 
 
 def _get_lag(call: Call, ask: Values) -> None:
@@ -56,7 +56,7 @@ def _get_lag(call: Call, ask: Values) -> None:
         places = {"current": lag.committed, "committed": lag.committed, "latest": lag.latest}
         return places | {"lag": lag.lag_messages, "lag_ms": lag.lag_ms}
 
-    call.broker.groups.lag(*call.place(ask), call.then(made))
+    call.run(call.broker.groups.offsets.lag(*call.place(ask)), made)
 
 
 def _group(info: GroupInfo) -> Values:
@@ -89,7 +89,7 @@ def _delete_group(call: Call, ask: Values) -> None:
     topic = call.broker.groups.topic_of(call.owner, ask.get("topic", ""), group)
     if topic:
         call.broker.access.require(call.principal, "subscribe", topic, call.peer)
-    call.broker.groups.delete(*call.group_rights(group), topic, group, call.then(lambda _: success()))
+    call.run(call.broker.groups.delete(*call.group_rights(group), topic, group), lambda _: success())
 
 
 HANDLERS: Final[dict[int, Handler]] = {
