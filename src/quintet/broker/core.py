@@ -57,6 +57,7 @@ from quintet.model import limits
 from quintet.model.clocks import WallClock
 from quintet.model.errors import AuthError, Forbidden, QuintetError, SchemaRejected, ShuttingDown
 from quintet.model.scheduler import Scheduler, call_each
+from quintet.model.tasks import start
 
 TOPICS_TABLE = (1, "__topics")
 SUBSCRIPTIONS_TABLE = (3, "__subscriptions")
@@ -216,7 +217,7 @@ class Broker:
     ) -> None:
         """Make these the roles and the users of the configuration; done(first error) when they are durable."""
         self.access.set_roles(roles)
-        self.users.configure(users, done)
+        start(self.users.configure(users)).then(lambda _, error: done(error))
 
     def authenticate(self, secret: bytes, peer: str = "") -> tuple[str, Principal]:
         """(identity, principal) of an API key; passwords are `users.authenticate_password`'s."""

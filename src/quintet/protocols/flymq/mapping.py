@@ -26,6 +26,7 @@ from quintet.broker.topics.catalog import ANY, Topic
 from quintet.broker.topics.long_polls import Wait
 from quintet.model.batch import RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, UserNotFound
+from quintet.model.tasks import start
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.errors import OTHER_DIALECT, OtherDialect
 
@@ -573,24 +574,22 @@ def _user(info: UserInfo) -> Values:
 
 
 def _user_create(call: Call, ask: Values) -> None:
-    call.broker.users.create(
-        call.principal, ask["user"], ask["password"].encode(), ask["roles"], call.then(_user), peer=call.peer
-    )
+    users, password = call.broker.users, ask["password"].encode()
+    start(users.create(call.principal, ask["user"], password, ask["roles"], peer=call.peer)).then(call.then(_user))
 
 
-def _named(call: Call, ask: Values) -> Callable[[Any, Exception | None], None]:
-    return call.then(lambda _: {"success": True, "user": ask["user"]})
+def _named(call: Call, ask: Values, field: str = "user") -> Callable[[Any, Exception | None], None]:
+    return call.then(lambda _: {"success": True, field: ask[field]})
 
 
 def _user_delete(call: Call, ask: Values) -> None:
-    call.broker.users.delete(call.principal, ask["user"], _named(call, ask), peer=call.peer)
+    start(call.broker.users.delete(call.principal, ask["user"], peer=call.peer)).then(_named(call, ask))
 
 
 def _user_update(call: Call, ask: Values) -> None:
-    password = ask["password"].encode() or None
-    call.broker.users.update(
-        call.principal, ask["user"], ask["roles"], ask["enabled"], password, _named(call, ask), peer=call.peer
-    )
+    roles, enabled, password = ask["roles"], ask["enabled"], ask["password"].encode() or None
+    update = call.broker.users.update(call.principal, ask["user"], roles, enabled, password, peer=call.peer)
+    start(update).then(_named(call, ask))
 
 
 def _user_list(call: Call, _ask: Values) -> Values:
@@ -606,7 +605,8 @@ def _user_get(call: Call, ask: Values) -> Values:
 
 def _password_change(call: Call, ask: Values) -> None:
     old, new = ask["old_password"].encode(), ask["password"].encode()
-    call.broker.users.change_password(call.principal, ask["user"], old, new, _named(call, ask), peer=call.peer)
+    change = call.broker.users.change_password(call.principal, ask["user"], old, new, peer=call.peer)
+    start(change).then(_named(call, ask))
 
 
 def _role_list(call: Call, _ask: Values) -> Values:
@@ -620,23 +620,21 @@ def _acl(acl: Acl) -> Values:
 
 def _acl_set(call: Call, ask: Values) -> None:
     acl = Acl(ask["topic"], ask["public"], tuple(ask["users"]), tuple(ask["roles"]))
-    done = call.then(lambda _: {"success": True, "topic": ask["topic"]})
-    call.broker.users.acl_set(call.principal, acl, done, peer=call.peer)
+    start(call.broker.users.rules.set(call.principal, acl, peer=call.peer)).then(_named(call, ask, "topic"))
 
 
 def _acl_get(call: Call, ask: Values) -> Values:
-    acl = call.broker.users.acl_get(ask["topic"])
+    acl = call.broker.users.rules.get(ask["topic"])
     found = _acl(acl) if acl else {"topic": ask["topic"], "exists": False, "public": False, "users": [], "roles": []}
     return found | {"default_public": False}
 
 
 def _acl_delete(call: Call, ask: Values) -> None:
-    done = call.then(lambda _: {"success": True, "topic": ask["topic"]})
-    call.broker.users.acl_delete(call.principal, ask["topic"], done, peer=call.peer)
+    start(call.broker.users.rules.delete(call.principal, ask["topic"], peer=call.peer)).then(_named(call, ask, "topic"))
 
 
 def _acl_list(call: Call, _ask: Values) -> Values:
-    return {"rules": _each(_acl, call.broker.users.acl_walk()), "default_public": False}
+    return {"rules": _each(_acl, call.broker.users.rules.walk()), "default_public": False}
 
 
 def _acl_explain(call: Call, ask: Values) -> Values:
@@ -647,7 +645,8 @@ def _acl_explain(call: Call, ask: Values) -> Values:
 
 def _key_create(call: Call, ask: Values) -> None:
     made = call.then(lambda key: _fields(key.info) | {"secret": key.secret})
-    call.broker.keys.create(call.principal, ask["user"], ask["name"], ask["expires_s"], made, peer=call.peer)
+    create = call.broker.keys.create(call.principal, ask["user"], ask["name"], ask["expires_s"], peer=call.peer)
+    start(create).then(made)
 
 
 def _key_list(call: Call, ask: Values) -> Values:
@@ -656,7 +655,8 @@ def _key_list(call: Call, ask: Values) -> Values:
 
 
 def _key_remove(call: Call, ask: Values) -> None:
-    call.broker.keys.remove(call.principal, ask["user"], ask["id"], call.then(lambda _: _done()), peer=call.peer)
+    remove = call.broker.keys.remove(call.principal, ask["user"], ask["id"], peer=call.peer)
+    start(remove).then(call.then(lambda _: _done()))
 
 
 # -- audit ------------------------------------------------------------------------------------------------------------
