@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
+from quintet.broker.identity.access import Acl, Principal
+from quintet.model.errors import UserNotFound
+from quintet.model.tasks import start
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import Client, make_sim, request
 
 FEW = 3
 MANY = 60
+ROOT = Principal("root", admin=("*",))
 SLACK_FRAMES = 20  # less than MANY: a chain of one frame each is found
 
 Scenario = Callable[[SimBroker, Client, int], None]
@@ -112,6 +116,18 @@ def read_batch_after_batch(sim: SimBroker, client: Client, count: int) -> None:
     reader.ask("PEEK", topic="t", partition=0, offset=0, max=count, since_ms=1, filter="")
 
 
+def refuse_changes_that_wait_in_line(sim: SimBroker, _client: Client, count: int) -> None:
+    """All are refused in the call that ends the change before them."""
+    told: list[Exception | None] = []
+    sim.scheduler.held = True
+    start(sim.broker.users.rules.set(ROOT, Acl("t"))).then(lambda _, error: told.append(error))
+    for _ in range(count):
+        start(sim.broker.users.delete(ROOT, "nobody")).then(lambda _, error: told.append(error))
+    sim.scheduler.held = False
+    sim.scheduler.settle()
+    assert [type(error) for error in told] == [type(None)] + [UserNotFound] * count
+
+
 SCENARIOS: tuple[Scenario, ...] = (
     commit_to_known_topics,
     commit_to_topics_partly_new,
@@ -119,6 +135,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     delete_a_topic_with_groups,
     join_a_new_group_many_times,
     read_batch_after_batch,
+    refuse_changes_that_wait_in_line,
 )
 
 

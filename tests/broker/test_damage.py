@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from quintet.broker.core import GROUPS_TABLE
+from quintet.broker.identity.access_rules import ACLS_TABLE
 from quintet.broker.identity.keys import CREDENTIALS_TABLE
-from quintet.broker.identity.users import ACLS_TABLE, USERS_TABLE
+from quintet.broker.identity.users import USERS_TABLE
 from quintet.broker.repair import LOGS, MEANS
 from quintet.broker.table import Table
 from quintet.log.base import TopicSpec

@@ -9,7 +9,7 @@ from argon2 import low_level
 
 from quintet.broker.audit.audit_log import Query
 from quintet.broker.core import BrokerOptions, no_entropy
-from quintet.broker.identity import passwords, users
+from quintet.broker.identity import access_rules, changes, passwords, users
 from quintet.broker.identity.access import Acl, Principal, Role
 from quintet.broker.identity.logins import REMEMBERED_US
 from quintet.broker.identity.passwords import HASHES_AT_ONCE
@@ -26,6 +26,7 @@ from quintet.model.errors import (
     UserExists,
     UserNotFound,
 )
+from quintet.model.tasks import Verb, start
 from quintet.testing.line import SimBroker
 from quintet.testing.sim import SimScheduler
 
@@ -45,9 +46,9 @@ def sim() -> SimBroker:
 class Answer:
     """What a verb told, once and later."""
 
-    def __init__(self, sim: SimBroker, verb: Callable[..., object], *arguments: Any, **named: Any) -> None:
+    def __init__(self, sim: SimBroker, verb: Callable[..., Verb[Any]], *arguments: Any, **named: Any) -> None:
         self.told: list[tuple[Any, Exception | None]] = []
-        verb(*arguments, lambda result, error: self.told.append((result, error)), **named)
+        start(verb(*arguments, **named)).then(lambda result, error: self.told.append((result, error)))
         assert not self.told, "told before the turn was over"
         if not sim.scheduler.held:
             sim.scheduler.settle()
@@ -92,7 +93,7 @@ def delete(sim: SimBroker, name: str, actor: Principal = ROOT) -> Answer:
 
 
 def acl_set(sim: SimBroker, acl: Acl, actor: Principal = ROOT) -> Answer:
-    return Answer(sim, sim.broker.users.acl_set, actor, acl)
+    return Answer(sim, sim.broker.users.rules.set, actor, acl)
 
 
 def cut_power(sim: SimBroker, seed: int) -> None:
@@ -209,9 +210,10 @@ def test_a_line_that_was_left_has_room_again(sim: SimBroker, monkeypatch: pytest
     sim.scheduler.held = True
     told: list[object] = []
     verify = sim.broker.users.authenticate_password
-    gone = [verify("root", b"guess %d" % n, lambda *found: told.append(found)) for n in range(HASHES_AT_ONCE + 20)]
-    for give_up in gone:
-        give_up()
+    gone = [start(verify("root", b"guess %d" % n)) for n in range(HASHES_AT_ONCE + 20)]
+    for login in gone:
+        login.then(lambda *found: told.append(found))
+        login.cancel()
     answer = Answer(sim, verify, "root", b"another")
     for _ in range(HASHES_AT_ONCE + 1):  # what had begun is finished
         sim.scheduler.finish()
@@ -225,8 +227,9 @@ def test_logins_with_one_password_that_come_together_are_one_hash(sim: SimBroker
     verify = sim.broker.users.authenticate_password
     answers = [Answer(sim, verify, "alice", PASSWORD) for _ in range(500)]
     told: list[object] = []
-    give_up = verify("alice", PASSWORD, lambda *found: told.append(found))
-    give_up()
+    gone = start(verify("alice", PASSWORD))
+    gone.then(lambda *found: told.append(found))
+    gone.cancel()
     wrong = Answer(sim, verify, "alice", b"wrong")
     assert len(sim.scheduler.jobs) == 2
     sim.scheduler.finish()
@@ -363,7 +366,7 @@ def test_what_was_told_survives_a_power_cut(seed: int, sim: SimBroker) -> None:
     acl = acl_set(sim, Acl("orders*", users=("alice",), roles=("guest",))).result
     cut_power(sim, seed)
     assert sim.broker.users.get("alice") == info
-    assert list(sim.broker.users.acl_list()) == [acl]
+    assert list(sim.broker.users.rules.list()) == [acl]
     _, principal = login(sim, "alice").result
     assert sim.broker.access.allowed(principal, "publish", "orders.1")
     assert not sim.broker.access.allowed(ANY, "publish", "orders.1")
@@ -392,7 +395,7 @@ def test_what_the_disk_refuses_is_taken_back(sim: SimBroker) -> None:
     assert isinstance(delete(sim, "alice").error, StorageError)
     assert isinstance(acl_set(sim, Acl("t", public=True)).error, StorageError)
     assert sim.broker.users.get("bob") is None
-    assert sim.broker.users.acl_get("t") is None
+    assert sim.broker.users.rules.get("t") is None
     assert sim.broker.access.current(identity) == principal
     assert not sim.broker.access.allowed(Principal("g", (), ()), "publish", "t")
     assert isinstance(login(sim, "bob").error, AuthError)
@@ -411,8 +414,8 @@ def test_only_administrators_change_users(sim: SimBroker) -> None:
         Answer(sim, verbs.delete, alice, "root"),
         Answer(sim, verbs.change_password, alice, "root", PASSWORD, b"new password"),
         Answer(sim, verbs.change_password, alice, "nobody", PASSWORD, b"new password"),
-        Answer(sim, verbs.acl_set, alice, Acl("t", public=True)),
-        Answer(sim, verbs.acl_delete, alice, "t"),
+        Answer(sim, verbs.rules.set, alice, Acl("t", public=True)),
+        Answer(sim, verbs.rules.delete, alice, "t"),
     ):
         assert isinstance(answer.error, Forbidden)
     assert [info.name for info in verbs.list()] == ["alice", "root"]
@@ -588,13 +591,13 @@ def test_access_rules_are_set_seen_and_deleted(sim: SimBroker) -> None:
     acl = acl_set(sim, Acl("b", users=("e\u0301", "x", "x"), roles=("guest", "guest"))).result
     assert acl == Acl("b", users=("\u00e9", "x"), roles=("guest",))
     acl_set(sim, Acl("a*", public=True))
-    assert list(sim.broker.users.acl_list()) == [Acl("a*", public=True), acl]
-    assert sim.broker.users.acl_get("b") == acl
-    assert sim.broker.users.acl_get("a") is None
-    assert Answer(sim, sim.broker.users.acl_delete, ROOT, "b").result == "b"
-    assert isinstance(Answer(sim, sim.broker.users.acl_delete, ROOT, "b").error, AclNotFound)
+    assert list(sim.broker.users.rules.list()) == [Acl("a*", public=True), acl]
+    assert sim.broker.users.rules.get("b") == acl
+    assert sim.broker.users.rules.get("a") is None
+    assert Answer(sim, sim.broker.users.rules.delete, ROOT, "b").result == "b"
+    assert isinstance(Answer(sim, sim.broker.users.rules.delete, ROOT, "b").error, AclNotFound)
     sim.restart()
-    assert list(sim.broker.users.acl_list()) == [Acl("a*", public=True)]
+    assert list(sim.broker.users.rules.list()) == [Acl("a*", public=True)]
     assert sim.broker.access.allowed(Principal("g", (), ()), "publish", "abc")
 
 
@@ -622,18 +625,18 @@ def test_who_administers_a_topic_sets_its_rules(sim: SimBroker) -> None:
 )
 def test_rules_that_are_no_rules(sim: SimBroker, acl: Acl, kind: type[Exception]) -> None:
     assert isinstance(acl_set(sim, acl).error, kind)
-    assert not sim.broker.users.acl_list()
+    assert not sim.broker.users.rules.list()
 
 
 def test_access_rules_are_bounded(sim: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "ACLS_MAX", 1)
+    monkeypatch.setattr(access_rules, "ACLS_MAX", 1)
     acl_set(sim, Acl("a"))
     assert acl_set(sim, Acl("a", public=True)).result, "an old one can still be changed"
     assert isinstance(acl_set(sim, Acl("b")).error, LimitExceeded)
 
 
 def test_changes_in_line_are_bounded(sim: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "CHANGES_WAITING_MAX", 3)
+    monkeypatch.setattr(changes, "CHANGES_WAITING_MAX", 3)
     sim.scheduler.held = True
     answers = [acl_set(sim, Acl(f"t{n}")) for n in range(6)]
     sim.scheduler.held = False
@@ -671,7 +674,7 @@ def test_changes_and_refusals_are_in_the_audit(sim: SimBroker) -> None:
     _, alice = login(sim, "alice").result
     Answer(sim, sim.broker.users.delete, alice, "root", peer="10.0.0.2")
     acl_set(sim, Acl("t"))
-    Answer(sim, sim.broker.users.acl_delete, ROOT, "t")
+    Answer(sim, sim.broker.users.rules.delete, ROOT, "t")
     update(sim, "alice", roles=("guest",))
     delete(sim, "alice")
     events, _, _ = sim.broker.audit.query(Query())

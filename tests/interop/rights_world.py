@@ -14,6 +14,7 @@ from quintet.broker.identity.access import Acl, Principal, Role
 from quintet.broker.identity.keys import NewKey
 from quintet.broker.identity.tokens import TokenOptions, mint
 from quintet.broker.identity.users import ConfiguredUser
+from quintet.model.tasks import Verb, start
 from quintet.testing.line import SimBroker
 
 SECRET: Final = b"a master secret of more than 32 bytes"
@@ -89,12 +90,12 @@ class World:
 
     def rules(self, prefix: str) -> None:
         for acl in (Acl("denied", users=("bruno",)), Acl("public", public=True), Acl("me.*", public=True)):
-            self.done(self.broker.users.acl_set, ROOT, replace(acl, pattern=prefix + acl.pattern))
+            self.done(self.broker.users.rules.set, ROOT, replace(acl, pattern=prefix + acl.pattern))
 
-    def done(self, verb: Callable[..., None], *arguments: Any) -> Any:
+    def done(self, verb: Callable[..., Verb[Any]], *arguments: Any) -> Any:
         """What a verb of (result, error) tells."""
         told: list[tuple[Any, Exception | None]] = []
-        verb(*arguments, lambda result, error: told.append((result, error)))
+        start(verb(*arguments)).then(lambda result, error: told.append((result, error)))
         self.sim.scheduler.settle()
         ((result, error),) = told
         assert error is None, error

@@ -15,6 +15,7 @@ from quintet.broker.identity.access import Principal
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.model import envelope, limits
 from quintet.model.clocks import GRACE_US, HOLD_US
+from quintet.model.tasks import start
 from quintet.protocols.felix import codec as felix
 from quintet.testing.line import SimBroker
 from tests.interop.test_clock_jumps import DAY, HOUR, SECOND, logged, looked_at
@@ -61,7 +62,7 @@ def api_key() -> tuple[SimBroker, Callable[[], bool]]:
     made: list[Any] = []
     expires_s = (sim.scheduler.now() + DAY) // SECOND
     principal = admin.peer.session._principal  # type: ignore[attr-defined]
-    sim.broker.keys.create(principal, "admin", "k", expires_s, lambda key, _: made.append(key))
+    start(sim.broker.keys.create(principal, "admin", "k", expires_s)).then(lambda key, _: made.append(key))
     sim.scheduler.settle()
     before = len(sim.broker.keys._table)
     return sim, lambda: len(sim.broker.keys._table) == before and bool(made)
@@ -106,7 +107,7 @@ def test_an_expired_api_key_is_refused_by_the_new_time_and_taken_again_by_the_ol
     made: list[Any] = []
     principal = admin.peer.session._principal  # type: ignore[attr-defined]
     expires_s = (sim.scheduler.now() + DAY) // SECOND
-    sim.broker.keys.create(principal, "admin", "k", expires_s, lambda key, _: made.append(key))
+    start(sim.broker.keys.create(principal, "admin", "k", expires_s)).then(lambda key, _: made.append(key))
     sim.scheduler.settle()
     secret = made[0].secret.encode()
 

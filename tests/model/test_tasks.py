@@ -5,7 +5,18 @@ import weakref
 
 import pytest
 
-from quintet.model.tasks import Mutex, Promise, completed, gather, next_turn, offload, sleep, start, start_alone
+from quintet.model.tasks import (
+    Cancelled,
+    Mutex,
+    Promise,
+    completed,
+    gather,
+    next_turn,
+    offload,
+    sleep,
+    start,
+    start_alone,
+)
 from quintet.testing.sim import SimScheduler
 
 Told = list[tuple[object, Exception | None]]
@@ -121,6 +132,66 @@ def test_a_mutex_lets_one_in_at_a_time_in_order() -> None:
     assert order == [("in", 0), ("in", 1), ("out", 1), ("in", 2), ("out", 2)]
     start(one(2))
     assert order[-2:] == [("in", 2), ("out", 2)]
+
+
+def test_a_mutex_passes_a_long_line_without_growing_the_stack() -> None:
+    mutex, first, order = Mutex(), Promise[None](), []
+
+    async def one(number: int) -> None:
+        async with mutex:
+            if not number:
+                await first
+        order.append(number)
+
+    for number in range(2_000):
+        start(one(number))
+    assert mutex.waiting == 1_999
+    first.resolve(None)
+    assert sorted(order) == list(range(2_000)) and mutex.waiting == 0
+    start(one(1))
+    assert order[-1] == 1
+
+
+def test_a_task_that_is_cancelled_ends_where_it_waits_and_tells_nobody() -> None:
+    promise: Promise[int] = Promise()
+    seen: list[object] = []
+
+    async def inner() -> int:
+        try:
+            return await promise
+        finally:
+            seen.append("left")
+
+    async def verb() -> int:
+        return await inner()
+
+    told: Told = []
+    gone, other = start(verb()), start(verb())
+    for task in (gone, other):
+        task.then(lambda result, error: told.append((result, error)))
+    gone.cancel()
+    assert seen == ["left"] and not told
+    promise.resolve(5)
+    assert told == [(5, None)], "the other one is told"
+    other.cancel()
+    assert seen == ["left", "left"] and other._result == 5
+    gone.then(lambda result, error: told.append((result, error)))
+    assert isinstance(told[-1][1], Cancelled)
+
+
+def test_a_task_that_is_cancelled_in_line_is_not_let_in() -> None:
+    mutex, first, order = Mutex(), Promise[None](), []
+
+    async def one(number: int) -> None:
+        async with mutex:
+            order.append(number)
+            await first
+
+    tasks = [start(one(number)) for number in range(3)]
+    tasks[1].cancel()
+    assert mutex.waiting == 1
+    tasks[0].cancel()
+    assert order == [0, 2], "who is cancelled lets go"
 
 
 def test_turns_time_and_threads_are_the_schedulers() -> None:

@@ -218,7 +218,7 @@ class Broker:
     ) -> None:
         """Make these the roles and the users of the configuration; done(first error) when they are durable."""
         self.access.set_roles(roles)
-        self.users.configure(users, done)
+        start(self.users.configure(users)).then(lambda _, error: done(error))
 
     def authenticate(self, secret: bytes, peer: str = "") -> tuple[str, Principal]:
         """(identity, principal) of an API key; passwords are `users.authenticate_password`'s."""

@@ -16,8 +16,9 @@ from quintet.broker.audit.audit_log import AUDIT_TOPIC
 from quintet.broker.audit.delivery_events import EVENTS_TOPIC
 from quintet.broker.core import GROUPS_TABLE, INTENTS_TABLE, PRODUCERS_TABLE, SUBSCRIPTIONS_TABLE, TOPICS_TABLE
 from quintet.broker.doors.peers import TABLE as PEERS_TABLE
+from quintet.broker.identity.access_rules import ACLS_TABLE
 from quintet.broker.identity.keys import CREDENTIALS_TABLE
-from quintet.broker.identity.users import ACLS_TABLE, USERS_TABLE
+from quintet.broker.identity.users import USERS_TABLE
 from quintet.broker.schemas.registry import SCHEMAS_TABLE
 from quintet.broker.table import TABLE_SEGMENT_BYTES, Table
 from quintet.broker.topics.catalog import CACHE_SEGMENT_BYTES, TopicRow, folders_without_row, is_cache_name

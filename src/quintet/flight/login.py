@@ -28,6 +28,7 @@ from quintet.broker.identity.access import hash_secret
 from quintet.flight.bridge import Bridge, Done
 from quintet.flight.errors import to_flight
 from quintet.model.errors import AuthError, Busy
+from quintet.model.tasks import start
 from quintet.net.listener import Failures
 
 HEADER: Final = "authorization"
@@ -145,7 +146,7 @@ class Login:
                 done(Caller(identity, principal.name, peer), None)
                 return
         told = partial(self._verified, proof, address, peer, done)
-        self._broker.users.authenticate_password(name, password, told, peer=peer)
+        start(self._broker.users.authenticate_password(name, password, peer=peer)).then(told)
 
     def _verified(
         self, proof: bytes, address: str, peer: str, done: Done, result: Any, error: Exception | None

@@ -7,6 +7,7 @@
 
     start(verb(...))                    runs it now, up to the first thing that is not there yet; returns its promise
     start(verb(...)).then(done)         done(result, error), at once if it is over
+    start(verb(...)).cancel()           ends it where it waits; nobody is told
     await gather(first(), second())     both at a time; their results, or the first error when all are over
 
 Nothing here makes a turn of the loop, keeps time or uses threads: order is that of the callbacks, in the broker as in the
@@ -15,7 +16,7 @@ the last reference to it. This is no place for anything that knows the log, a do
 """
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, cast
@@ -29,7 +30,7 @@ Verb = Coroutine["Promise[Any]", None, T]  # what an `async def` of the broker m
 _PENDING: Final[Any] = object()
 
 
-def _call_all(calls: list[Callable[[], object]]) -> None:
+def _call_all(calls: Iterable[Callable[[], object]]) -> None:
     """Call all of them in order, although one raises. The first exception is raised when all were called."""
     first: Exception | None = None
     for call in calls:
@@ -95,7 +96,11 @@ class Promise(Generic[T]):
         return cast(T, self._result)
 
 
-class _Task(Promise[T]):
+class Cancelled(Exception):
+    """What a task that was cancelled ends with, for whoever asks afterwards."""
+
+
+class Task(Promise[T]):
     """A coroutine that was started, and its result."""
 
     __slots__ = ("_coroutine",)
@@ -105,7 +110,16 @@ class _Task(Promise[T]):
         self._coroutine = coroutine
         self._go_on(None, None)
 
+    def cancel(self) -> None:
+        """End it where it waits, by its `finally` blocks, which must not wait; who asked for the result is not told. What it
+        waits for goes on, other tasks among it. One that is over stays as it is."""
+        if self.pending:
+            self._waiting, self._error = [], Cancelled()
+            self._coroutine.close()
+
     def _go_on(self, _result: object, _error: Exception | None) -> None:
+        if not self.pending:  # it was cancelled
+            return
         try:
             awaited = self._coroutine.send(None)
         except StopIteration as end:
@@ -116,9 +130,9 @@ class _Task(Promise[T]):
             awaited.then(self._go_on)
 
 
-def start(coroutine: Verb[T]) -> Promise[T]:
+def start(coroutine: Verb[T]) -> Task[T]:
     """Run a coroutine until it waits. Its error is for whoever awaits the promise, or asks for it by `then`."""
-    return _Task(coroutine)
+    return Task(coroutine)
 
 
 def start_alone(scheduler: Scheduler, coroutine: Verb[object]) -> None:
@@ -182,23 +196,42 @@ async def offload(scheduler: Scheduler, work: Callable[[], T]) -> T:
 
 
 class Mutex:
-    """Lets one coroutine in at a time, in the order in which they came: `async with mutex`."""
+    """Lets one coroutine in at a time, in the order in which they came: `async with mutex`. However many come in and leave
+    without waiting, the stack does not grow with their number."""
 
-    __slots__ = ("_held", "_line")
+    __slots__ = ("_handing_on", "_held", "_line")
 
     def __init__(self) -> None:
-        self._held = False
+        self._held = self._handing_on = False
         self._line: deque[Promise[None]] = deque()
 
+    @property
+    def waiting(self) -> int:
+        """How many wait, beside the one that is in."""
+        return len(self._line)
+
     async def __aenter__(self) -> None:
-        if self._held:
-            promise: Promise[None] = Promise()
-            self._line.append(promise)
+        if not self._held and not self._line:
+            self._held = True
+            return
+        promise: Promise[None] = Promise()
+        self._line.append(promise)
+        try:
             await promise
-        self._held = True
+        except GeneratorExit:  # cancelled, or nobody refers to it any more: it must not be let in
+            self._line.remove(promise)
+            raise
 
     async def __aexit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:  # fmt: skip
-        if self._line:
-            self._line.popleft().resolve(None)  # it stays held: the next one has it
-        else:
-            self._held = False
+        self._held = False
+        if not self._handing_on:  # else it came in by the loop below, which goes on with the next
+            self._handing_on = True
+            try:
+                _call_all(self._turns())
+            finally:
+                self._handing_on = False
+
+    def _turns(self) -> Iterator[Callable[[], None]]:
+        while self._line and not self._held:
+            self._held = True
+            yield partial(self._line.popleft().resolve, None)

@@ -24,17 +24,18 @@ steps written down, row by row.
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from quintet.model.errors import AuthError, BadName, Forbidden
+from quintet.model.errors import AuthError, BadName, BadRequest, Forbidden
 
 Action = Literal["publish", "subscribe", "admin"]
 INTERNAL_PREFIX: Final = "__"
 GROUP_PREFIX: Final = "group:"  # of ACL entries that speak of a consumer group
 EVERYTHING: Final = ("*",)
 USER_NAME_BYTES_MAX: Final = 255
+ROLES_OF_USER_MAX: Final = 100
 ANONYMOUS: Final = "(anonymous)"  # the owner of what clients do that need not log in; no user has this name
 NO_SUBJECT: Final = "(no subject)"  # whoever shows a token that names nobody
 TOKEN_PREFIX: Final = "(token) "  # of a token's subject that has the name of an API key: another owner than that key
@@ -363,8 +364,14 @@ class Access:
         """All roles, the built-in ones first."""
         return list(self._roles.values())
 
-    def has_role(self, name: str) -> bool:
-        return name in self._roles
+    def check_roles(self, names: Sequence[str]) -> None:
+        """BadRequest unless there are roles of all these names, and not too many for one user."""
+        if len(names) > ROLES_OF_USER_MAX:
+            raise BadRequest(f"{len(names)} roles, the limit is {ROLES_OF_USER_MAX}")
+        for name in names:
+            if name not in self._roles:
+                known = ", ".join(sorted(self._roles))
+                raise BadRequest(f"there is no role {name!r}", hint=f"the roles are {known}")
 
     def key_names(self) -> set[str]:
         """Of keys that belong to no user."""

@@ -12,15 +12,14 @@ live and follows every change at once. `explain` says what somebody may do and w
 """
 
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
-from typing import Any, Final, Literal, cast, get_args
+from typing import Final, Literal, cast, get_args
 
 import msgspec
 
-from quintet.broker.audit.audit_log import Audit
+from quintet.broker.audit.audit_log import Audit, Result
 from quintet.broker.identity.access import (
     Access,
     Action,
@@ -30,8 +29,9 @@ from quintet.broker.identity.access import (
     check_user_name,
     hash_secret,
 )
+from quintet.broker.identity.changes import CONFIGURATION, Audited, write
 from quintet.broker.identity.passwords import Entropy
-from quintet.broker.identity.users import CONFIGURATION, Users
+from quintet.broker.identity.users import Users
 from quintet.broker.slices import in_order
 from quintet.broker.table import Table
 from quintet.model.errors import (
@@ -41,10 +41,10 @@ from quintet.model.errors import (
     Forbidden,
     KeyNotFound,
     LimitExceeded,
-    QuintetError,
     UserNotFound,
 )
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import next_turn, start, start_alone
 
 CREDENTIALS_TABLE: Final = (2, "__credentials")
 ID_PREFIX: Final = "qk_"
@@ -54,8 +54,6 @@ KEYS_OF_USER_MAX: Final = 100
 KEYS_MAX: Final = 20_000
 KEY_NAME_BYTES_MAX: Final = 100
 SECOND_US: Final = 1_000_000
-
-Told = Callable[[Any, Exception | None], None]
 
 
 class CredentialRow(msgspec.Struct, frozen=True):
@@ -110,8 +108,18 @@ class Explanation:
     steps: tuple[tuple[str, str, str, str], ...]  # (topic, rule, yes / no / next, why)
 
 
+class _Audited(Audited):
+    """A change of a key. Whoever may not make it is recorded as at any other gate."""
+
+    def refused(self, error: Exception) -> None:
+        if isinstance(error, Forbidden):
+            self._audit.record("access.denied", self.actor, self.resource, "denied", self.peer, self.type)
+        else:
+            self.record("failure", {"reason": str(error)} | self.details)
+
+
 class Keys:
-    """The verbs. Reads answer at once; the others call `done(result, error)` exactly once, later."""
+    """The verbs."""
 
     def __init__(
         self,
@@ -158,24 +166,22 @@ class Keys:
 
     # -- the users' ------------------------------------------------------------------------------------------------
 
-    def create(self, actor: Principal, user: str, name: str, expires_s: int, done: Told, *, peer: str = "") -> None:
-        """A new key of this user ("": the actor's own), called `name`, until `expires_s` (0: for good):
-        done(NewKey, None)."""
-        told = partial(self._told, "key.create", actor, user or actor.name, peer, done)
-        try:
+    async def create(self, actor: Principal, user: str, name: str, expires_s: int, *, peer: str = "") -> NewKey:
+        """A new key of this user ("": the actor's own), called `name`, until `expires_s` (0: for good)."""
+        audited = self._audited("key.create", actor, user, peer, name=name)
+        async with audited:
             owner = self._owner(actor, user)
             self._check_new(owner, name, expires_s)
             born = self._users.born(owner)
             assert born is not None, "_owner has found the user"
-        except QuintetError as error:
-            self._scheduler.soon(partial(told, {"name": name}, None, error))
-            return
-        id = self._fresh_id()
-        secret = f"{id}_{self._entropy(SECRET_BYTES).hex()}"
-        digest, now = hash_secret(secret.encode()), self._scheduler.now()
-        row = CredentialRow(name, digest, (), (), owner, id, now, expires_s * SECOND_US, born)
-        self._change(digest, row, partial(told, {"id": id, "name": name}, NewKey(_info(row), secret)))
-        self._due = min(self._due, row.expires_us or inf)
+            id = self._fresh_id()
+            audited.details = {"id": id, "name": name}
+            secret = f"{id}_{self._entropy(SECRET_BYTES).hex()}"
+            digest, now = hash_secret(secret.encode()), self._scheduler.now()
+            row = CredentialRow(name, digest, (), (), owner, id, now, expires_s * SECOND_US, born)
+            self._due = min(self._due, row.expires_us or inf)
+            await self._write(digest, row)
+        return NewKey(_info(row), secret)
 
     def list(self, actor: Principal, user: str, everyone: bool, peer: str = "") -> Iterator[KeyInfo]:
         """As walk, without pauses."""
@@ -194,20 +200,17 @@ class Keys:
         rows = in_order(tuple(self._table), lambda row: (row.user, row.created_us, row.name))
         return (_info(row) if row is not None and (everyone or row.user == owner) else None for row in rows)
 
-    def remove(self, actor: Principal, user: str, id: str, done: Told, *, peer: str = "") -> None:
-        """The key of this id stops working, at once: done(KeyInfo, None). The user is whose it is ("": the actor's)."""
-        told = partial(self._told, "key.delete", actor, user or actor.name, peer, done, {"id": id})
-        try:
+    async def remove(self, actor: Principal, user: str, id: str, *, peer: str = "") -> KeyInfo:
+        """The key of this id stops working, at once. The user is whose it is ("": the actor's)."""
+        async with self._audited("key.delete", actor, user, peer, id=id):
             owner = self._owner(actor, user)
             row = next((row for row in self._table if row.id == id and row.user == owner), None) if id else None
             if row is None:
                 raise KeyNotFound(
                     f"{owner} has no key {id!r}", hint="`quintet user key list`; those of [[keys]] are removed there"
                 )
-        except QuintetError as error:
-            self._scheduler.soon(partial(told, None, error))
-            return
-        self._change(row.secret_sha256, None, partial(told, _info(row)))
+            await self._write(row.secret_sha256, None)
+        return _info(row)
 
     def tick(self, now: int, trusted: int) -> None:
         """Keys whose time is over are refused at once, and deleted when that is sure: a clock that was set ahead may be set
@@ -223,7 +226,7 @@ class Keys:
             if row is None or row.expires_us <= trusted:
                 self._ended.discard(digest)
                 if row is not None:
-                    self._change(digest, None, partial(self._expired, row))
+                    start_alone(self._scheduler, self._expire(row))
             elif row.expires_us > now:
                 self._ended.discard(digest)
                 self._follow(digest)
@@ -232,8 +235,13 @@ class Keys:
     def _next_due(self, now: int) -> float:
         return min((row.expires_us for row in self._table if row.expires_us > now), default=inf)
 
-    def _expired(self, row: CredentialRow, error: Exception | None) -> None:
-        result: Literal["success", "failure"] = "success" if error is None else "failure"
+    async def _expire(self, row: CredentialRow) -> None:
+        result: Result = "success"
+        try:
+            await self._write(row.secret_sha256, None)
+        except Exception:
+            await next_turn(self._scheduler)
+            result = "failure"
         self._audit.record("key.expire", CONFIGURATION, row.user, result, "", "expire", id=row.id, name=row.name)
 
     # -- who may what ----------------------------------------------------------------------------------------------
@@ -301,27 +309,15 @@ class Keys:
             if id not in taken:
                 return id
 
-    def _change(self, digest: str, row: CredentialRow | None, told: Callable[[Exception | None], None]) -> None:
-        """Write the row of a key, or delete it; told when it is durable, or taken back."""
-
-        def written(error: Exception | None) -> None:
-            if error is not None:
-                self._follow(digest)
-            told(error)
-
-        try:
-            if row is None:
-                self._table.delete(digest.encode(), written)
-            else:
-                self._table.put(digest.encode(), row, written)
-        except QuintetError as error:
-            self._scheduler.soon(partial(told, error))
-        self._follow(digest)
+    async def _write(self, digest: str, row: CredentialRow | None) -> None:
+        """Write the row of a key, or delete it: live at once, taken back if the disk refuses."""
+        key = digest.encode()
+        await write(self._table.delete(key) if row is None else self._table.put(key, row), lambda: self._follow(digest))
 
     def _forget_user(self, name: str) -> None:
         """Deleted, durably: a user of the same name that is made later must not inherit its keys."""
         for row in [row for row in self._table if row.id and row.user == name]:
-            self._change(row.secret_sha256, None, lambda error: None)
+            start(self._write(row.secret_sha256, None))  # what the disk refuses goes at the next start
 
     def _follow(self, digest: str) -> None:
         """Access says what the table says, and the clock."""
@@ -331,25 +327,8 @@ class Keys:
         else:
             self._access.set_key(row.credential)
 
-    def _told(
-        self,
-        type: str,
-        actor: Principal,
-        user: str,
-        peer: str,
-        done: Told,
-        details: dict[str, str],
-        result: Any,
-        error: Exception | None,
-    ) -> None:
-        action = type.partition(".")[2]
-        if error is None:
-            self._audit.record(type, actor.name, user, "success", peer, action, **details)
-        elif isinstance(error, Forbidden):
-            self._deny(type, actor, user, peer)
-        else:
-            self._audit.record(type, actor.name, user, "failure", peer, action, reason=str(error), **details)
-        done(None if error else result, error)
+    def _audited(self, type: str, actor: Principal, user: str, peer: str, **details: object) -> _Audited:
+        return _Audited(self._audit, self._scheduler, type, actor.name, user or actor.name, peer, details)
 
     def _deny(self, type: str, actor: Principal, user: str, peer: str) -> None:
         self._audit.record("access.denied", actor.name, user, "denied", peer, type)

@@ -13,28 +13,27 @@
 
 import hmac
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from quintet.broker.identity.passwords import OUR_COSTS, Costs, Entropy, Hashing, Waiting, costs_of, verify_evenly
+from quintet.broker.identity.passwords import OUR_COSTS, Costs, Entropy, Hashing, costs_of, verify_evenly
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise, next_turn, start_alone
 
 REMEMBERED_US: Final = 600 * 1_000_000
 REMEMBERED_MAX: Final = 10_000  # users
 SECRET_BYTES: Final = 32
 
-Verified = Callable[[bool | BaseException], None]
-
 
 class _Check:
-    """One hash under way, and all who wait for it."""
+    """One hash under way, and how many wait for it."""
 
-    __slots__ = ("place", "waiting")
+    __slots__ = ("turn", "verified", "waiting")
 
-    def __init__(self) -> None:
-        self.waiting: list[Verified] = []
-        self.place: Waiting
+    def __init__(self, turn: Promise[None]) -> None:
+        self.turn = turn  # in the line of hashes
+        self.verified: Promise[bool] = Promise()
+        self.waiting = 0
 
 
 class Logins:
@@ -62,9 +61,9 @@ class Logins:
             costs = self._costs[name] = costs_of(stored)
             self._in_use[costs] += 1
 
-    def verify(self, name: str, version: int, stored: str, password: bytes, done: Verified) -> Callable[[], None]:
-        """`done(right)` later, or an exception if it could not be computed; never after what is returned was called.
-        `stored` is empty if nobody of this name can log in. Raises Busy if too many wait."""
+    async def verify(self, name: str, version: int, stored: str, password: bytes) -> bool:
+        """Is it right? No, if that could not be computed. `stored` is empty if nobody of this name can log in. Raises Busy if
+        too many wait. A task that is cancelled leaves the line, if nobody else waits for the same hash."""
         if not self._secret:
             self._secret = self._entropy(SECRET_BYTES)
         word = name.encode("utf-8", "replace")
@@ -72,36 +71,31 @@ class Logins:
         known, since = self._remembered.get(name, (b"", 0))
         fresh = self._scheduler.monotonic() - since < REMEMBERED_US
         if stored and fresh and hmac.compare_digest(known, proof):
-            check = _Check()
-            check.waiting.append(done)
-            self._scheduler.soon(partial(self._tell, check, True))
-            return check.waiting.clear
-        found = self._checks.get(proof)
-        if found is None:
-            found = _Check()
-            work = partial(verify_evenly, stored, password, tuple(self._in_use) or (OUR_COSTS,))
-            found.place = self._hashing.run(work, partial(self._verified, name, proof, found))
-            self._checks[proof] = found
-        found.waiting.append(done)
-        return partial(self._leave, proof, found, done)
-
-    def _leave(self, proof: bytes, check: _Check, done: Verified) -> None:
-        if done in check.waiting:
-            check.waiting.remove(done)
-            if not check.waiting and check.place.give_up():
+            await next_turn(self._scheduler)
+            return True
+        check = self._checks.get(proof)
+        if check is None:
+            check = self._checks[proof] = _Check(self._hashing.line_up())
+            start_alone(self._scheduler, self._run(check, name, proof, stored, password))
+        check.waiting += 1
+        try:
+            return await check.verified
+        except GeneratorExit:  # cancelled: the connection has gone
+            check.waiting -= 1
+            if not check.waiting and self._hashing.leave(check.turn):
                 del self._checks[proof]
+            raise
 
-    def _verified(self, name: str, proof: bytes, check: _Check, result: bool | BaseException) -> None:
+    async def _run(self, check: _Check, name: str, proof: bytes, stored: str, password: bytes) -> None:
+        work = partial(verify_evenly, stored, password, tuple(self._in_use) or (OUR_COSTS,))
+        try:
+            right = await self._hashing.compute(check.turn, work)
+        except Exception:
+            right = False
         del self._checks[proof]
-        if result is True:
+        if right:
             self._remembered[name] = (proof, self._scheduler.monotonic())
             self._remembered.move_to_end(name)
             if len(self._remembered) > REMEMBERED_MAX:
                 self._remembered.popitem(last=False)
-        self._tell(check, result)
-
-    @staticmethod
-    def _tell(check: _Check, result: bool | BaseException) -> None:
-        waiting, check.waiting = check.waiting, []
-        for done in waiting:
-            done(result)
+        check.verified.resolve(right)

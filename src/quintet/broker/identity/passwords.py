@@ -8,13 +8,14 @@ import re
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from argon2 import low_level
 from argon2.exceptions import VerifyMismatchError
 
 from quintet.model.errors import BadRequest, Busy
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise, offload, start
 
 HASHES_AT_ONCE: Final = 2
 HASHES_WAITING_MAX: Final = 1_000  # some ten seconds of work; further logins get Busy
@@ -34,6 +35,7 @@ _FOREIGN: Final = re.compile(
     r"\$argon2id\$v=19\$m=(\d{1,9}),t=(\d{1,9}),p=(\d{1,9})\$[A-Za-z0-9+/]{11,64}\$[A-Za-z0-9+/]{22,128}"
 )
 
+T = TypeVar("T")
 Entropy = Callable[[int], bytes]
 Costs = tuple[int, int, int]  # memory in KiB, passes, lanes
 
@@ -84,69 +86,67 @@ def check_hash(text: str) -> str:
     return text
 
 
-class Waiting:
-    """A place in the line."""
-
-    __slots__ = ("_hashing", "done", "work")
-
-    def __init__(self, hashing: "Hashing", work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        self._hashing = hashing
-        self.work: Callable[[], Any] | None = work
-        self.done = done
-
-    def give_up(self) -> bool:
-        """Leave the line; False if its turn has come: then it is hashed, and told."""
-        return self._hashing.leave(self)
-
-
 class Hashing:
     """Slow hashes elsewhere, a few at once, the others in line."""
 
     def __init__(self, scheduler: Scheduler, entropy: Entropy) -> None:
         self._scheduler = scheduler
         self._entropy = entropy
-        self._line: deque[Waiting] = deque()  # those that left it are there until their turn would have come
+        self._line: deque[Promise[None]] = deque()
         self._running = 0
-        self.waiting = 0
 
-    def hash(self, password: bytes, done: Callable[[str | BaseException], None], must: bool = False) -> None:
+    @property
+    def waiting(self) -> int:
+        return len(self._line)
+
+    async def hash(self, password: bytes, must: bool = False) -> str:
         """Raises Busy if too many wait, unless it must be: what the configuration asks for is not turned away."""
-        self.run(partial(_hash, password, self._entropy(SALT_BYTES)), done, must)
+        work = partial(_hash, password, self._entropy(SALT_BYTES))
+        turn = self.line_up(must)
+        try:
+            return await self.compute(turn, work)
+        except Exception as error:
+            raise Busy("the password could not be hashed", hint="is there memory left? try again") from error
 
-    def verify(
-        self, stored: str, password: bytes, done: Callable[[bool | BaseException], None], must: bool = False
-    ) -> None:
-        self.run(partial(_verify, stored, password), done, must)
+    async def verify(self, stored: str, password: bytes, must: bool = False) -> bool:
+        """Is it right? No, if that could not be computed. Raises Busy as `hash` does."""
+        turn = self.line_up(must)
+        try:
+            return await self.compute(turn, partial(_verify, stored, password))
+        except Exception:
+            return False
 
-    def run(self, work: Callable[[], Any], done: Callable[[Any], None], must: bool = False) -> Waiting:
-        if self.waiting >= HASHES_WAITING_MAX and not must:
+    def line_up(self, must: bool = False) -> Promise[None]:
+        """A place in the line, completed when its turn has come: to be handed to `compute`, or to `leave`. Raises Busy."""
+        if len(self._line) >= HASHES_WAITING_MAX and not must:
             raise Busy(
-                f"{self.waiting} passwords wait to be checked, the limit is {HASHES_WAITING_MAX}: the broker is busy",
+                f"{len(self._line)} passwords wait to be checked, the limit is {HASHES_WAITING_MAX}: the broker is busy",
                 hint="try again in a moment",
             )
-        place = Waiting(self, work, done)
-        self._line.append(place)
-        self.waiting += 1
-        self._start()
-        return place
+        turn: Promise[None] = Promise()
+        self._line.append(turn)
+        self._let_in()
+        return turn
 
-    def leave(self, place: Waiting) -> bool:
-        if place.work is None:
-            return False
-        place.work = None
-        self.waiting -= 1
-        return True
+    async def compute(self, turn: Promise[None], work: Callable[[], T]) -> T:
+        """Wait for the turn, and do this work. The place is taken until the thread is done, whoever still waits for it."""
+        await turn
+        computed = start(offload(self._scheduler, work))
+        computed.then(self._let_out)
+        return await computed
 
-    def _start(self) -> None:
+    def leave(self, turn: Promise[None]) -> bool:
+        """Leave the line; False if the turn has come: then it is computed."""
+        if turn.pending:
+            self._line.remove(turn)
+            return True
+        return False
+
+    def _let_in(self) -> None:
         while self._line and self._running < HASHES_AT_ONCE:
-            place = self._line.popleft()
-            work, place.work = place.work, None
-            if work is not None:
-                self.waiting -= 1
-                self._running += 1
-                self._scheduler.offload(work, partial(self._finished, place.done))
+            self._running += 1
+            self._line.popleft().resolve(None)
 
-    def _finished(self, done: Callable[[Any], None], result: Any) -> None:
+    def _let_out(self, _result: object, _error: Exception | None) -> None:
         self._running -= 1
-        self._start()
-        done(result)
+        self._let_in()

@@ -26,6 +26,7 @@ from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, TooLarge
 from quintet.model.rights import Right
+from quintet.model.tasks import start
 from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Link, Replies, Slot
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.call import Call
@@ -231,13 +232,12 @@ class FlySession:
         anonymous = self._identity.startswith("anonymous:")
         if self._state is READY and not anonymous and ask["user"] != self.principal_name:
             raise BadRequest(f"this connection is {self.principal_name}", hint="open another one for another user")
-        before, self._state = self._state, CHECKING
-        self._acting = True
+        before, self._state, self._acting = self._state, CHECKING, True
         self._checking_since = self._broker.scheduler.monotonic()
-        token = partial(self._authenticated, slot, operation, before, ask["user"])
-        self._give_up = self._broker.users.authenticate_password(
-            ask["user"], ask["password"].encode(), partial(self._sink.completed, token), peer=self._peer
-        )
+        user, password = ask["user"], ask["password"].encode()
+        login = start(self._broker.users.authenticate_password(user, password, peer=self._peer))
+        self._give_up = login.cancel
+        login.then(partial(self._sink.completed, partial(self._authenticated, slot, operation, before, user)))
 
     def _authenticated(
         self, slot: Slot, operation: frames.Operation, before: str, user: str, result: Any, error: Exception | None

@@ -1,7 +1,7 @@
 """Answers FlyMQ's requests about who may do what, and who did it: users, API keys, access rules, the audit."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from quintet.broker.audit.audit_log import Event, Query
 from quintet.broker.identity.access import ANONYMOUS, Acl, Role
@@ -29,24 +29,23 @@ def _user(info: UserInfo) -> Values:
 
 
 def _user_create(call: Call, ask: Values) -> None:
-    call.broker.users.create(
-        call.principal, ask["user"], ask["password"].encode(), ask["roles"], call.then(_user), peer=call.peer
-    )
+    users, password = call.broker.users, ask["password"].encode()
+    call.run(users.create(call.principal, ask["user"], password, ask["roles"], peer=call.peer), _user)
 
 
-def _named(call: Call, ask: Values) -> Callable[[Any, Exception | None], None]:
-    return call.then(lambda _: {"success": True, "user": ask["user"]})
+def _echo(ask: Values, field: str) -> Callable[[object], Values]:
+    """The reply that says whom, or what, was changed."""
+    return lambda _: {"success": True, field: ask[field]}
 
 
 def _user_delete(call: Call, ask: Values) -> None:
-    call.broker.users.delete(call.principal, ask["user"], _named(call, ask), peer=call.peer)
+    call.run(call.broker.users.delete(call.principal, ask["user"], peer=call.peer), _echo(ask, "user"))
 
 
 def _user_update(call: Call, ask: Values) -> None:
-    password = ask["password"].encode() or None
-    call.broker.users.update(
-        call.principal, ask["user"], ask["roles"], ask["enabled"], password, _named(call, ask), peer=call.peer
-    )
+    roles, enabled, password = ask["roles"], ask["enabled"], ask["password"].encode() or None
+    update = call.broker.users.update(call.principal, ask["user"], roles, enabled, password, peer=call.peer)
+    call.run(update, _echo(ask, "user"))
 
 
 def _user_list(call: Call, _ask: Values) -> Values:
@@ -62,7 +61,8 @@ def _user_get(call: Call, ask: Values) -> Values:
 
 def _password_change(call: Call, ask: Values) -> None:
     old, new = ask["old_password"].encode(), ask["password"].encode()
-    call.broker.users.change_password(call.principal, ask["user"], old, new, _named(call, ask), peer=call.peer)
+    change = call.broker.users.change_password(call.principal, ask["user"], old, new, peer=call.peer)
+    call.run(change, _echo(ask, "user"))
 
 
 def _role_list(call: Call, _ask: Values) -> Values:
@@ -76,23 +76,21 @@ def _acl(acl: Acl) -> Values:
 
 def _acl_set(call: Call, ask: Values) -> None:
     acl = Acl(ask["topic"], ask["public"], tuple(ask["users"]), tuple(ask["roles"]))
-    done = call.then(lambda _: {"success": True, "topic": ask["topic"]})
-    call.broker.users.acl_set(call.principal, acl, done, peer=call.peer)
+    call.run(call.broker.users.rules.set(call.principal, acl, peer=call.peer), _echo(ask, "topic"))
 
 
 def _acl_get(call: Call, ask: Values) -> Values:
-    acl = call.broker.users.acl_get(ask["topic"])
+    acl = call.broker.users.rules.get(ask["topic"])
     found = _acl(acl) if acl else {"topic": ask["topic"], "exists": False, "public": False, "users": [], "roles": []}
     return found | {"default_public": False}
 
 
 def _acl_delete(call: Call, ask: Values) -> None:
-    done = call.then(lambda _: {"success": True, "topic": ask["topic"]})
-    call.broker.users.acl_delete(call.principal, ask["topic"], done, peer=call.peer)
+    call.run(call.broker.users.rules.delete(call.principal, ask["topic"], peer=call.peer), _echo(ask, "topic"))
 
 
 def _acl_list(call: Call, _ask: Values) -> Values:
-    return {"rules": each(_acl, call.broker.users.acl_walk()), "default_public": False}
+    return {"rules": each(_acl, call.broker.users.rules.walk()), "default_public": False}
 
 
 def _acl_explain(call: Call, ask: Values) -> Values:
@@ -102,8 +100,8 @@ def _acl_explain(call: Call, ask: Values) -> Values:
 
 
 def _key_create(call: Call, ask: Values) -> None:
-    made = call.then(lambda key: _fields(key.info) | {"secret": key.secret})
-    call.broker.keys.create(call.principal, ask["user"], ask["name"], ask["expires_s"], made, peer=call.peer)
+    create = call.broker.keys.create(call.principal, ask["user"], ask["name"], ask["expires_s"], peer=call.peer)
+    call.run(create, lambda key: _fields(key.info) | {"secret": key.secret})
 
 
 def _key_list(call: Call, ask: Values) -> Values:
@@ -112,7 +110,8 @@ def _key_list(call: Call, ask: Values) -> Values:
 
 
 def _key_remove(call: Call, ask: Values) -> None:
-    call.broker.keys.remove(call.principal, ask["user"], ask["id"], call.then(lambda _: success()), peer=call.peer)
+    remove = call.broker.keys.remove(call.principal, ask["user"], ask["id"], peer=call.peer)
+    call.run(remove, lambda _: success())
 
 
 # -- audit ------------------------------------------------------------------------------------------------------------
