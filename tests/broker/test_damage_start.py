@@ -302,7 +302,7 @@ def test_an_older_folder_of_a_topic_is_said_to_its_groups_and_subscriptions(life
     life.publish("orders", TEN[3:])
     topic = life.broker.topics.find(b"orders")
     start(life.broker.groups.offsets.commit("ann", True, topic, "g", 0, 10, None, None))
-    life.broker.subscriptions.create("ann", topic, 1, lambda error: None)
+    life.broker.subscriptions.create("ann", topic, 1)
     life.scheduler.settle()
     life.stop()
     for file, data in older.items():

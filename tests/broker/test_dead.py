@@ -425,7 +425,8 @@ def subscribing(disk: SimDisk, story: Story) -> None:
     parts = Parts(disk, delivery=POLICY)
     topic = parts.topic(b"t")
     told = Told()
-    parts.subscriptions.create("me", topic, 1, told)
+    made = parts.subscriptions.create("me", topic, 1)
+    parts.subscriptions.when_made(made).then(lambda _, error: told(error))
     parts.scheduler.settle()
     story.subscribed = told == [None]
     for number in range(3):
@@ -512,7 +513,7 @@ def test_a_settled_offset_ahead_of_the_saved_position_is_not_delivered_again() -
     """The row is younger than the burial: what lies before it is due, it is not."""
     parts = Parts(delivery=POLICY)
     topic = parts.topic(b"t")
-    subscription = parts.subscriptions.create("me", topic, 1, Told())
+    subscription = parts.subscriptions.create("me", topic, 1)
     parts.scheduler.settle()
     parts.publish(b"t", b"good-0", b"poison-1", b"good-2")
     lane = subscription.lanes[0]
@@ -529,7 +530,7 @@ def test_a_full_disk_keeps_it_alive_and_then_buries_it_once() -> None:
         parts = Parts(delivery=POLICY)
         topic = parts.topic(b"t")
         parts.topic(b"t-dlq")
-        parts.subscriptions.create("me", topic, 1, Told())
+        parts.subscriptions.create("me", topic, 1)
         parts.publish(b"t", b"poison-0", b"poison-1")
         live(parts, 1)
         parts.disk.fail("pwritev", nth, errno.ENOSPC)

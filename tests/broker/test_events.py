@@ -303,7 +303,7 @@ def test_a_restart_keeps_rows_and_loses_none_at_the_stop() -> None:
 def test_the_door_of_a_subscription_outlives_the_broker() -> None:
     sim = SimBroker()
     topic = sim.broker.topics.ensure(b"t", durable=True)
-    sim.broker.subscriptions.create("ann", topic, 1, lambda _: None, door="peerbus")
+    sim.broker.subscriptions.create("ann", topic, 1, door="peerbus")
     sim.scheduler.settle()
     sim.restart()
     (found,) = sim.broker.subscriptions.all()

@@ -10,6 +10,7 @@ from quintet.broker.consumers.assignment import spread
 from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US
 from quintet.broker.consumers.group import Assignment
 from quintet.broker.consumers.registry import GENERATIONS_RESERVED
+from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import (
     BadName,
     BadRequest,
@@ -241,6 +242,58 @@ def test_generations_never_repeat() -> None:
         else:
             broker.cut_power(restart)
         topic = broker.topic()
+
+
+def reserving(topic_partitions: int = 2) -> tuple[GroupBroker, Topic, Answers]:
+    """A member has joined, and the row that reserves its generation is on its way to the disk."""
+    broker = GroupBroker()
+    broker.commit(broker.topic(partitions=topic_partitions), 0, 0)
+    broker.restart()
+    broker.scheduler.held = True
+    first = Answers()
+    start(broker.groups.subscribe("ann", False, broker.topic(), "g", -1, "", "a", "")).then(first)
+    broker.scheduler.settle()
+    assert not first.told
+    return broker, broker.topic(), first
+
+
+def test_who_joins_while_a_generation_is_reserved_is_told_what_the_end_of_its_turn_assigns() -> None:
+    broker, topic, first = reserving()
+    second = Answers()
+    start(broker.groups.subscribe("ann", False, topic, "g", -1, "", "b", "")).then(second)
+    while broker.scheduler.jobs:
+        broker.scheduler.finish()
+    assert not first.told and not second.told
+    assert broker.groups.describe("ann", False, "t", "g").state == "rebalancing"
+    broker.scheduler.held = False
+    one, two = broker.answer(first), broker.answer(second)
+    assert one.generation == two.generation
+    assert (len(one.partitions), len(two.partitions)) == (1, 1)
+
+
+def test_a_generation_above_what_a_late_row_reserves_is_reserved_before_it_is_told() -> None:
+    broker, topic, first = reserving(1)
+    for number in range(GENERATIONS_RESERVED + 10):
+        start(broker.groups.subscribe("ann", False, topic, "g", -1, "", number, ""))
+        broker.scheduler.settle()
+        broker.groups.leave(number)
+        broker.scheduler.settle()
+    broker.scheduler.finish()
+    assert not first.told
+    broker.scheduler.held = False
+    told = broker.answer(first).generation
+    assert told > 2 * GENERATIONS_RESERVED
+    broker.cut_power(5)
+    assert broker.subscribe(broker.topic(), member="later").generation > told
+
+
+def test_a_generation_that_the_disk_does_not_reserve_is_told_to_nobody() -> None:
+    broker, _topic, first = reserving()
+    broker.disk.fail("fdatasync", 1, errno.EIO, times=100)
+    broker.scheduler.held = False
+    with pytest.raises(StorageError):
+        broker.answer(first)
+    assert broker.groups.describe("ann", False, "t", "g").state == "stable"
 
 
 def test_members_and_groups_are_bounded() -> None:

@@ -217,7 +217,7 @@ def test_transient_subscriptions_begin_where_they_are_told_to(sim: SimBroker) ->
 def test_a_named_subscription_is_its_owners_and_found_again(sim: SimBroker) -> None:
     topic = topic_of(sim)
     subscriptions = sim.broker.subscriptions
-    made = subscriptions.create("ann", topic, 1, lambda error: None, door="felix", name="billing", starts=[0, 0])
+    made = subscriptions.create("ann", topic, 1, door="felix", name="billing", starts=[0, 0])
     sim.scheduler.settle()
     assert subscriptions.named("ann", topic, "billing") is made
     assert subscriptions.named("bob", topic, "billing") is None

@@ -48,7 +48,8 @@ def make(sim: SimBroker) -> tuple[Topic, Subscription]:
     topic, _ = sim.broker.create_topic(b"t", PARTITIONS)
     sim.scheduler.settle()
     told: list[Exception | None] = []
-    subscription = sim.broker.subscriptions.create("ann", topic, 0, told.append)
+    subscription = sim.broker.subscriptions.create("ann", topic, 0)
+    sim.broker.subscriptions.when_made(subscription).then(lambda _, error: told.append(error))
     sim.scheduler.settle()
     assert told == [None]
     return topic, subscription

@@ -338,7 +338,8 @@ class Broker:
         if error is None:
             try:
                 done = partial(self._subscribed, sink, token, made)
-                made.append(self.subscriptions.create(principal.name, topic, qos, done))
+                made.append(self.subscriptions.create(principal.name, topic, qos))
+                self.subscriptions.when_made(made[0]).then(lambda _, late: done(late))
             except QuintetError as refused:
                 error = refused
         if error is not None:

@@ -119,8 +119,6 @@ class Action(Enum):
     """What the coordinator does then."""
 
     NOTHING = auto()
-    ADMIT = auto()  # let the verbs go on that waited for the group to be made
-    DROP = auto()  # the group was not made: refuse the verbs that waited
     ASSIGN = auto()  # a new generation, then as CHECK
     CHECK = auto()  # is the generation reserved?
     TELL = auto()  # answer everybody who joined
@@ -129,8 +127,7 @@ class Action(Enum):
 
 
 MOVES: Final[dict[tuple[Phase, Event], tuple[Action, Phase]]] = {
-    (Phase.MAKING, Event.ROW_DURABLE): (Action.ADMIT, Phase.ASSIGNED),
-    (Phase.MAKING, Event.ROW_REFUSED): (Action.DROP, Phase.MAKING),
+    (Phase.MAKING, Event.ROW_DURABLE): (Action.NOTHING, Phase.ASSIGNED),
     (Phase.ASSIGNED, Event.CHANGE): (Action.NOTHING, Phase.CHANGED),
     (Phase.ASSIGNED, Event.TURN_END): (Action.CHECK, Phase.ASSIGNED),
     (Phase.ASSIGNED, Event.GENERATION_RESERVED): (Action.TELL, Phase.ASSIGNED),
@@ -195,7 +192,7 @@ class Group:
         self.key = f"{topic_name}\0{name}\0".encode()
         self.owner = owner
         self.phase = phase
-        self.made: Promise[None] = Promise()  # only asked for while it is being made
+        self.made: Promise[None] = Promise()  # only awaited while it is being made
         self.topic: Topic | None = None  # as the last who joined knew it
         self.offsets: dict[int, CommittedOffset] = {}
         # members

@@ -9,8 +9,6 @@ A poll that finds nothing waits until there is something, its time is over, or i
 a client that is gone.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Final, cast
 
 from quintet.broker.consumers.subscriptions import Subscriptions
@@ -20,6 +18,7 @@ from quintet.delivery.subscription import Subscription
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import BadRequest, QuintetError, TopicNotFound
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise, start_alone
 
 PREFIX: Final = "group/"  # of the names of such subscriptions: no name that a client chooses has a slash
 TURN_BYTES_MAX: Final = (
@@ -29,7 +28,6 @@ RECORD_BYTES: Final = 128  # that an answer needs for a record beside its value
 
 # partition, batch, number in the batch, attempt
 Claimed = tuple[int, RecordBatch, int, int]
-Polled = Callable[[list[Claimed], Exception | None], None]
 
 
 class _Claim:
@@ -39,28 +37,29 @@ class _Claim:
 
 
 class Poll:
-    """One question of a member, until it is answered or given up."""
+    """One question of a member, until it is answered (`claimed`) or given up."""
 
-    __slots__ = ("_bytes_max", "_count", "_done", "_scheduler", "_subscription", "_topic", "_until_us", "over")
+    __slots__ = ("_bytes_max", "_count", "_scheduler", "_subscription", "_topic", "_until_us", "claimed", "over")
 
-    def __init__(
-        self, topic: Topic, count: int, bytes_max: int, wait_us: int, scheduler: Scheduler, done: Polled
-    ) -> None:
+    def __init__(self, topic: Topic, count: int, bytes_max: int, wait_us: int, scheduler: Scheduler) -> None:
+        self.claimed: Promise[list[Claimed]] = Promise()  # never completed if its client is gone
         self.over = False
         self._topic = topic
         self._count = count
         self._bytes_max = bytes_max
         self._scheduler = scheduler
         self._until_us = scheduler.monotonic() + wait_us
-        self._done = done
-        self._subscription: Subscription | None = None
+        self._subscription: Subscription | None = None  # from when it is made until the poll is over
 
-    def begin(self, subscription: Subscription, error: Exception | None) -> None:
-        """The group is there, or cannot be made."""
-        if self.over:
+    async def begin(self, subscription: Subscription, made: Promise[None]) -> None:
+        try:
+            await made
+        except Exception as error:
+            if not self.over:
+                self._finish()
+                self.claimed.fail(error)
             return
-        if error is not None:
-            self._end([], error)
+        if self.over:
             return
         self._subscription = subscription
         for lane in subscription.lanes:
@@ -72,11 +71,13 @@ class Poll:
         if self.over or self._subscription is None:
             return
         if self._topic.deleted:
-            self._end([], TopicNotFound(f"topic {self._topic.name!r} was deleted"))
+            self._finish()
+            self.claimed.fail(TopicNotFound(f"topic {self._topic.name!r} was deleted"))
             return
         found, reading = self._take(self._subscription)
         if found or (not reading and self._scheduler.monotonic() >= self._until_us):
-            self._end(found, None)
+            self._finish()
+            self.claimed.resolve(found)
 
     def cancel(self) -> None:
         """Its client is gone."""
@@ -105,10 +106,6 @@ class Poll:
             found.append((partition, batch, row, 1 if flight is None else flight.attempt))
         return found, False
 
-    def _end(self, found: list[Claimed], error: Exception | None) -> None:
-        self._finish()
-        self._done(found, error)
-
     def _finish(self) -> None:
         self.over = True
         subscription, self._subscription = self._subscription, None
@@ -125,20 +122,15 @@ class Claims:
         self._scheduler = scheduler
         self._waiting: list[Poll] = []
 
-    def poll(
-        self, owner: str, topic: Topic, group: str, door: str, count: int, bytes_max: int, wait_us: int, done: Polled
-    ) -> Poll:
+    def poll(self, owner: str, topic: Topic, group: str, door: str, count: int, bytes_max: int, wait_us: int) -> Poll:
         """Claim up to `count` records, at most bytes_max of them in base64; wait so long for the first. Raises what is
         refused at once."""
-        poll = Poll(topic, count, bytes_max, wait_us, self._scheduler, done)
-        subscriptions = self._subscriptions
-        found = subscriptions.named(owner, topic, PREFIX + group)
-        if found is not None:
-            subscriptions.when_made(found, partial(poll.begin, found))
-        else:
-            made = subscriptions.create(
-                owner, topic, 1, lambda error: poll.begin(made, error), door=door, from_start=True, name=PREFIX + group
-            )
+        subscriptions, name = self._subscriptions, PREFIX + group
+        found = subscriptions.named(owner, topic, name)
+        if found is None:
+            found = subscriptions.create(owner, topic, 1, door=door, from_start=True, name=name)
+        poll = Poll(topic, count, bytes_max, wait_us, self._scheduler)
+        start_alone(self._scheduler, poll.begin(found, subscriptions.when_made(found)))
         if not poll.over:
             self._waiting.append(poll)
         return poll

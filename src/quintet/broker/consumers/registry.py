@@ -179,7 +179,6 @@ class GroupRegistry:
         except Exception as error:
             if self.exists(group):
                 self._take_out(group)
-            group.move(Event.ROW_REFUSED)
             group.made.fail(error)
         else:
             group.reserved = GENERATIONS_RESERVED

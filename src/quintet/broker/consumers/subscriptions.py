@@ -9,14 +9,13 @@ there exactly once.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 
 from quintet.broker.atomic.dead_letters import DeadLetters, Failure
 from quintet.broker.atomic.intents import Intents, pack
 from quintet.broker.audit.delivery_events import Events
-from quintet.broker.table import Done, Table
+from quintet.broker.table import Table
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.delivery.lane import Lane
@@ -24,6 +23,7 @@ from quintet.delivery.subscription import Policy, Subscription
 from quintet.model.batch import Row
 from quintet.model.errors import LimitExceeded, QuintetError, StorageError
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise, completed, next_turn, start, start_alone
 
 SAVE_EVERY_US = 200_000
 IDLE_CHECK_EVERY_US = 60_000_000
@@ -97,20 +97,22 @@ class Subscriptions:
         self._max = subscriptions_max
         self._by_id: dict[int, Subscription] = {}
         self._by_name: dict[tuple[str, bytes, str], Subscription] = {}  # owner, topic, name
-        self._unmade: dict[int, list[Done]] = {}  # rows on their way to the disk, and who waits for them
+        self._unmade: dict[int, Promise[None]] = {}  # rows on their way to the disk
         self._last_id = 0
         self._last_transient = 0
         self._dirty: list[Subscription] = []
         self._timed: set[Subscription] = set()
         self._dead = dead
         self._burying: set[tuple[int, int, int]] = set()
-        self._settling: dict[int, list[Done]] = {}
+        self._settling: dict[int, Promise[None]] = {}  # rows of what was settled in this turn
         self._saved_at = 0
         self._idle_checked_at = 0
         self._delivered_by_removed = 0
         self.redelivered = 0
         self.dead_lettered = 0
-        intents.on_effect(_SETTLED, self._settle)
+        intents.on_effect(
+            _SETTLED, lambda payload, done: start(self._settle(payload)).then(lambda _, error: done(error))
+        )
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -160,15 +162,15 @@ class Subscriptions:
         owner: str,
         topic: Topic,
         qos: int,
-        done: Callable[[Exception | None], None],
         *,
         door: str = "blipmq",
         from_start: bool = False,
         starts: Sequence[int] = (),
         name: str = "",
     ) -> Subscription:
-        """A new subscription at the tail of the topic, or at its start, or at these offsets of its partitions; done when it
-        would survive a restart. With a name its owner finds it again by that (`named`)."""
+        """A new subscription at the tail of the topic, or at its start, or at these offsets of its partitions;
+        `when_made` says when it would survive a restart. With a name its owner finds it again by that (`named`). Raises
+        what is refused at once."""
         assert not name or self.named(owner, topic, name) is None, "a name stands for one subscription"
         self.check_room()
         self._last_id += 1
@@ -176,13 +178,32 @@ class Subscriptions:
         lanes = [Lane(p, p.start if from_start else p.visible) for p in topic.partitions]
         _begin(lanes, starts)
         subscription = self._open(self._last_id, owner, topic, qos, lanes, door, name)
-        self._unmade[subscription.id] = []
         try:
-            self._table.put(_key(subscription.id), _row(subscription), partial(self._made, subscription, topic, done))
-        except StorageError as error:
-            self._made(subscription, topic, None, error)
+            durable = self._table.put(_key(subscription.id), _row(subscription))
+        except StorageError:
+            self._unmake(subscription, topic)
             raise
+        self._unmade[subscription.id] = start(self._finish_making(subscription, topic, durable))
         return subscription
+
+    async def _finish_making(self, subscription: Subscription, topic: Topic, durable: Promise[None]) -> None:
+        try:
+            await durable
+        except Exception:
+            self._unmake(subscription, topic)
+            raise
+        else:
+            del self._unmade[subscription.id]
+
+    def _unmake(self, subscription: Subscription, topic: Topic) -> None:
+        self._unmade.pop(subscription.id, None)
+        self._by_id.pop(subscription.id, None)
+        self._unname(subscription)
+        topic.subscriptions.discard(subscription)
+
+    def when_made(self, subscription: Subscription) -> Promise[None]:
+        """Completed when it would survive a restart, or with the error why there is none."""
+        return self._unmade.get(subscription.id) or completed(None)
 
     def transient(
         self,
@@ -213,29 +234,6 @@ class Subscriptions:
             raise LimitExceeded(
                 f"no more subscriptions: there are {len(self._by_id)}, the limit is delivery.subscriptions_max"
             )
-
-    def _made(
-        self,
-        subscription: Subscription,
-        topic: Topic,
-        done: Callable[[Exception | None], None] | None,
-        error: Exception | None,
-    ) -> None:
-        if error is not None:
-            self._by_id.pop(subscription.id, None)
-            self._unname(subscription)
-            topic.subscriptions.discard(subscription)
-        waiting = self._unmade.pop(subscription.id, [])
-        for call in waiting if done is None else [done, *waiting]:
-            call(error)
-
-    def when_made(self, subscription: Subscription, done: Done) -> None:
-        """For who finds one by its name: done when it would survive a restart, or with the error why there is none."""
-        waiting = self._unmade.get(subscription.id)
-        if waiting is None:
-            done(None)
-        else:
-            waiting.append(done)
 
     def _open(
         self, id: int, owner: str, topic: Topic, qos: int, lanes: list[Lane], door: str, name: str = ""
@@ -332,16 +330,15 @@ class Subscriptions:
             topic = self._topics.get(subscription.topic_name)
             if topic is None or topic.in_memory or subscription.id < 0 or subscription.id not in self._by_id:
                 continue
-            self._after(partial(self._store, subscription, _row(subscription)))
+            start_alone(self._scheduler, self._store(subscription, _row(subscription)))
 
-    def _after(self, call: Callable[[], None]) -> None:
-        """Call when the rows of the audit that led to the state as it is now are durable."""
-        if self.events is None:
-            call()
-        else:
-            self.events.after(call)
+    async def _explained(self) -> None:
+        """Go on when the rows of the audit that led to the state as it is now are durable."""
+        if self.events is not None:
+            await self.events.written()
 
-    def _store(self, subscription: Subscription, row: SubscriptionRow) -> None:
+    async def _store(self, subscription: Subscription, row: SubscriptionRow) -> None:
+        await self._explained()
         if self._by_id.get(subscription.id) is not subscription:  # removed meanwhile
             return
         try:
@@ -372,50 +369,37 @@ class Subscriptions:
             mark = (subscription.id, lane.partition.number, offset)
             if mark not in self._burying:
                 self._burying.add(mark)
-                reads.read_row(lane.partition, offset, partial(self._found, subscription, lane, offset, attempts))
+                start_alone(self._scheduler, self._bury_one(subscription, lane, offset, attempts))
 
-    def _found(
-        self,
-        subscription: Subscription,
-        lane: Lane,
-        offset: int,
-        attempts: int,
-        row: Row | None,
-        error: Exception | None,
-    ) -> None:
-        done = partial(self._buried, subscription, lane, offset, attempts)
-        number = lane.partition.number
-        if (
-            row is None
-        ):  # it could not be read now; or retention or quarantine took it, and there is nothing left to keep
-            if error is not None:
-                done(error)
-                return
-            self._burying.discard((subscription.id, number, offset))
-            lane.settle(offset)
-            lane.skipped += 1
-            self._go_on(subscription)
-            return
-        failure = Failure(
-            "not acknowledged", attempts=attempts, more=((b"subscription", str(subscription.id).encode()),)
-        )
-        effect = (_SETTLED, pack((subscription.id, number, offset)))
-        bury = partial(self._dead.bury, subscription.topic_name, number, offset, row, failure, [effect], done)
-        self._after(bury)  # it says how often the record was delivered
-
-    def _buried(
-        self, subscription: Subscription, lane: Lane, offset: int, attempts: int, error: Exception | None
-    ) -> None:
+    async def _bury_one(self, subscription: Subscription, lane: Lane, offset: int, attempts: int) -> None:
         """Committed: the effect has settled it, or will. Refused (a full disk, too many topics): it is tried again after
         another attempt to deliver."""
-        if error is None:
-            self.dead_lettered += 1
-        else:
-            self._burying.discard((subscription.id, lane.partition.number, offset))
+        number = lane.partition.number
+        found: Promise[Row | None] = Promise()
+        buried: Promise[None] = Promise()
+        try:
+            reads.read_row(lane.partition, offset, found.done)
+            row = await found
+            if row is not None:
+                await self._explained()  # it says how often the record was delivered
+                more = ((b"subscription", str(subscription.id).encode()),)
+                failure = Failure("not acknowledged", attempts=attempts, more=more)
+                effect = (_SETTLED, pack((subscription.id, number, offset)))
+                self._dead.bury(subscription.topic_name, number, offset, row, failure, [effect], buried.finished)
+                await buried
+        except Exception as error:
+            self._burying.discard((subscription.id, number, offset))
             if lane.dead.pop(offset, None) is None:
                 return
             lane.retry[offset] = attempts - 1
             self._report("dead_letter_failed", {"subscription": subscription.id, "offset": offset, "error": str(error)})
+        else:
+            if row is None:  # retention or quarantine took it, and there is nothing left to keep
+                self._burying.discard((subscription.id, number, offset))
+                lane.settle(offset)
+                lane.skipped += 1
+            else:
+                self.dead_lettered += 1
         self._go_on(subscription)
 
     def _go_on(self, subscription: Subscription) -> None:
@@ -425,53 +409,36 @@ class Subscriptions:
             self._changed(subscription)
         subscription.pump()
 
-    def _settle(self, payload: bytes, done: Done) -> None:
-        """The effect of a burial: the offset is settled, and done when a row that says so is durable. All that are
-        settled in one turn share one row."""
+    async def _settle(self, payload: bytes) -> None:
+        """The effect of a burial: the offset is settled. Returns when a row that says so is durable; all that are settled in
+        one turn share one row."""
         id, number, offset = msgspec.msgpack.decode(payload, type=tuple[int, int, int])
         self._burying.discard((id, number, offset))
         subscription = self._by_id.get(id)
         if subscription is None or number >= len(subscription.lanes):
-            done(None)
             return
         if offset < subscription.lanes[number].partition.visible:  # not so: the topic was made again meanwhile
             subscription.lanes[number].settle(offset)
-        waiting = self._settling.get(id)
-        if waiting is not None:
-            waiting.append(done)
-            return
-        self._settling[id] = [done]
-        self._scheduler.soon(partial(self._save_settled, id))
+        if id not in self._settling:
+            self._settling[id] = start(self._save_settled(id))
+        await self._settling[id]
 
-    def _save_settled(self, id: int) -> None:
-        waiting = self._settling.pop(id)
-
-        def saved(error: Exception | None) -> None:
-            for done in waiting:
-                done(error)
-
+    async def _save_settled(self, id: int) -> None:
+        await next_turn(self._scheduler)
+        del self._settling[id]
         subscription = self._by_id.get(id)
         topic = None if subscription is None else self._topics.get(subscription.topic_name)
-        if (
-            subscription is None or id < 0 or topic is None or topic.in_memory
-        ):  # gone, or it does not outlive the broker
-            saved(None)
-            return
-        self._after(partial(self._store_settled, subscription, _row(subscription), saved))
-
-    def _store_settled(self, subscription: Subscription, row: SubscriptionRow, saved: Done) -> None:
-        if self._by_id.get(subscription.id) is not subscription:
-            saved(None)
-            return
-        try:
-            self._table.put(_key(subscription.id), row, saved)
-        except QuintetError as refused:
-            saved(refused)
+        if subscription is None or id < 0 or topic is None or topic.in_memory:
+            return  # gone, or it does not outlive the broker
+        row = _row(subscription)
+        await self._explained()
+        if self._by_id.get(id) is subscription:
+            await self._table.put(_key(id), row)
 
 
 def _begin(lanes: list[Lane], starts: Sequence[int]) -> None:
-    for lane, start in zip(lanes, starts, strict=False):
-        lane.position = min(max(start, lane.partition.start), lane.partition.visible)
+    for lane, first in zip(lanes, starts, strict=False):
+        lane.position = min(max(first, lane.partition.start), lane.partition.visible)
 
 
 def _key(id: int) -> bytes:

@@ -596,12 +596,11 @@ class Peers:
         if error is not None or mailbox.gone or mailbox.topic is None:
             mailbox.topic = None
             return
-        try:
+        try:  # if its row fails later, it is made again with the next start, at the topic's beginning
             subscription = self._subscriptions.create(
                 MAILBOX_OWNER,
                 mailbox.topic,
                 1,
-                _nothing,
                 door=DOOR,
                 from_start=True,
                 starts=mailbox.row.starts if mailbox.row.topic == mailbox.topic.spec.id else (),
@@ -683,10 +682,6 @@ def options_of(keys: Iterable[tuple[str, str, bytes]]) -> dict[str, dict[str, by
     for name, kid, key in keys:
         found.setdefault(name, {})[kid] = key
     return found
-
-
-def _nothing(_error: Exception | None) -> None:
-    """A subscription whose row failed is made again with the next start: the position is that of the topic's beginning."""
 
 
 def _wake() -> None:

@@ -216,7 +216,7 @@ class Queues:
         queue.backlog = backlog
         if backlog is None and queue.durable and not topic.in_memory:
             # Its row was lost to a crash: from the start, as something may have been confirmed that nobody got.
-            queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, lambda _: None, door=DOOR, from_start=True)
+            queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, door=DOOR, from_start=True)
         self._enter(queue)
         return queue
 
@@ -304,7 +304,9 @@ class Queues:
         steps = _Steps(partial(self._made, queue, existed))
         if queue.durable and (not topic.in_memory or topic.waiting):
             try:
-                queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, steps.add(), door=DOOR)
+                queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, door=DOOR)
+                made = steps.add()
+                self._subscriptions.when_made(queue.backlog).then(lambda _, error: made(error))
             except QuintetError:
                 self._unmake(topic, existed)
                 raise

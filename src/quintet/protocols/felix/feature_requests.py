@@ -190,23 +190,24 @@ class FeatureRequests(CacheRequests):
         topic.after(partial(self._poll, ask, topic, done))
 
     def _poll(
-        self, ask: features.GroupPoll, topic: Topic, done: Callable[[list[Claimed], Exception | None], None],
+        self, ask: features.GroupPoll, topic: Topic, done: Callable[[list[Claimed] | None, Exception | None], None],
         error: Exception | None,
     ) -> None:  # fmt: skip
         """The topic is there."""
         if self._polls is None or self._bearer is None:
             return
         if error is not None:
-            done([], error)
+            done(None, error)
             return
         wait_us = min(ask.wait_ms, frames.GROUP_WAIT_MS_MAX) * 1_000
         count = min(ask.max_records, frames.GROUP_RECORDS_MAX)
         most = self._options.frame_bytes_max - ANSWER_BYTES
         try:
-            poll = self._broker.claims.poll(self._bearer.owner, topic, ask.group, DOOR, count, most, wait_us, done)
+            poll = self._broker.claims.poll(self._bearer.owner, topic, ask.group, DOOR, count, most, wait_us)
         except QuintetError as refused:
-            done([], refused)
+            done(None, refused)
             return
+        poll.claimed.then(done)
         if self._polls is not None:
             self._polls = {one for one in (*self._polls, poll) if not one.over}
 

@@ -12,7 +12,6 @@ holds what it was allowed by (`Bearer`), and ends when that is no longer valid.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from quintet import kernel
@@ -602,14 +601,10 @@ class Subscribing:
             made = subscriptions.transient(owner, topic, door=DOOR, qos=self._qos, starts=self._starts)
             self._attach(feed, made, None)
             return
-        found = subscriptions.named(owner, topic, self._durable)
-        if found is not None:
-            subscriptions.when_made(found, partial(self._attach, feed, found))
-            return
-        made = subscriptions.create(
-            owner, topic, 1, lambda error: self._attach(feed, made, error), door=DOOR, starts=self._starts,
-            name=self._durable,
-        )  # fmt: skip
+        kept = subscriptions.named(owner, topic, self._durable) or subscriptions.create(
+            owner, topic, 1, door=DOOR, starts=self._starts, name=self._durable
+        )
+        subscriptions.when_made(kept).then(lambda _, error: self._attach(feed, kept, error))
 
     def _attach(self, feed: EventStream, subscription: Subscription, error: Exception | None) -> None:
         if error is not None:
