@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from quintet import kernel
-from quintet.broker.consumers.group import Lag
+from quintet.broker.consumers.group import CommitPayload, Lag
 from quintet.model.errors import (
     BadRequest,
     Fenced,
@@ -19,7 +19,7 @@ from tests.broker.group_support import SECOND, Answers, GroupBroker
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-def apply(broker: GroupBroker, payload: bytes) -> None:
+def apply(broker: GroupBroker, payload: CommitPayload) -> None:
     errors: list[Exception | None] = []
     broker.groups.apply_commit(payload, errors.append)
     broker.scheduler.settle()

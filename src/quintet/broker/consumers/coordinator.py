@@ -66,7 +66,6 @@ GENERATIONS_RESERVED: Final = 100  # given out per write of the group's row: a r
 ASSIGN: Final = -1  # the partition of a SUBSCRIBE that asks for an assignment
 
 Report = Callable[[str, dict[str, object]], None]
-_PAYLOAD: Final = msgspec.msgpack.Decoder(CommitPayload)
 
 
 class Groups:
@@ -420,14 +419,12 @@ class Groups:
         offset: int,
         generation: int | None,
         member: object,
-    ) -> bytes:
-        """The same checks as `commit`; the payload for `apply_commit`. Nothing is committed yet."""
+    ) -> CommitPayload:
+        """The same checks as `commit`; the effect for `apply_commit`. Nothing is committed yet."""
         found = self._admit_commit(actor, privileged, topic, group, partition, offset, generation)
         self._fence(found, partition, generation, member)
         version = self._version(found, partition)
-        return msgspec.msgpack.encode(
-            CommitPayload(topic.name, topic.spec.id, group, found.owner, partition, offset, version)
-        )
+        return CommitPayload(topic.name, topic.spec.id, group, found.owner, partition, offset, version)
 
     def check_commit(
         self, topic: str, group: str, partition: int, generation: int | None, member: object
@@ -448,10 +445,9 @@ class Groups:
         if group.joins:
             self._unsettle(group)
 
-    def apply_commit(self, payload: bytes, done: Done) -> None:
+    def apply_commit(self, wanted: CommitPayload, done: Done) -> None:
         """Commit what was prepared, unless something newer is committed; any number of times, also after a crash, and
         whoever owns the partition now: the transaction it belongs to is committed. done(None) when that is durable."""
-        wanted = _PAYLOAD.decode(payload)
         topic = self._topics.get(wanted.topic.encode())
         if topic is None or topic.spec.id != wanted.topic_id:
             self._scheduler.soon(partial(done, None))

@@ -6,10 +6,11 @@ caller may know of a group is in the frozen classes at the top: they are copies,
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
+from quintet.broker.atomic.intent_rows import Effect
 from quintet.broker.consumers.assignment import spread
 from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import BadName, BadRequest, Fenced, GroupBusy, GroupNotFound
@@ -37,8 +38,10 @@ class GroupRow(msgspec.Struct, frozen=True, array_like=True):
     version: int = 0
 
 
-class CommitPayload(msgspec.Struct, frozen=True, array_like=True):
-    """A commit that was checked and waits for its transaction: the payload of an intent's effect."""
+class CommitPayload(Effect, frozen=True, array_like=True):
+    """A commit that was checked and waits for its transaction: an effect of an intent."""
+
+    kind: ClassVar[str] = "offset"
 
     topic: str
     topic_id: int

@@ -10,17 +10,20 @@ there exactly once.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import msgspec
 
 from quintet.broker.atomic.dead_letters import DeadLetters, Failure
-from quintet.broker.atomic.intents import Intents, pack
+from quintet.broker.atomic.intent_rows import Effect
+from quintet.broker.atomic.intents import Intents, by_callback
 from quintet.broker.audit.delivery_events import Events
 from quintet.broker.table import Done, Table
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Policy, Subscription
+from quintet.model import tasks
 from quintet.model.batch import Row
 from quintet.model.errors import LimitExceeded, QuintetError, StorageError
 from quintet.model.scheduler import Scheduler
@@ -38,9 +41,17 @@ MAILBOX_IN_FLIGHT_MAX = (
     100_000  # of one partition, as many as a mailbox holds unless configured otherwise: each is remembered
 )
 ATTEMPTS_WITHOUT_END = 1 << 30  # on a dead-letter topic itself: there is nowhere further to go
-_SETTLED = "settled"  # (subscription id, partition, offset)
 
 Report = Callable[[str, dict[str, object]], None]
+
+
+class Settled(Effect, frozen=True, array_like=True):
+    """An offset is settled: of a record that was buried."""
+
+    kind: ClassVar[str] = "settled"
+    subscription: int
+    partition: int
+    offset: int
 
 
 class LaneRow(msgspec.Struct, frozen=True):
@@ -110,7 +121,7 @@ class Subscriptions:
         self._delivered_by_removed = 0
         self.redelivered = 0
         self.dead_lettered = 0
-        intents.on_effect(_SETTLED, self._settle)
+        intents.on_effect(Settled, by_callback(self._settle))
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -399,9 +410,11 @@ class Subscriptions:
         failure = Failure(
             "not acknowledged", attempts=attempts, more=((b"subscription", str(subscription.id).encode()),)
         )
-        effect = (_SETTLED, pack((subscription.id, number, offset)))
-        bury = partial(self._dead.bury, subscription.topic_name, number, offset, row, failure, [effect], done)
-        self._after(bury)  # it says how often the record was delivered
+        where, effect = (subscription.topic_name, number, offset), Settled(subscription.id, number, offset)
+        # It says how often the record was delivered.
+        self._after(
+            lambda: tasks.start(self._dead.bury(*where, row, failure, [effect])).then(lambda _, error: done(error))
+        )
 
     def _buried(
         self, subscription: Subscription, lane: Lane, offset: int, attempts: int, error: Exception | None
@@ -425,10 +438,10 @@ class Subscriptions:
             self._changed(subscription)
         subscription.pump()
 
-    def _settle(self, payload: bytes, done: Done) -> None:
+    def _settle(self, settled: Settled, done: Done) -> None:
         """The effect of a burial: the offset is settled, and done when a row that says so is durable. All that are
         settled in one turn share one row."""
-        id, number, offset = msgspec.msgpack.decode(payload, type=tuple[int, int, int])
+        id, number, offset = settled.subscription, settled.partition, settled.offset
         self._burying.discard((id, number, offset))
         subscription = self._by_id.get(id)
         if subscription is None or number >= len(subscription.lanes):

@@ -26,6 +26,7 @@ from quintet.broker.topics.catalog import ANY, Topic
 from quintet.broker.topics.long_polls import Wait
 from quintet.model.batch import RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, UserNotFound
+from quintet.model.tasks import start
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.errors import OTHER_DIALECT, OtherDialect
 
@@ -249,12 +250,12 @@ def _produce_delayed(call: Call, ask: Values) -> None:
     key, value, asked = ask.get("key") or None, ask["data"], ask.get("partition", ANY)
     due = call.now + ask["delay_ms"] * 1000
     made = call.then(lambda handle: _metadata(topic, max(asked, 0), (handle, due), key, value))
-    call.broker.delays.produce(call.owner, topic, asked, key, value, (), due, call.origin, made)
+    start(call.broker.delays.produce(call.owner, topic, asked, key, value, (), due, call.origin)).then(made)
 
 
 def _cancel_delayed(call: Call, ask: Values) -> None:
     who = (call.owner, call.broker.access.may_administer(call.principal))
-    call.broker.delays.cancel(*who, ask["topic"], ask["handle"], call.when_durable(_done("cancelled")))
+    start(call.broker.delays.cancel(*who, ask["topic"], ask["handle"])).then(call.then(lambda _: _done("cancelled")))
 
 
 # -- topics -----------------------------------------------------------------------------------------------------------
@@ -411,7 +412,7 @@ def _fetch_dlq(call: Call, ask: Values) -> None:
         return {"messages": _each(DeadLetter.fields, iter(letters))} | details
 
     source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
-    call.broker.dead.browse(source, most, ask.get("after", ""), call.then(made), call.patience)
+    start(call.broker.dead.browse(source, most, ask.get("after", ""), call.patience)).then(call.then(made))
 
 
 def _list_dlq(call: Call, _ask: Values) -> Values:
@@ -421,23 +422,21 @@ def _list_dlq(call: Call, _ask: Values) -> Values:
 def _replay_dlq(call: Call, ask: Values) -> None:
     source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
     if "ids" in ask:
-
-        def replayed(count: int, missing: list[str], error: Exception | None) -> None:
-            call.answer(_done("OK") | {"replayed": count, "missing": missing} if error is None else None, error)
-
-        call.broker.dead.replay_many(source, ask["ids"], replayed)
+        replayed = call.then(lambda found: _done("OK") | {"replayed": found[0], "missing": found[1]})
+        start(call.broker.dead.replay_many(source, ask["ids"])).then(replayed)
         return
     id = ask["message_id"] if "message_id" in ask else f"0-{ask['offset']}"
-    call.broker.dead.replay(source, id, ask.get("value"), call.when_durable(_done("OK")))
+    start(call.broker.dead.replay(source, id, ask.get("value"))).then(call.then(lambda _: _done("OK")))
 
 
 def _purge_dlq(call: Call, ask: Values) -> None:
-    call.broker.dead.purge(ask["topic"].encode(), call.then(lambda count: _done(f"{count} forgotten")))
+    start(call.broker.dead.purge(ask["topic"].encode())).then(call.then(lambda count: _done(f"{count} forgotten")))
 
 
 def _dead_letter(call: Call, ask: Values) -> None:
     made, tries = call.then(lambda new: _done("OK" if new else "it is there already")), ask.get("attempts", 1)
-    call.broker.dead.reject(call.topic(ask), ask["partition"], ask["offset"], ask["error"], made, tries)
+    where = (call.topic(ask), ask["partition"], ask["offset"])
+    start(call.broker.dead.reject(*where, ask["error"], tries)).then(made)
 
 
 # -- transactions -----------------------------------------------------------------------------------------------------
@@ -458,9 +457,9 @@ def _txn_produce(call: Call, ask: Values) -> Values:
 
 
 def _txn_commit(call: Call, ask: Values) -> None:
-    done = call.when_durable({"txn_id": ask["txn_id"], "success": True})
+    made = call.then(lambda _: {"txn_id": ask["txn_id"], "success": True})
     may = partial(call.broker.access.require, call.principal, "publish")
-    call.broker.transactions.commit(call.owner, ask["txn_id"], done, may)
+    start(call.broker.transactions.commit(call.owner, ask["txn_id"], may)).then(made)
 
 
 def _txn_rollback(call: Call, ask: Values) -> Values:
@@ -490,9 +489,9 @@ def _commit(call: Call, ask: Values) -> Values | None:
         groups.commit(*where, call.member, call.then(lambda _: _done()))
         return None
     call.broker.transactions.check_open(call.owner, ask["txn_id"])
-    payload = groups.prepare_commit(*where, call.member)
+    effect = groups.prepare_commit(*where, call.member)
     check = partial(groups.check_commit, ask["topic"], ask["group"], ask["partition"], where[-1], call.member)
-    call.broker.transactions.add_effect(call.owner, ask["txn_id"], ("offset", payload), check)
+    call.broker.transactions.add_effect(call.owner, ask["txn_id"], effect, check)
     return _done("part of the transaction")
 
 
