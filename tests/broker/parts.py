@@ -5,20 +5,24 @@
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from quintet import kernel
 from quintet.broker.atomic import dead_letters as dead
 from quintet.broker.atomic import delays
 from quintet.broker.atomic.dead_letters import DeadLetters, DeadRow
 from quintet.broker.atomic.delays import DelayedRow, Delays
-from quintet.broker.atomic.intents import IntentRow, Intents
+from quintet.broker.atomic.intent_rows import IntentRow
+from quintet.broker.atomic.intents import Intents
 from quintet.broker.consumers.subscriptions import SubscriptionRow, Subscriptions
+from quintet.broker.slices import Elsewhere
 from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topic, TopicPolicy, TopicRow, TopicRule, Topics
 from quintet.delivery.subscription import Policy
 from quintet.log.base import Durability, Partition
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.batch import Row
+from quintet.model.tasks import Verb, start
 from quintet.testing.line import DATA
 from quintet.testing.sim import SimDisk, SimScheduler
 
@@ -57,7 +61,8 @@ class Parts:
             table.load()
         self.topics = Topics(self.log, topics, policy, Random(0).randbytes)
         self.topics.load()
-        self.intents = Intents(self.intent_rows, self.topics, self.scheduler, self.report, self.log.stages)
+        rows, elsewhere = self.intent_rows, Elsewhere(self.scheduler)
+        self.intents = Intents(rows, self.topics, self.scheduler, self.report, self.log.stages, elsewhere)
         if register is not None:
             register(self)
         self.dead = DeadLetters(self.dead_rows, self.topics, self.intents, self.scheduler, suffix=SUFFIX)
@@ -138,3 +143,18 @@ class Told(list[Exception | None]):
 
     def __call__(self, error: Exception | None) -> None:
         self.append(error)
+
+
+def tell(verb: Verb[Any], told: Told) -> None:
+    """Run a verb; `told` hears how it ended."""
+    start(verb).then(lambda _, error: told(error))
+
+
+def attempt(verb: Verb[Any], told: Callable[..., None]) -> None:
+    """The same; an error that comes at once is raised."""
+    over, ended = start(verb), list[Exception]()
+    if not over.pending:
+        over.then(lambda _, error: ended.append(error) if error is not None else None)
+    if ended:
+        raise ended[0]
+    over.then(lambda _, error: told(error))

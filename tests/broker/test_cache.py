@@ -36,8 +36,10 @@ from quintet.model.errors import (
     TopicNotFound,
     VersionConflict,
 )
+from quintet.model.tasks import start
 from quintet.testing.line import Peer, SimBroker
 from quintet.testing.sim import START_US
+from tests.broker.parts import attempt
 
 SCOPE = ("t", "n", "c")
 SECOND = 1_000_000
@@ -440,7 +442,7 @@ def _produce_idempotent(sim: SimBroker, topic: Topic) -> None:
 
 def _delay(sim: SimBroker, topic: Topic) -> None:
     due = sim.scheduler.now() + SECOND
-    sim.broker.delays.produce("ann", topic, 0, b"k", b"v", (), due, b"", lambda _handle, _error: None)
+    attempt(sim.broker.delays.produce("ann", topic, 0, b"k", b"v", (), due, b""), nobody)
 
 
 def _transaction(sim: SimBroker, topic: Topic) -> None:
@@ -449,7 +451,7 @@ def _transaction(sim: SimBroker, topic: Topic) -> None:
 
 
 def _intent(sim: SimBroker, topic: Topic) -> None:
-    sim.broker.intents.commit([(topic, 0, kernel.build([b"v"]))], [], nobody)
+    attempt(sim.broker.intents.commit([(topic, 0, kernel.build([b"v"]))], []), nobody)
 
 
 WAYS: list[Callable[[SimBroker, Topic], object]] = [
@@ -483,7 +485,8 @@ def test_what_a_reader_of_a_cache_could_not_process_is_kept_and_not_replayed_int
     cache.put(b"k", b"v", 0, None, nobody)
     sim.scheduler.settle()
     told, raw = Told(), cache.topic.raw
-    sim.broker.dead.bury(raw, 0, 0, (0, 0, b"k", b"v", (), 0, b""), Failure("failed"), [], told)
+    row = (0, 0, b"k", b"v", (), 0, b"")
+    start(sim.broker.dead.bury(raw, 0, 0, row, Failure("failed"), [])).then(lambda _, error: told(error))
     sim.scheduler.settle()
     assert told.heard == [None]
     letters = sim.broker.topics.find(b"cache/t/n/c-dlq")
@@ -491,7 +494,7 @@ def test_what_a_reader_of_a_cache_could_not_process_is_kept_and_not_replayed_int
     assert sim.broker.dead.counts(raw) == 1
     with pytest.raises(Forbidden):
         sim.broker.publish_target(ANY, letters.raw, True)
-    sim.broker.dead.replay(raw, "0-0", None, told)
+    start(sim.broker.dead.replay(raw, "0-0", None)).then(lambda _, error: told(error))
     sim.scheduler.settle()
     assert isinstance(told.heard[1], Forbidden)
     assert sim.broker.dead.counts(raw) == 1

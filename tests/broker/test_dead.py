@@ -13,10 +13,9 @@ import pytest
 from quintet import kernel
 from quintet.broker import slices
 from quintet.broker.atomic import dead_letters as module
-from quintet.broker.atomic.dead_letters import DeadLetter, DeadLetters, DeadRow, Failure, _settle, dead_letter_name
-from quintet.broker.atomic.intents import Effect
+from quintet.broker.atomic.dead_letters import DeadLetter, DeadLetters, DeadRow, Failure, _normalize, dead_letter_name
+from quintet.broker.atomic.intent_rows import Effect, Records
 from quintet.broker.slices import Slices
-from quintet.broker.table import Done
 from quintet.broker.topics.reads import Patience
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.model import limits
@@ -29,8 +28,9 @@ from quintet.model.errors import (
     QuintetError,
     StorageFull,
 )
+from quintet.model.tasks import Promise, start
 from quintet.testing.sim import SimDisk
-from tests.broker.parts import SECOND, Parts, Told
+from tests.broker.parts import SECOND, Parts, Told, attempt, tell
 
 ROW: Row = (5, 1_000, b"k", b"v", ((b"own", b"1"), (b"quintet-dead-topic", b"forged")), 0, b"test:1")
 
@@ -45,7 +45,7 @@ class Answers(list[tuple[object, ...]]):
 def bury(parts: Parts, *values: bytes, source: bytes = b"t", partition: int = 0) -> None:
     for number, value in enumerate(values):
         row = (number, 1_000, b"k", value, ((b"own", b"1"),), 0, b"test:1")
-        parts.dead.bury(source, partition, number, row, Failure("tested", "it hurts", 3), (), told := Told())
+        tell(parts.dead.bury(source, partition, number, row, Failure("tested", "it hurts", 3), ()), told := Told())
         parts.scheduler.settle()
         assert told == [None]
 
@@ -53,17 +53,17 @@ def bury(parts: Parts, *values: bytes, source: bytes = b"t", partition: int = 0)
 def browse(parts: Parts, source: bytes = b"t", maximum: int = 100, after: str = "") -> list[DeadLetter]:
     items: list[DeadLetter] = []
 
-    def done(found: list[DeadLetter], error: Exception | None) -> None:
+    def done(found: list[DeadLetter] | None, error: Exception | None) -> None:
         assert error is None
-        items.extend(found)
+        items.extend(found or ())
 
-    parts.dead.browse(source, maximum, after, done, Patience(Slices(parts.scheduler)))
+    start(parts.dead.browse(source, maximum, after, Patience(Slices(parts.scheduler)))).then(done)
     parts.scheduler.settle()
     return items
 
 
 def replay(parts: Parts, id: str, override: bytes | None = None) -> Exception | None:
-    parts.dead.replay(b"t", id, override, told := Told())
+    tell(parts.dead.replay(b"t", id, override), told := Told())
     parts.scheduler.settle()
     [error] = told
     return error
@@ -91,7 +91,7 @@ def test_names_have_a_suffix_and_long_ones_a_hash() -> None:
 def test_the_record_is_kept_with_its_story_and_forged_stories_are_not() -> None:
     parts = Parts()
     failure = Failure("tested", "x" * 2000, 7, first_us=11, last_us=22)
-    parts.dead.bury(b"t", 0, 5, ROW, failure, (), told := Told())
+    tell(parts.dead.bury(b"t", 0, 5, ROW, failure, ()), told := Told())
     parts.scheduler.settle()
     assert told == [None]
     [row] = parts.rows(b"t-dlq")
@@ -105,7 +105,7 @@ def test_the_record_is_kept_with_its_story_and_forged_stories_are_not() -> None:
 
 def test_a_rejected_message_was_never_anywhere() -> None:
     parts = Parts()
-    parts.dead.bury_rejected(b"t", None, b"{}", (), b"test:1", "field a is missing", told := Told())
+    tell(parts.dead.bury_rejected(b"t", None, b"{}", b"test:1", "field a is missing"), told := Told())
     parts.scheduler.settle()
     assert told == [None]
     [item] = browse(parts)
@@ -118,7 +118,7 @@ def test_a_rejected_message_was_never_anywhere() -> None:
 def test_a_full_disk_is_an_answer() -> None:
     parts = Parts()
     parts.disk.fail("pwritev", 1, errno.ENOSPC)
-    parts.dead.bury(b"t", 0, 5, ROW, Failure("tested"), (), told := Told())
+    tell(parts.dead.bury(b"t", 0, 5, ROW, Failure("tested"), ()), told := Told())
     parts.scheduler.settle()
     assert [type(error) for error in told] == [StorageFull]
     assert parts.rows(b"t-dlq") == []
@@ -133,12 +133,12 @@ def test_rejecting_twice_makes_one_dead_letter_also_after_a_restart() -> None:
     parts.publish(b"t", b"a", b"b")
     topic = parts.topic(b"t")
     for done in (answers := [Answers(), Answers()]):
-        parts.dead.reject(topic, 0, 1, "cannot parse it", done)
+        start(parts.dead.reject(topic, 0, 1, "cannot parse it")).then(done)
     parts.scheduler.settle()
     assert answers == [[(True, None)], [(False, None)]]
     parts = restarted(parts)
-    parts.dead.reject(parts.topic(b"t"), 0, 1, "again", third := Answers())
-    parts.dead.reject(parts.topic(b"t"), 0, 0, "the other one", fourth := Answers())
+    start(parts.dead.reject(parts.topic(b"t"), 0, 1, "again")).then(third := Answers())
+    start(parts.dead.reject(parts.topic(b"t"), 0, 0, "the other one")).then(fourth := Answers())
     parts.scheduler.settle()
     assert (third, fourth) == ([(False, None)], [(True, None)])
     assert [(item.value, item.cause, item.error, item.offset) for item in browse(parts)] == [
@@ -151,12 +151,12 @@ def test_what_cannot_be_rejected() -> None:
     parts = Parts()
     parts.publish(b"t", b"a")
     topic = parts.topic(b"t")
-    parts.dead.reject(topic, 0, 9, "", answers := Answers())
+    start(parts.dead.reject(topic, 0, 9, "")).then(answers := Answers())
     assert isinstance(answers[0][1], OffsetNotFound)
     with pytest.raises(PartitionNotFound):
-        parts.dead.reject(topic, 1, 0, "", Answers())
+        attempt(parts.dead.reject(topic, 1, 0, ""), Answers())
     with pytest.raises(BadRequest, match="dead-letter topic itself"):
-        parts.dead.reject(parts.topic(b"t-dlq"), 0, 0, "", Answers())
+        attempt(parts.dead.reject(parts.topic(b"t-dlq"), 0, 0, ""), Answers())
 
 
 # -- looking -------------------------------------------------------------------------------------------------------
@@ -167,9 +167,9 @@ def test_browsing_in_pages_over_partitions_and_past_resolved_ones(monkeypatch: p
     for partition in (0, 1):
         bury(parts, *(b"%d" % number for number in range(4)), source=b"many", partition=partition)
     assert len(parts.topic(b"many-dlq").partitions) == 2
-    parts.dead.replay_many(b"many", ["0-1", "0-2", "1-0", "7-7", "x", "0-1"], answers := Answers())
+    start(parts.dead.replay_many(b"many", ["0-1", "0-2", "1-0", "7-7", "x", "0-1"])).then(answers := Answers())
     parts.scheduler.settle()
-    assert answers == [(3, ["7-7", "x", "0-1"], None)]
+    assert answers == [((3, ["7-7", "x", "0-1"]), None)]
     assert parts.dead.counts(b"many") == 5
     ids = ["0-0", "0-3", "1-1", "1-2", "1-3"]
     assert [item.id for item in browse(parts, b"many")] == ids
@@ -180,7 +180,7 @@ def test_browsing_in_pages_over_partitions_and_past_resolved_ones(monkeypatch: p
             seen += [item.id for item in page]
         assert seen == ids
     with pytest.raises(BadRequest):
-        parts.dead.browse(b"many", 1, "nonsense", Answers(), Patience(Slices(parts.scheduler)))
+        attempt(parts.dead.browse(b"many", 1, "nonsense", Patience(Slices(parts.scheduler))), Answers())
     assert browse(parts, b"unknown") == []
     assert parts.dead.counts(b"unknown") == 0
 
@@ -191,7 +191,7 @@ def test_browsing_many_takes_more_than_one_turn(monkeypatch: pytest.MonkeyPatch)
     parts = Parts()
     bury(parts, *[b"%d" % number for number in range(25)])
     jobs, answers = Slices(parts.scheduler), Answers()
-    parts.dead.browse(b"t", 100, "", answers, Patience(jobs))
+    start(parts.dead.browse(b"t", 100, "", Patience(jobs))).then(answers)
     assert (len(jobs), answers) == (1, [])
     parts.scheduler.settle()
     [(found, error)] = answers
@@ -206,9 +206,9 @@ def test_browsing_and_replaying_from_disk() -> None:
     assert [item.value for item in browse(parts)] == [b"a", b"b", b"c"]
     assert replay(parts, "0-1") is None
     parts = restarted(parts)
-    parts.dead.replay_many(b"t", ["0-2", "0-1", "0-0"], answers := Answers())
+    start(parts.dead.replay_many(b"t", ["0-2", "0-1", "0-0"])).then(answers := Answers())
     parts.scheduler.settle()
-    assert answers == [(2, ["0-1"], None)]
+    assert answers == [((2, ["0-1"]), None)]
     assert parts.values(b"t") == [b"b", b"c", b"a"]
 
 
@@ -216,11 +216,11 @@ def test_one_is_shown_until_it_is_resolved() -> None:
     parts = Parts()
     bury(parts, b"a")
     for id in ("0-0", "0-1", "1-0", "", "0--1", "0-" + "9" * 30):
-        parts.dead.get(b"t", id, answers := Answers())
+        start(parts.dead.get(b"t", id)).then(answers := Answers())
         [(item, error)] = answers
         assert (isinstance(item, DeadLetter), isinstance(error, OffsetNotFound)) == ((id == "0-0"), (id != "0-0"))
     replay(parts, "0-0")
-    parts.dead.get(b"t", "0-0", answers := Answers())
+    start(parts.dead.get(b"t", "0-0")).then(answers := Answers())
     assert isinstance(answers[0][1], OffsetNotFound)
 
 
@@ -230,8 +230,8 @@ def test_one_is_shown_until_it_is_resolved() -> None:
 def test_a_replay_publishes_the_record_without_its_story_once() -> None:
     parts = Parts()
     bury(parts, b"a", b"b")
-    parts.dead.replay(b"t", "0-0", None, first := Told())
-    parts.dead.replay(b"t", "0-0", None, second := Told())
+    tell(parts.dead.replay(b"t", "0-0", None), first := Told())
+    tell(parts.dead.replay(b"t", "0-0", None), second := Told())
     parts.scheduler.settle()
     assert first == [None]
     assert [type(error) for error in second] == [OffsetNotFound]
@@ -274,10 +274,10 @@ def test_replays_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     bury(parts, b"a", b"b", b"c", b"d", b"e")
     monkeypatch.setattr(module, "REPLAY_MAX", 2)
     with pytest.raises(LimitExceeded):
-        parts.dead.replay_many(b"t", ["0-0", "0-1", "0-2"], Answers())
+        attempt(parts.dead.replay_many(b"t", ["0-0", "0-1", "0-2"]), Answers())
     monkeypatch.setattr(module, "REPLAY_BYTES_MAX", 3)
-    parts.dead.replay_many(b"t", ["0-0", "0-1"], answers := Answers())
-    assert isinstance(answers[0][2], LimitExceeded)
+    start(parts.dead.replay_many(b"t", ["0-0", "0-1"])).then(answers := Answers())
+    assert isinstance(answers[0][1], LimitExceeded)
     monkeypatch.setattr(module, "RANGES_MAX", 1)
     assert replay(parts, "0-1") is None
     assert isinstance(replay(parts, "0-3"), LimitExceeded)
@@ -292,21 +292,21 @@ def test_a_purge_resolves_all_that_are_there_for_good() -> None:
     parts = Parts()
     bury(parts, b"a", b"b", b"c")
     replay(parts, "0-1")
-    parts.dead.purge(b"t", answers := Answers())
+    start(parts.dead.purge(b"t")).then(answers := Answers())
     parts.scheduler.settle()
     assert answers == [(2, None)]
     assert (browse(parts), parts.dead.counts(b"t")) == ([], 0)
     bury(parts, b"d")
     parts = restarted(parts)
     assert [item.value for item in browse(parts)] == [b"d"]
-    parts.dead.purge(b"unknown", answers := Answers())
+    start(parts.dead.purge(b"unknown")).then(answers := Answers())
     assert answers == [(0, None)]
 
 
 def test_a_dead_letter_topic_made_again_starts_fresh() -> None:
     parts = Parts()
     bury(parts, b"a", b"b")
-    parts.dead.purge(b"t", Answers())
+    start(parts.dead.purge(b"t")).then(Answers())
     topic = parts.topic(b"t-dlq")
     parts.topics.delete(b"t-dlq", Told())
     parts.dead.forget(topic.spec.id)
@@ -321,7 +321,7 @@ def test_marks_stay_small_and_right() -> None:
     for _ in range(200):
         below = rng.randrange(10)
         ranges = [(first, first + rng.randrange(1, 4)) for first in rng.choices(range(40), k=rng.randrange(12))]
-        row = _settle(DeadRow(1, 0, below, tuple(ranges)))
+        row = _normalize(DeadRow(1, 0, below, tuple(ranges)))
         wanted = set(range(below)) | {offset for first, last in ranges for offset in range(first, last)}
         got = set(range(row.purged_below)) | {offset for first, last in row.resolved for offset in range(first, last)}
         assert got == wanted
@@ -336,9 +336,9 @@ def test_power_lost_at_every_call_of_replays() -> None:
         with contextlib.suppress(QuintetError, AssertionError):
             bury(parts, b"a", b"b", b"c", b"d")
             for number, done in enumerate(told):
-                parts.dead.replay(b"t", f"0-{2 - number}", None, done)
+                tell(parts.dead.replay(b"t", f"0-{2 - number}", None), done)
                 parts.scheduler.settle()
-            parts.dead.purge(b"t", purged)
+            start(parts.dead.purge(b"t")).then(purged)
             parts.scheduler.settle()
         return told, purged
 
@@ -485,21 +485,15 @@ def test_power_lost_at_every_call_of_a_subscription_with_poison() -> None:
 def test_burying_in_two_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positive control: without the intent some cut gives two dead letters."""
 
-    def in_two_steps(
-        dead: DeadLetters, source: bytes, partition: int, offset: int, row: Row, failure: Failure,
-        effects: Sequence[Effect], done: Done,
+    async def in_two_steps(
+        dead: DeadLetters, source: bytes, partition: int, offset: int, row: Row, failure: Failure, effects: Sequence[Effect],
     ) -> None:  # fmt: skip
-        def published(_offset: int, error: Exception | None) -> None:
-            if error is None:
-                dead._intents._effects[effects[0][0]](effects[0][1], done)
-            else:
-                done(error)
-
-        try:
-            topic, number, batch = dead.prepare(source, partition, offset, row, failure)
-            topic.publish(batch, 1, False, published, number)
-        except QuintetError as refused:
-            done(refused)
+        topic, number, letter = dead.prepare(source, partition, offset, row, failure)
+        assert isinstance(letter, Records)
+        published: Promise[int] = Promise()
+        topic.publish(letter.build(), 1, False, published.done, number)
+        await published
+        await dead._intents._effects[effects[0].kind][1](effects[0])
 
     monkeypatch.setattr(DeadLetters, "bury", in_two_steps)
     caught = 0

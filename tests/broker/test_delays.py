@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from quintet.broker.atomic import delays as module
-from quintet.broker.atomic.delays import Delays
-from quintet.broker.atomic.intents import pack
+from quintet.broker.atomic.delays import DelayedSent, Delays
+from quintet.broker.atomic.intent_rows import Records
 from quintet.broker.topics.catalog import ANY, Topic
 from quintet.log.base import Durability
 from quintet.model import limits
@@ -26,8 +26,9 @@ from quintet.model.errors import (
     TooLarge,
 )
 from quintet.model.keys import fnv1a
+from quintet.model.tasks import Verb, start
 from quintet.testing.sim import START_US, SimDisk
-from tests.broker.parts import SECOND, Parts, Told
+from tests.broker.parts import SECOND, Parts, Told, attempt
 
 DAY = 24 * 3600 * SECOND
 
@@ -37,6 +38,16 @@ class Handles(list[tuple[int, Exception | None]]):
 
     def __call__(self, handle: int, error: Exception | None) -> None:
         self.append((handle, error))
+
+
+def produce(verb: Verb[int], told: Handles) -> None:
+    """An error that comes at once is raised."""
+    over: list[int] = []
+    attempt(_remembering(verb, over), lambda error: told(-1 if error is not None else over[0], error))
+
+
+async def _remembering(verb: Verb[int], results: list[int]) -> None:
+    results.append(await verb)
 
 
 def later(
@@ -52,7 +63,8 @@ def later(
     told = Handles() if told is None else told
     topic = parts.topics.ensure(name, durable=True)
     due = parts.scheduler.now() + delay_us
-    parts.delays.produce(owner, topic, partition, key, value, ((b"h", b"1"),), due, b"test:me", told)
+    verb = parts.delays.produce(owner, topic, partition, key, value, ((b"h", b"1"),), due, b"test:me")
+    produce(verb, told)
     return told
 
 
@@ -110,7 +122,9 @@ def test_origins_of_one_partition_keep_their_order() -> None:
     topic = parts.topic(b"t")
     for number in range(9):
         origin = b"test:%d" % (number % 2)
-        parts.delays.produce("me", topic, 0, None, b"%d" % number, (), parts.scheduler.now(), origin, Handles())
+        produce(
+            parts.delays.produce("me", topic, 0, None, b"%d" % number, (), parts.scheduler.now(), origin), Handles()
+        )
     parts.advance(SECOND)
     assert [(row[3], row[6]) for row in parts.rows(b"t")] == [(b"%d" % n, b"test:%d" % (n % 2)) for n in range(9)]
 
@@ -137,7 +151,7 @@ def test_a_restart_keeps_handles_times_and_order() -> None:
     parts.cut(1)
     parts = Parts(parts.disk, time=parts.scheduler.time)
     assert len(parts.delays) == 4
-    parts.delays.cancel("me", False, "t", handles[2], told := Told())
+    attempt(parts.delays.cancel("me", False, "t", handles[2]), told := Told())
     parts.scheduler.settle()
     assert told == [None]
     parts.advance(10 * SECOND)
@@ -151,12 +165,12 @@ def test_only_the_owner_or_a_privileged_one_cancels_and_only_in_its_topic() -> N
     texts = set()
     for owner, name, number in (("other", "t", handle), ("me", "u", handle), ("me", "t", handle + 1)):
         with pytest.raises(OffsetNotFound) as error:
-            parts.delays.cancel(owner, False, name, number, Told())
+            attempt(parts.delays.cancel(owner, False, name, number), Told())
         texts.add(str(error.value).replace(str(number), "N").replace("'u'", "'t'"))
     assert len(texts) == 1
-    parts.delays.cancel("other", True, "t", handle, told := Told())
+    attempt(parts.delays.cancel("other", True, "t", handle), told := Told())
     with pytest.raises(OffsetNotFound):
-        parts.delays.cancel("me", False, "t", handle, Told())
+        attempt(parts.delays.cancel("me", False, "t", handle), Told())
     parts.advance(2 * SECOND)
     assert told == [None]
     assert parts.values(b"t") == []
@@ -169,18 +183,18 @@ def test_what_is_on_its_way_cannot_be_cancelled() -> None:
     parts.scheduler.advance(SECOND)
     parts.delays.tick(parts.scheduler.now())
     with pytest.raises(OffsetNotFound):
-        parts.delays.cancel("me", False, "t", handle, Told())
+        attempt(parts.delays.cancel("me", False, "t", handle), Told())
     parts.scheduler.settle()
     assert parts.values(b"t") == [b"x"]
     with pytest.raises(OffsetNotFound):
-        parts.delays.cancel("me", False, "t", handle, Told())
+        attempt(parts.delays.cancel("me", False, "t", handle), Told())
 
 
 def test_a_refused_cancellation_leaves_it_waiting() -> None:
     parts = Parts()
     handle = kept(parts, b"x", SECOND)
     parts.disk.fail("pwritev", 1, errno.ENOSPC)
-    parts.delays.cancel("me", False, "t", handle, told := Told())
+    attempt(parts.delays.cancel("me", False, "t", handle), told := Told())
     parts.scheduler.settle()
     assert [type(error) for error in told] == [StorageFull]
     parts.advance(5 * SECOND)
@@ -238,10 +252,10 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     topic, due = parts.topic(b"t"), parts.scheduler.now() + SECOND
     with pytest.raises(LimitExceeded):
-        small.produce("me", topic, 0, None, bytes(1500), (), due, b"", Handles())
-    small.produce("me", topic, 0, None, b"x", (), due, b"", Handles())
+        produce(small.produce("me", topic, 0, None, bytes(1500), (), due, b""), Handles())
+    produce(small.produce("me", topic, 0, None, b"x", (), due, b""), Handles())
     with pytest.raises(LimitExceeded):
-        small.produce("me", topic, 0, None, b"x", (), due, b"", Handles())
+        produce(small.produce("me", topic, 0, None, b"x", (), due, b""), Handles())
 
 
 def test_one_tick_takes_a_bounded_number_and_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +279,7 @@ def test_cancelling_does_not_fill_the_heap() -> None:
     parts = Parts()
     for _ in range(6):
         for handle in [kept(parts, b"x", DAY) for _ in range(400)]:
-            parts.delays.cancel("me", False, "t", handle, Told())
+            attempt(parts.delays.cancel("me", False, "t", handle), Told())
         parts.scheduler.settle()
     assert len(parts.delays) == 0
     assert parts.delays.heap_size <= module.RECORDS_PER_TICK_MAX + 400
@@ -335,7 +349,7 @@ def workload(disk: SimDisk, told: dict[bytes, Handles], cancelled: dict[bytes, T
             parts.scheduler.settle()
             if number == 5:
                 cancelled[b"4"] = Told()
-                parts.delays.cancel("me", False, "t", told[b"4"][0][0], cancelled[b"4"])
+                attempt(parts.delays.cancel("me", False, "t", told[b"4"][0][0]), cancelled[b"4"])
             if number == 7:
                 parts.topics.delete(b"gone", Told())
         parts.advance(SECOND // 4)
@@ -398,9 +412,10 @@ def test_rows_taken_away_before_they_are_sent_are_caught(monkeypatch: pytest.Mon
         appends, sent, _ = delays._appends(delays._take_due(now))
         if not sent:
             return
-        delays._sent(pack([row.handle for row in sent]), Told())
+        start(delays._sent(DelayedSent([row.handle for row in sent])))
         for topic, number, batch in appends:
-            delays._scheduler.soon(partial(_publish, topic, number, batch))
+            assert isinstance(batch, Records)
+            delays._scheduler.soon(partial(_publish, topic, number, batch.build()))
 
     monkeypatch.setattr(Delays, "tick", careless)
     caught = 0
@@ -430,7 +445,9 @@ def test_what_waits_is_counted_as_it_costs(size: int, headers: int, monkeypatch:
     try:
         for number in range(3_000):
             said = tuple((made.randbytes(8), made.randbytes(8)) for _ in range(headers))
-            parts.delays.produce("me", topic, 0, None, made.randbytes(size), said, due + number, b"o", Handles())
+            produce(
+                parts.delays.produce("me", topic, 0, None, made.randbytes(size), said, due + number, b"o"), Handles()
+            )
             if number % 100 == 0:
                 parts.scheduler.settle()
         parts.scheduler.settle()

@@ -14,6 +14,7 @@ from quintet.broker.topics.catalog import CacheTopic, TopicPolicy, TopicRule
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Policy
 from quintet.model.errors import StorageError
+from quintet.model.tasks import start
 from quintet.testing.line import SimBroker
 from tests.broker.test_cache import SCOPE, Told, again, check_books, made, nobody
 from tests.broker.test_membership import Joined, Taker, committed, publish, topic_of
@@ -132,7 +133,7 @@ def test_dead_letters_of_a_cache_are_no_cache_where_all_topics_are_compacted() -
     sim.scheduler.settle()
     row = next(row for batch in cache.topic.partitions[0].read_now(0) for row in batch.rows())
     told = Told()
-    sim.broker.dead.bury(cache.topic.raw, 0, 0, row, Failure("why"), (), told)
+    start(sim.broker.dead.bury(cache.topic.raw, 0, 0, row, Failure("why"), ())).then(lambda _, error: told(error))
     sim.advance(SECOND)
     assert told.heard == [None]
     sim.restart()

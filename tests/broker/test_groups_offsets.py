@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from quintet import kernel
-from quintet.broker.consumers.group import Lag
+from quintet.broker.consumers.group import CommitPayload, Lag
 from quintet.model.errors import (
     BadRequest,
     Fenced,
@@ -20,7 +20,7 @@ from tests.broker.group_support import SECOND, Answers, GroupBroker, at_once
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-def apply(broker: GroupBroker, payload: bytes) -> None:
+def apply(broker: GroupBroker, payload: CommitPayload) -> None:
     broker.run(broker.groups.offsets.apply_commit(payload))
 
 

@@ -5,18 +5,22 @@ import errno
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
+from typing import ClassVar
 
 import msgspec
 import pytest
 
 from quintet import kernel
 from quintet.broker.atomic import intents as module
-from quintet.broker.atomic.intents import Effect, Intents, NotYetVisible, pack
-from quintet.broker.table import Done, Table
+from quintet.broker.atomic.intent_rows import Adding, Effect
+from quintet.broker.atomic.intents import Intents, NotYetVisible
+from quintet.broker.table import Table
 from quintet.log.base import Durability
+from quintet.model import limits
 from quintet.model.errors import LimitExceeded, QuintetError, StorageFull, TooLarge, TopicNotFound
+from quintet.model.tasks import Promise
 from quintet.testing.sim import SimDisk
-from tests.broker.parts import SECOND, Parts, Told
+from tests.broker.parts import SECOND, Parts, Told, attempt, tell
 
 ROUNDS = 4
 TOKENS = {2: "two"}
@@ -28,6 +32,15 @@ class NumberRow(msgspec.Struct, frozen=True):
     number: int
 
 
+class Number(Effect, frozen=True, array_like=True):
+    kind: ClassVar[str] = "number"
+    number: int
+
+
+class FromTheFuture(Effect, frozen=True, array_like=True):
+    kind: ClassVar[str] = "from the future"
+
+
 class Numbers:
     """The effect "number" puts a row: idempotent, appended on every call."""
 
@@ -37,19 +50,23 @@ class Numbers:
         self.applied = 0
         self.silent = False  # never done: the intent stays unfinished
         self.refuse = 0
+        self.waiting: list[Promise[None]] = []
 
     def register(self, parts: Parts) -> None:
         self.table = Table(parts.log, 11, "__numbers", NumberRow)
         self.table.load()
-        parts.intents.on_effect("number", self.apply)
+        parts.intents.on_effect(Number, self.apply)
 
-    def apply(self, payload: bytes, done: Done) -> None:
-        number = msgspec.msgpack.decode(payload, type=int)
+    async def apply(self, effect: Number) -> None:
+        number = effect.number
         self.applied += 1
         if self.refuse:
             self.refuse -= 1
             raise StorageFull("no room for the effect")
-        self.table.put(str(number).encode(), NumberRow(number), (lambda _: None) if self.silent else done)
+        await self.table.put(str(number).encode(), NumberRow(number))
+        if self.silent:
+            self.waiting.append(never := Promise[None]())
+            await never
 
     def present(self) -> set[int]:
         return {row.number for row in self.table}
@@ -63,7 +80,7 @@ def start(
 
 
 def number(value: int) -> Effect:
-    return ("number", pack(value))
+    return Number(value)
 
 
 def batch(*values: bytes) -> bytearray:
@@ -73,8 +90,8 @@ def batch(*values: bytes) -> bytearray:
 def commit(parts: Parts, value: int, told: Told, names: tuple[bytes, ...] = (b"a", b"b"), token: str = "") -> None:
     """Two records to the first topic, one to each of the others, and the number."""
     topics = [parts.topics.ensure(name, durable=True) for name in (names[0], *names)]
-    appends = [(topic, 0, batch(b"%d" % value)) for topic in topics]
-    parts.intents.commit(appends, [number(value)], told, token)
+    appends: list[Adding] = [(topic, 0, batch(b"%d" % value)) for topic in topics]
+    attempt(parts.intents.commit(appends, [number(value)], token), told)
 
 
 # -- power ---------------------------------------------------------------------------------------------------------
@@ -142,7 +159,11 @@ def total_calls() -> int:
     return total
 
 
-def test_power_lost_at_every_call_and_a_second_start_changes_nothing() -> None:
+@pytest.mark.parametrize("large_bytes", [limits.LARGE_BYTES, 0])  # 0: a thread builds and encodes them all
+def test_power_lost_at_every_call_and_a_second_start_changes_nothing(
+    large_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LARGE_BYTES", large_bytes)
     total = total_calls()
     resumed = 0
     assert total > 100
@@ -304,10 +325,10 @@ def test_a_refused_effect_is_had_later_and_who_asks_again_is_told() -> None:
     assert [type(error) for error in told] == [NotYetVisible]
     row = parts.intents.outcome("t")
     assert row is not None
-    parts.intents.wait(row, waiting := Told())
+    tell(parts.intents.wait(row), waiting := Told())
     parts.advance(SECOND)
     assert [type(error) for error in waiting] == [NotYetVisible]
-    parts.intents.wait(row, last := Told())
+    tell(parts.intents.wait(row), last := Told())
     parts.advance(SECOND)
     assert last == [None]
     assert numbers.present() == {1}
@@ -325,7 +346,7 @@ def test_a_clock_that_is_put_back_does_not_hold_up_what_waits() -> None:
 
 def test_an_unknown_effect_is_kept_and_said() -> None:
     parts, _ = start()
-    parts.intents.commit([], [("from the future", b"")], told := Told())
+    attempt(parts.intents.commit([], [FromTheFuture()]), told := Told())
     parts.scheduler.settle()
     assert [type(error) for error in told] == [NotYetVisible]
     assert "newer Quintet" in str(told[0])
@@ -403,7 +424,7 @@ def test_a_deleted_topic_is_refused_at_once() -> None:
     topic = parts.topic(b"a")
     parts.topics.delete(b"a", Told())
     with pytest.raises(TopicNotFound):
-        parts.intents.commit([(topic, 0, batch(b"x"))], [], Told())
+        attempt(parts.intents.commit([(topic, 0, batch(b"x"))], []), Told())
     assert parts.intents.unfinished == 0
 
 
@@ -451,11 +472,11 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = parts.topic(b"a")
     monkeypatch.setattr(module, "INTENT_BYTES_MAX", 1000)
     with pytest.raises(TooLarge):
-        parts.intents.commit([(topic, 0, batch(bytes(1000)))], [], Told())
+        attempt(parts.intents.commit([(topic, 0, batch(bytes(1000)))], []), Told())
     monkeypatch.setattr(module, "UNFINISHED_BYTES_MAX", 1000)
-    parts.intents.commit([(topic, 0, batch(bytes(600)))], [], told := Told())
+    attempt(parts.intents.commit([(topic, 0, batch(bytes(600)))], []), told := Told())
     with pytest.raises(LimitExceeded):
-        parts.intents.commit([(topic, 0, batch(bytes(600)))], [], Told())
+        attempt(parts.intents.commit([(topic, 0, batch(bytes(600)))], []), Told())
     parts.scheduler.settle()
     assert told == [None]
-    parts.intents.commit([(topic, 0, batch(bytes(600)))], [], Told())
+    attempt(parts.intents.commit([(topic, 0, batch(bytes(600)))], []), Told())

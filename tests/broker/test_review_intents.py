@@ -1,10 +1,11 @@
 """An intent that waits long for one of its parts: what it did elsewhere meanwhile may be gone again, and is not done twice."""
 
 from quintet import kernel
+from quintet.broker.atomic.intent_rows import Adding
 from quintet.broker.atomic.intents import NotYetVisible
 from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import PartitionFailed
-from tests.broker.parts import SECOND, Parts, Told
+from tests.broker.parts import SECOND, Parts, Told, tell
 
 
 class Refusing:
@@ -30,8 +31,8 @@ def test_what_retention_took_while_the_rest_waited_is_not_appended_again() -> No
     parts.scheduler.settle()
     broken.partitions[0] = Refusing(broken)  # type: ignore[call-overload]
     told = Told()
-    appends = [(topic, 0, kernel.build([b"once"], origin=b"test:1")) for topic in (kept, broken)]
-    parts.intents.commit(appends, (), told)
+    appends: list[Adding] = [(topic, 0, kernel.build([b"once"], origin=b"test:1")) for topic in (kept, broken)]
+    tell(parts.intents.commit(appends, ()), told)
     parts.scheduler.settle()
     assert [type(error) for error in told] == [NotYetVisible]
     assert parts.values(b"kept") == [b"once"]

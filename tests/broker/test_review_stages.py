@@ -8,8 +8,9 @@ import pytest
 
 from quintet import kernel
 from quintet.broker.atomic import intents, stages
-from quintet.broker.atomic.intents import MARK_KEEP_US, IntentRow, Intents, NotYetVisible
-from quintet.broker.atomic.stage_publishing import Carry, Part
+from quintet.broker.atomic.intent_rows import IntentRow
+from quintet.broker.atomic.intents import MARK_KEEP_US, Intents, NotYetVisible
+from quintet.broker.atomic.stage_publishing import Part, carry_over
 from quintet.broker.atomic.stages import FENCE_KEEP_US, ONCE
 from quintet.log.base import Stage
 from quintet.log.embedded.inspect import Summary, verify
@@ -22,9 +23,10 @@ from quintet.model.errors import (
     PartitionFailed,
     TransactionNotFound,
 )
+from quintet.model.tasks import Promise, start
 from quintet.testing.line import DATA
 from tests.broker.parts import SECOND
-from tests.broker.test_stages import QUERY, Answer, Staging, texts_of
+from tests.broker.test_stages import QUERY, Answer, Staging, commit, texts_of
 
 
 class Moody:
@@ -174,10 +176,10 @@ def test_a_repetition_that_names_the_stage_of_another_does_not_touch_it() -> Non
     parts.scheduler.settle()
     for ids in ((stage.id, victim.id), (victim.id,)):
         with pytest.raises(TransactionNotFound):
-            parts.stages.commit("spark", QUERY, ONCE, ids, 1, False, lambda _: None, Answer())
+            commit(parts, "spark", QUERY, ONCE, ids, 1, False, lambda _: None, Answer())
     mine = lines(parts, b"two")
     parts.commit(0, mine)
-    parts.stages.commit("spark", QUERY, 0, (victim.id,), 1, False, lambda _: None, Answer())
+    commit(parts, "spark", QUERY, 0, (victim.id,), 1, False, lambda _: None, Answer())
     parts.scheduler.settle()
     assert parts.files() == [f"{victim.id}.stage"]
 
@@ -186,7 +188,7 @@ def test_a_repetition_that_names_the_stage_of_another_does_not_touch_it() -> Non
 
 
 def committed(parts: Staging, owner: str, writer: str) -> None:
-    parts.stages.commit(owner, writer, 0, (), 0, False, lambda _: None, Answer())
+    commit(parts, owner, writer, 0, (), 0, False, lambda _: None, Answer())
     parts.scheduler.settle()
 
 
@@ -201,7 +203,7 @@ def test_writers_of_one_owner_do_not_keep_out_those_of_another(monkeypatch: pyte
     committed(parts, "spark", "c")
     parts.commit(ONCE, lines(parts, b"no fence is needed", epoch=ONCE))
     committed_again = Answer()
-    parts.stages.commit("mallory", "a", 1, (), 0, False, lambda _: None, committed_again)
+    commit(parts, "mallory", "a", 1, (), 0, False, lambda _: None, committed_again)
     parts.scheduler.settle()
     assert committed_again == [(True, None)]
     parts = restarted(parts)
@@ -218,7 +220,7 @@ def test_names_are_looked_at_when_nothing_was_staged_too() -> None:
             committed(parts, "spark", writer)
     for epoch in (-2, 1 << 62, 1 << 70):
         with pytest.raises(BadRequest):
-            parts.stages.commit("spark", QUERY, epoch, (), 0, False, lambda _: None, Answer())
+            commit(parts, "spark", QUERY, epoch, (), 0, False, lambda _: None, Answer())
 
 
 def test_an_owner_whose_name_does_not_fit_is_told_so() -> None:
@@ -297,24 +299,26 @@ def test_verify_looks_at_stages() -> None:
 def test_nothing_is_appended_behind_what_was_refused() -> None:
     """A partition that recovers between two batches of one read must not get the second before the first."""
     appended: list[int] = []
-    again: list[Any] = []
+    again: list[Promise[None]] = []
 
     class Reads:
         def read(self, _id: str, _position: int, length: int, done: Any) -> None:
             done(bytes(length))
 
-    def append(place: int, _batch: bytearray) -> None:
+    async def append(place: int, _batch: bytearray) -> None:
         if not again and place == 1:
-            carry.refused(parts[1], PartitionFailed("for a moment"))
-        else:
-            appended.append(place)
+            raise PartitionFailed("for a moment")
+        appended.append(place)
+
+    async def wait(_error: Exception) -> None:
+        again.append(Promise())
+        await again[0]
 
     parts = [Part(place, "stage", 100 * place, 10) for place in range(5)]
-    carry = Carry(Reads(), parts, append, lambda *_: None, lambda _, resume: again.append(resume))  # type: ignore[arg-type]
-    carry.go()
-    assert appended == [0]
-    again[0]()
-    assert appended == [0, 1, 2, 3, 4]
+    over = start(carry_over(Reads(), parts, append, lambda *_: None, wait))  # type: ignore[arg-type]
+    assert appended == [0] and over.pending
+    again[0].resolve(None)
+    assert appended == [0, 1, 2, 3, 4] and not over.pending
 
 
 def test_what_retention_took_is_not_appended_again_behind_what_followed_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,9 +346,9 @@ def test_a_long_carry_over_writes_its_row_a_few_times_only(monkeypatch: pytest.M
     written: list[bytes] = []
     put = parts.intent_rows.put
 
-    def counted(key: bytes, row: IntentRow, done: Any = None) -> None:
+    def counted(key: bytes, row: IntentRow, done: Any = None) -> Promise[None]:
         written.append(key)
-        put(key, row, done)
+        return put(key, row, done)
 
     monkeypatch.setattr(parts.intent_rows, "put", counted)
     texts = [b"%d" % number for number in range(200)]

@@ -5,6 +5,7 @@ import errno
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,10 @@ from quintet.broker.atomic.stages import ONCE, STAGE_KEEP_US, FenceRow, Stages
 from quintet.broker.table import Table
 from quintet.log.base import Stage
 from quintet.model.errors import BadName, BadRequest, EpochDiffers, Forbidden, LimitExceeded, TransactionNotFound
+from quintet.model.tasks import completed
 from quintet.testing.line import DATA
 from quintet.testing.sim import SimDisk
-from tests.broker.parts import SECOND, Parts
+from tests.broker.parts import SECOND, Parts, attempt
 
 QUERY = "query-1"
 EPOCHS = 4
@@ -59,7 +61,7 @@ class Staging(Parts):
         answer = Answer()
         count = sum(stage.rows for stage in found) if rows is None else rows
         ids = tuple(stage.id for stage in found)
-        self.stages.commit("spark", writer, epoch, ids, count, accept, lambda _: None, answer)
+        commit(self, "spark", writer, epoch, ids, count, accept, lambda _: None, answer)
         return answer
 
     def advance(self, delta_us: int, step_us: int = 50_000) -> None:
@@ -77,6 +79,17 @@ class Staging(Parts):
 class Answer(list[tuple[bool, Exception | None]]):
     def __call__(self, fresh: bool, error: Exception | None) -> None:
         self.append((fresh, error))
+
+
+def commit(parts: Staging, *arguments: Any) -> None:
+    """The last argument hears what it ended with; an error that comes at once is raised."""
+    *what, answer = arguments
+    over: list[tuple[bool, Exception | None]] = []
+
+    async def committed() -> None:
+        over.append(await parts.stages.commit(*what))
+
+    attempt(committed(), lambda error: answer(*(over[0] if over else (False, error))))
 
 
 def texts_of(epoch: int, task: int) -> list[bytes]:
@@ -175,7 +188,7 @@ def test_power_lost_at_every_call_and_the_driver_goes_on() -> None:
 def test_a_missing_fence_and_a_broken_promise_are_caught(sabotage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positive control: a batch that is replayed without its fence, and a stage published in parts without an intent."""
     if sabotage == "fence":
-        monkeypatch.setattr(Stages, "_put_fence", lambda _self, _payload, done: done(None))
+        monkeypatch.setattr(Stages, "_put_fence", lambda _self, _put: completed(None))
         monkeypatch.setattr(intents, "MARK_KEEP_US", 0)
     else:
         monkeypatch.setattr(intents.Intents, "recover", lambda _self: None)
@@ -254,7 +267,7 @@ def test_what_is_not_yours_or_not_so_is_refused_and_stays() -> None:
     parts = Staging()
     stage = parts.stage(1, [b"one"])
     with pytest.raises(TransactionNotFound):
-        parts.stages.commit("mallory", QUERY, 1, (stage.id,), 1, False, lambda _: None, Answer())
+        commit(parts, "mallory", QUERY, 1, (stage.id,), 1, False, lambda _: None, Answer())
     with pytest.raises(BadRequest, match="staged for batch 1"):
         parts.commit(2, stage)
     with pytest.raises(BadRequest, match="hold 1 rows"):
@@ -264,7 +277,7 @@ def test_what_is_not_yours_or_not_so_is_refused_and_stays() -> None:
         raise Forbidden(f"not {topic}")
 
     with pytest.raises(Forbidden):
-        parts.stages.commit("spark", QUERY, 1, (stage.id,), 1, False, forbidden, Answer())
+        commit(parts, "spark", QUERY, 1, (stage.id,), 1, False, forbidden, Answer())
     parts.stages.abort("mallory", [stage.id])
     assert parts.commit(1, stage) == []
     parts.scheduler.settle()

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quintet.broker.atomic.intent_rows import Effect
 from quintet.broker.atomic.intents import Intents
 from quintet.broker.consumers.group import Group
 from quintet.broker.doors.cache import Cache
@@ -30,6 +31,7 @@ from quintet.delivery.subscription import Subscription
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.batch import RecordBatch
+from quintet.model.tasks import Promise
 from quintet.protocols.felix.mapping import EventStream, GroupStream
 from quintet.server import Server
 
@@ -97,27 +99,20 @@ def deaf() -> None:
 def no_intents() -> None:
     """Commits go to their partitions one after the other, without being written down as a whole first."""
 
-    def commit(
+    async def commit(
         self: Intents,
-        appends: Sequence[tuple[Any, int, bytearray]],
-        effects: Sequence[Any],
-        done: Callable[[Exception | None], None],
+        appends: Sequence[tuple[Any, int, Any]],
+        effects: Sequence[Effect],
         token: str = "",
         owner: str = "",
         staged: Sequence[Any] = (),
     ) -> None:
-        left = list(appends)
-
-        def following(_offset: int, error: Exception | None) -> None:
-            if error is None and left:
-                topic, number, batch = left.pop()
-                topic.publish(batch, 1, False, following, number)
-            elif error is not None or not effects:
-                done(error)
-            else:
-                self._effects[effects[0][0]](effects[0][1], done)
-
-        following(0, None)
+        for topic, number, records in reversed(appends):
+            appended: Promise[int] = Promise()
+            topic.publish(records.build(), 1, False, appended.done, number)
+            await appended
+        if effects:
+            await self._effects[effects[0].kind][1](effects[0])
 
     Intents.commit = commit  # type: ignore[method-assign]
 

@@ -9,10 +9,11 @@ import asyncio
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import pytest
 
+from quintet.broker.atomic.intent_rows import Effect
 from quintet.broker.atomic.intents import MARK_KEEP_US, RETRY_EVERY_US
 from quintet.broker.atomic.stages import STAGE_KEEP_US
 from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US
@@ -27,6 +28,7 @@ from quintet.log.base import TopicSpec
 from quintet.log.embedded.partitions.partition import IDLE_CLOSE_US, FilePartition
 from quintet.model import limits
 from quintet.model.errors import Busy
+from quintet.model.tasks import completed, start
 from quintet.net.listener import Failures
 from quintet.net.websocket import FRAGMENTS_US, Heartbeat, WebSocketSession
 from quintet.protocols.base import Session
@@ -333,9 +335,13 @@ def ids_of_messages() -> Armed:
     return sim, lambda: known() < 50
 
 
+class Nothing(Effect, frozen=True, array_like=True):
+    kind: ClassVar[str] = "x"
+
+
 def outcome_of_a_token() -> Armed:
-    parts = Parts(register=lambda parts: parts.intents.on_effect("x", lambda _, done: done(None)))
-    parts.intents.commit([], [("x", b"")], lambda _: None, token="t")
+    parts = Parts(register=lambda parts: parts.intents.on_effect(Nothing, lambda _: completed(None)))
+    start(parts.intents.commit([], [Nothing()], token="t"))
     parts.scheduler.settle()
     assert parts.intents.outcome("t") is not None
     return parts, lambda: parts.intents.outcome("t") is None
@@ -344,12 +350,13 @@ def outcome_of_a_token() -> Armed:
 def refused_effect() -> Armed:
     tries: list[int] = []
 
-    def refuse(_payload: bytes, done: Callable[[Exception | None], None]) -> None:
+    async def refuse(_effect: Nothing) -> None:
         tries.append(1)
-        done(Busy("not yet") if len(tries) == 1 else None)
+        if len(tries) == 1:
+            raise Busy("not yet")
 
-    parts = Parts(register=lambda parts: parts.intents.on_effect("x", refuse))
-    parts.intents.commit([], [("x", b"")], lambda _: None)
+    parts = Parts(register=lambda parts: parts.intents.on_effect(Nothing, refuse))
+    start(parts.intents.commit([], [Nothing()]))
     parts.scheduler.settle()
     assert len(tries) == 1
     return parts, lambda: len(tries) == 2

@@ -135,7 +135,7 @@ def large(size: int, partitions: int) -> list[tuple[int, str, Callable[[], bytes
         one(f.REGISTER_SCHEMA, "256 KiB", name="long", type="json", schema=b'{"enum":[%s1]}' % (b'"abc",' * 43_000)),
         zipped(f.VALIDATE_SCHEMA, f"{mib} of {{}}, compressed", name="schema", message=objects),
         one(f.VALIDATE_SCHEMA, f"{mib} of {{}}", name="schema", message=objects),
-        one(f.PRODUCE_WITH_SCHEMA, f"{mib} of {{}}", topic="p", schema="schema", data=objects),
+        one(f.PRODUCE_WITH_SCHEMA, f"{mib} of {{}}, a dead letter", topic="p", schema="schema", data=objects),
         one(f.FETCH_DLQ, "as many as it gives", topic="t", max=1 << 30),
         one(f.DEAD_LETTER, "the longest reason", topic="t", partition=0, offset=1, error="e" * 60_000),
         one(f.PURGE_DLQ, "all of them", topic="t"),
@@ -159,6 +159,19 @@ def txn_commit(wire: Fly, topics: int) -> bytes:
     id = wire.ask(f.TXN_BEGIN)["txn_id"]
     wire.run(b"".join(Fly.frame(f.TXN_PRODUCE, txn_id=id, topic=f"topic-{i}", data=b"v") for i in range(topics)))
     return Fly.frame(f.TXN_COMMIT, txn_id=id)
+
+
+def txn_commit_large(wire: Fly, size: int) -> bytes:
+    """The commit of a transaction that holds one message of this size, which is produced here."""
+    id = wire.ask(f.TXN_BEGIN)["txn_id"]
+    wire.ask(f.TXN_PRODUCE, txn_id=id, topic="big-txn", data=b"x" * size)
+    return Fly.frame(f.TXN_COMMIT, txn_id=id)
+
+
+def dead_letter_large(wire: Fly, size: int) -> bytes:
+    """The rejection of a message of this size, which is produced here."""
+    offset = wire.ask(f.PRODUCE, topic="big-dead", key=b"", value=b"x" * size, partition=0)["offset"]
+    return Fly.frame(f.DEAD_LETTER, topic="big-dead", partition=0, offset=offset, error="e")
 
 
 def prepare(scale: float, partitions: int) -> list[bytes]:

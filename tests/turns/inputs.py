@@ -22,6 +22,8 @@ from quintet.protocols.peerbus import frames as peer_frames
 from tests.turns import fly_inputs
 from tests.turns.wires import TOKEN, Blip, BlipPolls, Fast, Felix, FelixFeatured, Fly, PeerLines, PeerSocket, batch
 
+TXN_MIB = 15  # of a transaction, which may hold 16
+
 
 class Row(NamedTuple):
     """One input. `make` gets its wire, logged in, and makes the bytes; `streams` is for QUIC."""
@@ -55,6 +57,10 @@ def fly_rows(count: int, size: int, partitions: int) -> Iterator[Row]:
     yield Row("flymq", "CONSUME", f"{count // 4:,} of a batch of 2 MiB", Fly, lambda _: consumes)
     topics = min(count, 500)
     yield Row("flymq", "TXN_COMMIT", f"{topics} topics in one", Fly, lambda wire: fly_inputs.txn_commit(wire, topics))
+    held = min(size, TXN_MIB << 20)
+    what, rejected = f"a message of {held >> 20} MiB", f"a message of {size >> 20} MiB"
+    yield Row("flymq", "TXN_COMMIT", what, Fly, lambda wire: fly_inputs.txn_commit_large(wire, held))
+    yield Row("flymq", "DEAD_LETTER", rejected, Fly, lambda wire: fly_inputs.dead_letter_large(wire, size))
 
 
 def blip_rows(count: int, size: int) -> Iterator[Row]:

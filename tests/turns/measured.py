@@ -72,8 +72,9 @@ def _plant() -> None:
 
 def main() -> None:
     ports = {f"QUINTET_LISTENERS__{name}__PORT": "0" for name in DOORS}
-    limits = {"QUINTET_LISTENERS__FLIGHT__ENABLED": "false", "QUINTET_LOG__LEVEL": "warning"}
-    settings = Settings.load(None, {**ports, **limits}, {"data": sys.argv[1], "dev": True})
+    others = {"QUINTET_LISTENERS__FLIGHT__ENABLED": "false", "QUINTET_LOG__LEVEL": "warning"}
+    kept = {"QUINTET_DELIVERY__KEEP_REJECTED": "true"}  # so that a rejected message is a dead letter too
+    settings = Settings.load(None, {**ports, **others, **kept}, {"data": sys.argv[1], "dev": True})
     logs.configure("warning", "json")
     if os.environ.get("QUINTET_TEST_PLANT"):
         _plant()

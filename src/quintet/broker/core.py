@@ -13,7 +13,8 @@ from quintet.broker.atomic.dead_letters import TABLE as DEAD_TABLE
 from quintet.broker.atomic.dead_letters import DeadLetters, DeadRow
 from quintet.broker.atomic.delays import TABLE as DELAYED_TABLE
 from quintet.broker.atomic.delays import DelayedRow, Delays
-from quintet.broker.atomic.intents import IntentRow, Intents
+from quintet.broker.atomic.intent_rows import IntentRow
+from quintet.broker.atomic.intents import Intents
 from quintet.broker.atomic.producers import ProducerRow, Producers
 from quintet.broker.atomic.stages import TABLE as FENCES_TABLE
 from quintet.broker.atomic.stages import FenceRow, Stages
@@ -21,7 +22,7 @@ from quintet.broker.atomic.transactions import TransactionLimits, Transactions
 from quintet.broker.audit.audit_log import Audit
 from quintet.broker.audit.delivery_events import Events, Mode
 from quintet.broker.consumers.coordinator import SESSION_TIMEOUT_US, Groups
-from quintet.broker.consumers.group import GroupRow
+from quintet.broker.consumers.group import CommitPayload, GroupRow
 from quintet.broker.consumers.polled_members import Claims
 from quintet.broker.consumers.subscriptions import MAILBOX_OWNER, Report, SubscriptionRow, Subscriptions
 from quintet.broker.doors.cache import CacheOptions, Caches
@@ -132,7 +133,12 @@ class Broker:
         self.topics.check_folders(report)
         self.keeps_rejected = options.keep_rejected
         self.intents = Intents(
-            _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)), self.topics, scheduler, report, log.stages
+            _loaded(Table(log, *INTENTS_TABLE, IntentRow, packed=True)),
+            self.topics,
+            scheduler,
+            report,
+            log.stages,
+            self.elsewhere,
         )
         letters = _loaded(Table(log, *DEAD_TABLE, DeadRow, packed=True))
         self.dead = DeadLetters(letters, self.topics, self.intents, scheduler, suffix=options.dead_letter_suffix)
@@ -183,8 +189,7 @@ class Broker:
             events=self.events,
         )
         self.groups.load()
-        apply = self.groups.offsets.apply_commit
-        self.intents.on_effect("offset", lambda payload, done: start(apply(payload)).then(lambda _, error: done(error)))
+        self.intents.on_effect(CommitPayload, self.groups.offsets.apply_commit)
         self.schemas = Schemas(_loaded(Table(log, *SCHEMAS_TABLE, SchemaRow, packed=True)), self.slices)
         delayed = _loaded(Table(log, *DELAYED_TABLE, DelayedRow, packed=True))
         self.delays = Delays(delayed, self.topics, self.intents, self.dead, scheduler, report)
@@ -254,8 +259,9 @@ class Broker:
         if not self.keeps_rejected:
             done(refused)
             return
-        kept, cause = (bytes(key) if key else None, bytes(value)), f"{schema.id}: {said}"
-        self.dead.bury_rejected(topic.raw, *kept, (), origin, cause, lambda error: done(error or refused))
+        blob = value if len(value) > limits.LARGE_BYTES else bytes(value)  # a large one is a view that stays as it is
+        kept = self.dead.bury_rejected(topic.raw, bytes(key) if key else None, blob, origin, f"{schema.id}: {said}")
+        start(kept).then(lambda _, error: done(error or refused))
 
     def create_topic(
         self, name: bytes, partitions: int, durability: str = "", retention_us: int = 0, retention_bytes: int = 0

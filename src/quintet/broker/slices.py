@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from quintet.model.errors import Busy
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise
 
 SLICE_US: Final = 4_000  # of one turn; a step that has begun is finished
 STEPS_AT_ONCE_MAX: Final = 1_000  # of one slice, also if the clock stands still
@@ -115,6 +116,19 @@ class Elsewhere:
         """`done(result, or the exception)` later; never if `wanted()` says no when its turn comes."""
         self._line.append((work, done, wanted))
         self._start()
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Its result, or what it raised: of work that is done whoever waits."""
+        promise: Promise[T] = Promise()
+
+        def worked(result: Any) -> None:
+            if isinstance(result, BaseException):
+                promise.fail(result if isinstance(result, Exception) else RuntimeError(repr(result)))
+            else:
+                promise.resolve(result)
+
+        self.run(work, worked, lambda: True)
+        return await promise
 
     def _start(self) -> None:
         while self._line and self._running < ELSEWHERE_AT_ONCE:

@@ -70,10 +70,10 @@ class Table(Generic[T]):
             raise CorruptData(f"table {self.name}: the record of key {key!r} does not decode: {error}") from error
 
     def put(self, key: bytes, row: T, done: Done | None = None) -> Promise[None]:
-        return self._append(key, self._encode(row), row, done)
+        return self.put_built(key, row, self.build(key, self._encode(row)), done)
 
     def delete(self, key: bytes, done: Done | None = None) -> Promise[None]:
-        return self._append(key, None, None, done)
+        return self.put_built(key, None, self.build(key, None), done)
 
     def delete_many(self, keys: Sequence[bytes], done: Done) -> None:
         """All of them in one batch, in this order."""
@@ -89,8 +89,13 @@ class Table(Generic[T]):
         for key in keys:
             self._rows.pop(key, None)
 
-    def _append(self, key: bytes, value: bytes | None, row: T | None, done: Done | None) -> Promise[None]:
-        batch = kernel.build([value], [key], origin=b"quintet:broker")
+    @staticmethod
+    def build(key: bytes, value: bytes | memoryview | None) -> bytearray:
+        """The batch of an encoded row: of a large one a thread may make it."""
+        return kernel.build([value], [key], origin=b"quintet:broker")
+
+    def put_built(self, key: bytes, row: T | None, batch: bytearray, done: Done | None = None) -> Promise[None]:
+        """As `put`, of a row that is in this batch already."""
         durable: Promise[None] = Promise()
         if done is not None:
             durable.then(lambda _, error: done(error))

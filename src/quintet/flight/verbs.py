@@ -24,7 +24,6 @@ from typing import Any, Final
 import msgspec
 import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
-from quintet.broker.atomic.intents import NotYetVisible
 from quintet.broker.audit.audit_log import Audit
 from quintet.broker.audit.delivery_events import Events
 from quintet.broker.consumers.coordinator import Groups
@@ -376,21 +375,25 @@ def reject(call: Call, ask: wire.RejectRequest, done: Done) -> None:
     topic = call.topic(ask.topic)
     _all(
         [
-            partial(call.broker.dead.reject, topic, item.partition, item.offset, item.error[:ERROR_BYTES_MAX])
+            partial(_reject_one, call, topic, item.partition, item.offset, item.error[:ERROR_BYTES_MAX])
             for item in ask.rejects
         ],
         lambda fresh, error: done(None if error else wire.Rejected(sum(map(bool, fresh))), error),
     )
 
 
+def _reject_one(call: Call, topic: Topic, partition: int, offset: int, why: str, done: Done) -> None:
+    start(call.broker.dead.reject(topic, partition, offset, why)).then(done)
+
+
 def redrive(call: Call, ask: wire.RedriveRequest, done: Done) -> None:
     call.require("publish", ask.topic)
     source = call.broker.dead_letters_of(call.principal, ask.topic, call.peer)
 
-    def sent(count: int, missing: list[str], error: Exception | None) -> None:
-        done(None if error else wire.Redriven(count, tuple(missing)), error)
+    def sent(found: tuple[int, list[str]] | None, error: Exception | None) -> None:
+        done(wire.Redriven(found[0], tuple(found[1])) if found else None, error)
 
-    call.broker.dead.replay_many(source, ask.ids, sent)
+    start(call.broker.dead.replay_many(source, ask.ids)).then(sent)
 
 
 def dead(call: Call, ask: wire.DeadRequest, done: Done) -> None:
@@ -439,16 +442,12 @@ def stage_commit(call: Call, ask: wire.StageCommit, done: Done) -> None:
             hint="the broker behind the address was replaced, or its data folder emptied: begin with a new checkpoint",
         )
 
-    def committed(fresh: bool, error: Exception | None) -> None:
-        if isinstance(error, NotYetVisible):  # it is committed, and the rest follows by itself
-            error = None
-        done(None if error else wire.StageCommitted(fresh, ask.rows), error)
+    def committed(found: tuple[bool, Exception | None] | None, error: Exception | None) -> None:
+        done(wire.StageCommitted(found[0], ask.rows) if found else None, error)  # committed: the rest follows by itself
 
     stages = tuple(id for id in ask.stages if id)  # "" is the stage of a do_put without rows
-    call.broker.stages.commit(
-        call.owner, ask.writer, ask.epoch, stages, ask.rows, ask.accept_other, partial(call.require, "publish"),
-        committed,
-    )  # fmt: skip
+    what = (ask.writer, ask.epoch, stages, ask.rows, ask.accept_other)
+    start(call.broker.stages.commit(call.owner, *what, partial(call.require, "publish"))).then(committed)
 
 
 def stage_abort(call: Call, ask: wire.StageAbort, done: Done) -> None:

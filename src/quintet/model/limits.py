@@ -24,6 +24,7 @@ PREALLOCATE_MAX_BYTES = 16 * MIB
 READ_BUFFER_BYTES = 256 * KIB  # one for all connections of a listener: data is consumed before the next read
 TURN_US = 5_000  # of the loop, for one connection; then the rest of its input or its backlog waits for a later turn
 TURN_BYTES = READ_BUFFER_BYTES  # that a session is offered for the first time in one turn, beside an unfinished frame
+LARGE_BYTES = MIB  # of what is inflated, copied or encoded: more is a thread's work (0.8 ms a MiB of page faults)
 WRITE_HIGH_BYTES = MIB  # per connection; a cursor stops reading the log for it above this
 WRITE_LOW_BYTES = 256 * KIB
 WRITE_STALL_US = 10_000_000  # a peer that takes nothing for this long is cut

@@ -6,6 +6,7 @@ import pytest
 
 from quintet import kernel
 from quintet.broker.atomic.intents import Intents
+from quintet.broker.consumers.group import CommitPayload
 from quintet.broker.topics.catalog import Topic
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import Client, make_sim, request
@@ -87,7 +88,7 @@ def test_a_commit_that_fails_behind_its_intent_is_carried_out(monkeypatch: pytes
         if what == "publish":
             patch.setattr(Topic, "publish", fail)
         else:
-            patch.setitem(sim.broker.intents._effects, "offset", fail)
+            patch.setitem(sim.broker.intents._effects, "offset", (CommitPayload, fail))
         assert client.refused("TXN_COMMIT", txn_id=txn) == "E1505"
     sim.advance(3_000_000)
     assert client.ask("TXN_COMMIT", txn_id=txn)["success"]

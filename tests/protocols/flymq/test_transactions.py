@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from quintet.broker.atomic.intents import Intents
 from quintet.model.errors import QuintetError
+from quintet.model.tasks import start
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import (
     SECOND,
@@ -166,11 +166,8 @@ def test_an_answer_before_the_intent_is_written_is_caught(monkeypatch: pytest.Mo
     """Positive control."""
     honest = Intents.commit
 
-    def hasty(
-        self: Intents, appends: Any, effects: Any, done: Callable[..., None], token: str = "", owner: str = ""
-    ) -> None:
-        honest(self, appends, effects, lambda error: None, token, owner)
-        done(None)
+    async def hasty(self: Intents, appends: Any, effects: Any, token: str = "", owner: str = "") -> None:
+        start(honest(self, appends, effects, token, owner))
 
     total = calls_of_a_run()
     monkeypatch.setattr(Intents, "commit", hasty)

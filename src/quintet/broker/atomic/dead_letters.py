@@ -14,24 +14,26 @@ by the asker, never to one that a header names.
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final, cast
 
 import msgspec
 
-from quintet import kernel
-from quintet.broker.atomic.intents import Effect, Intents, NotYetVisible, pack
+from quintet.broker.atomic.intent_rows import Adding, Effect, Records
+from quintet.broker.atomic.intents import Intents, NotYetVisible
 from quintet.broker.slices import Steps
-from quintet.broker.table import Done, Table
+from quintet.broker.table import Table
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic, Topics
+from quintet.broker.topics.seek import read_from
 from quintet.log.base import Partition
 from quintet.model import limits
 from quintet.model.batch import Header, RecordBatch, Row
-from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound, QuintetError
+from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise, gather
 
 TABLE: Final = (10, "__dead")
 PREFIX: Final = b"quintet-dead-"
@@ -44,10 +46,10 @@ REPLAY_MAX: Final = 1_000  # ids of one call
 REPLAY_BYTES_MAX: Final = 16 << 20  # of one call
 RANGES_MAX: Final = 10_000  # of resolved letters, per partition
 _READ_BYTES: Final = 1 << 20
-_RESOLVED: Final = "dead-resolved"  # (topic id, partition, offsets)
 
 Headers = tuple[Header, ...]
 Range = tuple[int, int]  # first, and one past the last
+LetterPosition = tuple[Topic, int, int]  # of a dead letter: its topic, partition and offset
 
 
 class DeadRow(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +59,15 @@ class DeadRow(msgspec.Struct, frozen=True, array_like=True):
     partition: int
     purged_below: int
     resolved: tuple[Range, ...]
+
+
+class DeadResolved(Effect, frozen=True, array_like=True):
+    """These dead letters of one partition were replayed."""
+
+    kind: ClassVar[str] = "dead-resolved"
+    topic_id: int
+    partition: int
+    offsets: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +111,6 @@ class DeadLetter:
         return where | {"key": self.key or b"", "died_ms": self.last_us // 1000}
 
 
-Browsed = Callable[[list[DeadLetter], Exception | None], None]
-Got = Callable[[DeadLetter | None, Exception | None], None]
-Replayed = Callable[[int, list[str], Exception | None], None]
-Rejected = Callable[[bool, Exception | None], None]
-Purged = Callable[[int, Exception | None], None]
-
-
 class DeadLetters:
     """Everything about dead letters. The table must be loaded; the effect is registered here, before `recover`."""
 
@@ -122,7 +126,7 @@ class DeadLetters:
         self._started = scheduler.now()
         self.buried = 0
         self.replayed = 0
-        intents.on_effect(_RESOLVED, self._resolve)
+        intents.on_effect(DeadResolved, self._resolve)
 
     # -- names -----------------------------------------------------------------------------------------------------
 
@@ -136,15 +140,13 @@ class DeadLetters:
 
     # -- burying ---------------------------------------------------------------------------------------------------
 
-    def prepare(
-        self, source: bytes, partition: int, offset: int, row: Row, failure: Failure
-    ) -> tuple[Topic, int, bytearray]:
+    def prepare(self, source: bytes, partition: int, offset: int, row: Row, failure: Failure) -> Adding:
         """A dead letter for an intent: its topic (made if need be), partition and batch. Raises QuintetError."""
         topic = self._topics.ensure(self.name_for(source), durable=True, own=True)
         batch = letter(source, partition, offset, row, failure, self._scheduler.now())
         return topic, max(partition, 0) % len(topic.partitions), batch
 
-    def bury(
+    async def bury(
         self,
         source: bytes,
         partition: int,
@@ -152,39 +154,32 @@ class DeadLetters:
         row: Row,
         failure: Failure,
         effects: Sequence[Effect],
-        done: Done,
         token: str = "",
     ) -> None:
-        """Keep a copy of this record as a dead letter and have these effects, both or none. `done(None)`: committed;
-        with an error it was not. Never raises."""
-        try:
-            appends = [self.prepare(source, partition, offset, row, failure)]
-            self._intents.commit(appends, effects, partial(self._buried, done), token)
-        except QuintetError as refused:
-            done(refused)
+        """Keep a copy of this record as a dead letter and have these effects, both or none. Returns when it is committed;
+        if it raises, it was not."""
+        with suppress(NotYetVisible):
+            await self._intents.commit([self.prepare(source, partition, offset, row, failure)], effects, token)
+        self.buried += 1
 
-    def _buried(self, done: Done, error: Exception | None) -> None:
-        error = _committed(error)
-        self.buried += error is None
-        done(error)
-
-    def bury_rejected(
-        self,
-        source: bytes,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-        origin: bytes,
-        reason: str,
-        done: Done,
+    async def bury_rejected(
+        self, source: bytes, key: bytes | None, value: bytes | memoryview, origin: bytes, reason: str
     ) -> None:
         """A record that its topic's schema does not let in."""
-        row = (NOWHERE, self._scheduler.now(), key, value, headers, 0, origin)
-        self.bury(source, NOWHERE, NOWHERE, row, Failure("schema rejected", reason), (), done)
+        row = (
+            NOWHERE,
+            self._scheduler.now(),
+            key,
+            cast(bytes, value),
+            (),
+            0,
+            origin,
+        )  # a large one is a view, as in `row`
+        await self.bury(source, NOWHERE, NOWHERE, row, Failure("schema rejected", reason), ())
 
-    def reject(self, topic: Topic, partition: int, offset: int, error: str, done: Rejected, attempts: int = 1) -> None:
-        """A consumer cannot process this record: keep a copy of it as a dead letter. `done(True, None)`: it is there;
-        `done(False, None)`: it was there already. OffsetNotFound if there is no such record."""
+    async def reject(self, topic: Topic, partition: int, offset: int, error: str, attempts: int = 1) -> bool:
+        """A consumer cannot process this record: keep a copy of it as a dead letter. False: it was there already.
+        OffsetNotFound if there is no such record."""
         if self.is_dead(topic.name):
             raise BadRequest(
                 f"topic {topic.name!r} is a dead-letter topic itself", hint="replay or purge what is in it"
@@ -194,26 +189,20 @@ class DeadLetters:
         token = f"dead/{topic.spec.id}/{partition}/{offset}/{self._started if topic.in_memory else 0}"
         known = self._intents.outcome(token)
         if known is not None:
-            self._intents.wait(known, lambda error: done(False, _committed(error)))
-            return
-
-        def found(row: Row | None, problem: Exception | None) -> None:
-            if row is None:
-                done(False, problem or OffsetNotFound(f"topic {topic.name!r} has no record {partition}-{offset}"))
-                return
-            failure = Failure("rejected by a consumer", error, min(max(attempts, 1), ATTEMPTS_TOLD_MAX))
-            told = partial(self._rejected, done, self._intents.asked(token))
-            self.bury(topic.raw, partition, offset, row, failure, (), told, token)
-
-        reads.read_row(source, offset, found)
-
-    @staticmethod
-    def _rejected(done: Rejected, before: bool, error: Exception | None) -> None:
-        done(error is None and not before, error)
+            with suppress(NotYetVisible):
+                await self._intents.wait(known)
+            return False
+        row = await _read_row(source, offset)
+        if row is None:
+            raise OffsetNotFound(f"topic {topic.name!r} has no record {partition}-{offset}")
+        failure = Failure("rejected by a consumer", error, min(max(attempts, 1), ATTEMPTS_TOLD_MAX))
+        before = self._intents.asked(token)
+        await self.bury(topic.raw, partition, offset, row, failure, (), token)
+        return not before
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def browse(self, source: bytes, maximum: int, after: str, done: Browsed, patience: reads.Patience) -> None:
+    async def browse(self, source: bytes, maximum: int, after: str, patience: reads.Patience) -> list[DeadLetter]:
         """Up to `maximum` open dead letters of this topic behind the id `after` ("": from the first one), oldest first
         within a partition, at most about BROWSE_BYTES_MAX. In slices: a thousand take 20 ms."""
         topic = self._topics.get(self.name_for(source))
@@ -221,25 +210,27 @@ class DeadLetters:
         if place is None:
             raise BadRequest(f"{after!r} is no id of a dead letter", hint="ids are partition-offset, as in 0-17")
         if topic is None:
-            done([], None)
-        else:
-            _Browse(self, topic, min(maximum, BROWSE_MAX), place[0], place[1] + 1, done, patience).go()
+            return []
+        browse = _Browse(self, topic, min(maximum, BROWSE_MAX), place[0], place[1] + 1)
+        batches: list[RecordBatch] = []
+        while True:
+            looked: Promise[Partition | None] = Promise()
+            patience.slices.run(browse.look(batches), looked.done, patience.wanted)
+            partition = await looked
+            if partition is None:
+                return browse.items
+            visible = partition.visible
+            batches = await _fetch(partition, browse.offset)
+            if not batches:  # nothing sound is left up to there
+                browse.offset = visible
 
-    def get(self, source: bytes, id: str, done: Got) -> None:
+    async def get(self, source: bytes, id: str) -> DeadLetter:
         """This dead letter, or OffsetNotFound: unknown, or resolved."""
         found = self._open_place(source, id)
-        if found is None:
-            done(None, _not_found(id))
-            return
-        topic, number, offset = found
-
-        def read(row: Row | None, error: Exception | None) -> None:
-            if row is None:
-                done(None, error or _not_found(id))
-            else:
-                done(_shown(number, row), None)
-
-        reads.read_row(topic.partitions[number], offset, read)
+        row = None if found is None else await _read_row(found[0].partitions[found[1]], found[2])
+        if found is None or row is None:
+            raise _not_found(id)
+        return _shown(found[1], row)
 
     def counts(self, source: bytes) -> int:
         """Open dead letters of this topic."""
@@ -286,7 +277,7 @@ class DeadLetters:
         low = max(marks.purged_below, partition.start)
         return max(partition.visible - low, 0) - sum(max(last - max(first, low), 0) for first, last in marks.resolved)
 
-    def _open_place(self, source: bytes, id: str) -> tuple[Topic, int, int] | None:
+    def _open_place(self, source: bytes, id: str) -> LetterPosition | None:
         topic, place = self._topics.get(self.name_for(source)), _parse(id)
         if topic is None or place is None or place[0] >= len(topic.partitions):
             return None
@@ -297,22 +288,50 @@ class DeadLetters:
 
     # -- sending again ---------------------------------------------------------------------------------------------
 
-    def replay(self, source: bytes, id: str, override: bytes | None, done: Done) -> None:
+    async def replay(self, source: bytes, id: str, override: bytes | None) -> None:
         """Publish this dead letter to its topic again, with another value if one is given, and resolve it: both or
         none. OffsetNotFound: unknown, or resolved."""
+        _, missing = await self._replay(source, [id], override)
+        if missing:
+            raise _not_found(id)
 
-        def replayed(_count: int, missing: list[str], error: Exception | None) -> None:
-            done(error or (_not_found(id) if missing else None))
-
-        _Replay(self, source, [id], override, replayed).go()
-
-    def replay_many(self, source: bytes, ids: Sequence[str], done: Replayed) -> None:
-        """All of these in one intent, in this order: `done(how many, ids that are unknown or resolved, error)`."""
+    async def replay_many(self, source: bytes, ids: Sequence[str]) -> tuple[int, list[str]]:
+        """All of these in one intent, in this order: how many they were, and the ids that are unknown or resolved."""
         if len(ids) > REPLAY_MAX:
             raise LimitExceeded(f"{len(ids)} dead letters in one replay, the limit is {REPLAY_MAX}")
-        _Replay(self, source, ids, None, done).go()
+        return await self._replay(source, ids, None)
 
-    def claim(self, source: bytes, id: str) -> tuple[Topic, int, int] | None:
+    async def _replay(self, source: bytes, ids: Sequence[str], override: bytes | None) -> tuple[int, list[str]]:
+        letters, missing, size = list[tuple[LetterPosition, DeadLetter]](), list[str](), 0
+        claimed: list[LetterPosition] = []
+        try:
+            for id in ids:
+                place = self._claim(source, id)
+                if place is None:
+                    missing.append(id)
+                    continue
+                claimed.append(place)
+                topic, number, offset = place
+                row = reads.row_at(await read_from(topic.partitions[number], offset, 1), offset, view=True)
+                if row is None:
+                    self._release([claimed.pop()])
+                    missing.append(id)
+                    continue
+                if override is not None:
+                    row = (*row[:3], override, *row[4:])
+                size += len(row[3] or b"") + len(row[2] or b"")
+                if letters and size > REPLAY_BYTES_MAX:
+                    raise LimitExceeded(f"more than {REPLAY_BYTES_MAX} bytes in one replay", hint="name fewer")
+                letters.append((place, _shown(number, row)))
+            if letters:
+                await self._send_again(source, letters)
+        except Exception:
+            self._release(claimed)
+            raise
+        self.replayed += len(letters)
+        return len(letters), missing
+
+    def _claim(self, source: bytes, id: str) -> LetterPosition | None:
         """Where this open dead letter is, and nobody else may replay it until it is released; None if there is none."""
         found = self._open_place(source, id)
         if found is None or (found[0].spec.id, *found[1:]) in self._replaying:
@@ -320,42 +339,23 @@ class DeadLetters:
         self._replaying.add((found[0].spec.id, *found[1:]))
         return found
 
-    def release(self, places: Iterable[tuple[Topic, int, int]]) -> None:
+    def _release(self, places: Iterable[LetterPosition]) -> None:
         """They were not replayed."""
         self._replaying.difference_update((topic.spec.id, number, offset) for topic, number, offset in places)
 
-    def send_again(
-        self,
-        source: bytes,
-        letters: list[tuple[tuple[Topic, int, int], DeadLetter]],
-        missing: list[str],
-        done: Replayed,
-    ) -> None:
+    async def _send_again(self, source: bytes, letters: Sequence[tuple[LetterPosition, DeadLetter]]) -> None:
         """Commit a replay of claimed letters."""
-
-        def committed(error: Exception | None) -> None:
-            error = _committed(error)
-            if error is not None:
-                self.release(place for place, _ in letters)
-                done(0, missing, error)
-                return
-            self.replayed += len(letters)
-            done(len(letters), missing, None)
-
-        try:
-            topic = self._topics.ensure(source, durable=True)
-            appends, offsets = [], dict[tuple[int, int], list[int]]()
-            for (dead, number, offset), item in letters:
-                batch = kernel.build([item.value], [item.key], [item.headers], origin=item.origin)
-                there = 0 <= item.partition < len(topic.partitions)
-                appends.append((topic, item.partition if there else topic.choose(item.key), batch))
-                offsets.setdefault((dead.spec.id, number), []).append(offset)
-            effects = [(_RESOLVED, pack((*place, found))) for place, found in offsets.items()]
-            for place, found in offsets.items():
-                self._check_room(*place, found)
-            self._intents.commit(appends, effects, committed)
-        except QuintetError as refused:
-            committed(refused)
+        topic = self._topics.ensure(source, durable=True)
+        appends, offsets = list[Adding](), dict[tuple[int, int], list[int]]()
+        for (dead, number, offset), item in letters:
+            batch = Records([item.value], [item.key], [item.headers], origin=item.origin)
+            exists = 0 <= item.partition < len(topic.partitions)
+            appends.append((topic, item.partition if exists else topic.choose(item.key), batch))
+            offsets.setdefault((dead.spec.id, number), []).append(offset)
+        for place, found in offsets.items():
+            self._check_room(*place, found)
+        with suppress(NotYetVisible):
+            await self._intents.commit(appends, [DeadResolved(*place, found) for place, found in offsets.items()])
 
     def _check_room(self, topic_id: int, number: int, offsets: list[int]) -> None:
         if len(self._with(topic_id, number, offsets).resolved) > RANGES_MAX:
@@ -365,47 +365,34 @@ class DeadLetters:
 
     # -- resolving -------------------------------------------------------------------------------------------------
 
-    def purge(self, source: bytes, done: Purged) -> None:
-        """Resolve all that are there now: `done(how many, None)` when it is durable."""
+    async def purge(self, source: bytes) -> int:
+        """Resolve all that are there now, durably: how many they were."""
         topic = self._topics.get(self.name_for(source))
         if topic is None:
-            done(0, None)
-            return
-        count = 0
-        waiting = len(topic.partitions)
-        failed: list[Exception] = []
+            return 0
+        return sum(await gather(*(self._purge(topic, number) for number in range(len(topic.partitions)))))
 
-        def one_less(error: Exception | None) -> None:
-            nonlocal waiting
-            waiting -= 1
-            if error is not None:
-                failed.append(error)
-            if waiting == 0:
-                done(0 if failed else count, failed[0] if failed else None)
-
-        for number, partition in enumerate(topic.partitions):
-            count += self._open_count(topic, number)
-            row = _settle(DeadRow(topic.spec.id, number, partition.visible, ()))
-            try:
-                self._table.put(_key(topic.spec.id, number), row, one_less)
-            except QuintetError as refused:
-                one_less(refused)
+    async def _purge(self, topic: Topic, number: int) -> int:
+        count = self._open_count(topic, number)
+        row = _normalize(DeadRow(topic.spec.id, number, topic.partitions[number].visible, ()))
+        await self._table.put(_key(topic.spec.id, number), row)
+        return count
 
     def forget(self, topic_id: int) -> None:
         """A dead-letter topic was deleted: so is what is remembered of it."""
         for row in [row for row in self._table if row.topic_id == topic_id]:
             self._table.delete(_key(row.topic_id, row.partition))
 
-    def _resolve(self, payload: bytes, done: Done) -> None:
+    async def _resolve(self, resolved: DeadResolved) -> None:
         """The effect: idempotent, and a purge in between is not undone."""
-        topic_id, number, offsets = msgspec.msgpack.decode(payload, type=tuple[int, int, list[int]])
+        topic_id, number, offsets = resolved.topic_id, resolved.partition, resolved.offsets
         self._replaying.difference_update((topic_id, number, offset) for offset in offsets)
-        self._table.put(_key(topic_id, number), self._with(topic_id, number, offsets), done)
+        await self._table.put(_key(topic_id, number), self._with(topic_id, number, offsets))
 
     def _with(self, topic_id: int, number: int, offsets: Iterable[int]) -> DeadRow:
         marks = self._marks(topic_id, number)
         ranges = (*marks.resolved, *((offset, offset + 1) for offset in offsets))
-        return _settle(DeadRow(topic_id, number, marks.purged_below, ranges))
+        return _normalize(DeadRow(topic_id, number, marks.purged_below, ranges))
 
     def _marks(self, topic_id: int, number: int) -> DeadRow:
         return self._table.get(_key(topic_id, number)) or DeadRow(topic_id, number, 0, ())
@@ -414,145 +401,66 @@ class DeadLetters:
 class _Browse:
     """One look through the partitions of a dead-letter topic under way. A step looks at one record."""
 
-    __slots__ = ("_bytes", "_dead", "_done", "_items", "_maximum", "_number", "_offset", "_patience", "_topic")
+    __slots__ = ("_bytes", "_dead", "_maximum", "_number", "_topic", "items", "offset")
 
-    def __init__(
-        self, dead: DeadLetters, topic: Topic, maximum: int, number: int, offset: int, done: Browsed,
-        patience: reads.Patience,
-    ) -> None:  # fmt: skip
+    def __init__(self, dead: DeadLetters, topic: Topic, maximum: int, number: int, offset: int) -> None:
         self._dead = dead
         self._topic = topic
         self._maximum = maximum
         self._number = number
-        self._offset = offset
+        self.offset = offset
         self._bytes = 0
-        self._items: list[DeadLetter] = []
-        self._done = done
-        self._patience = patience
+        self.items: list[DeadLetter] = []
 
-    def go(self, batches: Sequence[RecordBatch] = ()) -> None:
-        """From these on."""
-        try:
-            self._patience.slices.run(self._look(batches), self._looked, self._patience.wanted)
-        except QuintetError as refused:
-            self._done([], refused)
-
-    def _look(self, batches: Sequence[RecordBatch]) -> Steps[Partition | None]:
-        """To the end; or to a partition, from which must be fetched first."""
+    def look(self, batches: Sequence[RecordBatch]) -> Steps[Partition | None]:
+        """From these to the end; or to a partition, from which must be fetched first."""
         yield from self._take(batches)
         while self._number < len(self._topic.partitions) and not self._full():
             partition = self._topic.partitions[self._number]
-            self._offset = self._dead.next_open(self._topic, self._number, self._offset)
-            if self._offset >= partition.visible:
-                self._number, self._offset = self._number + 1, 0
+            self.offset = self._dead.next_open(self._topic, self._number, self.offset)
+            if self.offset >= partition.visible:
+                self._number, self.offset = self._number + 1, 0
                 continue
-            found = partition.read(self._offset, _READ_BYTES)
+            found = partition.read(self.offset, _READ_BYTES)
             if found is None:
                 return partition
             yield from self._take(found)
         return None
 
-    def _looked(self, partition: Partition | None, error: Exception | None) -> None:
-        if partition is not None:
-            partition.fetch(self._offset, _READ_BYTES, partial(self._fetched, partition.visible))
-        else:
-            self._done([] if error is not None else self._items, error)
-
     def _full(self) -> bool:
-        return len(self._items) >= self._maximum or self._bytes >= BROWSE_BYTES_MAX
-
-    def _fetched(self, visible: int, batches: list[RecordBatch], error: Exception | None) -> None:
-        if error is not None:
-            self._done([], error)
-            return
-        if not batches:  # nothing sound is left up to there
-            self._offset = visible
-        self.go(batches)
+        return len(self.items) >= self._maximum or self._bytes >= BROWSE_BYTES_MAX
 
     def _take(self, batches: Sequence[RecordBatch]) -> Iterator[None]:
         for batch in batches:
-            index = batch.index_of(self._offset)
+            index = batch.index_of(self.offset)
             while index < batch.count and not self._full():
                 offset = batch.offset(index)
-                self._offset = self._dead.next_open(self._topic, self._number, offset)
-                if self._offset == offset:
-                    row = batch.rows(index, index + 1)[0]
+                self.offset = self._dead.next_open(self._topic, self._number, offset)
+                if self.offset == offset:
+                    row = batch.row(index)
                     self._bytes += len(row[3] or b"") + len(row[2] or b"")
-                    if self._items and self._bytes > BROWSE_BYTES_MAX:  # it begins the next answer
+                    if self.items and self._bytes > BROWSE_BYTES_MAX:  # it begins the next answer
                         return
-                    self._items.append(_shown(self._number, row))
-                    self._offset += 1
+                    self.items.append(_shown(self._number, row))
+                    self.offset += 1
                     yield
-                index = batch.index_of(self._offset)
+                index = batch.index_of(self.offset)
             if self._full():
                 return
-            self._offset = max(self._offset, batch.next_offset)
+            self.offset = max(self.offset, batch.next_offset)
 
 
-class _Replay:
-    """The reads of one replay under way, one after the other so that the order is kept."""
+async def _read_row(partition: Partition, offset: int) -> Row | None:
+    """The record at this offset; a large value is a view of its batch."""
+    found: Promise[Row | None] = Promise()
+    reads.read_row(partition, offset, found.done, view=True)
+    return await found
 
-    __slots__ = ("_bytes", "_dead", "_done", "_ids", "_letters", "_missing", "_next", "_override", "_source")
 
-    def __init__(
-        self, dead: DeadLetters, source: bytes, ids: Sequence[str], override: bytes | None, done: Replayed
-    ) -> None:
-        self._dead = dead
-        self._source = source
-        self._ids = ids
-        self._override = override
-        self._done = done
-        self._next = 0
-        self._bytes = 0
-        self._letters: list[tuple[tuple[Topic, int, int], DeadLetter]] = []
-        self._missing: list[str] = []
-
-    def go(self) -> None:
-        while self._next < len(self._ids):
-            id = self._ids[self._next]
-            self._next += 1
-            place = self._dead.claim(self._source, id)
-            if place is None:
-                self._missing.append(id)
-                continue
-            topic, number, offset = place
-            batches = topic.partitions[number].read(offset, 1)
-            if batches is None:
-                topic.partitions[number].fetch(offset, 1, partial(self._fetched, id, place))
-                return
-            if not self._take(id, place, batches):
-                return
-        if self._letters:
-            self._dead.send_again(self._source, self._letters, self._missing, self._done)
-        else:
-            self._done(0, self._missing, None)
-
-    def _fetched(
-        self, id: str, place: tuple[Topic, int, int], batches: list[RecordBatch], error: Exception | None
-    ) -> None:
-        if error is not None:
-            self._give_up(place, error)
-        elif self._take(id, place, batches):
-            self.go()
-
-    def _take(self, id: str, place: tuple[Topic, int, int], batches: list[RecordBatch]) -> bool:
-        row = reads.row_at(batches, place[2])
-        if row is None:
-            self._dead.release([place])
-            self._missing.append(id)
-            return True
-        if self._override is not None:
-            row = (*row[:3], self._override, *row[4:])
-        self._bytes += len(row[3] or b"") + len(row[2] or b"")
-        if self._letters and self._bytes > REPLAY_BYTES_MAX:
-            self._give_up(place, LimitExceeded(f"more than {REPLAY_BYTES_MAX} bytes in one replay", hint="name fewer"))
-            return False
-        self._letters.append((place, _shown(place[1], row)))
-        return True
-
-    def _give_up(self, place: tuple[Topic, int, int], error: Exception) -> None:
-        self._dead.release([place, *(claimed for claimed, _ in self._letters)])
-        self._done(0, self._missing, error)
+async def _fetch(partition: Partition, offset: int) -> list[RecordBatch]:
+    fetched: Promise[list[RecordBatch]] = Promise()
+    partition.fetch(offset, _READ_BYTES, fetched.done)
+    return await fetched
 
 
 def dead_letter_name(topic: bytes, suffix: str) -> bytes:
@@ -564,7 +472,7 @@ def dead_letter_name(topic: bytes, suffix: str) -> bytes:
     return short + b"~" + hashlib.sha256(topic).hexdigest()[:8].encode() + end
 
 
-def letter(source: bytes, partition: int, offset: int, row: Row, failure: Failure, now: int) -> bytearray:
+def letter(source: bytes, partition: int, offset: int, row: Row, failure: Failure, now: int) -> Records:
     """The record with its story in headers. Such headers that it already had are taken off: only we write them."""
     _, timestamp, key, value, headers, _, origin = row
     cause = [(b"cause", failure.cause.encode()), (b"topic", source)]
@@ -577,7 +485,7 @@ def letter(source: bytes, partition: int, offset: int, row: Row, failure: Failur
         cause.append((b"first-us", b"%d" % failure.first_us))
     cause.append((b"last-us", b"%d" % (failure.last_us or now)))
     story = [(PREFIX + name, text) for name, text in (*cause, *failure.more)]
-    return kernel.build([value], [key], [(*_own(headers), *story)], [timestamp], origin=origin)
+    return Records([value], [key], [(*_own(headers), *story)], [timestamp], origin=origin)
 
 
 def _own(headers: Headers) -> Headers:
@@ -614,7 +522,7 @@ def _shown(number: int, row: Row) -> DeadLetter:
     )
 
 
-def _settle(row: DeadRow) -> DeadRow:
+def _normalize(row: DeadRow) -> DeadRow:
     """Ranges in order, united, and none of them at or below `purged_below`."""
     low = row.purged_below
     ranges: list[Range] = []
@@ -630,11 +538,6 @@ def _settle(row: DeadRow) -> DeadRow:
 
 def _first(found: Range) -> int:
     return found[0]
-
-
-def _committed(error: Exception | None) -> Exception | None:
-    """Committed and not yet visible everywhere is committed."""
-    return None if isinstance(error, NotYetVisible) else error
 
 
 def _parse(id: str) -> tuple[int, int] | None:

@@ -15,18 +15,19 @@ meanwhile (also if one of the same name was made since) it becomes a dead letter
 
 import heapq
 from collections.abc import Callable
-from functools import partial
-from typing import Final
+from contextlib import suppress
+from typing import ClassVar, Final, Self
 
 import msgspec
 
-from quintet import kernel
 from quintet.broker.atomic.dead_letters import NOWHERE, DeadLetters, Failure
-from quintet.broker.atomic.intents import Intents, NotYetVisible, pack
-from quintet.broker.table import Done, Table
+from quintet.broker.atomic.intent_rows import Adding, Effect, Records
+from quintet.broker.atomic.intents import Intents, NotYetVisible, topic_ready
+from quintet.broker.table import Table
 from quintet.broker.topics.catalog import ANY, Topic, Topics
 from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound, QuintetError, TooLarge
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise, sleep, start_alone
 
 TABLE: Final = (9, "__delayed")
 DELAY_MAX_US: Final = 365 * 24 * 3600 * 1_000_000
@@ -41,12 +42,9 @@ HEADER_BYTES: Final = 200  # what a header costs beside its texts
 RECORDS_PER_TICK_MAX: Final = 1_000
 BYTES_PER_TICK_MAX: Final = 8 << 20  # a larger message goes alone
 RETRY_US: Final = 1_000_000  # after a refusal
-_SENT: Final = "delayed-sent"  # handles
 
 Headers = tuple[tuple[bytes, bytes], ...]
-Produced = Callable[[int, Exception | None], None]
 Report = Callable[[str, dict[str, object]], None]
-Appends = list[tuple[Topic, int, bytearray]]
 
 
 class DelayedRow(msgspec.Struct, frozen=True, array_like=True):
@@ -62,6 +60,20 @@ class DelayedRow(msgspec.Struct, frozen=True, array_like=True):
     value: bytes | None
     headers: Headers
     origin: bytes
+
+
+class DelayedSent(Effect, frozen=True):
+    """These messages are in their topics: their rows go away. On disk the payload is the list itself."""
+
+    kind: ClassVar[str] = "delayed-sent"
+    handles: list[int]
+
+    def payload(self) -> bytes:
+        return msgspec.msgpack.encode(self.handles)
+
+    @classmethod
+    def from_payload(cls, payload: bytes) -> Self:
+        return cls(msgspec.msgpack.decode(payload, type=list[int]))
 
 
 class Delays:
@@ -97,7 +109,7 @@ class Delays:
         self.delivered = 0
         self.cancelled = 0
         self.orphaned = 0  # became dead letters, because their topic was deleted
-        intents.on_effect(_SENT, self._sent)
+        intents.on_effect(DelayedSent, self._sent)
         for row in table:
             self._bytes += _size(row)
             self._count += 1
@@ -120,7 +132,7 @@ class Delays:
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
-    def produce(
+    async def produce(
         self,
         owner: str,
         topic: Topic,
@@ -130,11 +142,9 @@ class Delays:
         headers: Headers,
         due_us: int,
         origin: bytes,
-        done: Produced,
-    ) -> None:
+    ) -> int:
         """Keep a message until `due_us` (microseconds since 1970), for this partition or ANY: then it is chosen when it
-        is delivered, by the key or in turn. `done(handle, None)` when it is durable, `done(-1, error)` if it was not
-        kept. Raises QuintetError if it cannot be taken."""
+        is delivered, by the key or in turn. Returns its handle when it is durable; raises if it was not kept."""
         now = self._scheduler.now()
         if not now - CLOCK_SLACK_US <= due_us <= now + DELAY_MAX_US:
             raise BadRequest(
@@ -159,34 +169,20 @@ class Delays:
                 hint="wait until some are delivered, or cancel some",
             )
         self._last_handle = handle
-        if topic.waiting:  # its row first: a message of a topic that nobody knows would be a dead letter
-            topic.after(partial(self._store_after, row, done))
-        else:
-            self._store(row, done)
         self._bytes += size
         self._count += 1
         self._storing.add(handle)
-
-    def _store_after(self, row: DelayedRow, done: Produced, error: Exception | None) -> None:
-        if error is None:
-            try:
-                self._store(row, done)
-            except QuintetError as refused:
-                error = refused
-        if error is not None:
-            self._stored(row, done, error)
-
-    def _store(self, row: DelayedRow, done: Produced) -> None:
-        self._table.put(_key(row.handle), row, partial(self._stored, row, done))
-
-    def _stored(self, row: DelayedRow, done: Produced, error: Exception | None) -> None:
-        self._storing.discard(row.handle)
-        if error is not None:
+        try:
+            if topic.waiting:  # its row first: a message of a topic that nobody knows would be a dead letter
+                await topic_ready(topic)
+            await self._table.put(_key(handle), row)
+        except Exception:
             self._drop(row)
-            done(-1, error)
-            return
-        heapq.heappush(self._heap, (row.due, row.due, row.handle))
-        done(row.handle, None)
+            raise
+        finally:
+            self._storing.discard(handle)
+        heapq.heappush(self._heap, (row.due, row.due, handle))
+        return handle
 
     def _drop(self, row: DelayedRow) -> None:
         self._bytes -= _size(row)
@@ -194,8 +190,8 @@ class Delays:
 
     # -- cancelling ------------------------------------------------------------------------------------------------
 
-    def cancel(self, owner: str, privileged: bool, topic_name: str, handle: int, done: Done) -> None:
-        """Take a waiting message back: `done(None)` when it would stay away after a restart. OffsetNotFound, in the same
+    async def cancel(self, owner: str, privileged: bool, topic_name: str, handle: int) -> None:
+        """Take a waiting message back: returns when it would stay away after a restart. OffsetNotFound, in the same
         words, if it is unknown, of another topic, somebody else's, or on its way."""
         row = self._table.get(_key(handle))
         if (
@@ -209,18 +205,17 @@ class Delays:
                 f"no delayed message {handle} of topic {topic_name!r}",
                 hint="it was delivered or cancelled, or never was",
             )
-        self._table.delete(_key(handle), partial(self._gone, row, done))
         self._leaving.add(handle)
-
-    def _gone(self, row: DelayedRow, done: Done, error: Exception | None) -> None:
-        self._leaving.discard(row.handle)
-        if error is None:
-            self.cancelled += 1
-            self._drop(row)
-            self._tidy()
-        else:  # the table shows it again, and so may the heap: twice does no harm
-            heapq.heappush(self._heap, (row.due, row.due, row.handle))
-        done(error)
+        try:
+            await self._table.delete(_key(handle))
+        except Exception:  # the table shows it again, and so may the heap: twice does no harm
+            heapq.heappush(self._heap, (row.due, row.due, handle))
+            raise
+        finally:
+            self._leaving.discard(handle)
+        self.cancelled += 1
+        self._drop(row)
+        self._tidy()
 
     def _tidy(self) -> None:
         """Cancelled handles stay in the heap until they come up, or until they are more than the others."""
@@ -236,14 +231,19 @@ class Delays:
         if self._sending or not self._heap or self._heap[0][0] > now:
             return
         appends, sent, orphans = self._appends(self._take_due(now))
-        if not sent:
-            return
+        if sent:
+            start_alone(self._scheduler, self._send(appends, sent, orphans))
+
+    async def _send(self, appends: list[Adding], rows: list[DelayedRow], orphans: int) -> None:
         self._sending = True
-        done = partial(self._committed, sent, orphans)
         try:
-            self._intents.commit(appends, [(_SENT, pack([row.handle for row in sent]))], done)
-        except QuintetError as refused:
-            done(refused)
+            with suppress(NotYetVisible):  # it is committed
+                await self._intents.commit(appends, [DelayedSent([row.handle for row in rows])])
+            self.orphaned += orphans
+        except Exception as error:
+            start_alone(self._scheduler, self._put_back(rows, error))
+        finally:
+            self._sending = False
 
     def _take_due(self, now: int) -> list[DelayedRow]:
         rows: list[DelayedRow] = []
@@ -262,12 +262,12 @@ class Delays:
             rows.append(row)
         return rows
 
-    def _appends(self, rows: list[DelayedRow]) -> tuple[Appends, list[DelayedRow], int]:
+    def _appends(self, rows: list[DelayedRow]) -> tuple[list[Adding], list[DelayedRow], int]:
         """The batches of an intent, runs of one partition and origin as one batch, the rows that are in them, and how
         many of them are dead letters. What finds no place waits a little longer."""
         placed: list[tuple[Topic, int, bytes, list[DelayedRow]]] = []
         last: dict[tuple[int, int], int] = {}
-        letters: Appends = []
+        letters: list[Adding] = []
         sent: list[DelayedRow] = []
         refusals: dict[str, tuple[list[DelayedRow], Exception]] = {}
         for row in rows:
@@ -289,17 +289,11 @@ class Delays:
             except QuintetError as refused:
                 refusals.setdefault(str(refused), ([], refused))[0].append(row)
         for refused_rows, refusal in refusals.values():
-            self._put_back(refused_rows, refusal)
-        appends = [
-            (
-                topic,
-                number,
-                kernel.build(
-                    [row.value for row in run], [row.key for row in run], [row.headers for row in run], origin=origin
-                ),
-            )
-            for topic, number, origin, run in placed
-        ]
+            start_alone(self._scheduler, self._put_back(refused_rows, refusal))
+        appends: list[Adding] = []
+        for topic, number, origin, run in placed:
+            columns = ([row.value for row in run], [row.key for row in run], [row.headers for row in run])
+            appends.append((topic, number, Records(*columns, origin=origin)))
         return [*appends, *letters], sent, len(letters)
 
     def _topic_of(self, row: DelayedRow) -> Topic | None:
@@ -308,43 +302,27 @@ class Delays:
         topic = self._topics.get(row.topic.encode())
         return topic if topic is not None and topic.spec.id == row.topic_id else None
 
-    def _committed(self, rows: list[DelayedRow], orphans: int, error: Exception | None) -> None:
-        self._sending = False
-        if error is None or isinstance(error, NotYetVisible):
-            self.orphaned += orphans
-        else:
-            self._put_back(rows, error)
-
-    def _put_back(self, rows: list[DelayedRow], error: Exception) -> None:
+    async def _put_back(self, rows: list[DelayedRow], error: Exception) -> None:
         self._report("delayed_wait", {"messages": len(rows), "error": str(error)})
         for row in rows:
             self._leaving.discard(row.handle)
-        self._scheduler.later(RETRY_US, partial(self._try_again, rows))
-
-    def _try_again(self, rows: list[DelayedRow]) -> None:
+        await sleep(self._scheduler, RETRY_US)
         for row in rows:
             heapq.heappush(self._heap, (row.due, row.due, row.handle))
 
-    def _sent(self, payload: bytes, done: Done) -> None:
-        """The effect: these rows are gone, done when that is durable. Rows that are gone already are deleted again: the
-        deletion before may have been refused."""
-        handles = msgspec.msgpack.decode(payload, type=list[int])
-        keys = [_key(handle) for handle in handles]
+    async def _sent(self, sent: DelayedSent) -> None:
+        """The effect: these rows are gone, durably. Rows that are gone already are deleted again: the deletion before may
+        have been refused."""
+        keys = [_key(handle) for handle in sent.handles]
         rows = [row for key in keys if (row := self._table.get(key)) is not None]
-        self._leaving.update(handles)
-
-        def gone(error: Exception | None) -> None:
-            if error is None:
-                self._leaving.difference_update(handles)
-                self.delivered += len(rows)
-                for row in rows:
-                    self._drop(row)
-            done(error)
-
-        try:
-            self._table.delete_many(keys, gone)
-        except QuintetError as refused:
-            done(refused)
+        self._leaving.update(sent.handles)
+        deleted: Promise[None] = Promise()
+        self._table.delete_many(keys, deleted.finished)
+        await deleted
+        self._leaving.difference_update(sent.handles)
+        self.delivered += len(rows)
+        for row in rows:
+            self._drop(row)
 
 
 def _too_large(size: int) -> TooLarge:

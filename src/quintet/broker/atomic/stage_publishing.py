@@ -7,12 +7,12 @@ lost of a stage is reported, and the rest goes on.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from quintet.log.base import Stages
 from quintet.model.errors import CorruptData
+from quintet.model.tasks import Promise, Verb, start
 
 READ_BYTES_MAX: Final = 8 << 20  # of one read, unless one batch is larger
 WINDOW_BYTES: Final = 32 << 20  # appended and not yet durable
@@ -28,90 +28,88 @@ class Part(NamedTuple):
     length: int
 
 
-Append = Callable[[int, bytearray], None]
+Append = Callable[[int, bytearray], Verb[None]]
 Lost = Callable[[int, Exception], None]
-Wait = Callable[[Exception, Callable[[], None]], None]
+Wait = Callable[[Exception], Verb[None]]
 
 
-class Carry:
-    """The parts of one intent that are still to be appended. `append(place, batch)` is answered by `landed` or `refused`;
-    `lost(place, why)` for a part that is gone; `wait(error, again)` when the disk has to be asked again later."""
+async def carry_over(stages: Stages, parts: Iterable[Part], append: Append, lost: Lost, wait: Wait) -> None:
+    """Append all of these parts of one intent. `append(place, batch)` raises if it is refused; `lost(place, why)` is told of
+    a part that is gone; `wait(error)` returns when the disk is to be asked again."""
+    queue = list(parts)
+    heapify(queue)  # what is refused has its place among them
+    flying = 0  # bytes
+    refusals: list[Exception] = []  # the disk refused something: nothing is tried until it is asked again
+    single = False  # something in the last read was bad: one part at a time until it is found
+    over: Promise[None] = Promise()  # of the append that is over next
 
-    __slots__ = ("_append", "_flying", "_lost", "_paused", "_queue", "_reading", "_single", "_stages", "_wait")
+    async def append_one(part: Part, batch: bytearray) -> None:
+        nonlocal flying, over
+        try:
+            await append(part.place, batch)
+        except Exception as error:
+            refusals.append(error)
+            heappush(queue, part)
+        flying -= part.length
+        ended, over = over, Promise()
+        ended.resolve(None)
 
-    def __init__(self, stages: Stages, parts: Iterable[Part], append: Append, lost: Lost, wait: Wait) -> None:
-        self._stages = stages
-        self._queue = list(parts)  # a heap: what comes back has its place among them
-        heapify(self._queue)
-        self._append = append
-        self._lost = lost
-        self._wait = wait
-        self._flying = 0
-        self._reading = False
-        self._paused = False  # the disk refused something: nothing is tried until it is asked again
-        self._single = False  # something in the last read was bad: one part at a time until it is found
-
-    def go(self) -> None:
-        if self._reading or self._paused or not self._queue or self._flying >= WINDOW_BYTES:
-            return
-        group = [heappop(self._queue)]
-        while not self._single and self._queue and _adjoins(group, self._queue[0]):
-            group.append(heappop(self._queue))
-        self._reading = True
-        first, last = group[0], group[-1]
-        length = last.position + last.length - first.position
-        self._stages.read(first.stage, first.position, length, partial(self._read, group))
-
-    def _read(self, group: list[Part], data: bytes | BaseException) -> None:
-        self._reading = False
-        if isinstance(data, (CorruptData, FileNotFoundError)):
-            self._bad(group, data)
-        elif isinstance(data, BaseException):
-            self._put_back(group)
-            error = data if isinstance(data, Exception) else CorruptData(str(data))
-            self._pause(error)
+    while queue or flying:
+        if refusals:
+            await wait(refusals[0])
+            refusals.clear()
+        elif not queue or flying >= WINDOW_BYTES:
+            await over
         else:
-            self._single = False
+            group = _take_group(queue, 1 if single else len(queue))
+            first, last = group[0], group[-1]
+            try:
+                data = await _read(stages, first.stage, first.position, last.position + last.length - first.position)
+            except (CorruptData, FileNotFoundError) as error:
+                single = len(group) > 1
+                if single:
+                    _put_back(queue, group)
+                else:
+                    lost(first.place, error)
+                continue
+            except Exception as error:
+                refusals.append(error)
+                _put_back(queue, group)
+                continue
+            single = False
             for number, part in enumerate(group):
-                if self._paused:  # one before it was refused
-                    self._put_back(group[number:])
-                    return
-                begin = part.position - group[0].position
-                self._flying += part.length
-                self._append(part.place, bytearray(memoryview(data)[begin : begin + part.length]))
-            self.go()
+                if refusals:  # one before it was refused
+                    _put_back(queue, group[number:])
+                    break
+                begin = part.position - first.position
+                flying += part.length
+                start(append_one(part, bytearray(memoryview(data)[begin : begin + part.length])))
 
-    def _bad(self, group: list[Part], error: Exception) -> None:
-        self._single = len(group) > 1
-        if self._single:
-            self._put_back(group)
+
+async def _read(stages: Stages, stage: str, position: int, length: int) -> bytes:
+    promise: Promise[bytes] = Promise()
+
+    def done(data: bytes | BaseException) -> None:
+        if isinstance(data, BaseException):
+            promise.fail(data if isinstance(data, Exception) else RuntimeError(repr(data)))
         else:
-            self._lost(group[0].place, error)
-        self.go()
+            promise.resolve(data)
 
-    def _put_back(self, parts: Iterable[Part]) -> None:
-        for part in parts:
-            heappush(self._queue, part)
+    stages.read(stage, position, length, done)
+    return await promise
 
-    def landed(self, length: int) -> None:
-        """An append is over, well or with an error that needs no second try."""
-        self._flying -= length
-        self.go()
 
-    def refused(self, part: Part, error: Exception) -> None:
-        """A partition did not take it: again later, before what comes behind it."""
-        self._flying -= part.length
-        heappush(self._queue, part)
-        self._pause(error)
+def _take_group(queue: list[Part], most: int) -> list[Part]:
+    """The next part, and those behind it that are read with it."""
+    group = [heappop(queue)]
+    while len(group) < most and queue and _adjoins(group, queue[0]):
+        group.append(heappop(queue))
+    return group
 
-    def _pause(self, error: Exception) -> None:
-        if not self._paused:
-            self._paused = True
-            self._wait(error, self._resume)
 
-    def _resume(self) -> None:
-        self._paused = False
-        self.go()
+def _put_back(queue: list[Part], parts: Iterable[Part]) -> None:
+    for part in parts:
+        heappush(queue, part)
 
 
 def _adjoins(group: list[Part], part: Part) -> bool:

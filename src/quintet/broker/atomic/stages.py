@@ -20,15 +20,15 @@ of the one that committed nothing for longest, if that is a month or more; a you
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable
 from hashlib import sha256
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
-from quintet.broker.atomic.intents import Intents, Staged, pack
-from quintet.broker.table import Done, Table
+from quintet.broker.atomic.intent_rows import Effect
+from quintet.broker.atomic.intents import Intents, NotYetVisible, Staged
+from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topics
 from quintet.log.base import Stage
 from quintet.log.base import Stages as Files
@@ -57,9 +57,18 @@ FENCES_OF_OWNER_MAX: Final = 10_000
 FENCE_KEEP_US: Final = 30 * 24 * 3600 * 1_000_000  # at least, of a writer that commits nothing
 STAGE_ID_BYTES: Final = 16
 
-_FENCE: Final = "fence"
+# Fresh: this call (or its first try) published it. And what is still to be carried out, if it is not yet visible.
+Committed = tuple[bool, NotYetVisible | None]
 
-Committed = Callable[[bool, Exception | None], None]  # fresh: this call (or its first try) published it
+
+class FencePut(Effect, frozen=True, array_like=True):
+    """This epoch of a writer is published, with so many rows."""
+
+    kind: ClassVar[str] = "fence"
+    owner: str
+    writer: str
+    epoch: int
+    rows: int
 
 
 class FenceRow(msgspec.Struct, frozen=True, array_like=True):
@@ -104,7 +113,7 @@ class Stages:
         self._swept = 0
         self._unswept: list[str] = []
         self.committed = self.repeated = 0
-        intents.on_effect(_FENCE, self._put_fence)
+        intents.on_effect(FencePut, self._put_fence)
         intents.on_emptied(self._emptied)
 
     def load(self) -> None:
@@ -198,7 +207,7 @@ class Stages:
         row = self._table.get(_key(owner, writer))
         return ONCE if row is None else row.last
 
-    def commit(
+    async def commit(
         self,
         owner: str,
         writer: str,
@@ -207,54 +216,33 @@ class Stages:
         rows: int,
         accept_other: bool,
         may: Callable[[str], None],
-        done: Committed,
-    ) -> None:
-        """Publish these stages as this epoch, or find that it was published. Raises what is refused at once; `may` raises
-        for a topic the owner may not publish to. `done(fresh, None)`: all of it is durable and visible. `done` with
-        NotYetVisible: it is committed."""
+    ) -> Committed:
+        """Publish these stages as this epoch, or find that it was published; `may` raises for a topic the owner may not
+        publish to. Returns when all of it is durable and visible, or committed and NotYetVisible."""
         _check_names(writer, epoch)
         if epoch == ONCE and not ids and not rows:
-            done(True, None)
-            return
+            return True, None
         fence = self._table.get(_key(owner, writer))
         token = f"stage:{owner}\0{writer}\0{epoch}\0{_digest(ids) if epoch == ONCE else ''}"
         if fence is not None and epoch != ONCE and epoch <= fence.last:
             self._repeat(owner, fence, epoch, ids, rows, accept_other)
-            if not self._intents.join(token, partial(done, False)):
-                done(False, None)
-            return
+            return False, await _visible(self._intents.join(token)) if self._intents.asked(token) else None
         if self._intents.asked(token):  # the first call's answer was lost, or is on its way
-            joined = partial(self._joined, owner, writer, epoch, ids, rows, accept_other, done)
-            self._intents.join(token, joined)
-            return
+            later = await _visible(self._intents.join(token))
+            fence = self._table.get(_key(owner, writer))
+            fresh = fence is None or epoch == ONCE or epoch > fence.last
+            if fence is not None and not fresh:  # was it about the same rows?
+                self._repeat(owner, fence, epoch, ids, rows, accept_other)
+            return fresh, later
         staged = self._staged(owner, writer, epoch, ids, rows)
         for topic in {part.topic for part in staged}:
             may(topic.name)
-        effects = [] if epoch == ONCE else [(_FENCE, pack((owner, writer, epoch, rows)))]
+        effects = [] if epoch == ONCE else [FencePut(owner, writer, epoch, rows)]
         if effects and fence is None:
             self._make_room(owner)
-        self._intents.commit([], effects, partial(self._published, done), token=token, owner=owner, staged=staged)
-
-    def _joined(
-        self,
-        owner: str,
-        writer: str,
-        epoch: int,
-        ids: tuple[str, ...],
-        rows: int,
-        accept_other: bool,
-        done: Committed,
-        error: Exception | None,
-    ) -> None:
-        """Another call with the same token was answered so: was it about the same rows?"""
-        fence = self._table.get(_key(owner, writer))
-        fresh = fence is None or epoch == ONCE or epoch > fence.last
-        if fence is not None and not fresh:
-            try:
-                self._repeat(owner, fence, epoch, ids, rows, accept_other)
-            except QuintetError as differs:
-                error = differs
-        done(fresh, error)
+        later = await _visible(self._intents.commit([], effects, token=token, owner=owner, staged=staged))
+        self.committed += later is None
+        return True, later
 
     def _staged(self, owner: str, writer: str, epoch: int, ids: tuple[str, ...], rows: int) -> list[Staged]:
         """All batches of these stages, in order."""
@@ -316,24 +304,21 @@ class Stages:
             raise BadRequest(f"stage {id} is part of another commit", hint="name each stage in one commit only")
         return stage
 
-    def _published(self, done: Committed, error: Exception | None) -> None:
-        self.committed += error is None
-        done(True, error)
-
     def _emptied(self, ids: Iterable[str]) -> None:
         """All of these is in its topics."""
         self._drop(id for id in ids if id in self._sealed)
 
-    def _put_fence(self, payload: bytes, done: Done) -> None:
-        owner, writer, epoch, rows = msgspec.msgpack.decode(payload, type=tuple[str, str, int, int])
+    async def _put_fence(self, put: FencePut) -> None:
+        owner, writer = put.owner, put.writer
         row = self._table.get(_key(owner, writer))
         epochs = dict(row.epochs if row is not None else ())
-        epochs[epoch] = rows
+        epochs[put.epoch] = put.rows
         kept = tuple(sorted(epochs.items())[-EPOCHS_KEPT:])
-        self._table.put(_key(owner, writer), FenceRow(owner, writer, kept, self._scheduler.now()), done)
+        durable = self._table.put(_key(owner, writer), FenceRow(owner, writer, kept, self._scheduler.now()))
         writers = self._writers.setdefault(owner, {})
         writers.pop(writer, None)
         writers[writer] = self._scheduler.monotonic()
+        await durable
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -354,6 +339,15 @@ class Stages:
             return False
         passed = stage.epoch != ONCE and stage.epoch <= self.fence(stage.owner, stage.writer)
         return passed or monotonic - self._since[stage.id] > STAGE_KEEP_US
+
+
+async def _visible(committed: Awaitable[None]) -> NotYetVisible | None:
+    """Wait for a commit: what it says if it is not yet visible everywhere."""
+    try:
+        await committed
+    except NotYetVisible as later:
+        return later
+    return None
 
 
 def _check_names(writer: str, epoch: int) -> None:

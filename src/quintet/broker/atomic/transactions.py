@@ -18,11 +18,10 @@ fences the transaction that an earlier instance left open.
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
-from quintet import kernel
-from quintet.broker.atomic.intents import Effect, Intents
+from quintet.broker.atomic.intent_rows import Adding, Effect, Records
+from quintet.broker.atomic.intents import Intents
 from quintet.broker.topics.catalog import ANY, Topic
 from quintet.model.batch import TRANSACTIONAL
 from quintet.model.errors import (
@@ -34,6 +33,7 @@ from quintet.model.errors import (
     TransactionNotFound,
 )
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise, start_alone
 
 OPEN: Final = "open"
 COMMITTING: Final = "committing"
@@ -44,7 +44,6 @@ ENDED_REMEMBERED_MAX: Final = 10_000  # why a transaction is gone, for whoever a
 TXN_ID_BYTES: Final = 16
 
 Blob = bytes | memoryview  # a view of what a connection received: a large message is not copied before the commit
-Done = Callable[[Exception | None], None]
 Check = Callable[[], Callable[[], None]]
 
 
@@ -63,7 +62,7 @@ class Transaction:
     """An open transaction."""
 
     __slots__ = (
-        "began", "bytes", "checks", "count", "deadline", "doubtful", "effects", "holds", "id", "name", "owner", "parts", "state", "waiters",
+        "answer", "began", "bytes", "checks", "count", "deadline", "doubtful", "effects", "holds", "id", "name", "owner", "parts", "state",
     )  # fmt: skip
 
     def __init__(self, id: str, owner: str, name: str, began: int, deadline: int) -> None:
@@ -79,7 +78,7 @@ class Transaction:
         self.effects: list[Effect] = []
         self.checks: list[Check] = []
         self.holds: list[Callable[[], None]] = []  # what the checks of a commit under way gave
-        self.waiters: list[Done] = []
+        self.answer: Promise[None] = Promise()  # of the commit under way
 
 
 class Transactions:
@@ -178,29 +177,22 @@ class Transactions:
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    def commit(self, owner: str, id: str, done: Done, may: Callable[[str], None] = lambda _topic: None) -> None:
+    async def commit(self, owner: str, id: str, may: Callable[[str], None] = lambda _topic: None) -> None:
         """All of it becomes visible. Asked again, also after a crash, the answer is the same. `may` raises if the owner
         may no longer publish to a topic; so does what else belongs to it: then it stays open, and nothing is visible."""
         outcome = self._intents.outcome(id)
         if outcome is not None and outcome.owner == owner:
-            self._intents.wait(outcome, done)
+            await self._intents.wait(outcome)
             return
         transaction = self._by_id.get(id)
-        if transaction is not None and transaction.owner == owner and transaction.state is COMMITTING:
-            transaction.waiters.append(done)
-            return
-        transaction = self._find(owner, id)
-        for topic in {topic: None for topic, _ in transaction.parts}:
-            may(topic.name)
-        self._check(transaction)
-        transaction.state = COMMITTING
-        transaction.waiters.append(done)
-        try:
-            self._write(transaction)
-        except Exception as error:  # whatever it is: the commit is answered and its groups are free again
-            if not isinstance(error, QuintetError):
-                self._intents.report("commit_failed", {"transaction": id, "error": repr(error)})
-            self._committed(transaction, error)
+        if transaction is None or transaction.owner != owner or transaction.state is not COMMITTING:
+            transaction = self._find(owner, id)
+            for topic in {topic: None for topic, _ in transaction.parts}:
+                may(topic.name)
+            self._check(transaction)
+            transaction.state, transaction.answer = COMMITTING, Promise()
+            start_alone(self._scheduler, self._commit(transaction))
+        await transaction.answer
 
     def _check(self, transaction: Transaction) -> None:
         try:
@@ -216,18 +208,20 @@ class Transactions:
         for release in holds:
             release()
 
-    def _write(self, transaction: Transaction) -> None:
+    async def _commit(self, transaction: Transaction) -> None:
         """One intent for all of it. Intents wait for topics that this transaction made: they must be known after a crash
         before anything of it is promised."""
-        appends = [
-            (topic, partition, kernel.build(values, keys, origin=origin, flags=TRANSACTIONAL))
-            for (topic, partition), (values, keys, origin) in transaction.parts.items()
-        ]
-        committed = partial(self._committed, transaction)
-        self._intents.commit(appends, transaction.effects, committed, transaction.id, transaction.owner)
-
-    def _committed(self, transaction: Transaction, error: Exception | None) -> None:
-        waiters, transaction.waiters = transaction.waiters, []
+        failure: Exception | None = None
+        try:
+            appends: list[Adding] = [
+                (topic, partition, Records(values, keys, origin=origin, flags=TRANSACTIONAL))
+                for (topic, partition), (values, keys, origin) in transaction.parts.items()
+            ]
+            await self._intents.commit(appends, transaction.effects, transaction.id, transaction.owner)
+        except Exception as error:  # whatever it is: the commit is answered and its groups are free again
+            if not isinstance(error, QuintetError):
+                self._intents.report("commit_failed", {"transaction": transaction.id, "error": repr(error)})
+            failure = error
         self._let_go(transaction)
         if self._intents.outcome(transaction.id) is not None:
             if transaction.id in self._by_id:
@@ -235,10 +229,9 @@ class Transactions:
                 self.committed += 1
         else:  # as far as is known nothing was written: it is open again, and may be committed again
             transaction.state = OPEN
-            transaction.doubtful |= isinstance(error, StorageError) and not isinstance(error, StorageFull)
+            transaction.doubtful |= isinstance(failure, StorageError) and not isinstance(failure, StorageFull)
             transaction.deadline = max(transaction.deadline, self._scheduler.monotonic() + self._limits.timeout_us)
-        for done in waiters:
-            done(error)
+        transaction.answer.finished(failure)
 
     def abort(self, owner: str, id: str) -> None:
         """Forget all of it."""

@@ -6,9 +6,6 @@ if the disk refuses it, what was durable is back. Offsets are moved by hand only
 """
 
 from collections.abc import Callable
-from typing import Final
-
-import msgspec
 
 from quintet.broker.audit.delivery_events import Events
 from quintet.broker.consumers.group import (
@@ -28,8 +25,6 @@ from quintet.broker.topics.catalog import Topic, Topics
 from quintet.broker.topics.seek import EVER, seek
 from quintet.model.errors import BadRequest, Fenced
 from quintet.model.scheduler import Scheduler
-
-_PAYLOAD: Final = msgspec.msgpack.Decoder(CommitPayload)
 
 
 class CommittedOffsets:
@@ -149,14 +144,12 @@ class CommittedOffsets:
         offset: int,
         generation: int | None,
         connection: object,
-    ) -> bytes:
-        """The same checks as `commit`; the payload for `apply_commit`. Nothing is committed yet."""
+    ) -> CommitPayload:
+        """The same checks as `commit`; the effect for `apply_commit`. Nothing is committed yet."""
         found = self._admit(actor, privileged, topic, group, partition, offset, generation)
         self._fence(found, partition, generation, connection)
         version = self._version(found, partition)
-        return msgspec.msgpack.encode(
-            CommitPayload(topic.name, topic.spec.id, group, found.owner, partition, offset, version)
-        )
+        return CommitPayload(topic.name, topic.spec.id, group, found.owner, partition, offset, version)
 
     def check_commit(
         self, topic: str, group: str, partition: int, generation: int | None, connection: object
@@ -177,10 +170,9 @@ class CommittedOffsets:
 
         return release
 
-    async def apply_commit(self, payload: bytes) -> None:
+    async def apply_commit(self, wanted: CommitPayload) -> None:
         """Commit what was prepared, unless something newer is committed; any number of times, also after a crash, and
         whoever owns the partition now: the transaction it belongs to is committed. Returns when that is durable."""
-        wanted = _PAYLOAD.decode(payload)
         topic = self._topics.get(wanted.topic.encode())
         if topic is None or topic.spec.id != wanted.topic_id:
             return

@@ -7,10 +7,11 @@ a group: what may happen in each, what is to be done then, and which phase follo
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
+from quintet.broker.atomic.intent_rows import Effect
 from quintet.broker.consumers.assignment import spread
 from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import BadName, BadRequest, Fenced, GroupBusy, GroupNotFound
@@ -37,8 +38,10 @@ class GroupRow(msgspec.Struct, frozen=True, array_like=True):
     version: int = 0
 
 
-class CommitPayload(msgspec.Struct, frozen=True, array_like=True):
-    """A commit that was checked and waits for its transaction: the payload of an intent's effect."""
+class CommitPayload(Effect, frozen=True, array_like=True):
+    """A commit that was checked and waits for its transaction: an effect of an intent."""
+
+    kind: ClassVar[str] = "offset"
 
     topic: str
     topic_id: int

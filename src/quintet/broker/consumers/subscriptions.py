@@ -9,11 +9,13 @@ there exactly once.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import msgspec
 
 from quintet.broker.atomic.dead_letters import DeadLetters, Failure
-from quintet.broker.atomic.intents import Intents, pack
+from quintet.broker.atomic.intent_rows import Effect
+from quintet.broker.atomic.intents import Intents
 from quintet.broker.audit.delivery_events import Events
 from quintet.broker.table import Table
 from quintet.broker.topics import reads
@@ -38,9 +40,17 @@ MAILBOX_IN_FLIGHT_MAX = (
     100_000  # of one partition, as many as a mailbox holds unless configured otherwise: each is remembered
 )
 ATTEMPTS_WITHOUT_END = 1 << 30  # on a dead-letter topic itself: there is nowhere further to go
-_SETTLED = "settled"  # (subscription id, partition, offset)
 
 Report = Callable[[str, dict[str, object]], None]
+
+
+class Settled(Effect, frozen=True, array_like=True):
+    """An offset is settled: of a record that was buried."""
+
+    kind: ClassVar[str] = "settled"
+    subscription: int
+    partition: int
+    offset: int
 
 
 class LaneRow(msgspec.Struct, frozen=True):
@@ -110,9 +120,7 @@ class Subscriptions:
         self._delivered_by_removed = 0
         self.redelivered = 0
         self.dead_lettered = 0
-        intents.on_effect(
-            _SETTLED, lambda payload, done: start(self._settle(payload)).then(lambda _, error: done(error))
-        )
+        intents.on_effect(Settled, self._settle)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -376,7 +384,6 @@ class Subscriptions:
         another attempt to deliver."""
         number = lane.partition.number
         found: Promise[Row | None] = Promise()
-        buried: Promise[None] = Promise()
         try:
             reads.read_row(lane.partition, offset, found.done)
             row = await found
@@ -384,9 +391,8 @@ class Subscriptions:
                 await self._explained()  # it says how often the record was delivered
                 more = ((b"subscription", str(subscription.id).encode()),)
                 failure = Failure("not acknowledged", attempts=attempts, more=more)
-                effect = (_SETTLED, pack((subscription.id, number, offset)))
-                self._dead.bury(subscription.topic_name, number, offset, row, failure, [effect], buried.finished)
-                await buried
+                effect = Settled(subscription.id, number, offset)
+                await self._dead.bury(subscription.topic_name, number, offset, row, failure, [effect])
         except Exception as error:
             self._burying.discard((subscription.id, number, offset))
             if lane.dead.pop(offset, None) is None:
@@ -409,10 +415,10 @@ class Subscriptions:
             self._changed(subscription)
         subscription.pump()
 
-    async def _settle(self, payload: bytes) -> None:
+    async def _settle(self, settled: Settled) -> None:
         """The effect of a burial: the offset is settled. Returns when a row that says so is durable; all that are settled in
         one turn share one row."""
-        id, number, offset = msgspec.msgpack.decode(payload, type=tuple[int, int, int])
+        id, number, offset = settled.subscription, settled.partition, settled.offset
         self._burying.discard((id, number, offset))
         subscription = self._by_id.get(id)
         if subscription is None or number >= len(subscription.lanes):

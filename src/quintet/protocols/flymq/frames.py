@@ -23,6 +23,7 @@ A layout is a line of text, field by field in wire order:
 import struct
 from typing import Final, Literal, NamedTuple
 
+from quintet.model import limits
 from quintet.model.rights import Right
 
 HEADER: Final = struct.Struct(">BBBBI")
@@ -30,9 +31,7 @@ HEADER_BYTES: Final = HEADER.size
 MAGIC: Final = 0xAF
 VERSION: Final = 1
 FRAME_BYTES_MAX: Final = 33_554_432  # of the payload (document, "Constants")
-LARGE_BYTES: Final = (
-    1 << 20
-)  # of a payload or message: a thread inflates and copies it; page faults alone may take 0.8 ms a MiB
+LARGE_BYTES: Final = limits.LARGE_BYTES  # of a payload or message: a thread inflates and copies it
 
 BINARY: Final = 0x01
 COMPRESSION_MASK: Final = 0x0E

@@ -29,9 +29,9 @@ def _commit(call: Call, ask: Values) -> Values | None:
         call.run(offsets.commit(*where, call.member), lambda _: success())
         return None
     call.broker.transactions.check_open(call.owner, ask["txn_id"])
-    payload = offsets.prepare_commit(*where, call.member)
+    effect = offsets.prepare_commit(*where, call.member)
     check = partial(offsets.check_commit, ask["topic"], ask["group"], ask["partition"], where[-1], call.member)
-    call.broker.transactions.add_effect(call.owner, ask["txn_id"], ("offset", payload), check)
+    call.broker.transactions.add_effect(call.owner, ask["txn_id"], effect, check)
     return success("part of the transaction")
 
 

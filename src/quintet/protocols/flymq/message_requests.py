@@ -151,13 +151,13 @@ def _produce_delayed(call: Call, ask: Values) -> None:
     topic = call.target(ask)
     key, value, asked = ask.get("key") or None, ask["data"], ask.get("partition", ANY)
     due = call.now + ask["delay_ms"] * 1000
-    made = call.then(lambda handle: _metadata(topic, max(asked, 0), Placed(handle, due), key, value))
-    call.broker.delays.produce(call.owner, topic, asked, key, value, (), due, call.origin, made)
+    kept = call.broker.delays.produce(call.owner, topic, asked, key, value, (), due, call.origin)
+    call.run(kept, lambda handle: _metadata(topic, max(asked, 0), Placed(handle, due), key, value))
 
 
 def _cancel_delayed(call: Call, ask: Values) -> None:
     who = (call.owner, call.broker.access.may_administer(call.principal))
-    call.broker.delays.cancel(*who, ask["topic"], ask["handle"], call.when_durable(success("cancelled")))
+    call.run(call.broker.delays.cancel(*who, ask["topic"], ask["handle"]), lambda _: success("cancelled"))
 
 
 # -- dead letters -----------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def _fetch_dlq(call: Call, ask: Values) -> None:
         return {"messages": each(DeadLetter.fields, iter(letters))} | details
 
     source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
-    call.broker.dead.browse(source, most, ask.get("after", ""), call.then(made), call.patience)
+    call.run(call.broker.dead.browse(source, most, ask.get("after", ""), call.patience), made)
 
 
 def _list_dlq(call: Call, _ask: Values) -> Values:
@@ -181,23 +181,21 @@ def _list_dlq(call: Call, _ask: Values) -> Values:
 def _replay_dlq(call: Call, ask: Values) -> None:
     source = call.broker.dead_letters_of(call.principal, ask["topic"], call.peer)
     if "ids" in ask:
-
-        def replayed(count: int, missing: list[str], error: Exception | None) -> None:
-            call.answer(success("OK") | {"replayed": count, "missing": missing} if error is None else None, error)
-
-        call.broker.dead.replay_many(source, ask["ids"], replayed)
+        sent = call.broker.dead.replay_many(source, ask["ids"])
+        call.run(sent, lambda found: success("OK") | {"replayed": found[0], "missing": found[1]})
         return
     id = ask["message_id"] if "message_id" in ask else f"0-{ask['offset']}"
-    call.broker.dead.replay(source, id, ask.get("value"), call.when_durable(success("OK")))
+    call.run(call.broker.dead.replay(source, id, ask.get("value")), lambda _: success("OK"))
 
 
 def _purge_dlq(call: Call, ask: Values) -> None:
-    call.broker.dead.purge(ask["topic"].encode(), call.then(lambda count: success(f"{count} forgotten")))
+    call.run(call.broker.dead.purge(ask["topic"].encode()), lambda count: success(f"{count} forgotten"))
 
 
 def _dead_letter(call: Call, ask: Values) -> None:
-    made, tries = call.then(lambda new: success("OK" if new else "it is there already")), ask.get("attempts", 1)
-    call.broker.dead.reject(call.topic(ask), ask["partition"], ask["offset"], ask["error"], made, tries)
+    where, tries = (call.topic(ask), ask["partition"], ask["offset"]), ask.get("attempts", 1)
+    kept = call.broker.dead.reject(*where, ask["error"], tries)
+    call.run(kept, lambda new: success("OK" if new else "it is there already"))
 
 
 # -- transactions -----------------------------------------------------------------------------------------------------
@@ -218,9 +216,9 @@ def _txn_produce(call: Call, ask: Values) -> Values:
 
 
 def _txn_commit(call: Call, ask: Values) -> None:
-    done = call.when_durable({"txn_id": ask["txn_id"], "success": True})
     may = partial(call.broker.access.require, call.principal, "publish")
-    call.broker.transactions.commit(call.owner, ask["txn_id"], done, may)
+    committed = call.broker.transactions.commit(call.owner, ask["txn_id"], may)
+    call.run(committed, lambda _: {"txn_id": ask["txn_id"], "success": True})
 
 
 def _txn_rollback(call: Call, ask: Values) -> Values:
