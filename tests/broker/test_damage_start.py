@@ -209,7 +209,7 @@ def test_what_a_deletion_left_behind_is_removed_and_not_taken_for_a_lost_topic(l
     folder = life.topic("orders")
     segment = next(folder.rglob("*.seg"))
     content = segment.read_bytes()
-    life.broker.topics.delete(b"orders", lambda error: None)
+    life.broker.topics.delete(b"orders")
     life.scheduler.settle()
     life.stop()
     assert not folder.exists()

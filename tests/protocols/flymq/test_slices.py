@@ -8,6 +8,7 @@ from quintet import kernel
 from quintet.broker import slices
 from quintet.broker.audit import audit_log as audit
 from quintet.broker.topics import reads
+from quintet.model.tasks import start
 from quintet.protocols.flymq import codec, frames
 from quintet.testing.line import SimBroker
 from tests.protocols.flymq.helpers import BY_NAME, DIALECTS, Client, error_of, make_sim, parse, request
@@ -66,7 +67,7 @@ def test_groups_are_listed_in_slices(sim: SimBroker) -> None:
     assert isinstance(groups, list) and [row["group"] for row in groups] == [f"g{number:04}" for number in range(1_500)]
     done: list[Exception | None] = []
     before = broker.groups._table.partition.visible
-    assert broker.delete_topic(b"t00000", done.append)
+    start(broker.delete_topic(b"t00000")).then(lambda _, error: done.append(error))
     sim.scheduler.settle()
     assert done == [None] and len(broker.groups) == 0
     assert len(broker.groups._table.partition.read_now(before)) == 1, "all of them are forgotten in one batch"

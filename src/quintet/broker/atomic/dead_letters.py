@@ -32,6 +32,7 @@ from quintet.model import limits
 from quintet.model.batch import Header, RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, OffsetNotFound, QuintetError
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import start
 
 TABLE: Final = (10, "__dead")
 PREFIX: Final = b"quintet-dead-"
@@ -205,7 +206,7 @@ class DeadLetters:
             told = partial(self._rejected, done, self._intents.asked(token))
             self.bury(topic.raw, partition, offset, row, failure, (), told, token)
 
-        reads.read_row(source, offset, found)
+        start(reads.read_row(source, offset)).then(found)
 
     @staticmethod
     def _rejected(done: Rejected, before: bool, error: Exception | None) -> None:
@@ -239,7 +240,7 @@ class DeadLetters:
             else:
                 done(_shown(number, row), None)
 
-        reads.read_row(topic.partitions[number], offset, read)
+        start(reads.read_row(topic.partitions[number], offset)).then(read)
 
     def counts(self, source: bytes) -> int:
         """Open dead letters of this topic."""

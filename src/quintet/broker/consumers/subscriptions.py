@@ -24,6 +24,7 @@ from quintet.delivery.subscription import Policy, Subscription
 from quintet.model.batch import Row
 from quintet.model.errors import LimitExceeded, QuintetError, StorageError
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import start
 
 SAVE_EVERY_US = 200_000
 IDLE_CHECK_EVERY_US = 60_000_000
@@ -372,7 +373,8 @@ class Subscriptions:
             mark = (subscription.id, lane.partition.number, offset)
             if mark not in self._burying:
                 self._burying.add(mark)
-                reads.read_row(lane.partition, offset, partial(self._found, subscription, lane, offset, attempts))
+                found = partial(self._found, subscription, lane, offset, attempts)
+                start(reads.read_row(lane.partition, offset)).then(found)
 
     def _found(
         self,
@@ -470,8 +472,8 @@ class Subscriptions:
 
 
 def _begin(lanes: list[Lane], starts: Sequence[int]) -> None:
-    for lane, start in zip(lanes, starts, strict=False):
-        lane.position = min(max(start, lane.partition.start), lane.partition.visible)
+    for lane, first in zip(lanes, starts, strict=False):
+        lane.position = min(max(first, lane.partition.start), lane.partition.visible)
 
 
 def _key(id: int) -> bytes:

@@ -47,6 +47,7 @@ from quintet.model.errors import (
 )
 from quintet.model.keys import fnv1a
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import start
 
 DOOR: Final = "fast"
 DURABLE: Final = 0x01
@@ -310,7 +311,8 @@ class Queues:
                 raise
         self._enter(queue)
         if existed:
-            self._topics.set_extra(topic, queue.extra, steps.add())
+            done = steps.add()
+            start(self._topics.set_extra(topic, queue.extra)).then(lambda _, error: done(error))
         else:
             topic.after(steps.add())
         return queue
@@ -322,11 +324,11 @@ class Queues:
             return
         if not existed:
             try:
-                self._topics.delete(topic.raw, lambda _: None)
+                self._topics.delete(topic.raw)
                 return
             except QuintetError:
                 pass
-        self._topics.set_extra(topic, {}, lambda _: None)
+        start(self._topics.set_extra(topic, {}))
 
     def _made(self, queue: Queue, existed: bool, error: Exception | None) -> None:
         if error is not None:
@@ -489,7 +491,7 @@ class Queues:
 
     def _store_key(self, queue: Queue, rotated: Done, error: Exception | None) -> None:
         if error is None:
-            self._topics.set_extra(queue.topic, queue.extra, rotated)
+            start(self._topics.set_extra(queue.topic, queue.extra)).then(lambda _, error: rotated(error))
         else:
             rotated(error)
 

@@ -20,12 +20,13 @@ from quintet.broker.identity.access import ANONYMOUS, Acl, Principal, Role
 from quintet.broker.identity.keys import Explanation, KeyInfo
 from quintet.broker.identity.users import UserInfo
 from quintet.broker.schemas.registry import Schema
-from quintet.broker.slices import in_order
+from quintet.broker.slices import Unwanted, in_order, unless_unwanted
 from quintet.broker.topics import filters, reads
 from quintet.broker.topics.catalog import ANY, Topic
 from quintet.broker.topics.long_polls import Wait
 from quintet.model.batch import RecordBatch, Row
 from quintet.model.errors import BadRequest, LimitExceeded, QuintetError, UserNotFound
+from quintet.model.tasks import start
 from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.errors import OTHER_DIALECT, OtherDialect
 
@@ -101,7 +102,7 @@ class Call:
                     error = refused
             self.answer(made, error)
 
-        return done
+        return unless_unwanted(done)
 
     def when_durable(self, values: Values) -> Callable[[Exception | None], None]:
         """The callback for a verb with (error) alone."""
@@ -165,7 +166,7 @@ def _consume(call: Call, ask: Values) -> None:
     partition = call.topic(ask).partition(ask["partition"])
     call.given = [(ask["offset"], ask["offset"] + 1)]
     made = call.then(lambda found: {"key": found[0] or b"", "value": found[1] or b""})
-    call.claim(partition, ask["offset"], partial(reads.consume, partition, ask["offset"], call.now, made))
+    call.claim(partition, ask["offset"], lambda: start(reads.consume(partition, ask["offset"], call.now)).then(made))
 
 
 def _fetch(call: Call, ask: Values) -> Values | None:
@@ -182,23 +183,23 @@ def _fetch(call: Call, ask: Values) -> Values | None:
 
     def encode(batches: list[RecordBatch]) -> bytes:
         buffers = [batch.buffer for batch in batches]
-        start = max(offset, partition.start) if buffers else offset
-        reply, count, last = kernel.fly_fetch(buffers, start, most, size, now(), call.code, frames.BINARY, sdk)
-        call.given = [(start, last)] if count else []
+        first = max(offset, partition.start) if buffers else offset
+        reply, count, last = kernel.fly_fetch(buffers, first, most, size, now(), call.code, frames.BINARY, sdk)
+        call.given = [(first, last)] if count else []
         return codec.frame(call.code, reply[frames.HEADER_BYTES :], call.accept) if call.accept else reply
 
     chosen = filters.compile(ask["filter"].encode()) if ask.get("filter") else None
 
-    def scan() -> None:
+    def search() -> None:
         if chosen is None:
-            reads.fetch(partition, offset, most, size, call.then(encode))
+            start(reads.fetch(partition, offset, most, size)).then(call.then(encode))
         else:
-            filtered = partial(_filtered, call)
-            reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), filtered, call.patience)
+            scan = reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), call.patience)
+            start(scan).then(call.then(lambda found: _filtered(call, *found)))
 
     def read(gone: Exception | None = None) -> None:
         if gone is None:
-            call.claim(partition, offset, scan)
+            call.claim(partition, offset, search)
         else:
             call.answer(None, gone)
 
@@ -210,22 +211,22 @@ def _fetch(call: Call, ask: Values) -> Values | None:
     return None
 
 
-def _filtered(call: Call, found: list[reads.Match], following: int, error: Exception | None) -> None:
-    messages = ({"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in found)
-    call.given = reads.ranges([offset for offset, _, _ in found])
-    call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
+def _filtered(call: Call, matches: list[reads.Match], following: int) -> Values:
+    messages = ({"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in matches)
+    call.given = reads.ranges([offset for offset, _, _ in matches])
+    return {"messages": messages, "next_offset": following}
 
 
 def _peek(call: Call, ask: Values) -> None:
     partition = call.topic(ask).partition(ask["partition"])
     most = ask["max"] if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
     chosen = filters.compile(ask["filter"].encode())
-    since, peeked = ask["since_ms"] * 1000, partial(_peeked, call)
-    scan = partial(reads.peek, partition, ask["offset"], since, most, chosen, call.now, peeked, call.patience)
-    call.claim(partition, ask["offset"], scan)
+    what = (partition, ask["offset"], ask["since_ms"] * 1000, most, chosen, call.now, call.patience)
+    made = call.then(lambda found: _peeked(call, *found))
+    call.claim(partition, ask["offset"], lambda: start(reads.peek(*what)).then(made))
 
 
-def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None) -> None:
+def _peeked(call: Call, rows: list[Row], following: int) -> Values:
     call.given = reads.ranges([row[0] for row in rows])
     messages = (
         {"offset": offset, "timestamp_ms": time // 1000, "expiry_ms": expiry // 1000}
@@ -233,7 +234,7 @@ def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None
         | {"headers": [{"name": name, "value": text or b""} for name, text in headers]}
         for offset, time, key, value, headers, expiry, origin in rows
     )
-    call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
+    return {"messages": messages, "next_offset": following}
 
 
 def _produce_with_ttl(call: Call, ask: Values) -> None:
@@ -266,9 +267,9 @@ def _create_topic(call: Call, ask: Values) -> None:
     topic.after(call.when_durable(_done("created" if new else "exists")))
 
 
-def _delete_topic(call: Call, ask: Values) -> Values | None:
-    done = call.when_durable(_done("deleted"))
-    return None if call.broker.delete_topic(ask["topic"].encode(), done) else _done("there was no such topic")
+def _delete_topic(call: Call, ask: Values) -> None:
+    made = call.then(lambda was_there: _done("deleted" if was_there else "there was no such topic"))
+    start(call.broker.delete_topic(ask["topic"].encode())).then(made)
 
 
 def _may_see(call: Call, name: str) -> bool:
@@ -347,8 +348,8 @@ def _schema_row(schema: Schema) -> Values:
 
 def _register_schema(call: Call, ask: Values) -> None:
     made = call.then(lambda s: {"name": s.name, "type": s.type, "version": s.version})
-    compatibility = ask.get("compatibility") or None
-    call.broker.schemas.register(ask["name"], ask["type"], ask["schema"], compatibility, made, call.wanted)
+    what = (ask["name"], ask["type"], ask["schema"], ask.get("compatibility") or None)
+    start(call.broker.schemas.register(*what, call.wanted)).then(made)
 
 
 def _get_schema(call: Call, ask: Values) -> Values:
@@ -374,30 +375,28 @@ def _find_schema(call: Call, name_or_id: str) -> Schema:
 def _validate_schema(call: Call, ask: Values) -> None:
     schema = _find_schema(call, ask["name"])
     made = call.then(lambda reasons: {"valid": not reasons, "errors": reasons})
-    call.broker.schemas.judge(schema.name, schema.version, ask["message"], made, call.wanted)
+    start(call.broker.schemas.judge(schema.name, schema.version, ask["message"], call.wanted)).then(made)
 
 
 def _produce_with_schema(call: Call, ask: Values) -> None:
     schema = _find_schema(call, ask["schema"])
-    judged = partial(_judged, call, ask, schema)
-    call.broker.schemas.judge(schema.name, schema.version, ask["data"], judged, call.wanted)
+    start(_judge_and_publish(call, ask, schema))
 
 
-def _judged(call: Call, ask: Values, schema: Schema, reasons: list[str] | None, error: Exception | None) -> None:
+async def _judge_and_publish(call: Call, ask: Values, schema: Schema) -> None:
     try:
-        if error is not None:
-            raise error
+        reasons = await call.broker.schemas.judge(schema.name, schema.version, ask["data"], call.wanted)
         if reasons:
             topic, key = call.target(ask), ask.get("key") or None
-            call.broker.reject(topic, schema, reasons, key, ask["data"], call.origin, partial(call.answer, None))
-        else:
-            _publish(call, ask)
-    except QuintetError as failed:
-        call.answer(None, failed)
+            await call.broker.reject(topic, schema, reasons, key, ask["data"], call.origin)
+        _publish(call, ask)
+    except Exception as error:
+        if not isinstance(error, Unwanted):
+            call.answer(None, error)
 
 
 def _delete_schema(call: Call, ask: Values) -> None:
-    call.broker.schemas.delete(ask["topic"], ask["version"], call.then(lambda _: _done("OK")))
+    start(call.broker.schemas.delete(ask["topic"], ask["version"])).then(call.then(lambda _: _done("OK")))
 
 
 # -- dead letters -----------------------------------------------------------------------------------------------------
