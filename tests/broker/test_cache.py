@@ -460,8 +460,8 @@ WAYS: list[Callable[[SimBroker, Topic], object]] = [
     lambda sim, topic: sim.broker.publish_target(ANY, b"cache/x", False),
     lambda sim, topic: sim.broker.create_topic(b"cache/t/n/another", 1),
     lambda sim, topic: sim.broker.subscribe(ANY, b"cache/t/n/another", 1, Peer.__new__(Peer), None),
-    lambda sim, topic: sim.broker.queues.create(bearer(), topic.raw, DURABLE, nobody),
-    lambda sim, topic: sim.broker.queues.create(bearer(), b"cache/t/n/another", 0, nobody),
+    lambda sim, topic: sim.broker.queues.create(bearer(), topic.raw, DURABLE).send(None),
+    lambda sim, topic: sim.broker.queues.create(bearer(), b"cache/t/n/another", 0).send(None),
 ]  # fmt: skip
 
 
