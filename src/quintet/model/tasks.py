@@ -70,55 +70,64 @@ class Promise(Generic[T]):
         self._complete(None, error)
 
     def _complete(self, result: T | None, error: Exception | None) -> None:
-        assert self.pending, "a promise is completed once"
+        assert self._result is _PENDING and self._error is None, "a promise is completed once"
         self._result, self._error = result, error
-        waiting, self._waiting = self._waiting, []
-        if len(waiting) == 1:
-            waiting[0](result, error)
-        elif waiting:
-            _call_all([partial(call, result, error) for call in waiting])
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            if len(waiting) == 1:
+                waiting[0](result, error)
+            else:
+                _call_all([partial(call, result, error) for call in waiting])
 
     def then(self, done: Done[T]) -> None:
         """Call done(result, error) when it is there: now, if it is."""
-        if self.pending:
-            self._waiting.append(done)
-        elif self._error is not None:
+        if self._error is not None:
             done(None, self._error)
+        elif self._result is _PENDING:
+            self._waiting.append(done)
         else:
             done(self._result, None)
 
     def __await__(self) -> Generator["Promise[Any]", None, T]:
-        if self.pending:
+        if self._result is _PENDING and self._error is None:
             yield self
         if self._error is not None:
             raise self._error
         return cast(T, self._result)
 
 
-class _Task(Promise[T]):
-    """A coroutine that was started, and its result."""
+class _Task(Generic[T]):
+    """A coroutine that waits, and the promise of its result."""
 
-    __slots__ = ("_coroutine",)
+    __slots__ = ("_coroutine", "_promise")
 
-    def __init__(self, coroutine: Verb[T]) -> None:
-        super().__init__()
+    def __init__(self, coroutine: Verb[T], promise: Promise[T]) -> None:
         self._coroutine = coroutine
-        self._go_on(None, None)
+        self._promise = promise
 
-    def _go_on(self, _result: object, _error: Exception | None) -> None:
+    def go_on(self, _result: object, _error: Exception | None) -> None:
         try:
             awaited = self._coroutine.send(None)
         except StopIteration as end:
-            self._complete(end.value, None)
+            self._promise.resolve(end.value)
         except Exception as error:
-            self._complete(None, error)
+            self._promise.fail(error)
         else:
-            awaited.then(self._go_on)
+            awaited.then(self.go_on)
 
 
 def start(coroutine: Verb[T]) -> Promise[T]:
     """Run a coroutine until it waits. Its error is for whoever awaits the promise, or asks for it by `then`."""
-    return _Task(coroutine)
+    promise: Promise[T] = Promise()
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration as end:
+        promise._result = end.value
+    except Exception as error:
+        promise._error = error
+    else:
+        awaited.then(_Task(coroutine, promise).go_on)
+    return promise
 
 
 def start_alone(scheduler: Scheduler, coroutine: Verb[object]) -> None:
