@@ -16,6 +16,7 @@ from quintet.log.base import Partition
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import QuintetError, VersionConflict
+from quintet.model.tasks import start
 from quintet.testing.line import Peer, SimBroker
 from quintet.testing.sim import SimScheduler
 from tests.broker.test_cache import SCOPE, SECOND, check_books, nobody
@@ -249,8 +250,8 @@ def through_a_lane(sim: SimBroker, partition: Partition) -> list[tuple[int, byte
     return reader.rows
 
 
-def _extend(answer: list[RecordBatch], batches: list[RecordBatch], error: Exception | None) -> None:
-    assert error is None
+def _extend(answer: list[RecordBatch], batches: list[RecordBatch] | None, error: Exception | None) -> None:
+    assert error is None and batches is not None
     answer += batches
 
 
@@ -259,7 +260,7 @@ def through_fetches(sim: SimBroker, partition: Partition) -> list[tuple[int, byt
     offset = 0
     while offset < partition.visible:
         answer: list[RecordBatch] = []
-        reads.fetch(partition, offset, 10, 1 << 20, partial(_extend, answer))
+        start(reads.fetch(partition, offset, 10, 1 << 20)).then(partial(_extend, answer))
         sim.scheduler.settle()
         for batch in answer:
             first = batch.index_of(offset)

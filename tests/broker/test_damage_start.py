@@ -214,7 +214,7 @@ def test_what_a_deletion_left_behind_is_removed_and_not_taken_for_a_lost_topic(l
     content = segment.read_bytes()
     if header != "synced":
         content = bytes(len(content)) if header == "never synced" else b""
-    life.broker.topics.delete(b"orders", lambda error: None)
+    life.broker.topics.delete(b"orders")
     life.scheduler.settle()
     life.stop()
     assert not folder.exists()
@@ -233,7 +233,7 @@ def test_a_topic_without_row_and_header_is_not_removed_if_there_is_something_in_
     folder = life.topic("orders")
     segment = next(folder.rglob("*.seg"))
     content = segment.read_bytes()
-    life.broker.topics.delete(b"orders", lambda error: None)
+    life.broker.topics.delete(b"orders")
     life.scheduler.settle()
     life.stop()
     (life.folder / "anchors").unlink()

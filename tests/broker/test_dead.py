@@ -308,7 +308,7 @@ def test_a_dead_letter_topic_made_again_starts_fresh() -> None:
     bury(parts, b"a", b"b")
     start(parts.dead.purge(b"t")).then(Answers())
     topic = parts.topic(b"t-dlq")
-    parts.topics.delete(b"t-dlq", Told())
+    parts.topics.delete(b"t-dlq")
     parts.dead.forget(topic.spec.id)
     parts.scheduler.settle()
     assert len(parts.dead_rows) == 0

@@ -206,7 +206,7 @@ def test_a_refused_cancellation_leaves_it_waiting() -> None:
 def test_of_a_deleted_topic_it_becomes_a_dead_letter(fate: str) -> None:
     parts = Parts()
     kept(parts, b"x", SECOND)
-    parts.topics.delete(b"t", Told())
+    parts.topics.delete(b"t")
     parts.scheduler.settle()
     if fate == "made again":
         parts.publish(b"t", b"new")
@@ -351,7 +351,7 @@ def workload(disk: SimDisk, told: dict[bytes, Handles], cancelled: dict[bytes, T
                 cancelled[b"4"] = Told()
                 attempt(parts.delays.cancel("me", False, "t", told[b"4"][0][0]), cancelled[b"4"])
             if number == 7:
-                parts.topics.delete(b"gone", Told())
+                parts.topics.delete(b"gone")
         parts.advance(SECOND // 4)
     parts.advance(2 * SECOND, step_us=SECOND // 2)
     return parts.scheduler.time

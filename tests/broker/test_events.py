@@ -15,6 +15,7 @@ from quintet.broker.audit.delivery_events import EVERY_US, Events
 from quintet.broker.core import BrokerOptions
 from quintet.delivery.delivered import DeliveredRanges, LaneRanges, joined
 from quintet.model.errors import QuintetError
+from quintet.model.tasks import start
 from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.mapping import tag_of
 from quintet.protocols.fast import codec as fast_codec
@@ -219,8 +220,9 @@ def test_reads_of_flight() -> None:
     told: list[Any] = []
     machine = wire.Machine("", "", 0, 0, "")
     ranges = (wire.Range(0, 0, 4), wire.Range(0, 4, 100))
-    verbs.locate(machine, call, wire.LocateRequest("t", ranges), lambda *answer: told.append(answer))
-    verbs.group_commit(call, wire.GroupCommit("g", {"t": {0: 5}}), lambda *answer: told.append(answer))
+    start(verbs.locate(machine, call, wire.LocateRequest("t", ranges))).then(lambda *answer: told.append(answer))
+    commit = verbs.group_commit(call, wire.GroupCommit("g", {"t": {0: 5}}))
+    start(commit).then(lambda *answer: told.append(answer))
     assert later(sim) == [
         row("deliver", 1, 6, "flight"), row("deliver", 0, 6, "flight:files"), row("ack", 0, 5, "flight", group="g"),
     ]  # fmt: skip
@@ -517,7 +519,7 @@ def test_a_subscription_removed_before_it_is_saved_stays_removed() -> None:
     subscribed(peer, b"t")
     peer.exchange(publish(b"t", b"a"))
     sim.broker.subscriptions.save()
-    sim.broker.delete_topic(b"t", lambda _: None)
+    start(sim.broker.delete_topic(b"t"))
     sim.advance(EVERY_US)
     sim.restart()
     assert sim.broker.subscriptions.all() == []

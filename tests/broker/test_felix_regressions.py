@@ -84,7 +84,7 @@ def test_a_put_that_failed_while_its_cache_was_being_deleted_is_not_there_when_t
     put, removed = Told(), Told()
     cache.put(b"k", b"w", 0, None, put)
     cache.put(b"new", b"w", 0, None, put)
-    sim.broker.delete_topic(cache.topic.raw, removed)
+    start(sim.broker.delete_topic(cache.topic.raw)).then(lambda _, error: removed(error))
     sim.disk.fail("pwritev", 1, errno.EIO, times=100)
     sim.scheduler.settle()
     assert [isinstance(error, StorageError) for error in put.heard + removed.heard] == [True] * 3
@@ -106,7 +106,7 @@ def test_a_cache_is_not_deleted_key_by_key(monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError(f"all others wait while {key!r} is removed")
 
     monkeypatch.setattr(Cache, "_remove", slow)
-    sim.broker.delete_topic(cache.topic.raw, nobody)
+    start(sim.broker.delete_topic(cache.topic.raw))
     sim.scheduler.settle()
     assert (sim.broker.caches.keys, sim.broker.caches.bytes) == (0, 0)
     sim.advance(2 * SECOND)
@@ -116,7 +116,7 @@ def test_a_cache_is_not_deleted_key_by_key(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_cache_made_anew_goes_on_above_the_versions_of_the_old_one_when_the_clock_was_set_back() -> None:
     sim, cache = made()
     newest = cache.put(b"k", b"v", 0, None, nobody)
-    sim.broker.delete_topic(cache.topic.raw, nobody)
+    start(sim.broker.delete_topic(cache.topic.raw))
     sim.scheduler.settle()
     sim.scheduler.advance(-3600 * SECOND)
     assert sim.broker.caches.open(SCOPE).put(b"k", b"w", 0, None, nobody) > newest

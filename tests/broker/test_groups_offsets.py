@@ -57,7 +57,7 @@ def test_a_prepared_commit_makes_its_group_again_and_not_on_another_topic() -> N
     assert len(broker.groups) == 0
     apply(broker, payload)
     assert broker.committed(broker.topic()) == 3
-    broker.topics.delete(b"t", lambda error: None)
+    broker.topics.delete(b"t")
     broker.groups.forget_topic("t")
     broker.scheduler.settle()
     broker.publish(broker.topic(), 0, 5)

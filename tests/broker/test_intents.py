@@ -361,7 +361,7 @@ def test_a_topic_deleted_meanwhile_takes_its_part_with_it() -> None:
     parts.topic(b"a")
     parts.topic(b"b")
     commit(parts, 1, told := Told())
-    parts.topics.delete(b"b", Told())
+    parts.topics.delete(b"b")
     parts.scheduler.settle()
     assert told == [None]
     assert parts.values(b"a") == [b"1", b"1"]
@@ -379,7 +379,7 @@ def test_a_topic_made_again_does_not_get_what_the_old_one_was_owed() -> None:
     numbers.refuse = 0
     commit(parts, 1, Told())
     parts.scheduler.settle()
-    parts.topics.delete(b"b", Told())
+    parts.topics.delete(b"b")
     parts.scheduler.settle()
     parts.publish(b"b", b"new")
     parts.cut(1)
@@ -422,7 +422,7 @@ def test_a_topic_made_by_the_commit_is_durable_before_it(steps: int) -> None:
 def test_a_deleted_topic_is_refused_at_once() -> None:
     parts, _ = start()
     topic = parts.topic(b"a")
-    parts.topics.delete(b"a", Told())
+    parts.topics.delete(b"a")
     with pytest.raises(TopicNotFound):
         attempt(parts.intents.commit([(topic, 0, batch(b"x"))], []), Told())
     assert parts.intents.unfinished == 0

@@ -1,7 +1,6 @@
 """Reads by offset: from memory and from disk the same, bounded per call, and clear about what is not there."""
 
-from collections.abc import Callable
-from functools import partial
+from typing import TypeVar
 
 import pytest
 
@@ -13,10 +12,12 @@ from quintet.log.base import Partition
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import CorruptData, OffsetNotFound
+from quintet.model.tasks import Verb, start
 from quintet.testing.sim import START_US
 from tests.broker.parts import SECOND, Parts
 
 ALL = filters.compile(b"")
+T = TypeVar("T")
 
 
 class Shelf:
@@ -34,20 +35,19 @@ class Shelf:
         self.partition.append(batch, None)
         self.parts.scheduler.settle()
 
-    def ask(self, call: Callable[[Callable[..., None]], None]) -> tuple[object, ...]:
+    def ask(self, verb: Verb[T]) -> tuple[T | None, Exception | None]:
         if self.cold:
             assert isinstance(self.partition, FilePartition)
             self.partition.cache.clear()
-        answers: list[tuple[object, ...]] = []
-        call(lambda *answer: answers.append(answer))
+        answers: list[tuple[T | None, Exception | None]] = []
+        start(verb).then(lambda *answer: answers.append(answer))
         self.parts.scheduler.settle()
         [answer] = answers
         return answer
 
     def fetch(self, offset: int, records: int, size: int = 1 << 20) -> list[RecordBatch]:
-        batches, error = self.ask(lambda done: reads.fetch(self.partition, offset, records, size, done))
-        assert error is None
-        assert isinstance(batches, list)
+        batches, error = self.ask(reads.fetch(self.partition, offset, records, size))
+        assert error is None and batches is not None
         return batches
 
     def scan(
@@ -55,17 +55,14 @@ class Shelf:
     ) -> tuple[list[Match], int]:
         found = filters.compile(text)
         now = self.parts.scheduler.now()
-        rows, following, error = self.ask(
-            lambda done: reads.fetch_filtered(self.partition, offset, wanted, records, found, now, done, self.patience)
+        answer, error = self.ask(
+            reads.fetch_filtered(self.partition, offset, wanted, records, found, now, self.patience)
         )
-        assert error is None
-        assert isinstance(rows, list)
-        assert isinstance(following, int)
-        return rows, following
+        assert error is None and answer is not None
+        return answer
 
-    def consume(self, offset: int) -> tuple[object, ...]:
-        now = self.parts.scheduler.now()
-        return self.ask(lambda done: reads.consume(self.partition, offset, now, done))
+    def consume(self, offset: int) -> tuple[tuple[bytes | None, bytes | None] | None, Exception | None]:
+        return self.ask(reads.consume(self.partition, offset, self.parts.scheduler.now()))
 
 
 @pytest.fixture(params=[False, True], ids=["memory", "disk"])
@@ -172,12 +169,9 @@ def test_an_unreadable_disk_is_an_error_and_not_an_end() -> None:
     assert isinstance(shelf.partition, FilePartition)
     shelf.partition.cache.clear()
     shelf.parts.disk.fail("open", 1, 5, times=10)
-    batches, error = shelf.ask(lambda done: reads.fetch(shelf.partition, 0, 10, 1000, done))
-    assert (batches, type(error)) == ([], CorruptData)
-    rows, following, error = shelf.ask(
-        lambda done: reads.fetch_filtered(shelf.partition, 0, 10, 10, ALL, START_US, done, shelf.patience)
-    )
-    assert (rows, following, type(error)) == ([], 0, CorruptData)
+    assert type(shelf.ask(reads.fetch(shelf.partition, 0, 10, 1000))[1]) is CorruptData
+    scan = reads.fetch_filtered(shelf.partition, 0, 10, 10, ALL, START_US, shelf.patience)
+    assert type(shelf.ask(scan)[1]) is CorruptData
     assert type(shelf.consume(0)[1]) is CorruptData
 
 
@@ -186,5 +180,5 @@ def test_the_offset_of_a_time(shelf: Shelf) -> None:
         shelf.add(b"%d" % number)
         shelf.parts.scheduler.advance(SECOND)
     asked = [0, START_US, START_US + 1, START_US + 3 * SECOND, START_US + 99 * SECOND]
-    answers = [shelf.ask(partial(reads.offset_for_time, shelf.partition, at)) for at in asked]
+    answers = [shelf.ask(reads.offset_for_time(shelf.partition, at)) for at in asked]
     assert answers == [(0, None), (0, None), (1, None), (3, None), (5, None)]

@@ -7,7 +7,7 @@ import pytest
 
 from quintet.broker.schemas import registry
 from quintet.broker.schemas.registry import ALL, Schema, SchemaRow, Schemas
-from quintet.broker.slices import Slices
+from quintet.broker.slices import Slices, unless_unwanted
 from quintet.broker.table import Table
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.errors import (
@@ -18,6 +18,7 @@ from quintet.model.errors import (
     SchemaNotFound,
     SchemaRejected,
 )
+from quintet.model.tasks import start
 from quintet.testing.line import DATA
 from quintet.testing.sim import SimDisk, SimScheduler
 
@@ -48,7 +49,7 @@ class Place:
 
     def register(self, name: str, definition: bytes, type: str = "json", mode: str | None = None) -> Schema:
         told: list[tuple[Schema | None, Exception | None]] = []
-        self.schemas.register(name, type, definition, mode, lambda schema, error: told.append((schema, error)))
+        start(self.schemas.register(name, type, definition, mode)).then(lambda *found: told.append(found))
         self.scheduler.settle()
         [(schema, error)] = told
         if error is not None:
@@ -57,18 +58,23 @@ class Place:
         return schema
 
     def delete(self, name: str, version: int) -> int:
-        told: list[tuple[int, Exception | None]] = []
-        self.schemas.delete(name, version, lambda count, error: told.append((count, error)))
+        told: list[tuple[int | None, Exception | None]] = []
+        start(self.schemas.delete(name, version)).then(lambda *found: told.append(found))
         self.scheduler.settle()
         [(count, error)] = told
-        assert error is None
+        if error is not None:
+            raise error
+        assert count is not None
         return count
 
     def set_mode(self, name: str, mode: str) -> None:
-        told: list[tuple[str, Exception | None]] = []
-        self.schemas.set_compatibility(name, mode, lambda mode, error: told.append((mode, error)))
+        told: list[tuple[str | None, Exception | None]] = []
+        start(self.schemas.set_compatibility(name, mode)).then(lambda *found: told.append(found))
         self.scheduler.settle()
-        assert told == [(mode, None)]
+        [(kept, error)] = told
+        if error is not None:
+            raise error
+        assert kept == mode
 
 
 @pytest.fixture
@@ -167,9 +173,8 @@ def test_a_version_is_seen_when_it_is_durable_and_not_before(place: Place) -> No
     place.scheduler.held = True
     told: list[int] = []
     for _ in range(2):
-        place.schemas.register(
-            "orders", "json", V1, None, lambda schema, _: told.append(schema.version if schema else 0)
-        )
+        verb = place.schemas.register("orders", "json", V1, None)
+        start(verb).then(lambda schema, _: told.append(schema.version if schema else 0))
     assert told == []
     with pytest.raises(SchemaNotFound):
         place.schemas.get("orders")
@@ -250,7 +255,7 @@ def test_a_large_schema_is_compiled_in_slices_and_in_order() -> None:
         def done(schema: Schema | None, error: Exception | None) -> None:
             told.append((mark, schema.version if schema is not None else type(error).__name__))
 
-        registry.schemas.register("orders", "json", definition, mode, done)
+        start(registry.schemas.register("orders", "json", definition, mode)).then(done)
 
     register("first", large("a"))
     register("second", large("b"), "full")
@@ -264,11 +269,11 @@ def test_a_large_schema_is_compiled_in_slices_and_in_order() -> None:
     assert turns > 5
     registry.cut_power()
     reasons: list[list[str] | None] = []
-    registry.schemas.judge("orders", 2, b'{"field1": 1}', lambda found, _error: reasons.append(found))
+    start(registry.schemas.judge("orders", 2, b'{"field1": 1}')).then(lambda found, _error: reasons.append(found))
     assert reasons == [], "it is compiled again, and not within the call"
     registry.scheduler.settle()
     assert reasons == [['field1: 1 is not of type "string"']]
-    registry.schemas.judge("orders", 2, b'{"field1": "a"}', lambda found, _error: reasons.append(found))
+    start(registry.schemas.judge("orders", 2, b'{"field1": "a"}')).then(lambda found, _error: reasons.append(found))
     assert reasons[1:] == [[]]
 
 
@@ -278,7 +283,8 @@ def test_nothing_is_compiled_for_a_caller_that_has_gone() -> None:
     registry.cut_power()
     here = True
     told: list[object] = []
-    registry.schemas.judge("orders", 1, b"{}", lambda *found: told.append(found), lambda: here)
+    verdict = registry.schemas.judge("orders", 1, b"{}", lambda: here)
+    start(verdict).then(unless_unwanted(lambda *found: told.append(found)))
     here = False
     registry.scheduler.settle()
     assert told == []

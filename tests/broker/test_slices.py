@@ -3,8 +3,9 @@
 import pytest
 
 from quintet.broker import slices as module
-from quintet.broker.slices import STEPS_AT_ONCE_MAX, Slices, Steps, finish
+from quintet.broker.slices import STEPS_AT_ONCE_MAX, Elsewhere, Slices, Steps, Unwanted, finish, unless_unwanted
 from quintet.model.errors import Busy
+from quintet.model.tasks import start
 from quintet.testing.sim import SimScheduler
 
 
@@ -79,3 +80,40 @@ def test_nothing_is_done_for_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "JOBS_MAX", 0)
     with pytest.raises(Busy, match="the limit is 0"):
         slices.run(counting(1, []), lambda *found: None)
+
+
+def test_who_waits_for_an_unwanted_job_is_told_and_the_caller_is_not() -> None:
+    scheduler = SimScheduler()
+    slices, elsewhere = Slices(scheduler), Elsewhere(scheduler)
+    ended: list[str] = []
+    told: list[object] = []
+
+    async def verb(name: str) -> None:
+        try:
+            if name == "slices":
+                await slices.finish(counting(10 * STEPS_AT_ONCE_MAX, []), lambda: False)
+            else:
+                await elsewhere.finish(lambda: 1, lambda: False)
+        except Unwanted:
+            ended.append(name)
+            raise
+
+    for name in ("slices", "elsewhere"):
+        start(verb(name)).then(unless_unwanted(lambda *found: told.append(found)))
+    scheduler.settle()
+    assert (sorted(ended), told) == (["elsewhere", "slices"], [])
+
+
+def test_work_elsewhere_returns_or_raises_where_it_is_awaited() -> None:
+    scheduler = SimScheduler()
+    slices, elsewhere = Slices(scheduler), Elsewhere(scheduler)
+    told: list[tuple[object, Exception | None]] = []
+
+    async def verb(divisor: int) -> int:
+        return await elsewhere.scan(lambda: 6 // divisor, slices, lambda found: counting(found, []), lambda: True)
+
+    for divisor in (2, 0):
+        start(verb(divisor)).then(lambda *found: told.append(found))
+    scheduler.settle()
+    assert told[0] == (3, None)
+    assert isinstance(told[1][1], ZeroDivisionError)

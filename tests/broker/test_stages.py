@@ -321,7 +321,7 @@ def test_an_abandoned_stage_is_swept_after_a_day_also_over_a_restart() -> None:
 def test_a_deleted_topic_is_said_before_anything_is_published() -> None:
     parts = Staging()
     stage = parts.stage(0, [b"one", b"two", b"three"])
-    parts.topics.delete(b"b", lambda _: None)
+    parts.topics.delete(b"b")
     parts.scheduler.settle()
     with pytest.raises(TransactionNotFound, match="was deleted"):
         parts.commit(0, stage)

@@ -12,6 +12,7 @@ from quintet.broker.identity.access import Principal
 from quintet.broker.identity.tenants import TenantQuota, Tenants
 from quintet.config import Settings
 from quintet.model.errors import LimitExceeded
+from quintet.model.tasks import start
 from quintet.server import _broker_options
 from quintet.testing.line import SimBroker
 
@@ -75,7 +76,7 @@ def test_the_topics_of_a_tenant_are_those_of_its_name() -> None:
             sim.broker.tenants.check_topic("t")
         sim.broker.tenants.check_topic("other")
         sim.restart()
-    sim.broker.delete_topic(b"t/n/one", lambda _: None)
+    start(sim.broker.delete_topic(b"t/n/one"))
     sim.broker.tenants.check_topic("t")
     sim.scheduler.settle()
     assert sim.broker.tenants.streams("t") == 1

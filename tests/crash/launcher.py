@@ -130,9 +130,8 @@ def forget_ids() -> None:
 def forget_keys() -> None:
     """The new key of a queue is only in memory when its rotation is answered."""
 
-    def set_extra(self: Topics, topic: Topic, extra: dict[str, str], done: Callable[[Exception | None], None]) -> None:
+    async def set_extra(self: Topics, topic: Topic, extra: dict[str, str]) -> None:
         topic.spec = replace(topic.spec, extra=extra)
-        done(None)
 
     Topics.set_extra = set_extra  # type: ignore[method-assign]
 

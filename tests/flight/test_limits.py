@@ -11,8 +11,9 @@ import pytest
 import trustme
 from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
 
-from quintet.flight.bridge import Bridge, Done
+from quintet.flight.bridge import Bridge
 from quintet.model.errors import BadRequest, Busy, ShuttingDown
+from quintet.model.tasks import Promise, Verb
 from tests.abuse.process import Broker
 from tests.flight.client import Client, basic, refused, rows
 
@@ -153,25 +154,34 @@ def test_answers_and_errors_cross_the_bridge(loop: asyncio.AbstractEventLoop) ->
     bridge = Bridge(loop)
     here = threading.get_ident()
     assert bridge.ask(threading.get_ident) != here
-    assert bridge.wait_for(lambda done: done("later", None)) == "later"
 
-    def refuse(_done: Done) -> None:
+    async def later(error: Exception | None) -> str:
+        promise: Promise[str] = Promise()
+        loop.call_soon(promise.done, "later", error)
+        return await promise
+
+    def refuse() -> Verb[str]:
         raise BadRequest("no")
 
+    assert bridge.wait_for(lambda: later(None)) == "later"
     with pytest.raises(BadRequest, match="no"):
         bridge.wait_for(refuse)
     with pytest.raises(BadRequest, match="late no"):
-        bridge.wait_for(lambda done: done(None, BadRequest("late no")))
+        bridge.wait_for(lambda: later(BadRequest("late no")))
     with pytest.raises(TimeoutError, match="its own"):
-        bridge.wait_for(lambda done: done(None, TimeoutError("its own")))
+        bridge.wait_for(lambda: later(TimeoutError("its own")))
 
 
 def test_a_loop_that_does_not_answer(loop: asyncio.AbstractEventLoop) -> None:
     bridge = Bridge(loop, answer_s=0.01)
-    kept: list[Done] = []
+    kept: Promise[str] = Promise()
+
+    async def verb() -> str:
+        return await kept
+
     with pytest.raises(Busy, match="no answer"):
-        bridge.wait_for(kept.append)
-    kept[0]("too late", None)
+        bridge.wait_for(verb)
+    kept.resolve("too late")
     bridge.closed = True
     with pytest.raises(ShuttingDown):
         bridge.ask(int)

@@ -12,10 +12,11 @@ from quintet.broker.core import Broker, BrokerOptions
 from quintet.broker.identity.access import Credential, Role, hash_secret
 from quintet.broker.identity.users import ConfiguredUser
 from quintet.flight import login, verbs, wire, writing
-from quintet.flight.bridge import Bridge, Done, NoAnswer
+from quintet.flight.bridge import Bridge, NoAnswer
 from quintet.flight.login import Caller, Login
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.errors import AuthError, Busy, Forbidden, LimitExceeded, ShuttingDown, StorageError
+from quintet.model.tasks import Verb, start
 from quintet.testing.line import DATA
 from quintet.testing.sim import SimDisk, SimScheduler
 from tests.broker.parts import all_rows
@@ -62,9 +63,9 @@ class Direct(Bridge):
     def ask(self, call: Callable[[], Any]) -> Any:
         return call()
 
-    def wait_for(self, call: Callable[[Done], None]) -> Any:
+    def wait_for(self, verb: Callable[[], Verb[Any]]) -> Any:
         told: list[tuple[Any, Exception | None]] = []
-        call(lambda result, error: told.append((result, error)))
+        start(verb()).then(lambda result, error: told.append((result, error)))
         if self._line.late and self._line.broker.intents.unfinished:
             self._line.late -= 1
             raise NoAnswer("no answer of the broker")
@@ -92,9 +93,9 @@ def test_a_broker_that_stops_before_the_answer_does_not_say_try_again() -> None:
     line.late = 1
     put, commit = line.put, line.bridge.wait_for
 
-    def draining(call: Callable[[Done], None]) -> Any:
+    def draining(verb: Callable[[], Verb[Any]]) -> Any:
         try:
-            return commit(call)
+            return commit(verb)
         except NoAnswer:
             line.broker.draining = True
             raise
@@ -211,13 +212,11 @@ def test_files_of_one_answer_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     line = Line()
     line.put.publish("t", batches(b"one"))
     machine = wire.Machine("boot", "lock", 0, 0, "log")
-    answers: list[Any] = []
 
-    def locate(ranges: int) -> None:
+    def locate(ranges: int) -> Any:
         ask = wire.LocateRequest("t", (wire.Range(0, 0, 1),) * ranges)
-        verbs.locate(machine, verbs.Call(line.broker, line.caller), ask, lambda found, _: answers.append(found))
+        return line.bridge.wait_for(lambda: verbs.locate(machine, verbs.Call(line.broker, line.caller), ask))
 
-    locate(2)
-    assert [len(files) for files in answers[0].files] == [1, 1]
+    assert [len(files) for files in locate(2).files] == [1, 1]
     with pytest.raises(LimitExceeded, match="more than 2 files"):
         locate(3)

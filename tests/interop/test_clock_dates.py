@@ -136,7 +136,7 @@ def test_subscriptions_stages_and_outcomes_outlive_a_start_with_a_clock_that_is_
     staged.append(sim.broker.topics.find(b"t").spec.id, 0, kernel.build([b"x"], origin=b"x"), 1)
     staged.finish()
     sim.broker.stages.sealed(staged)
-    sim.broker.peers.register("amy", Principal("ann", subscribe=("*",)), lambda _: None)
+    sim.broker.peers.register("amy", Principal("ann", subscribe=("*",)))
     sim.scheduler.settle()
     peer.close()
     sim.stop()

@@ -302,7 +302,7 @@ def takeovers() -> Armed:
 
     def free() -> bool:
         try:
-            sim.broker.peers.register("amy", Principal("ann"), lambda _: None)
+            sim.broker.peers.register("amy", Principal("ann"))
         except Busy:
             return False
         return True

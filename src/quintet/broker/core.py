@@ -8,6 +8,7 @@ no thread, no clock of its own, and sees no protocol's bytes.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NoReturn
 
 from quintet.broker.atomic.dead_letters import TABLE as DEAD_TABLE
 from quintet.broker.atomic.dead_letters import DeadLetters, DeadRow
@@ -58,7 +59,7 @@ from quintet.model import limits
 from quintet.model.clocks import WallClock
 from quintet.model.errors import AuthError, Forbidden, QuintetError, SchemaRejected, ShuttingDown
 from quintet.model.scheduler import Scheduler, call_each
-from quintet.model.tasks import start
+from quintet.model.tasks import Promise, next_turn, start, start_alone
 
 TOPICS_TABLE = (1, "__topics")
 SUBSCRIPTIONS_TABLE = (3, "__subscriptions")
@@ -248,20 +249,18 @@ class Broker:
             refuse_cache(text)
         return self.topics.ensure(name, durable)
 
-    def reject(
+    async def reject(
         self, topic: Topic, schema: Schema, reasons: list[str], key: bytes | memoryview | None,
-        value: bytes | memoryview, origin: bytes, done: Callable[[Exception], None],
-    ) -> None:  # fmt: skip
-        """A message does not fit this schema: done(SchemaRejected), after it was put among the dead letters if the
+        value: bytes | memoryview, origin: bytes,
+    ) -> NoReturn:  # fmt: skip
+        """A message does not fit this schema: raises SchemaRejected, after it was put among the dead letters if the
         configuration wants that."""
         said = "; ".join(reasons)
-        refused = SchemaRejected(f"schema validation failed: {said}", hint=f"the schema is {schema.id} ({schema.type})")
-        if not self.keeps_rejected:
-            done(refused)
-            return
-        blob = value if len(value) > limits.LARGE_BYTES else bytes(value)  # a large one is a view that stays as it is
-        kept = self.dead.bury_rejected(topic.raw, bytes(key) if key else None, blob, origin, f"{schema.id}: {said}")
-        start(kept).then(lambda _, error: done(error or refused))
+        if self.keeps_rejected:
+            # A large value is a view that stays as it is.
+            kept = (bytes(key) if key else None, value if len(value) > limits.LARGE_BYTES else bytes(value))
+            await self.dead.bury_rejected(topic.raw, *kept, origin, f"{schema.id}: {said}")
+        raise SchemaRejected(f"schema validation failed: {said}", hint=f"the schema is {schema.id} ({schema.type})")
 
     def create_topic(
         self, name: bytes, partitions: int, durability: str = "", retention_us: int = 0, retention_bytes: int = 0
@@ -271,29 +270,35 @@ class Broker:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
         return self.topics.create(name, partitions, durability, retention_us, retention_bytes)
 
-    def delete_topic(self, name: bytes, done: Callable[[Exception | None], None]) -> bool:
-        """Remove a topic, its subscriptions and its groups; False if there is none. Its name may be used again."""
+    async def delete_topic(self, name: bytes) -> bool:
+        """Remove a topic, its subscriptions and its groups; False if there is none. Its name may be used again at once."""
         topic = self.topics.get(name)
         if topic is None:
             return False
-        for subscription in list(topic.subscriptions):  # what may be refused comes first: then `done` is not called
+        await self._delete_now(topic)
+        return True
+
+    def _delete_now(self, topic: Topic) -> Promise[None]:
+        """It is gone for everybody; over when that would survive a restart. Raises what is refused at once."""
+        for subscription in list(topic.subscriptions):
             self.subscriptions.remove(subscription)
         self.groups.forget_topic(topic.name)
         self.dead.forget(topic.spec.id)
-        self.caches.deleting(topic, done, partial(self.topics.delete, name))
+        gone = self.caches.delete_topic(topic)
         self.producers.forget(topic)
         self._waits.end_all(topic.partitions)
         self.access.look_again()  # sessions forget the deleted topic: a new one may get its name
-        return True
+        return gone
 
     def _discard_mailbox(self, topic: Topic) -> bool:
         """Delete the topic of a mailbox that nobody wants any more, unless somebody else reads it: whether it was."""
         if any(found.owner != MAILBOX_OWNER for found in topic.subscriptions) or self.groups.of_topic(topic.name):
             return False
         try:
-            return self.delete_topic(topic.raw, lambda _error: None)
+            self._delete_now(topic)
         except QuintetError:  # a full disk: it is tried again later
             return False
+        return True
 
     def dead_letters_of(self, principal: Principal, topic: str, peer: str = "") -> bytes:
         """The name of a topic that this principal may use, if it may see its dead letters, too: a rule for the topic they
@@ -335,25 +340,20 @@ class Broker:
         """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart."""
         self.access.require(principal, "subscribe", text_of(name), peer)
         topic = self.topics.ensure(name, durable=qos > 0)
-        topic.after(partial(self._subscribe, principal, topic, qos, sink, token))
+        start_alone(self.scheduler, self._subscribe(principal, topic, qos, sink, token))
 
-    def _subscribe(
-        self, principal: Principal, topic: Topic, qos: int, sink: Sink, token: object, error: Exception | None
-    ) -> None:
-        made: list[Subscription] = []
-        if error is None:
-            try:
-                done = partial(self._subscribed, sink, token, made)
-                made.append(self.subscriptions.create(principal.name, topic, qos))
-                self.subscriptions.when_made(made[0]).then(lambda _, late: done(late))
-            except QuintetError as refused:
-                error = refused
-        if error is not None:
-            self.scheduler.soon(partial(sink.completed, token, None, error))
-
-    @staticmethod
-    def _subscribed(sink: Sink, token: object, made: list[Subscription], error: Exception | None) -> None:
-        sink.completed(token, made[0], error)
+    async def _subscribe(self, principal: Principal, topic: Topic, qos: int, sink: Sink, token: object) -> None:
+        made: Subscription | None = None
+        error: Exception | None = None
+        try:
+            await topic.ready()
+            made = self.subscriptions.create(principal.name, topic, qos)
+            await self.subscriptions.when_made(made)
+        except QuintetError as refused:
+            error = refused
+            if made is None:  # the caller expects no answer within its call
+                await next_turn(self.scheduler)
+        sink.completed(token, made, error)
 
     def subscription(self, principal: Principal, id: int) -> Subscription | None:
         """This principal's subscription of that id, if it may still read its topic."""
@@ -410,7 +410,7 @@ class Broker:
     def drain(self, done: Callable[[], None]) -> None:
         """Save everything and close the log; done when it is on disk."""
         self.draining = True
-        self.save(partial(self.log.close, done))
+        self.save(lambda: self.log.close(done))
 
 
 def _loaded(table: Table[T]) -> Table[T]:

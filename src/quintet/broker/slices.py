@@ -4,12 +4,14 @@ A job is a generator. Each `yield` is a place where it may be interrupted; what 
 under a slice. The first slice runs within the call, so that short work is answered as if there were no slices. After that
 one slice of one job runs per turn of the loop, however many jobs there are, so jobs slow down each other and nobody else.
 A job must not rely on anything that may change between two of its steps: it takes a copy of what it walks over.
+
+A job whose caller has gone is ended: `await` raises Unwanted there, so that whoever waits in between lets go of what it
+holds. `unless_unwanted` keeps it from the callback at the end.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from quintet.model.errors import Busy
@@ -24,8 +26,29 @@ SORTED_AT_ONCE: Final = 2_000  # names
 ELSEWHERE_AT_ONCE: Final = 1  # of the disk threads: hashing has two, and one is left to the log
 
 T = TypeVar("T")
+U = TypeVar("U")
 Steps = Generator[None, None, T]
 Done = Callable[[Any, Exception | None], None]
+Wanted = Callable[[], bool]
+
+
+class Unwanted(Exception):
+    """The job was ended because its caller does not wait for the result any more. Never told to a client."""
+
+
+def always() -> bool:
+    """Of a job that is finished whatever becomes of its caller."""
+    return True
+
+
+def unless_unwanted(done: Done) -> Done:
+    """The callback of a verb, not called if the verb ended because nobody wants its result."""
+
+    def told(result: Any, error: Exception | None) -> None:
+        if not isinstance(error, Unwanted):
+            done(result, error)
+
+    return told
 
 
 def finish(steps: Steps[T]) -> T:
@@ -53,37 +76,43 @@ class Slices:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._jobs: deque[tuple[Steps[Any], Done, Callable[[], bool]]] = deque()
+        self._jobs: deque[tuple[Steps[Any], Promise[Any], Wanted]] = deque()
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def run(self, steps: Steps[Any], done: Done, wanted: Callable[[], bool] = lambda: True) -> None:
-        """`done(result, error)` when it is finished, perhaps within the call; never if `wanted()` says no before that."""
+    def finish(self, steps: Steps[T], wanted: Wanted = always) -> Promise[T]:
+        """Its result when it is finished, perhaps within the call; Unwanted if `wanted()` says no before that."""
         if len(self._jobs) >= JOBS_MAX:
             steps.close()
             raise Busy(f"{len(self._jobs)} long requests are under way, the limit is {JOBS_MAX}", hint="try again")
+        finished: Promise[T] = Promise()
         end = self._slice(steps)
         if end is not None:
-            done(*end)
-            return
-        self._jobs.append((steps, done, wanted))
+            finished.done(*end)
+            return finished
+        self._jobs.append((steps, finished, wanted))
         if len(self._jobs) == 1:
             self._scheduler.soon(self._turn)
+        return finished
+
+    def run(self, steps: Steps[Any], done: Done, wanted: Wanted = always) -> None:
+        """As `finish`, for a caller with a callback. It is never called if `wanted()` says no."""
+        self.finish(steps, wanted).then(unless_unwanted(done))
 
     def _turn(self) -> None:
-        steps, done, wanted = self._jobs.popleft()
-        end = None
+        steps, finished, wanted = self._jobs.popleft()
+        end: tuple[Any, Exception | None] | None = (None, Unwanted())
         if not wanted():
             steps.close()
         else:
             end = self._slice(steps)
             if end is None:
-                self._jobs.append((steps, done, wanted))
+                self._jobs.append((steps, finished, wanted))
         if self._jobs:
             self._scheduler.soon(self._turn)
         if end is not None:
-            done(*end)
+            finished.done(*end)
 
     def _slice(self, steps: Steps[Any]) -> tuple[Any, Exception | None] | None:
         """Its result and error; None if there is more to do."""
@@ -109,13 +138,19 @@ class Elsewhere:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._line: deque[tuple[Callable[[], Any], Callable[[Any], None], Callable[[], bool]]] = deque()
+        self._line: deque[tuple[Callable[[], Any], Promise[Any], Wanted]] = deque()
         self._running = 0
 
-    def run(self, work: Callable[[], Any], done: Callable[[Any], None], wanted: Callable[[], bool]) -> None:
-        """`done(result, or the exception)` later; never if `wanted()` says no when its turn comes."""
-        self._line.append((work, done, wanted))
+    def finish(self, work: Callable[[], T], wanted: Wanted) -> Promise[T]:
+        """What it returns or raises, later; Unwanted if `wanted()` says no when its turn comes."""
+        finished: Promise[T] = Promise()
+        self._line.append((work, finished, wanted))
         self._start()
+        return finished
+
+    def run(self, work: Callable[[], Any], done: Callable[[Any], None], wanted: Wanted) -> None:
+        """As `finish`, for a caller with a callback: `done(result, or the exception)`, never if `wanted()` says no."""
+        self.finish(work, wanted).then(unless_unwanted(lambda result, error: done(result if error is None else error)))
 
     async def call(self, work: Callable[[], T]) -> T:
         """Its result, or what it raised: of work that is done whoever waits."""
@@ -132,28 +167,26 @@ class Elsewhere:
 
     def _start(self) -> None:
         while self._line and self._running < ELSEWHERE_AT_ONCE:
-            work, done, wanted = self._line.popleft()
+            work, finished, wanted = self._line.popleft()
             if wanted():
                 self._running += 1
-                self._scheduler.offload(work, partial(self._finished, done))
+                self._offload(work, finished)
+            else:
+                finished.fail(Unwanted())
 
-    def _finished(self, done: Callable[[Any], None], result: Any) -> None:
-        self._running -= 1
-        self._start()
-        done(result)
+    def _offload(self, work: Callable[[], Any], finished: Promise[Any]) -> None:
+        def worked(result: Any) -> None:
+            self._running -= 1
+            self._start()
+            if isinstance(result, Exception):
+                finished.fail(result)
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                finished.resolve(result)
 
-    def scan(
-        self, scan: Callable[[], Any], slices: Slices, steps: Callable[[Any], Steps[Any]], done: Done,
-        wanted: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        """Scan elsewhere, then take the steps that follow from what was found: `done(result, error)`."""
+        self._scheduler.offload(work, worked)
 
-        def scanned(found: Any) -> None:
-            try:
-                if isinstance(found, BaseException):
-                    raise found
-                slices.run(steps(found), done, wanted)
-            except Exception as error:
-                done(None, error)
-
-        self.run(scan, scanned, wanted)
+    async def scan(self, scan: Callable[[], T], slices: Slices, steps: Callable[[T], Steps[U]], wanted: Wanted) -> U:
+        """Scan elsewhere, then take the steps that follow from what was found."""
+        return await slices.finish(steps(await self.finish(scan, wanted)), wanted)

@@ -8,14 +8,13 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from quintet.model.errors import Busy, ShuttingDown
+from quintet.model.tasks import Verb, start
 from quintet.net.turns import Turns
 
 T = TypeVar("T")
-Done = Callable[[Any, Exception | None], None]
 
 ANSWER_S: Final = 60.0  # for one answer of the loop; what needs longer is asked for in smaller pieces
 
@@ -35,19 +34,19 @@ class Bridge:
 
     def ask(self, call: Callable[[], T]) -> T:
         """What `call` returns, or raises, on the loop thread."""
-        found: T = self._hand_over(partial(_answer, call))
-        return found
 
-    def wait_for(self, call: Callable[[Done], None]) -> Any:
-        """As `ask`, for a verb that answers later: `call(done)` on the loop thread, and done(result, error) once."""
-        return self._hand_over(partial(_begin, call))
+        async def verb() -> T:
+            return call()
 
-    def _hand_over(self, work: Callable[[Future[Any]], None]) -> Any:
-        told: Future[Any] = Future()
+        return self.wait_for(verb)
+
+    def wait_for(self, verb: Callable[[], Verb[T]]) -> T:
+        """As `ask`, for a verb that waits: made and run on the loop thread."""
+        told: Future[T] = Future()
         if self.closed:
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment")
         try:
-            self._loop.call_soon_threadsafe(self._turns.run, work, told)
+            self._loop.call_soon_threadsafe(self._turns.run, _begin, verb, told)
         except RuntimeError as error:  # the loop is closed
             raise ShuttingDown("the broker is shutting down", hint="connect again in a moment") from error
         try:
@@ -60,23 +59,14 @@ class Bridge:
             ) from None
 
 
-def _answer(call: Callable[[], T], told: Future[T]) -> None:
-    try:
-        result = call()
-    except Exception as error:  # goes to the thread that asked
-        told.set_exception(error)
-    else:
-        told.set_result(result)
+def _begin(verb: Callable[[], Verb[T]], told: Future[T]) -> None:
+    async def begun() -> T:
+        return await verb()
 
-
-def _begin(call: Callable[[Done], None], told: Future[Any]) -> None:
-    def done(result: Any, error: Exception | None) -> None:
-        if error is not None:
+    def done(result: T | None, error: Exception | None) -> None:
+        if error is not None:  # goes to the thread that asked
             told.set_exception(error)
         else:
-            told.set_result(result)
+            told.set_result(cast(T, result))
 
-    try:
-        call(done)
-    except Exception as error:  # goes to the thread that asked
-        told.set_exception(error)
+    start(begun()).then(done)

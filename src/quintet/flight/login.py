@@ -18,17 +18,15 @@ import hmac
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import hash_secret
-from quintet.flight.bridge import Bridge, Done
+from quintet.flight.bridge import Bridge
 from quintet.flight.errors import to_flight
 from quintet.model.errors import AuthError, Busy
-from quintet.model.tasks import start
 from quintet.net.listener import Failures
 
 HEADER: Final = "authorization"
@@ -72,27 +70,23 @@ class Login:
 
     def handshake(self, header: str) -> str:
         """The token for these credentials."""
-        caller = self._bridge.wait_for(partial(self._who, header, ""))
-        return str(self._bridge.ask(partial(self._issue, caller)))
+        caller = self.who(header, "")
+        return self._bridge.ask(lambda: self._issue(caller))
 
     def who(self, header: str, peer: str) -> Caller:
-        found = self._bridge.wait_for(partial(self._who, header, peer))
-        assert isinstance(found, Caller)
-        return found
+        return self._bridge.wait_for(lambda: self._who(header, peer))
 
     # -- on the loop -----------------------------------------------------------------------------------------------
 
-    def _who(self, header: str, peer: str, done: Done) -> None:
+    async def _who(self, header: str, peer: str) -> Caller:
         kind, _, rest = header.partition(" ")
         if not header or len(header) > HEADER_BYTES_MAX:
             raise AuthError("no credentials were sent" if not header else "the credentials are too long", hint=_LOG_IN)
         if kind.lower() == "basic":
-            name, password = _basic(rest.strip())
-            self._password(name, password, peer, done)
-        elif kind.lower() == "bearer":
-            done(self._bearer(rest.strip(), peer), None)
-        else:
-            raise AuthError("the authorization header is neither Basic nor Bearer", hint=_LOG_IN)
+            return await self._password(*_basic(rest.strip()), peer)
+        if kind.lower() == "bearer":
+            return self._bearer(rest.strip(), peer)
+        raise AuthError("the authorization header is neither Basic nor Bearer", hint=_LOG_IN)
 
     def _bearer(self, token: str, peer: str) -> Caller:
         is_key = self._broker.access.current(f"key:{hash_secret(token.encode())}") is not None
@@ -134,7 +128,7 @@ class Login:
         if self._issued[identity] <= 0:
             del self._issued[identity]
 
-    def _password(self, name: str, password: bytes, peer: str, done: Done) -> None:
+    async def _password(self, name: str, password: bytes, peer: str) -> Caller:
         address = _address(peer, name)
         proof = hmac.digest(self._secret, name.encode() + b"\0" + password, "sha256")
         identity, since = self._proven.get(proof, ("", 0))
@@ -143,26 +137,18 @@ class Login:
         if identity and self._broker.scheduler.monotonic() - since < PROVEN_US:
             principal = self._broker.access.current(identity)
             if principal is not None:
-                done(Caller(identity, principal.name, peer), None)
-                return
-        told = partial(self._verified, proof, address, peer, done)
-        start(self._broker.users.authenticate_password(name, password, peer=peer)).then(told)
-
-    def _verified(
-        self, proof: bytes, address: str, peer: str, done: Done, result: Any, error: Exception | None
-    ) -> None:
-        if error is not None:
-            if isinstance(error, AuthError):
-                self._proven.pop(proof, None)
-                self._fail(address)
-            done(None, error)
-            return
-        identity, principal = result
+                return Caller(identity, principal.name, peer)
+        try:
+            identity, principal = await self._broker.users.authenticate_password(name, password, peer=peer)
+        except AuthError:
+            self._proven.pop(proof, None)
+            self._fail(address)
+            raise
         self._proven[proof] = (identity, self._broker.scheduler.monotonic())
         self._proven.move_to_end(proof)
         if len(self._proven) > PROVEN_MAX:
             self._proven.popitem(last=False)
-        done(Caller(identity, principal.name, peer), None)
+        return Caller(identity, principal.name, peer)
 
     def _check_rate(self, address: str) -> None:
         if self._failures.blocked(address, self._broker.scheduler.monotonic()):

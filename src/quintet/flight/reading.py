@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, Final
 
 from quintet import kernel
-from quintet.broker.topics import reads
+from quintet.broker.topics.seek import read_from
 from quintet.flight import columns, wire
-from quintet.flight.bridge import Bridge, Done
+from quintet.flight.bridge import Bridge
 from quintet.flight.verbs import Call, Source
 from quintet.log import mapped
 from quintet.log.base import Partition, SegmentFile
@@ -107,7 +107,7 @@ def _from_memory(bridge: Bridge, planned: Plan, ask: wire.Ticket) -> Iterator[Ga
     wanted = columns.bits(ask.columns)
     offset = planned.first
     while offset < planned.last:
-        batches: list[RecordBatch] = bridge.wait_for(partial(_piece, planned, offset, ask.fail_on_data_loss))
+        batches = bridge.wait_for(partial(_piece, planned, offset, ask.fail_on_data_loss))
         if not batches:
             return
         data = b"".join(batch.buffer for batch in batches)
@@ -122,7 +122,7 @@ def _from_memory(bridge: Bridge, planned: Plan, ask: wire.Ticket) -> Iterator[Ga
                 yield Gathered(count, buffers)
 
 
-def _piece(planned: Plan, offset: int, fail_on_data_loss: bool, done: Done) -> None:
+async def _piece(planned: Plan, offset: int, fail_on_data_loss: bool) -> list[RecordBatch]:
     """On the loop thread: the batches that hold this offset and what follows."""
     topic = planned.source.topic
     if topic is not None and topic.deleted:
@@ -130,4 +130,4 @@ def _piece(planned: Plan, offset: int, fail_on_data_loss: bool, done: Done) -> N
     if fail_on_data_loss and offset < planned.partition.start:
         start = planned.partition.start
         raise _lost(planned.source.name, planned.partition.number, offset, start, "they went while it was read")
-    reads.read(planned.partition, offset, PIECE_BYTES, done)
+    return await read_from(planned.partition, max(offset, planned.partition.start), PIECE_BYTES)

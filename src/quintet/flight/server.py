@@ -25,12 +25,13 @@ from pyarrow import flight
 from quintet.broker.core import Broker
 from quintet.broker.doors.pipelines import Pipelines
 from quintet.flight import columns, reading, verbs, wire, writing
-from quintet.flight.bridge import Bridge, Done
+from quintet.flight.bridge import Bridge
 from quintet.flight.errors import to_flight
 from quintet.flight.login import MIDDLEWARE, Caller, Login, LoginFactory, NoHandshakePayload, peer_of
 from quintet.flight.outgoing import Outgoing
 from quintet.model import limits
 from quintet.model.errors import BadRequest, Busy, LimitExceeded, ShuttingDown, StorageError, TooLarge
+from quintet.model.tasks import Verb
 
 STREAMS_OF_PRINCIPAL_MAX: Final = 64  # do_get and do_put at once
 REQUEST_BYTES_MAX: Final = 4 << 20  # of a ticket, a descriptor or the body of an action
@@ -41,7 +42,7 @@ READS_NOTHING: Final = "the reader took nothing of a stream for too long, and sh
 
 T = TypeVar("T")
 Report = Callable[[str, dict[str, object]], None]
-Verb = Callable[[verbs.Call, Any, Done], None]
+Action = Callable[[verbs.Call, Any], Verb[Any]]
 
 # What each action does, for list_actions; the names are those of wire.ACTIONS.
 ABOUT: Final = {
@@ -120,7 +121,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         self._under_way = 0
         self._streams: Counter[str] = Counter()
         self._closer: threading.Thread | None = None
-        self._verbs: dict[str, Verb] = {
+        self._verbs: dict[str, Action] = {
             "topics": verbs.topics, "topic_create": verbs.topic_create, "offsets_for_time": verbs.offsets_for_time,
             "locate": partial(verbs.locate, _machine(options.data, broker.log.identity)),
             "stage_commit": verbs.stage_commit, "stage_abort": verbs.stage_abort, "fence": verbs.fence,
@@ -216,9 +217,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
     def _select(self, context: flight.ServerCallContext, ask: wire.Selection) -> list[wire.TopicInfo]:
         caller, slot = self._enter(context)
         try:
-            found: wire.Topics = self._bridge.wait_for(
-                lambda done: verbs.topics(verbs.Call(self._broker, caller), ask, done)
-            )
+            found = self._bridge.wait_for(lambda: verbs.topics(verbs.Call(self._broker, caller), ask))
             if found.missing:
                 self._ask(caller, lambda call: call.source(found.missing[0]))  # raises, and says why
             return list(found.topics)
@@ -272,7 +271,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         if verb is None:
             raise BadRequest(f"unknown action {action.type[:100]!r}", hint=f"one of {', '.join(wire.ACTIONS)}")
         ask: object = _decode(wire.ACTIONS[action.type][0], _bytes(action.body), action.type)
-        answer = self._bridge.wait_for(lambda done: verb(verbs.Call(self._broker, caller), ask, done))
+        answer = self._bridge.wait_for(lambda: verb(verbs.Call(self._broker, caller), ask))
         return msgspec.json.encode(answer)
 
     # -- streams ---------------------------------------------------------------------------------------------------

@@ -16,10 +16,9 @@ Every function takes the Call first: who asks and from where. Rights are those o
 Of the broker's own topics `__groups`, `__audit` and `__events` are there for administrators, to be read. Nothing here blocks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import msgspec
 import re2  # type: ignore[import-untyped]  # google-re2 ships no types
@@ -27,14 +26,13 @@ import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 from quintet.broker.audit.audit_log import Audit
 from quintet.broker.audit.delivery_events import Events
 from quintet.broker.consumers.coordinator import Groups
-from quintet.broker.consumers.group import GroupInfo, Lag
+from quintet.broker.consumers.group import GroupInfo
 from quintet.broker.core import Broker
 from quintet.broker.doors.pipelines import Pipelines, Report
 from quintet.broker.identity.access import Action, Principal
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic
 from quintet.flight import wire
-from quintet.flight.bridge import Done
 from quintet.flight.login import Caller
 from quintet.log.base import Partition, Stage
 from quintet.model.errors import (
@@ -47,7 +45,9 @@ from quintet.model.errors import (
     TooLarge,
     TopicNotFound,
 )
-from quintet.model.tasks import Verb, start
+from quintet.model.tasks import Verb, gather
+
+T = TypeVar("T")
 
 SELECTION_MAX: Final = 10_000  # names in one request
 PATTERN_BYTES_MAX: Final = 1_000
@@ -220,33 +220,31 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
     return lambda name: compiled.fullmatch(name) is not None
 
 
-def topics(call: Call, ask: wire.Selection, done: Done) -> None:
+async def topics(call: Call, ask: wire.Selection) -> wire.Topics:
     found, missing = select(call, ask)
-    done(wire.Topics(tuple(_info(source) for source in found), tuple(missing), call.broker.log.identity), None)
+    return wire.Topics(tuple(_info(source) for source in found), tuple(missing), call.broker.log.identity)
 
 
-def topic_create(call: Call, ask: wire.CreateRequest, done: Done) -> None:
+async def topic_create(call: Call, ask: wire.CreateRequest) -> wire.Created:
     call.require("admin", ask.topic)
     topic, fresh = call.broker.create_topic(_raw(ask.topic), ask.partitions)
-    topic.after(lambda error: done(None if error else wire.Created(fresh, len(topic.partitions)), error))
+    await topic.ready()
+    return wire.Created(fresh, len(topic.partitions))
 
 
-def offsets_for_time(call: Call, ask: wire.TimeRequest, done: Done) -> None:
-    source = call.source(ask.topic)
-    _all(
-        [partial(reads.offset_for_time, partition, ask.at_us) for partition in source.partitions],
-        lambda offsets, error: done(None if error else wire.Offsets(tuple(offsets)), error),
-    )
+async def offsets_for_time(call: Call, ask: wire.TimeRequest) -> wire.Offsets:
+    partitions = call.source(ask.topic).partitions
+    offsets = await _some_at_a_time(reads.offset_for_time(partition, ask.at_us) for partition in partitions)
+    return wire.Offsets(tuple(offsets))
 
 
-def locate(machine: wire.Machine | None, call: Call, ask: wire.LocateRequest, done: Done) -> None:
+async def locate(machine: wire.Machine | None, call: Call, ask: wire.LocateRequest) -> wire.Located:
     if len(ask.ranges) > RANGES_MAX:
         raise LimitExceeded(f"{len(ask.ranges)} ranges in one request, the limit is {RANGES_MAX}")
     source = call.source(ask.topic)
     partitions = [source.partition(wanted.partition) for wanted in ask.ranges]
     if machine is None or source.in_memory:
-        done(wire.Located(source.identity, machine, tuple(() for _ in ask.ranges)), None)
-        return
+        return wire.Located(source.identity, machine, tuple(() for _ in ask.ranges))
     files, count = [], 0
     for partition, wanted in zip(partitions, ask.ranges, strict=True):
         found = partition.files(wanted.first, wanted.last)
@@ -257,67 +255,47 @@ def locate(machine: wire.Machine | None, call: Call, ask: wire.LocateRequest, do
         count += len(found)
         if count > FILES_SHOWN_MAX:
             raise LimitExceeded(f"more than {FILES_SHOWN_MAX} files", hint="ask for fewer ranges at a time")
-    done(wire.Located(source.identity, machine, tuple(files)), None)
+    return wire.Located(source.identity, machine, tuple(files))
 
 
-def _all(calls: Sequence[Callable[[Done], None]], done: Done, at_once: int = POSITIONS_AT_ONCE) -> None:
-    """Make these calls, a few at a time: done(their results in order, None), or done(None, the first error)."""
-    results: list[Any] = [None] * len(calls)
-    failed: list[Exception] = []
-    following = running = 0
-    going = False
+async def _some_at_a_time(verbs: Iterable[Verb[T]], at_once: int = POSITIONS_AT_ONCE) -> list[T]:
+    """As gather, without more than a few of them under way. All are run; the first error is raised when all are over."""
+    waiting = enumerate(verbs)
+    results: dict[int, T] = {}
+    errors: list[Exception] = []
 
-    def go() -> None:
-        nonlocal following, running, going
-        if going:  # an answer came at once: the loop below goes on, however many of them there are
-            return
-        going = True
-        while running < at_once and following < len(calls):
-            number, following, running = following, following + 1, running + 1
+    async def run() -> None:
+        for number, verb in waiting:
             try:
-                calls[number](partial(one, number))
-            except Exception as error:  # every call is answered, also one that refuses at once
-                one(number, None, error)
-        going = False
-        if running == 0 and failed:
-            done(None, failed[0])
-        elif running == 0:
-            done(results, None)
+                results[number] = await verb
+            except Exception as error:
+                errors.append(error)
 
-    def one(number: int, result: Any, error: Exception | None) -> None:
-        nonlocal running
-        running -= 1
-        results[number] = result
-        if error is not None:
-            failed.append(error)
-        go()
-
-    go()
+    await gather(*(run() for _ in range(at_once)))
+    if errors:
+        raise errors[0]
+    return [results[number] for number in sorted(results)]
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
-def group_commit(call: Call, ask: wire.GroupCommit, done: Done) -> None:
+async def group_commit(call: Call, ask: wire.GroupCommit) -> wire.Nothing:
     if sum(len(places) for places in ask.offsets.values()) > COMMITS_MAX:
         raise LimitExceeded(f"more than {COMMITS_MAX} offsets in one commit")
     owner, privileged = call.group_rights(ask.group)
     found = {name: call.topic(name) for name in ask.offsets}
-    commit = partial(call.broker.groups.offsets.commit, door="flight")
-    commits: list[Callable[[Done], None]] = [
-        partial(_told, commit, owner, privileged, found[name], ask.group, partition, offset, None, call)
-        for name, places in ask.offsets.items()
-        for partition, offset in places.items()
-    ]
-    _all(commits, lambda _, error: done(wire.Nothing(), error))
+
+    async def commit(name: str, partition: int, offset: int) -> None:
+        where = (found[name], ask.group, partition, offset)
+        await call.broker.groups.offsets.commit(owner, privileged, *where, None, call, door="flight")
+
+    offsets = ask.offsets.items()
+    await _some_at_a_time(commit(name, *place) for name, places in offsets for place in places.items())
+    return wire.Nothing()
 
 
-def _told(verb: Callable[..., Verb[None]], *args: Any) -> None:
-    """A verb that is a coroutine as one that takes `done` last."""
-    start(verb(*args[:-1])).then(args[-1])
-
-
-def groups(call: Call, ask: wire.GroupsRequest, done: Done) -> None:
+async def groups(call: Call, ask: wire.GroupsRequest) -> wire.GroupPositions:
     access = call.broker.access
     infos = call.broker.groups.list(
         call.owner, call.administers, lambda name: access.listed(call.principal, f"group:{name}")
@@ -332,86 +310,65 @@ def groups(call: Call, ask: wire.GroupsRequest, done: Done) -> None:
     if len(wanted) > POSITIONS_MAX:
         raise LimitExceeded(f"{len(wanted)} positions, the limit is {POSITIONS_MAX}", hint="name a topic or a group")
 
-    def made(found: list[wire.GroupPosition | None] | None, error: Exception | None) -> None:
-        if found is None:
-            done(None, error)
-            return
-        positions = tuple(position for position in found if position is not None)
-        done(wire.GroupPositions(positions, call.broker.scheduler.now()), None)
-
-    _all([partial(_position, call, *place) for place in wanted], made)
+    found = await _some_at_a_time(_position(call, *place) for place in wanted)
+    positions = tuple(position for position in found if position is not None)
+    return wire.GroupPositions(positions, call.broker.scheduler.now())
 
 
-def _position(call: Call, info: GroupInfo, partition: int, offset: int, done: Done) -> None:
+async def _position(call: Call, info: GroupInfo, partition: int, offset: int) -> wire.GroupPosition | None:
     """None if the group or its topic went away meanwhile."""
     topic = call.broker.topics.get(info.topic.encode())
     if topic is None or partition >= len(topic.partitions):
-        done(None, None)
-        return
-
-    def made(lag: Lag | None, error: Exception | None) -> None:
-        if lag is None:
-            done(None, error)
-            return
-        behind, age_us = lag.lag_messages, lag.lag_ms * 1000
-        done(wire.GroupPosition(info.group, info.topic, partition, offset, lag.latest, behind, age_us), None)
-
-    start(call.broker.groups.offsets.lag(call.owner, True, topic, info.group, partition)).then(made)
+        return None
+    lag = await call.broker.groups.offsets.lag(call.owner, True, topic, info.group, partition)
+    behind, age_us = lag.lag_messages, lag.lag_ms * 1000
+    return wire.GroupPosition(info.group, info.topic, partition, offset, lag.latest, behind, age_us)
 
 
 # -- schemas, dead letters --------------------------------------------------------------------------------------------
 
 
-def schema(call: Call, ask: wire.SchemaRequest, done: Done) -> None:
+async def schema(call: Call, ask: wire.SchemaRequest) -> wire.SchemaAnswer:
     call.require_sight(ask.subject)
     found = call.broker.schemas.get(ask.subject, ask.version)
     definition = found.definition.decode(errors="replace")
-    done(wire.SchemaAnswer(found.name, found.id, found.version, found.type, definition), None)
+    return wire.SchemaAnswer(found.name, found.id, found.version, found.type, definition)
 
 
-def reject(call: Call, ask: wire.RejectRequest, done: Done) -> None:
+async def reject(call: Call, ask: wire.RejectRequest) -> wire.Rejected:
     if len(ask.rejects) > REJECTS_MAX:
         raise LimitExceeded(f"{len(ask.rejects)} records in one reject, the limit is {REJECTS_MAX}")
     topic = call.topic(ask.topic)
-    _all(
-        [
-            partial(_reject_one, call, topic, item.partition, item.offset, item.error[:ERROR_BYTES_MAX])
-            for item in ask.rejects
-        ],
-        lambda fresh, error: done(None if error else wire.Rejected(sum(map(bool, fresh))), error),
-    )
+
+    async def bury(item: wire.Reject) -> bool:
+        return await call.broker.dead.reject(topic, item.partition, item.offset, item.error[:ERROR_BYTES_MAX])
+
+    return wire.Rejected(sum(await _some_at_a_time(bury(item) for item in ask.rejects)))
 
 
-def _reject_one(call: Call, topic: Topic, partition: int, offset: int, why: str, done: Done) -> None:
-    start(call.broker.dead.reject(topic, partition, offset, why)).then(done)
-
-
-def redrive(call: Call, ask: wire.RedriveRequest, done: Done) -> None:
+async def redrive(call: Call, ask: wire.RedriveRequest) -> wire.Redriven:
     call.require("publish", ask.topic)
     source = call.broker.dead_letters_of(call.principal, ask.topic, call.peer)
-
-    def sent(found: tuple[int, list[str]] | None, error: Exception | None) -> None:
-        done(wire.Redriven(found[0], tuple(found[1])) if found else None, error)
-
-    start(call.broker.dead.replay_many(source, ask.ids)).then(sent)
+    count, missing = await call.broker.dead.replay_many(source, ask.ids)
+    return wire.Redriven(count, tuple(missing))
 
 
-def dead(call: Call, ask: wire.DeadRequest, done: Done) -> None:
+async def dead(call: Call, ask: wire.DeadRequest) -> wire.DeadOpen:
     call.require("subscribe", ask.topic)
     source = call.broker.dead_letters_of(call.principal, ask.topic, call.peer)
     found = call.broker.dead.open_ranges(source)
-    done(wire.DeadOpen(call.broker.dead.name_for(source).decode(), found), None)
+    return wire.DeadOpen(call.broker.dead.name_for(source).decode(), found)
 
 
 # -- pipelines --------------------------------------------------------------------------------------------------------
 
 
-def pipeline_report(pipelines: Pipelines, call: Call, ask: wire.PipelineReport, done: Done) -> None:
+async def pipeline_report(pipelines: Pipelines, call: Call, ask: wire.PipelineReport) -> wire.PipelineOrder:
     report = Report(**msgspec.structs.asdict(ask))
-    done(wire.PipelineOrder(pipelines.report(call.owner, report, call.broker.scheduler.monotonic())), None)
+    return wire.PipelineOrder(pipelines.report(call.owner, report, call.broker.scheduler.monotonic()))
 
 
-def pipelines_seen(pipelines: Pipelines, call: Call, _ask: wire.Nothing, done: Done) -> None:
+async def pipelines_seen(pipelines: Pipelines, call: Call, _ask: wire.Nothing) -> wire.Pipelines:
     now, monotonic = call.broker.scheduler.now(), call.broker.scheduler.monotonic()
     found = (
         wire.PipelineStatus(
@@ -419,18 +376,18 @@ def pipelines_seen(pipelines: Pipelines, call: Call, _ask: wire.Nothing, done: D
         )
         for status in pipelines.seen(call.owner, call.administers, monotonic)
     )
-    done(wire.Pipelines(tuple(found), now), None)
+    return wire.Pipelines(tuple(found), now)
 
 
-def pipeline_stop(pipelines: Pipelines, call: Call, ask: wire.PipelineName, done: Done) -> None:
+async def pipeline_stop(pipelines: Pipelines, call: Call, ask: wire.PipelineName) -> wire.Nothing:
     pipelines.stop(call.owner, call.administers, ask.name, call.broker.scheduler.monotonic())
-    done(wire.Nothing(), None)
+    return wire.Nothing()
 
 
 # -- staged writes ----------------------------------------------------------------------------------------------------
 
 
-def stage_commit(call: Call, ask: wire.StageCommit, done: Done) -> None:
+async def stage_commit(call: Call, ask: wire.StageCommit) -> wire.StageCommitted:
     if len(ask.stages) > STAGES_OF_COMMIT_MAX:
         raise LimitExceeded(f"{len(ask.stages)} stages in one commit, the limit is {STAGES_OF_COMMIT_MAX}")
     if call.broker.draining:
@@ -441,22 +398,19 @@ def stage_commit(call: Call, ask: wire.StageCommit, done: Done) -> None:
             f" {call.broker.log.identity}: nothing was committed",
             hint="the broker behind the address was replaced, or its data folder emptied: begin with a new checkpoint",
         )
-
-    def committed(found: tuple[bool, Exception | None] | None, error: Exception | None) -> None:
-        done(wire.StageCommitted(found[0], ask.rows) if found else None, error)  # committed: the rest follows by itself
-
     stages = tuple(id for id in ask.stages if id)  # "" is the stage of a do_put without rows
     what = (ask.writer, ask.epoch, stages, ask.rows, ask.accept_other)
-    start(call.broker.stages.commit(call.owner, *what, partial(call.require, "publish"))).then(committed)
+    fresh, _ = await call.broker.stages.commit(call.owner, *what, lambda topic: call.require("publish", topic))
+    return wire.StageCommitted(fresh, ask.rows)  # what is not visible yet follows by itself
 
 
-def stage_abort(call: Call, ask: wire.StageAbort, done: Done) -> None:
+async def stage_abort(call: Call, ask: wire.StageAbort) -> wire.Nothing:
     call.broker.stages.abort(call.owner, ask.stages)
-    done(wire.Nothing(), None)
+    return wire.Nothing()
 
 
-def fence(call: Call, ask: wire.FenceRequest, done: Done) -> None:
-    done(wire.FenceAnswer(call.broker.stages.fence(call.owner, ask.writer), call.broker.log.identity), None)
+async def fence(call: Call, ask: wire.FenceRequest) -> wire.FenceAnswer:
+    return wire.FenceAnswer(call.broker.stages.fence(call.owner, ask.writer), call.broker.log.identity)
 
 
 def stage_open(call: Call, writer: str, epoch: int) -> Stage:
@@ -465,9 +419,10 @@ def stage_open(call: Call, writer: str, epoch: int) -> Stage:
     return call.broker.stages.open(call.owner, writer, epoch)
 
 
-def target(call: Call, name: str, done: Done) -> None:
-    """done((number, partitions, whose turn it is, identity), None) of the topic to publish to, when it is there for good."""
+async def target(call: Call, name: str) -> tuple[int, int, int, str]:
+    """(number, partitions, whose turn it is, identity) of the topic to publish to, when it is there for good."""
     topic = call.broker.publish_target(call.principal, _raw(name), durable=True, peer=call.peer)
     turn = topic.choose(None)
     identity = _identity(call.broker, topic.spec.identity)
-    topic.after(lambda error: done((topic.spec.id, len(topic.partitions), turn, identity), error))
+    await topic.ready()
+    return topic.spec.id, len(topic.partitions), turn, identity

@@ -66,7 +66,7 @@ class Put:
         unsure = False
         while True:
             try:
-                self._bridge.wait_for(lambda done: verbs.stage_commit(self._call(), ask, done))
+                self._bridge.wait_for(lambda: verbs.stage_commit(self._call(), ask))
                 return
             except NoAnswer:
                 unsure = True
@@ -144,7 +144,7 @@ class Put:
         if found is None:
             if len(self._targets) >= TOPICS_OF_PUT_MAX:
                 raise LimitExceeded(f"more than {TOPICS_OF_PUT_MAX} topics in one do_put")
-            found = self._targets[name] = self._bridge.wait_for(lambda done: verbs.target(self._call(), name, done))
+            found = self._targets[name] = self._bridge.wait_for(lambda: verbs.target(self._call(), name))
         return found
 
 

@@ -71,25 +71,26 @@ class Promise(Generic[T]):
         self._complete(None, error)
 
     def _complete(self, result: T | None, error: Exception | None) -> None:
-        assert self.pending, "a promise is completed once"
+        assert self._result is _PENDING and self._error is None, "a promise is completed once"
         self._result, self._error = result, error
-        waiting, self._waiting = self._waiting, []
-        if len(waiting) == 1:
-            waiting[0](result, error)
-        elif waiting:
-            _call_all([partial(call, result, error) for call in waiting])
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            if len(waiting) == 1:
+                waiting[0](result, error)
+            else:
+                _call_all([partial(call, result, error) for call in waiting])
 
     def then(self, done: Done[T]) -> None:
         """Call done(result, error) when it is there: now, if it is."""
-        if self.pending:
-            self._waiting.append(done)
-        elif self._error is not None:
+        if self._error is not None:
             done(None, self._error)
+        elif self._result is _PENDING:
+            self._waiting.append(done)
         else:
             done(self._result, None)
 
     def __await__(self) -> Generator["Promise[Any]", None, T]:
-        if self.pending:
+        if self._result is _PENDING and self._error is None:
             yield self
         if self._error is not None:
             raise self._error
@@ -108,7 +109,14 @@ class Task(Promise[T]):
     def __init__(self, coroutine: Verb[T]) -> None:
         super().__init__()
         self._coroutine = coroutine
-        self._go_on(None, None)
+        try:  # as _go_on does, but nobody can wait for it yet: it is called for every request, and most do not wait
+            awaited = coroutine.send(None)
+        except StopIteration as end:
+            self._result = end.value
+        except Exception as error:
+            self._error = error
+        else:
+            awaited.then(self._go_on)
 
     def cancel(self) -> None:
         """End it where it waits, by its `finally` blocks, which must not wait; who asked for the result is not told. What it

@@ -8,6 +8,7 @@ import pytest
 from quintet.broker.consumers.subscriptions import KEPT_OWNER
 from quintet.broker.doors.queues import QueueOptions, Queues
 from quintet.broker.identity.access import Acl
+from quintet.model.tasks import start
 from quintet.protocols.fast import codec, errors
 from quintet.protocols.fast.frames import COMPETING, DURABLE, EXCLUSIVE, SUBSCRIBE, TTL
 from quintet.protocols.fast.mapping import topic_id
@@ -98,7 +99,7 @@ def test_a_deleted_topic_is_no_queue_any_more(sim: FastSim) -> None:
     peer = sim.peer(codec.create(ANN, b"demo", DURABLE), codec.subscribe(ANN, DEMO), extended=True)
     peer.look()
     peer.replies.clear()
-    sim.broker.delete_topic(b"demo", lambda error: None)
+    start(sim.broker.delete_topic(b"demo"))
     sim.advance(SECOND)
     peer.look()
     assert [r for r in peer.replies if r.code] == [Reply(SUBSCRIBE, DEMO, errors.ENDED)]

@@ -8,6 +8,7 @@ from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
+from quintet.model import tasks
 from quintet.protocols.base import LOST, TOO_SLOW
 from quintet.protocols.felix import codec, frames
 from tests.kernel.felix_frames import split_frames
@@ -170,7 +171,7 @@ def test_subscribers_of_a_kind_share_the_bytes(sim: FelixSim, monkeypatch: pytes
 def test_a_deleted_topic_ends_its_event_streams(sim: FelixSim) -> None:
     connection = sim.connect()
     stream, outlet = opened(connection, subscribe())
-    assert sim.broker.delete_topic(NAME, lambda error: None)
+    tasks.start(sim.broker.delete_topic(NAME))
     stream.recheck()
     assert outlet.ended
 

@@ -10,6 +10,7 @@ from quintet.broker.doors.cache import CacheOptions
 from quintet.broker.identity.access import Credential, hash_secret
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.delivery.subscription import Policy
+from quintet.model.tasks import start
 from quintet.protocols.felix import codec, features, frames
 from tests.protocols.felix.helpers import SECOND, FakeOutlet, FelixSim, Stream, batch, subscribe
 
@@ -321,7 +322,7 @@ def test_the_end_of_a_topic_is_told_to_who_waits(sim: FelixSim) -> None:
     stream = sim.connect().featured()
     assert polled(stream) == []
     assert stream.ask(poll(wait_ms=10_000)) == []
-    sim.broker.delete_topic(b"t1/default/demo", lambda error: None)
+    start(sim.broker.delete_topic(b"t1/default/demo"))
     sim.advance(SECOND, 50_000)
     (said,) = stream.said()
     assert isinstance(said, codec.Error) and said.code == "not_found"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from quintet.broker.core import BrokerOptions
+from quintet.model.tasks import start
 from quintet.protocols.base import FLOWING, WAIT
 from quintet.protocols.felix import codec, frames
 from quintet.protocols.felix.watching import WATCHED_PER_TURN_MAX
@@ -153,7 +154,7 @@ def test_a_deleted_cache_ends_who_watches_it_and_is_not_remembered(sim: FelixSim
     connection = sim.connect()
     stream = connection.auth(flags=OURS)
     stream.ask(put("k", request_id=1), codec.CacheGet(**CACHE, key="k"), codec.CacheWatch(**CACHE))
-    sim.broker.delete_topic(b"cache/t1/default/primary", lambda error: None)
+    start(sim.broker.delete_topic(b"cache/t1/default/primary"))
     sim.scheduler.settle()
     (said,) = stream.ask(codec.CacheGet(**CACHE, key="k"))
     assert said.value is None

@@ -9,6 +9,7 @@ import pytest
 from quintet import kernel
 from quintet.broker.doors.peers import PRUNE_EVERY_US, Seen
 from quintet.model import envelope
+from quintet.model.tasks import start
 from quintet.protocols.peerbus import codec, frames
 from quintet.testing.line import SimBroker
 from tests.protocols.peerbus.helpers import (
@@ -265,7 +266,7 @@ class TestReplay:
         sim = broker()
         amy, bob, cat = peer_of(sim, "amy"), peer_of(sim, "bob"), peer_of(sim, "cat")
         send(amy, letter("amy", "bob", "m1"))
-        sim.broker.delete_topic(b"peerbus/bob", lambda _: None)
+        start(sim.broker.delete_topic(b"peerbus/bob"))
         send(amy, letter("amy", "*", "b1"))
         assert dropped(sim) == {"storage": 1} and bob.session.closing is not None
         send(amy, letter("amy", "*", "b1", '"other"'))
@@ -389,7 +390,7 @@ class TestNames:
         sim = broker()
         amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
         send(amy, letter("amy", "bob", "m1"))
-        sim.broker.delete_topic(b"peerbus/bob", lambda _error: None)
+        start(sim.broker.delete_topic(b"peerbus/bob"))
         sim.advance(100_000)
         assert how_closed(bob) == (1008, "name was freed") and sim.broker.peers.names() == ["amy"]
         bob.close()

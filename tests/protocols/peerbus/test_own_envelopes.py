@@ -8,6 +8,7 @@ import pytest
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.model import envelope
+from quintet.model.tasks import start
 from quintet.protocols.peerbus import codec
 from quintet.testing.line import SimBroker
 from tests.protocols.peerbus.helpers import (
@@ -48,10 +49,9 @@ class TestIds:
             bob = peer_of(sim, "bob")
             publish(sim, b"1", b"2")
             seen += delivered(bob)
-            done: list[Exception | None] = []
-            assert sim.broker.delete_topic(MAILBOX, done.append)
+            deleting = start(sim.broker.delete_topic(MAILBOX))
             sim.advance(100_000)
-            assert done == [None]
+            assert deleting._result is True
             bob.close()
         assert len(seen) == len(set(seen)) == 6
 

@@ -10,6 +10,7 @@ from quintet.broker.doors.mailbox import SEEN_KEY_MAX
 from quintet.broker.doors.peers import PRUNE_EVERY_US, Seen
 from quintet.model import envelope
 from quintet.model.batch import RecordBatch
+from quintet.model.tasks import start
 from quintet.protocols.peerbus import codec, frames, session
 from quintet.protocols.peerbus.mapping import body_of
 from quintet.testing.line import SimBroker
@@ -115,7 +116,7 @@ class TestOtherDoors:
         sim.broker.topics.ensure(b"other", durable=True)
         sim.scheduler.settle()
         sim.advance(100_000)
-        sim.broker.delete_topic(b"other", lambda _: None)
+        start(sim.broker.delete_topic(b"other"))
         publish(sim, b"1")
         identity = sim.broker.topics.find(b"peerbus/bob").spec.identity
         assert keys_of(objects(bob.take())) == [f"q:{identity}:0:0"]

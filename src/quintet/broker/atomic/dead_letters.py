@@ -192,7 +192,7 @@ class DeadLetters:
             with suppress(NotYetVisible):
                 await self._intents.wait(known)
             return False
-        row = await _read_row(source, offset)
+        row = await reads.read_row(source, offset, view=True)
         if row is None:
             raise OffsetNotFound(f"topic {topic.name!r} has no record {partition}-{offset}")
         failure = Failure("rejected by a consumer", error, min(max(attempts, 1), ATTEMPTS_TOLD_MAX))
@@ -227,7 +227,7 @@ class DeadLetters:
     async def get(self, source: bytes, id: str) -> DeadLetter:
         """This dead letter, or OffsetNotFound: unknown, or resolved."""
         found = self._open_place(source, id)
-        row = None if found is None else await _read_row(found[0].partitions[found[1]], found[2])
+        row = None if found is None else await reads.read_row(found[0].partitions[found[1]], found[2], view=True)
         if found is None or row is None:
             raise _not_found(id)
         return _shown(found[1], row)
@@ -448,13 +448,6 @@ class _Browse:
             if self._full():
                 return
             self.offset = max(self.offset, batch.next_offset)
-
-
-async def _read_row(partition: Partition, offset: int) -> Row | None:
-    """The record at this offset; a large value is a view of its batch."""
-    found: Promise[Row | None] = Promise()
-    reads.read_row(partition, offset, found.done, view=True)
-    return await found
 
 
 async def _fetch(partition: Partition, offset: int) -> list[RecordBatch]:

@@ -22,7 +22,6 @@ from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.delivery.lane import Lane
 from quintet.delivery.subscription import Policy, Subscription
-from quintet.model.batch import Row
 from quintet.model.errors import LimitExceeded, QuintetError, StorageError
 from quintet.model.scheduler import Scheduler
 from quintet.model.tasks import Promise, completed, next_turn, start, start_alone
@@ -383,10 +382,8 @@ class Subscriptions:
         """Committed: the effect has settled it, or will. Refused (a full disk, too many topics): it is tried again after
         another attempt to deliver."""
         number = lane.partition.number
-        found: Promise[Row | None] = Promise()
         try:
-            reads.read_row(lane.partition, offset, found.done)
-            row = await found
+            row = await reads.read_row(lane.partition, offset)
             if row is not None:
                 await self._explained()  # it says how often the record was delivered
                 more = ((b"subscription", str(subscription.id).encode()),)

@@ -33,6 +33,7 @@ from quintet.model import limits
 from quintet.model.batch import Header
 from quintet.model.errors import BadName, BadRequest, LimitExceeded, QuintetError, TooLarge, VersionConflict
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise, start
 
 Scope = tuple[str, str, str]
 Changed = Callable[[bytes], None]
@@ -522,23 +523,26 @@ class Caches:
             del self._pools[cache.scope[0]]
             self._largest.forget()
 
-    def deleting(self, topic: Topic, done: Done, delete: Callable[[Done], object]) -> None:
-        """Delete a topic. If it is that of a cache, its keys go with it, and come back if it could not be deleted."""
-        cache = self._of(topic)
+    def delete_topic(self, topic: Topic) -> Promise[None]:
+        """Delete a topic, as Topics.delete. If it is that of a cache, its keys go with it, and come back if it could not be
+        deleted."""
+        cache, gone = self._of(topic), self._topics.delete(topic.raw)
         if cache is None:
-            delete(done)
-            return
+            return gone
+        self._leave(cache)
+        return start(self._refill_unless(gone, cache))
 
-        def told(error: Exception | None) -> None:
-            if error is not None and not topic.deleted:
+    async def _refill_unless(self, gone: Promise[None], cache: Cache) -> None:
+        try:
+            await gone
+        except Exception:
+            if not cache.topic.deleted:
                 cache.pool = self._pools.get(cache.scope[0]) or cache.pool
                 self._register(cache)
                 cache.refill()
+            raise
+        finally:
             cache.held = {}
-            done(error)
-
-        delete(told)
-        self._leave(cache)
 
     def _of(self, topic: Topic) -> Cache | None:
         found = self._by_scope.get(_scope_of(topic.name)) if isinstance(topic, CacheTopic) else None

@@ -5,7 +5,6 @@ key, so the broker can read back, after a restart, which ids it has taken. Who m
 nobody uses, is decided in peers.py.
 """
 
-from collections.abc import Callable
 from datetime import datetime
 from hashlib import blake2b
 from typing import Final, Protocol
@@ -17,6 +16,7 @@ from quintet.broker.topics.catalog import Topic
 from quintet.delivery.lane import Lane
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Subscription
+from quintet.model.tasks import completed
 
 TOPIC_PREFIX: Final = "peerbus/"
 ORIGIN_PREFIX: Final = b"peerbus:"
@@ -24,7 +24,6 @@ MEASURE_EVERY_US: Final = 100_000  # how often a full mailbox is looked at again
 FIRST_PARTITION: Final = 0  # where all envelopes of a mailbox go: the order of each sender's is kept
 SEEN_KEY_MAX: Final = 64  # characters remembered of a sender and its id; of longer ones a digest
 
-Done = Callable[[Exception | None], None]
 Letter = tuple[bytes, bytes, bytes, bool]  # origin, id, envelope, whether this is a copy of a broadcast
 
 
@@ -52,8 +51,8 @@ class Mailbox:
 
     __slots__ = (
         "broadcast_bytes", "broadcast_since", "direct_end", "durable", "gone", "holder", "known_end", "left", "measured_at",
-        "name", "origin", "outbox", "outbox_bytes", "owner", "raw", "room_bytes", "room_messages", "row", "seen", "sink",
-        "subscription", "takeovers", "takeovers_since", "topic", "waiting",
+        "name", "origin", "outbox", "outbox_bytes", "owner", "raw", "registered", "room_bytes", "room_messages", "row", "seen",
+        "sink", "subscription", "takeovers", "takeovers_since", "topic",
     )  # fmt: skip
 
     def __init__(self, row: PeerRow, durable: bool, seen: int) -> None:
@@ -69,7 +68,7 @@ class Mailbox:
         self.sink: Sink | None = None
         self.topic: Topic | None = None
         self.subscription: Subscription | None = None
-        self.waiting: list[Done] | None = None  # registrations that wait for the row
+        self.registered = completed(None)  # over when the row is durable
         self.outbox: list[Letter] | None = None
         self.outbox_bytes = 0
         self.room_messages = self.room_bytes = 0
@@ -108,7 +107,7 @@ class Mailbox:
     @property
     def dispensable(self) -> bool:
         """Nobody is connected and nothing but copies of broadcasts waits."""
-        if self.holder is not None or not self.durable or self.outbox or self.waiting is not None:
+        if self.holder is not None or not self.durable or self.outbox:
             return False
         if self.subscription is None:
             return self.topic is None

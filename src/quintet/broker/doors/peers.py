@@ -30,7 +30,6 @@ from quintet.broker.doors.mailbox import (
     MEASURE_EVERY_US,
     ORIGIN_PREFIX,
     TOPIC_PREFIX,
-    Done,
     Holder,
     Letter,
     Mailbox,
@@ -54,6 +53,7 @@ from quintet.model.errors import (
     TopicNotFound,
 )
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise, start, start_alone
 
 TABLE: Final = (14, "__peers")
 DOOR: Final = "peerbus"
@@ -177,8 +177,10 @@ class Peers:
         self._dirtied = self._flushed = 0  # how many mailboxes were ever put there, and taken from there
         self._writes = 0  # begun
         self._unfinished: dict[int, None] = {}  # numbers of writes on their way, rising
-        self._at_flush: deque[tuple[int, Done]] = deque()  # who waits for outboxes, up to a number of `_dirtied`
-        self._waiting: deque[tuple[int, Done]] = deque()  # who waits for writes up to a number
+        self._at_flush: deque[tuple[int, Promise[None]]] = (
+            deque()
+        )  # who waits for outboxes, up to a number of `_dirtied`
+        self._waiting: deque[tuple[int, Promise[None]]] = deque()  # who waits for writes up to a number
         self._seen = Seen(options.fresh_us, options.replay_ids_max)
         self._looked_at = (-1, -1)  # topics and rights when mailboxes were last compared with them
         self._pruned_at = -PRUNE_EVERY_US
@@ -246,24 +248,22 @@ class Peers:
 
     # -- names -----------------------------------------------------------------------------------------------------
 
-    def register(self, name: str, principal: Principal, done: Done, peer: str = "") -> Mailbox:
-        """The mailbox of this name for this owner. While it is `waiting`, done(error) comes when the name is its own after
-        a restart, too. NameClaimed if it is another's, Forbidden without the right, Busy after too many takeovers."""
+    def register(self, name: str, principal: Principal, peer: str = "") -> Mailbox:
+        """The mailbox of this name for this owner, at once: `registered` is over when the name is its own after a restart,
+        too. NameClaimed if it is another's, Forbidden without the right, Busy after too many takeovers."""
         self._access.require(principal, "subscribe", TOPIC_PREFIX + name, peer)
         mailbox = self._by_name.get(name)
         if mailbox is None:
-            return self._new(name, principal.name, done)
+            return self._new(name, principal.name)
         if mailbox.owner != principal.name:
             raise NameClaimed(f"the peer name {name!r} is another owner's", hint="choose another name")
         if mailbox.holder is not None and not self._may_take_over(mailbox):
             raise Busy(f"the peer name {name!r} was taken over {TAKEOVERS_MAX} times in a few seconds")
-        if mailbox.waiting is not None:
-            mailbox.waiting.append(done)
-        else:
+        if not mailbox.registered.pending:
             self._keep_seen(mailbox)
         return mailbox
 
-    def _new(self, name: str, owner: str, done: Done) -> Mailbox:
+    def _new(self, name: str, owner: str) -> Mailbox:
         if len(self._by_name) >= PEERS_MAX:
             raise LimitExceeded(f"no more peer names: there are {PEERS_MAX}")
         self._check_names_of(owner)
@@ -274,10 +274,10 @@ class Peers:
             starts = tuple(partition.visible for partition in topic.partitions)
             row = PeerRow(name, owner, now, now, topic.spec.id, starts)
         mailbox = Mailbox(row, durable=False, seen=self._scheduler.monotonic())
-        mailbox.waiting = [done]
-        self._table.put(row.name.encode(), row, partial(self._kept, mailbox))
+        stored = self._table.put(row.name.encode(), row)
         self._by_name[name] = mailbox
         self._by_owner.setdefault(owner, {})[name] = mailbox
+        mailbox.registered = start(self._keep(mailbox, stored))
         if topic is not None:
             self._open(mailbox, topic)
         return mailbox
@@ -297,13 +297,14 @@ class Peers:
                 hint="end a connection, read what waits, or raise the limit",
             )
 
-    def _kept(self, mailbox: Mailbox, error: Exception | None) -> None:
-        waiting, mailbox.waiting = mailbox.waiting or [], None
-        mailbox.durable = error is None
-        if error is not None and self._by_name.get(mailbox.name) is mailbox:
-            self._forget(mailbox)
-        for done in waiting:
-            done(error)
+    async def _keep(self, mailbox: Mailbox, stored: Promise[None]) -> None:
+        try:
+            await stored
+        except Exception:
+            if self._by_name.get(mailbox.name) is mailbox:
+                self._forget(mailbox)
+            raise
+        mailbox.durable = True
 
     def _keep_seen(self, mailbox: Mailbox) -> None:
         monotonic = self._scheduler.monotonic()
@@ -468,16 +469,17 @@ class Peers:
         mailbox.room_bytes = self.options.mailbox_bytes_max - waiting
         return mailbox.room_messages > 0 and mailbox.room_bytes >= size
 
-    def settled(self, call: Done) -> bool:
-        """Whether everything sent so far is durable (or was dropped, and counted); if not, `call` is made when it is. Calls
-        are made in the order they were given."""
+    def all_stored(self) -> Promise[None]:
+        """Over when everything sent so far is durable (or was dropped, and counted). Those who wait are told in the order in
+        which they asked."""
+        stored: Promise[None] = Promise()
         if self._dirty:
-            self._at_flush.append((self._dirtied, call))
+            self._at_flush.append((self._dirtied, stored))
         elif self._unfinished:
-            self._waiting.append((self._writes, call))
+            self._waiting.append((self._writes, stored))
         else:
-            return True
-        return False
+            stored.resolve(None)
+        return stored
 
     def flush(self) -> None:
         """Write all outboxes now."""
@@ -503,7 +505,7 @@ class Peers:
     def _tell_waiting(self) -> None:
         oldest = next(iter(self._unfinished), self._writes + 1)
         while self._waiting and self._waiting[0][0] < oldest:
-            self._waiting.popleft()[1](None)
+            self._waiting.popleft()[1].resolve(None)
 
     def _write(self, mailbox: Mailbox) -> None:
         letters, mailbox.outbox, mailbox.outbox_bytes = mailbox.outbox or [], [], 0
@@ -590,13 +592,14 @@ class Peers:
     def _open(self, mailbox: Mailbox, topic: Topic) -> None:
         """The mailbox has a topic now. If it was made after the name, all in it is for this peer."""
         mailbox.has_topic(topic)
-        topic.after(partial(self._subscribe, mailbox))
+        start_alone(self._scheduler, self._subscribe(mailbox, topic))
 
-    def _subscribe(self, mailbox: Mailbox, error: Exception | None) -> None:
-        if error is not None or mailbox.gone or mailbox.topic is None:
-            mailbox.topic = None
-            return
-        try:  # if its row fails later, it is made again with the next start, at the topic's beginning
+    async def _subscribe(self, mailbox: Mailbox, topic: Topic) -> None:
+        try:
+            await topic.ready()
+            if mailbox.gone or mailbox.topic is None:
+                mailbox.topic = None
+                return
             subscription = self._subscriptions.create(
                 MAILBOX_OWNER,
                 mailbox.topic,

@@ -27,7 +27,6 @@ from quintet.broker.audit.audit_log import Audit
 from quintet.broker.consumers.subscriptions import KEPT_OWNER, Report, Subscriptions
 from quintet.broker.identity.access import Access, Principal
 from quintet.broker.identity.tokens import Claims, Tokens
-from quintet.broker.table import Done
 from quintet.broker.topics.catalog import Topic, Topics
 from quintet.delivery.lane import Lane
 from quintet.delivery.share import Share
@@ -47,6 +46,7 @@ from quintet.model.errors import (
 )
 from quintet.model.keys import fnv1a
 from quintet.model.scheduler import Scheduler
+from quintet.model.tasks import Promise, completed, gather, start
 
 DOOR: Final = "fast"
 DURABLE: Final = 0x01
@@ -107,31 +107,10 @@ class Member:
         self.entries = 0  # how many it has there
 
 
-class _Steps:
-    """Several things that must all be durable: told once, with the first error."""
-
-    __slots__ = ("_error", "_left", "_then")
-
-    def __init__(self, then: Done) -> None:
-        self._then = then
-        self._left = 0
-        self._error: Exception | None = None
-
-    def add(self) -> Done:
-        self._left += 1
-        return self._done
-
-    def _done(self, error: Exception | None) -> None:
-        self._error = self._error or error
-        self._left -= 1
-        if not self._left:
-            self._then(self._error)
-
-
 class Queue:
     """A topic with a number and a key."""
 
-    __slots__ = ("backlog", "flags", "id", "key", "making", "members", "rotating", "share", "shared", "topic")
+    __slots__ = ("backlog", "flags", "id", "key", "made", "members", "rotating", "share", "shared", "topic")
 
     def __init__(self, topic: Topic, key: bytes, flags: int) -> None:
         self.id = fnv1a(topic.raw)
@@ -143,7 +122,7 @@ class Queue:
         self.share = Share()
         self.shared: Subscription | None = None  # what feeds the share now
         self.rotating = False
-        self.making: list[Done] | None = None  # who waits until it would survive a restart; None: it would
+        self.made = completed(None)  # over when it would survive a restart
 
     @property
     def extra(self) -> dict[str, str]:
@@ -263,9 +242,9 @@ class Queues:
 
     # -- making ----------------------------------------------------------------------------------------------------
 
-    def create(self, bearer: Bearer, raw: bytes, flags: int, done: Done, peer: str = "") -> Queue:
-        """Bind the bearer's key to a topic, made if need be; done when that is as durable as the topic (perhaps within the
-        call). The same key again changes nothing; another key, and a number that another name has, are refused."""
+    async def create(self, bearer: Bearer, raw: bytes, flags: int, peer: str = "") -> Queue:
+        """Bind the bearer's key to a topic, made if need be; over when that is as durable as the topic. The same key again
+        changes nothing; another key, and a number that another name has, are refused."""
         name = raw.decode("utf-8", "replace")
         self._require(bearer, "create" if self.options.require_create else "", name, peer)
         queue = self._by_id.get(fnv1a(raw))
@@ -276,13 +255,12 @@ class Queues:
             queue = self._adopt(bound, None)
         if queue is not None:
             self._same(queue, bearer, raw)
-            if queue.making is not None:
-                queue.making.append(done)
-            else:
-                queue.topic.after(done)
+            await queue.made
+            await queue.topic.ready()
             return queue
-        queue = self._make(raw, bearer.key, flags & FLAGS, done)
+        queue = self._make(raw, bearer.key, flags & FLAGS)
         self._audit.record("topic.create", bearer.name, queue.topic.name, "success", peer, "queue")
+        await queue.made
         return queue
 
     def _same(self, queue: Queue, bearer: Bearer, raw: bytes) -> None:
@@ -294,28 +272,32 @@ class Queues:
         if not hmac.compare_digest(bearer.key, queue.key):
             raise WrongKey(f"topic {queue.topic.name!r} has another key", hint="its owner can rotate it")
 
-    def _make(self, raw: bytes, key: bytes, flags: int, done: Done) -> Queue:
+    def _make(self, raw: bytes, key: bytes, flags: int) -> Queue:
         existed = self._topics.get(raw) is not None
         if flags & DURABLE:
             self._subscriptions.check_room()
         topic = self._topics.ensure(raw, bool(flags & DURABLE), _extra(key, flags))
         queue = Queue(topic, key, flags)
-        queue.making = [done]
-        steps = _Steps(partial(self._made, queue, existed))
+        kept: Promise[None] = completed(None)
         if queue.durable and (not topic.in_memory or topic.waiting):
             try:
                 queue.backlog = self._subscriptions.create(KEPT_OWNER, topic, 0, door=DOOR)
-                made = steps.add()
-                self._subscriptions.when_made(queue.backlog).then(lambda _, error: made(error))
+                kept = self._subscriptions.when_made(queue.backlog)
             except QuintetError:
                 self._unmake(topic, existed)
                 raise
         self._enter(queue)
-        if existed:
-            self._topics.set_extra(topic, queue.extra, steps.add())
-        else:
-            topic.after(steps.add())
+        bound = start(self._topics.set_extra(topic, queue.extra)) if existed else topic.ready()
+        queue.made = start(self._finish_making(queue, existed, kept, bound))
         return queue
+
+    async def _finish_making(self, queue: Queue, existed: bool, *stored: Promise[None]) -> None:
+        try:
+            await gather(*stored)
+        except Exception:
+            self._forget(queue)
+            self._unmake(queue.topic, existed)
+            raise
 
     def _unmake(self, topic: Topic, existed: bool) -> None:
         """A queue could not be made: its topic is what it was before, without a key, or not at all. (If the disk refuses
@@ -324,19 +306,11 @@ class Queues:
             return
         if not existed:
             try:
-                self._topics.delete(topic.raw, lambda _: None)
+                self._topics.delete(topic.raw)
                 return
             except QuintetError:
                 pass
-        self._topics.set_extra(topic, {}, lambda _: None)
-
-    def _made(self, queue: Queue, existed: bool, error: Exception | None) -> None:
-        if error is not None:
-            self._forget(queue)
-            self._unmake(queue.topic, existed)
-        waiting, queue.making = queue.making or [], None
-        for done in waiting:
-            done(error)
+        start(self._topics.set_extra(topic, {}))
 
     def _forget(self, queue: Queue) -> None:
         """Its topic is gone, or never came to be: its members are told, its number is free."""
@@ -464,8 +438,9 @@ class Queues:
 
     # -- rotation --------------------------------------------------------------------------------------------------
 
-    def rotate(self, bearer: Bearer, id: int, key: bytes, done: Done, peer: str = "") -> None:
-        """Another key for a queue, from now on; done when it would survive a restart. Its members are told then."""
+    async def rotate(self, bearer: Bearer, id: int, key: bytes, peer: str = "") -> None:
+        """Another key for a queue, from now on; over when it would survive a restart. Its members are told then, after the
+        caller was answered."""
         queue = self.authorize(bearer, id, "rotate", peer)
         if not 1 <= len(key) <= KEY_BYTES_MAX or not _is_utf8(key):
             raise BadRequest(f"a new key has 1 to {KEY_BYTES_MAX} bytes of UTF-8")
@@ -483,46 +458,31 @@ class Queues:
                 told.append(member)
                 self._order += 1
                 heapq.heappush(self._graces, (until, self._order, member))
-        rotated = partial(self._rotated, queue, old, key, told, bearer, peer, done)
-        if queue.making is None:
-            self._store_key(queue, rotated, None)
-        else:  # two changes of its row on their way would not know what to go back to
-            queue.making.append(partial(self._store_key, queue, rotated))
-
-    def _store_key(self, queue: Queue, rotated: Done, error: Exception | None) -> None:
-        if error is None:
-            self._topics.set_extra(queue.topic, queue.extra, rotated)
-        else:
-            rotated(error)
-
-    def _rotated(
-        self,
-        queue: Queue,
-        old: bytes,
-        key: bytes,
-        told: list[Member],
-        bearer: Bearer,
-        peer: str,
-        done: Done,
-        error: Exception | None,
-    ) -> None:
-        queue.rotating = False
-        if error is not None:
-            fresh, queue.key = queue.key, old
+        try:
+            await queue.made  # two changes of its row on their way would not know what to go back to
+            await self._topics.set_extra(queue.topic, queue.extra)
+        except Exception:
+            queue.key, queue.rotating = old, False
             for member in told:
                 member.grace = 0
-            done(error)
-            for member in list(queue.members.values()):
-                if member.bearer.key == fresh:  # it came with a key that never came to be
-                    self._end(member, WrongKey(f"the key of topic {queue.topic.name!r} was not rotated after all"))
-            return
+            self._scheduler.soon(lambda: self._end_members_with(queue, fresh))
+            raise
+        queue.rotating = False
         self.rotations += 1
         self._audit.record("config.change", bearer.name, queue.topic.name, "success", peer, "rotate")
-        done(None)
         if self.options.key_updates:
-            for member in told:
-                if queue.members.get(member.sink) is member and self._valid(member):
-                    member.sink.completed(member.told, key, None)
+            self._scheduler.soon(lambda: self._tell_key(queue, told, key))
+
+    def _end_members_with(self, queue: Queue, key: bytes) -> None:
+        """They came with a key that never came to be."""
+        for member in list(queue.members.values()):
+            if member.bearer.key == key != queue.key:
+                self._end(member, WrongKey(f"the key of topic {queue.topic.name!r} was not rotated after all"))
+
+    def _tell_key(self, queue: Queue, members: list[Member], key: bytes) -> None:
+        for member in members:
+            if queue.members.get(member.sink) is member and self._valid(member):
+                member.sink.completed(member.told, key, None)
 
     def _valid(self, member: Member) -> bool:
         expires = member.bearer.claims.expires

@@ -12,25 +12,24 @@ The table has two kinds of rows in one shape: (name, 0) is the subject, with its
 """
 
 import re
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections import OrderedDict
+from collections.abc import Iterator
 
 import msgspec
 
 from quintet.broker.schemas.validators import Validator, clip, compile_steps, too_large
-from quintet.broker.slices import Slices, Steps, finish, in_order
+from quintet.broker.slices import Slices, Steps, Unwanted, Wanted, always, finish, in_order
 from quintet.broker.table import Table
 from quintet.broker.topics.catalog import check_name
 from quintet.model.errors import (
     Busy,
     LimitExceeded,
-    QuintetError,
     SchemaIncompatible,
     SchemaInvalid,
     SchemaNotFound,
     SchemaRejected,
 )
+from quintet.model.tasks import Mutex, Promise, completed, start
 
 SCHEMAS_TABLE = (7, "__schemas")
 SUBJECTS_MAX = 10_000
@@ -71,7 +70,7 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 class _Subject:
-    """The versions of a name. Those in `waiting` are on their way to the disk, with who waits for them."""
+    """The versions of a name. Those in `waiting` are on their way to the disk."""
 
     __slots__ = ("compatibility", "last", "versions", "waiting")
 
@@ -79,7 +78,7 @@ class _Subject:
         self.compatibility = compatibility
         self.last = last
         self.versions: dict[int, SchemaRow] = {}
-        self.waiting: dict[int, list[Registered]] = {}
+        self.waiting: dict[int, Promise[Schema]] = {}
 
     def durable(self) -> list[int]:
         return [version for version in self.versions if version not in self.waiting]
@@ -87,27 +86,18 @@ class _Subject:
 
 Reasons = list[str]
 Found = list[Schema]
-Registered = Callable[[Schema | None, Exception | None], None]
-Deleted = Callable[[int, Exception | None], None]  # how many versions were deleted
-Changed = Callable[[str, Exception | None], None]  # the mode
-Judged = Callable[[Reasons | None, Exception | None], None]
-Wanted = Callable[[], bool]
-_Registration = tuple[str, str, bytes, str | None, Registered, Wanted]
-
-
-def _always() -> bool:
-    return True
 
 
 class Schemas:
-    """The registry's verbs. What is refused at once is raised; `done` comes when the change is durable, or failed. Nothing
-    is done any more for a caller whose `wanted` says no."""
+    """The registry's verbs. A change is over when it is durable. Nothing is done any more for a caller whose `wanted` says
+    no: Unwanted."""
 
     def __init__(self, table: Table[SchemaRow], slices: Slices) -> None:
         """`table` is loaded."""
         self._table = table
         self._slices = slices
-        self._registrations: deque[_Registration] = deque()  # the first is under way
+        self._registering = Mutex()
+        self._registrations = 0  # under way or waiting, until they are on their way to the disk
         self._subjects: dict[str, _Subject] = {}
         self._compiled: OrderedDict[tuple[str, int], Validator] = OrderedDict()
         self._bytes = 0
@@ -122,49 +112,34 @@ class Schemas:
 
     # -- changing --------------------------------------------------------------------------------------------------
 
-    def register(
-        self, name: str, type: str, definition: bytes, compatibility: str | None, done: Registered,
-        wanted: Wanted = _always,
-    ) -> None:  # fmt: skip
+    async def register(
+        self, name: str, type: str, definition: bytes, compatibility: str | None, wanted: Wanted = always
+    ) -> Schema:
         """A new version, or the latest one if it has this very definition. A given mode is kept for the subject."""
         check_name(name.encode())
         kind = TYPES.get(type.lower())
         if kind is None:
             raise SchemaInvalid(clip(f"{type!r} is no type of schema; there are json, avro and protobuf"))
         mode = None if compatibility is None else _mode(compatibility)
-        if len(self._registrations) >= REGISTRATIONS_MAX:
-            raise Busy(
-                f"{len(self._registrations)} registrations of schemas wait already", hint="try again in a moment"
-            )
-        self._registrations.append((name, kind, definition, mode, done, wanted))
-        if len(self._registrations) == 1:
-            self._next_registration()
-
-    def _next_registration(self) -> None:
-        name, kind, definition, mode, done, _ = self._registrations[0]
-        steps = self._register(name, kind, definition, mode, done)
+        if self._registrations >= REGISTRATIONS_MAX:
+            raise Busy(f"{self._registrations} registrations of schemas wait already", hint="try again in a moment")
+        self._registrations += 1
         try:
-            self._slices.run(steps, partial(self._prepared, done))
-        except QuintetError as refused:
-            self._prepared(done, None, refused)
+            async with self._registering:
+                if not wanted():
+                    raise Unwanted
+                stored = await self._slices.finish(self._register(name, kind, definition, mode))
+        finally:
+            self._registrations -= 1
+        return await stored
 
-    def _prepared(self, done: Registered, _result: None, error: Exception | None) -> None:
-        """It is on its way to the disk, or was refused."""
-        self._registrations.popleft()
-        while self._registrations and not self._registrations[0][-1]():
-            self._registrations.popleft()
-        if self._registrations:
-            self._next_registration()
-        if error is not None:
-            done(None, error)
-
-    def _register(self, name: str, kind: str, definition: bytes, asked: str | None, done: Registered) -> Steps[None]:
+    def _register(self, name: str, kind: str, definition: bytes, asked: str | None) -> Steps[Promise[Schema]]:
+        """Put it on its way to the disk."""
         known = self._subjects.get(name)
         mode = asked or (known or _Subject()).compatibility
         latest = known.versions[max(known.versions)] if known is not None and known.versions else None
         if known is not None and latest is not None and (latest.type, latest.definition) == (kind, definition):
-            self._register_again(known, latest, mode, done)
-            return
+            return self._register_again(known, latest, mode)
         validator = yield from compile_steps(kind, definition)
         if latest is not None:
             yield from self._compare(name, mode, latest, validator)
@@ -172,12 +147,13 @@ class Schemas:
         self._make_room(name, known, len(definition))
         subject = self._subjects.setdefault(name, _Subject())
         row = SchemaRow(name, subject.last + 1, kind, definition)
-        self._put_subject(name, mode, row.version, None)
-        self._table.put(_key(name, row.version), row, partial(self._registered, row))
+        self._put_subject(name, mode, row.version)
+        stored = self._table.put(_key(name, row.version), row)
         subject.compatibility, subject.last = mode, row.version
         subject.versions[row.version] = row
-        subject.waiting[row.version] = [done]
+        subject.waiting[row.version] = waiting = start(self._finish_registering(subject, row, stored))
         self._bytes += len(definition)
+        return waiting
 
     def _compare(self, name: str, mode: str, latest: SchemaRow, validator: Validator) -> Steps[None]:
         from quintet.broker.schemas.compatibility import incompatibility_steps  # with it come three schema libraries
@@ -192,25 +168,27 @@ class Schemas:
                 hint="change the definition, or set the subject's compatibility to none",
             )
 
-    def _register_again(self, subject: _Subject, latest: SchemaRow, mode: str, done: Registered) -> None:
+    def _register_again(self, subject: _Subject, latest: SchemaRow, mode: str) -> Promise[Schema]:
         if mode != subject.compatibility:
-            self._put_subject(latest.name, mode, subject.last, partial(self._again, latest, done))
+            stored = self._put_subject(latest.name, mode, subject.last)
             subject.compatibility = mode
-        elif latest.version in subject.waiting:
-            subject.waiting[latest.version].append(done)
-        else:
-            done(self._schema(latest), None)
+            return start(self._schema_after(stored, latest))
+        return subject.waiting.get(latest.version) or completed(self._schema(latest))
 
-    def _again(self, row: SchemaRow, done: Registered, error: Exception | None) -> None:
-        done(None if error else self._schema(row), error)
+    async def _schema_after(self, stored: Promise[None], row: SchemaRow) -> Schema:
+        await stored
+        return self._schema(row)
 
-    def _registered(self, row: SchemaRow, error: Exception | None) -> None:
-        subject = self._subjects[row.name]
-        waiting = subject.waiting.pop(row.version)
-        if error is not None and subject.versions.pop(row.version, None) is not None:
-            self._bytes -= len(row.definition)
-        for done in waiting:
-            done(None if error else self._schema(row), error)
+    async def _finish_registering(self, subject: _Subject, row: SchemaRow, stored: Promise[None]) -> Schema:
+        try:
+            await stored
+        except Exception:
+            if subject.versions.pop(row.version, None) is not None:
+                self._bytes -= len(row.definition)
+            raise
+        finally:
+            del subject.waiting[row.version]
+        return self._schema(row)
 
     def _make_room(self, name: str, known: _Subject | None, size: int) -> None:
         if known is None and len(self._subjects) >= SUBJECTS_MAX:
@@ -227,34 +205,34 @@ class Schemas:
                 hint="delete versions that no message needs",
             )
 
-    def delete(self, name: str, version: int, done: Deleted) -> None:
-        """Forget a version, or ALL of them. Their numbers are not given out again, and the mode stays."""
+    async def delete(self, name: str, version: int) -> int:
+        """Forget a version, or ALL of them: how many. Their numbers are not given out again, and the mode stays."""
         subject = self._subjects.get(name)
         doomed = [] if subject is None else (subject.durable() if version == ALL else [version])
         if subject is None or not doomed or any(number not in subject.durable() for number in doomed):
             raise self._missing(name, version)
         rows = [subject.versions.pop(number) for number in doomed]
+        gone = completed(None)
         for number, row in zip(doomed, rows, strict=True):
-            last = number == doomed[-1]
             self._compiled.pop((name, number), None)
             self._bytes -= len(row.definition)
-            self._table.delete(_key(name, number), partial(self._deleted, len(doomed), done) if last else None)
+            gone = self._table.delete(_key(name, number))
+        await gone
+        return len(doomed)
 
-    @staticmethod
-    def _deleted(count: int, done: Deleted, error: Exception | None) -> None:
-        done(0 if error else count, error)
-
-    def set_compatibility(self, name: str, mode: str, done: Changed) -> None:
-        """What new versions of this subject must satisfy from now on."""
+    async def set_compatibility(self, name: str, mode: str) -> str:
+        """What new versions of this subject must satisfy from now on; the mode."""
         mode = _mode(mode)
         subject = self._subjects.get(name)
         if subject is None:
             raise self._missing(name, LATEST)
-        self._put_subject(name, mode, subject.last, lambda error: done(mode, error))
+        stored = self._put_subject(name, mode, subject.last)
         subject.compatibility = mode
+        await stored
+        return mode
 
-    def _put_subject(self, name: str, mode: str, last: int, done: Callable[[Exception | None], None] | None) -> None:
-        self._table.put(_key(name, 0), SchemaRow(name, 0, compatibility=mode, last=last), done)
+    def _put_subject(self, name: str, mode: str, last: int) -> Promise[None]:
+        return self._table.put(_key(name, 0), SchemaRow(name, 0, compatibility=mode, last=last))
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -282,12 +260,9 @@ class Schemas:
             return self.get(name_or_id)
         return self.get(match["name"], int(match["version"]))
 
-    def judge(
-        self, name: str, version: int, message: bytes | memoryview, done: Judged, wanted: Wanted = _always
-    ) -> None:
-        """`done(reasons, None)`, none if the message is valid; within the call unless the schema must be compiled first and
-        is a large one."""
-        self._slices.run(self._judge(self._row(name, version), message), done, wanted)
+    async def judge(self, name: str, version: int, message: bytes | memoryview, wanted: Wanted = always) -> Reasons:
+        """Why the message is not valid, [] if it is; without a wait unless the schema must be compiled first and is large."""
+        return await self._slices.finish(self._judge(self._row(name, version), message), wanted)
 
     def _judge(self, row: SchemaRow, message: bytes | memoryview) -> Steps[Reasons]:
         validator = yield from self._compile_steps(row)
@@ -319,7 +294,7 @@ class Schemas:
             raise self._missing(name, version)
         return subject.versions[wanted]
 
-    def _missing(self, name: str, version: int) -> QuintetError:
+    def _missing(self, name: str, version: int) -> SchemaNotFound:
         which = f"version {version} of schema {name!r}" if version else f"schema {name!r}"
         return SchemaNotFound(clip(f"there is no {which}"), hint="register it, or list what there is")
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
@@ -37,6 +36,7 @@ from quintet.model.errors import (
     TopicNotFound,
 )
 from quintet.model.keys import fnv1a
+from quintet.model.tasks import Promise, completed, start
 
 Low = Callable[[], Exception | None]
 
@@ -209,6 +209,12 @@ class Topic:
     def hold(self) -> None:
         """Collect publishes until `release`: the row is about to change."""
         self._unready = []
+
+    def ready(self) -> Promise[None]:
+        """Over when its row is durable: at once, if it is. Raises what made it impossible, or that it was deleted."""
+        ready: Promise[None] = Promise()
+        self.after(ready.finished)
+        return ready
 
     def after(self, call: Callable[[Exception | None], None]) -> None:
         """Call when its row is durable: now, if it is."""
@@ -402,25 +408,23 @@ class Topics:
             )
         return topic, False
 
-    def delete(self, raw: bytes, done: Callable[[Exception | None], None]) -> Topic | None:
-        """Remove a topic and all in it; `done` when it would stay gone after a restart. None: there was none."""
-        topic = self._by_name.get(raw)
-        if topic is None:
-            return None
-        if topic.in_memory and not topic.waiting:
-            self._deleted(topic, done, None)
-        else:  # also one in memory whose row is on its way: the next start would find it
-            self._table.delete(raw, partial(self._deleted, topic, done))
+    def delete(self, raw: bytes) -> Promise[None]:
+        """Remove a topic and all in it, now; over when it would stay gone after a restart. Raises what is refused at once."""
+        topic = self.find(raw)
+        has_row = not topic.in_memory or topic.waiting  # one on its way counts: the next start would find it
+        row_gone = self._table.delete(raw) if has_row else completed(None)
         self._leave(topic)
         topic.forget(TopicNotFound(f"topic {topic.name!r} was deleted"))
-        return topic
+        return start(self._delete_files(topic, row_gone))
 
-    def _deleted(self, topic: Topic, done: Callable[[Exception | None], None], error: Exception | None) -> None:
-        if error is None:
-            self._log.delete_topic(topic.spec.id)
-        elif topic.raw not in self._by_name and topic.undelete():  # as the next start would find it
-            self._enter(topic)
-        done(error)
+    async def _delete_files(self, topic: Topic, row_gone: Promise[None]) -> None:
+        try:
+            await row_gone
+        except Exception:
+            if topic.raw not in self._by_name and topic.undelete():  # as the next start would find it
+                self._enter(topic)
+            raise
+        self._log.delete_topic(topic.spec.id)
 
     def ensure(self, raw: bytes, durable: bool, extra: dict[str, str] | None = None, *, own: bool = False) -> Topic:
         """The topic of this name, made (then with this `extra`) if need be, and at least as durable as asked. `own`: by the
@@ -433,7 +437,7 @@ class Topics:
         fixed = self._policy.rule_for(topic.name).durability is not None or isinstance(topic, CacheTopic)
         if durable and topic.in_memory and not topic.waiting and not fixed:
             spec = replace(topic.spec, durability=self._policy.durable)
-            self._table.put(raw, _row(spec), partial(self._harden, topic, spec))
+            self._table.put(raw, _row(spec), lambda error: self._harden(topic, spec, error))
             topic.hold()
         return topic
 
@@ -471,39 +475,20 @@ class Topics:
                 error = refused
         topic.release(error)
 
-    def set_extra(self, topic: Topic, extra: dict[str, str], done: Callable[[Exception | None], None]) -> None:
-        """Make this what is kept with a topic beside its own properties; done when it would survive a restart as the topic
-        does (perhaps within the call)."""
-        topic.after(partial(self._set_extra, topic, extra, done))
-
-    def _set_extra(
-        self, topic: Topic, extra: dict[str, str], done: Callable[[Exception | None], None], error: Exception | None
-    ) -> None:
-        if error is not None or topic.deleted:
-            done(error or TopicNotFound(f"topic {topic.name!r} was deleted"))
-            return
+    async def set_extra(self, topic: Topic, extra: dict[str, str]) -> None:
+        """Make this what is kept with a topic beside its own properties; over when it would survive a restart as the topic
+        does."""
+        await topic.ready()
         before = topic.spec.extra
         topic.spec = replace(topic.spec, extra=extra)
         if topic.in_memory:
-            done(None)
             return
         try:
-            self._table.put(topic.raw, _row(topic.spec), partial(self._extra_set, topic, extra, before, done))
-        except QuintetError as refused:
-            topic.spec = replace(topic.spec, extra=before)
-            done(refused)
-
-    def _extra_set(
-        self,
-        topic: Topic,
-        extra: dict[str, str],
-        before: dict[str, str],
-        done: Callable[[Exception | None], None],
-        error: Exception | None,
-    ) -> None:
-        if error is not None and topic.spec.extra is extra:
-            topic.spec = replace(topic.spec, extra=before)
-        done(error)
+            await self._table.put(topic.raw, _row(topic.spec))
+        except Exception:
+            if topic.spec.extra is extra:
+                topic.spec = replace(topic.spec, extra=before)
+            raise
 
     def _create(
         self,
@@ -541,7 +526,7 @@ class Topics:
         topic = self._open(spec, ready=spec.durability == "memory")
         if spec.durability != "memory":
             try:
-                self._table.put(raw, _row(spec), partial(self._created, topic))
+                self._table.put(raw, _row(spec), lambda error: self._created(topic, error))
             except QuintetError:
                 self._log.delete_topic(spec.id)
                 raise

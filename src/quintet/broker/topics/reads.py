@@ -1,21 +1,19 @@
 """Reads records by offset, for doors whose clients fetch: batches, one record, or records that pass a filter.
 
-Every function takes `done` and may call it before it returns (what was asked for is in memory) or later (it comes from
-disk). A call reads and looks at a bounded amount, so that no request holds up the others: the answer says where to go on.
-Who may read is decided before; groups and their positions are elsewhere.
+What is in memory is returned without a wait; the rest comes from disk. A call reads and looks at a bounded amount, so that
+no request holds up the others: the answer says where to go on. Who may read is decided before; groups and their positions
+are elsewhere.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final, NamedTuple
 
-from quintet.broker.slices import Slices, Steps
+from quintet.broker.slices import Slices, Steps, always
 from quintet.broker.topics.filters import Filter
-from quintet.broker.topics.seek import EVER, seek
-from quintet.log.base import Fetched, Partition
+from quintet.broker.topics.seek import EVER, fetch_from, read_from, seek
+from quintet.log.base import Partition
 from quintet.model.batch import RecordBatch, Row
-from quintet.model.errors import OffsetNotFound, QuintetError
-from quintet.model.tasks import start
+from quintet.model.errors import OffsetNotFound
 
 READ_BYTES: Final = 1 << 20  # asked of the log at a time
 SCAN_RECORDS_MAX: Final = 1_000  # looked at by one filtered fetch
@@ -24,33 +22,14 @@ FETCH_BATCHES_MAX: Final = 5_000  # of one fetch: about 1 us each, however small
 
 # One record of a filtered fetch: (offset, key, value).
 Match = tuple[int, bytes | None, bytes | None]
-RowFound = Callable[[Row | None, Exception | None], None]
-Scanned = Callable[[list[Match], int, Exception | None], None]
-Peeked = Callable[[list[Row], int, Exception | None], None]
-Consumed = Callable[[tuple[bytes | None, bytes | None] | None, Exception | None], None]
-Offset = Callable[[int, Exception | None], None]
 
 
-def read(partition: Partition, offset: int, max_bytes: int, done: Fetched) -> None:
-    """Batches from the one that holds `offset` on, from memory or from disk. Below the start: from the start."""
-    offset = max(offset, partition.start)
-    found = partition.read(offset, max_bytes)
-    if found is None:
-        partition.fetch(offset, max_bytes, done)
-    else:
-        done(found, None)
-
-
-def read_row(partition: Partition, offset: int, done: RowFound, view: bool = False) -> None:
+async def read_row(partition: Partition, offset: int, view: bool = False) -> Row | None:
     """The record at exactly this offset, or None: it is not there (any more). `view`: as of RecordBatch.row."""
     if not partition.start <= offset < partition.visible:
-        done(None, None)
-        return
-
-    def found(batches: list[RecordBatch], error: Exception | None) -> None:
-        done(row_at(batches, offset, view), error)
-
-    read(partition, offset, 1, found)
+        return None
+    batches = partition.read(offset, 1)
+    return row_at(await fetch_from(partition, offset, 1) if batches is None else batches, offset, view)
 
 
 def row_at(batches: list[RecordBatch], offset: int, view: bool = False) -> Row | None:
@@ -65,80 +44,59 @@ def row_at(batches: list[RecordBatch], offset: int, view: bool = False) -> Row |
     return None
 
 
-class _Collector:
-    """One fetch of batches under way: reads on until there is enough, or no more."""
-
-    __slots__ = ("_batches", "_done", "_offset", "_partition", "_room_bytes", "_room_records", "_visible")
-
-    def __init__(self, partition: Partition, offset: int, max_records: int, max_bytes: int, done: Fetched) -> None:
-        self._partition = partition
-        self._offset = max(offset, partition.start)
-        self._visible = partition.visible  # what comes later is for the next call
-        self._room_records = max_records
-        self._room_bytes = max_bytes
-        self._done = done
-        self._batches: list[RecordBatch] = []
-
-    def go(self) -> None:
-        while self._offset < self._visible and self._has_room():
-            size = min(self._room_bytes, READ_BYTES)
-            found = self._partition.read(self._offset, size)
-            if found is None:
-                self._partition.fetch(self._offset, size, self._fetched)
-                return
-            if not self._take(found):
+async def fetch(partition: Partition, offset: int, max_records: int, max_bytes: int) -> list[RecordBatch]:
+    """Enough batches from `offset` on to hold max_records records or about max_bytes (at least one batch, if there is one),
+    but no more than FETCH_BATCHES_MAX. The first may begin before `offset` and the last may hold more than was asked for:
+    the caller cuts. Past the end there are none; below the start it goes on at the start."""
+    offset, visible = max(offset, partition.start), partition.visible  # what comes later is for the next call
+    found: list[RecordBatch] = []
+    while offset < visible and max_records > 0 and max_bytes > 0:
+        batches = partition.read(offset, min(max_bytes, READ_BYTES))
+        if batches is None:
+            try:
+                batches = await fetch_from(partition, offset, min(max_bytes, READ_BYTES))
+            except Exception:
+                if not found:
+                    raise
                 break
-        self._done(self._batches, None)
-
-    def _has_room(self) -> bool:
-        return self._room_records > 0 and self._room_bytes > 0 and len(self._batches) < FETCH_BATCHES_MAX
-
-    def _fetched(self, batches: list[RecordBatch], error: Exception | None) -> None:
-        if error is not None and not self._batches:
-            self._done([], error)
-        elif error is None and self._take(batches):
-            self.go()
-        else:
-            self._done(self._batches, None)
-
-    def _take(self, batches: list[RecordBatch]) -> bool:
-        """False: there is nothing sound up to the end."""
+        if not batches:  # nothing sound is left up to the end
+            break
         for batch in batches:
-            if not self._has_room():
-                break
-            self._batches.append(batch)
-            self._room_records -= batch.count - batch.index_of(self._offset)
-            self._room_bytes -= batch.length
-            self._offset = max(self._offset, batch.next_offset)
-        return bool(batches)
-
-
-def fetch(partition: Partition, offset: int, max_records: int, max_bytes: int, done: Fetched) -> None:
-    """`done(batches, None)`: enough of them from `offset` on to hold max_records records or about max_bytes (at least
-    one batch, if there is one), but no more than FETCH_BATCHES_MAX. The first may begin before `offset` and the last may hold more than was asked for: the
-    caller cuts. Past the end there are none; below the start it goes on at the start."""
-    _Collector(partition, offset, max_records, max_bytes, done).go()
+            found.append(batch)
+            max_records -= batch.count - batch.index_of(offset)
+            max_bytes -= batch.length
+            offset = max(offset, batch.next_offset)
+            if max_records <= 0 or max_bytes <= 0 or len(found) >= FETCH_BATCHES_MAX:
+                return found
+    return found
 
 
 class Patience(NamedTuple):
     """Where a long search runs in slices, and whether its caller still waits for it."""
 
     slices: Slices
-    wanted: Callable[[], bool] = lambda: True
+    wanted: Callable[[], bool] = always
 
 
 class _Scan:
     """One filtered fetch under way. A step looks at one record."""
 
     __slots__ = (
-        "_bytes", "_done", "_filter", "_next", "_now", "_partition", "_patience", "_records", "_rows", "_visible",
+        "_bytes",
+        "_filter",
+        "_next",
+        "_now",
+        "_partition",
+        "_patience",
+        "_records",
+        "_rows",
+        "_visible",
         "_wanted",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, partition: Partition, offset: int, wanted: int, records: int, filter: Filter, now: int, done: Peeked,
-        patience: Patience,
-    ) -> None:  # fmt: skip
+        self, partition: Partition, offset: int, wanted: int, records: int, filter: Filter, now: int, patience: Patience
+    ) -> None:
         self._partition = partition
         self._visible = partition.visible
         self._next = max(offset, partition.start) if offset < self._visible else offset
@@ -147,43 +105,25 @@ class _Scan:
         self._bytes = min(SCAN_BYTES_MAX, filter.scan_bytes_max)
         self._filter = filter
         self._now = now
-        self._done = done
         self._patience = patience
         self._rows: list[Row] = []
 
-    def go(self) -> None:
-        if not self._open():
-            self._done(self._rows, self._next, None)
-            return
-        size = min(self._bytes, READ_BYTES)
-        found = self._partition.read(self._next, size)
-        if found is None:
-            self._partition.fetch(self._next, size, partial(self._fetched, self._visible))
-        else:
-            self._search(found)
+    async def run(self) -> tuple[list[Row], int]:
+        """The rows that pass, and the first offset that was not looked at."""
+        while self._open():
+            try:
+                batches = await read_from(self._partition, self._next, min(self._bytes, READ_BYTES))
+            except Exception:
+                if not self._rows:
+                    raise
+                break
+            if not batches:  # nothing sound is left up to there
+                self._next = self._visible
+            await self._patience.slices.finish(self._look(batches), self._patience.wanted)
+        return self._rows, self._next
 
     def _open(self) -> bool:
         return self._next < self._visible and len(self._rows) < self._wanted and self._records > 0 and self._bytes > 0
-
-    def _fetched(self, visible: int, batches: list[RecordBatch], error: Exception | None) -> None:
-        if error is not None:
-            self._done(self._rows, self._next, None if self._rows else error)
-            return
-        if not batches:  # nothing sound is left up to there
-            self._next = visible
-        self._search(batches)
-
-    def _search(self, batches: list[RecordBatch]) -> None:
-        try:
-            self._patience.slices.run(self._look(batches), self._looked, self._patience.wanted)
-        except QuintetError as refused:
-            self._looked(None, refused)
-
-    def _looked(self, _result: None, error: Exception | None) -> None:
-        if error is not None:
-            self._done(self._rows, self._next, error)
-        else:
-            self.go()
 
     def _look(self, batches: list[RecordBatch]) -> Steps[None]:
         matches = self._filter.matches
@@ -218,62 +158,42 @@ def ranges(offsets: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-def fetch_filtered(
+async def fetch_filtered(
     partition: Partition,
     offset: int,
     max_records: int,
     scan_records_max: int,
     filter: Filter,
     now: int,
-    done: Scanned,
     patience: Patience,
-) -> None:
-    """`done(rows, next_offset, None)`: up to max_records records that pass and have not expired, of the next
-    scan_records_max (at most SCAN_RECORDS_MAX) records or SCAN_BYTES_MAX bytes; next_offset is the first one not looked
-    at. Past the end: none, and the offset that was asked for."""
-
-    def found(rows: list[Row], following: int, error: Exception | None) -> None:
-        done([(row[0], row[2], row[3]) for row in rows], following, error)
-
-    _Scan(partition, offset, max_records, scan_records_max, filter, now, found, patience).go()
+) -> tuple[list[Match], int]:
+    """(matches, next_offset): up to max_records records that pass and have not expired, of the next scan_records_max (at
+    most SCAN_RECORDS_MAX) records or SCAN_BYTES_MAX bytes; next_offset is the first one not looked at. Past the end: none,
+    and the offset that was asked for."""
+    rows, following = await _Scan(partition, offset, max_records, scan_records_max, filter, now, patience).run()
+    return [(row[0], row[2], row[3]) for row in rows], following
 
 
-def peek(
-    partition: Partition, offset: int, since_us: int, max_records: int, filter: Filter, now: int, done: Peeked,
-    patience: Patience,
-) -> None:  # fmt: skip
+async def peek(
+    partition: Partition, offset: int, since_us: int, max_records: int, filter: Filter, now: int, patience: Patience
+) -> tuple[list[Row], int]:
     """As fetch_filtered, with whole rows; with `since_us` (not 0) from the first record that is not older on."""
-
-    def begin(first: int, error: Exception | None) -> None:
-        if error is not None:
-            done([], offset, error)
-        else:
-            _Scan(partition, max(offset, first), max_records, SCAN_RECORDS_MAX, filter, now, done, patience).go()
-
     if since_us:
-        offset_for_time(partition, since_us, begin)
-    else:
-        begin(0, None)
+        offset = max(offset, await offset_for_time(partition, since_us))
+    return await _Scan(partition, offset, max_records, SCAN_RECORDS_MAX, filter, now, patience).run()
 
 
-def consume(partition: Partition, offset: int, now: int, done: Consumed) -> None:
-    """`done((key, value), None)` of exactly this offset, or OffsetNotFound that says why there is none."""
+async def consume(partition: Partition, offset: int, now: int) -> tuple[bytes | None, bytes | None]:
+    """(key, value) of exactly this offset; OffsetNotFound says why there is none."""
     if not partition.start <= offset < partition.visible:
-        done(None, _no_record(partition, offset))
-        return
-
-    def found(row: Row | None, error: Exception | None) -> None:
-        if error is not None:
-            done(None, error)
-        elif row is None:
-            gone = f"offset {offset} of partition {partition.number} is no longer kept: retention or compaction took it"
-            done(None, OffsetNotFound(gone))
-        elif row[5] and row[5] <= now:
-            done(None, OffsetNotFound(f"offset {offset} of partition {partition.number} has expired"))
-        else:
-            done((row[2], row[3]), None)
-
-    read_row(partition, offset, found, view=True)
+        raise _no_record(partition, offset)
+    row = await read_row(partition, offset, view=True)
+    if row is None:
+        gone = f"offset {offset} of partition {partition.number} is no longer kept: retention or compaction took it"
+        raise OffsetNotFound(gone)
+    if row[5] and row[5] <= now:
+        raise OffsetNotFound(f"offset {offset} of partition {partition.number} has expired")
+    return row[2], row[3]
 
 
 def _no_record(partition: Partition, offset: int) -> OffsetNotFound:
@@ -287,13 +207,7 @@ def _no_record(partition: Partition, offset: int) -> OffsetNotFound:
     )
 
 
-def offset_for_time(partition: Partition, timestamp_us: int, done: Offset) -> None:
-    """`done(offset, None)` of the first record at or after this time; the end of the partition if there is none."""
-
-    def found(place: tuple[int, int] | None, error: Exception | None) -> None:
-        if error is not None:
-            done(-1, error)
-        else:
-            done(partition.visible if place is None else place[0], None)
-
-    start(seek(partition, partition.start, min(max(timestamp_us, EVER), (1 << 63) - 1))).then(found)
+async def offset_for_time(partition: Partition, timestamp_us: int) -> int:
+    """Of the first record at or after this time; the end of the partition if there is none."""
+    place = await seek(partition, partition.start, min(max(timestamp_us, EVER), (1 << 63) - 1))
+    return partition.visible if place is None else place[0]

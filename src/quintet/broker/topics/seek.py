@@ -15,14 +15,17 @@ READ_BYTES: Final = 256 << 10
 EVER: Final = -(1 << 63)  # earlier than any record
 
 
+def fetch_from(partition: Partition, offset: int, bytes_max: int) -> Promise[list[RecordBatch]]:
+    """Batches from this offset on that are not in memory."""
+    fetched: Promise[list[RecordBatch]] = Promise()
+    partition.fetch(offset, bytes_max, fetched.done)
+    return fetched
+
+
 async def read_from(partition: Partition, offset: int, bytes_max: int) -> list[RecordBatch]:
     """Batches from this offset on, from memory or from disk."""
     batches = partition.read(offset, bytes_max)
-    if batches is None:
-        fetched: Promise[list[RecordBatch]] = Promise()
-        partition.fetch(offset, bytes_max, fetched.done)
-        batches = await fetched
-    return batches
+    return await fetch_from(partition, offset, bytes_max) if batches is None else batches
 
 
 async def seek(partition: Partition, offset: int, timestamp: int) -> tuple[int, int] | None:

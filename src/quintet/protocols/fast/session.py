@@ -30,6 +30,7 @@ from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, ShuttingDown
 from quintet.model.rate import Bucket
+from quintet.model.tasks import start
 from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, act_on
 from quintet.protocols.fast import codec, errors, frames
 from quintet.protocols.fast.mapping import origin_of, topic_id
@@ -418,24 +419,18 @@ class FastSession:
         # Document, "Authentication": CREATE binds the queue_key of its token to the new queue.
         slot = _Request(frames.CREATE, id, 1, self._extended)
         self._replies.add(slot)
-        try:
-            self._broker.queues.create(bearer, name, flags, self._late(slot), self._peer)
-        except QuintetError as error:
-            self._settled(slot, None, error)
+        start(self._broker.queues.create(bearer, name, flags, self._peer)).then(self._late(slot))
 
     def _rotate(self, bearer: Bearer, id: int, key: bytes) -> None:
         self._check_open()
         # Document, "0x07: ROTATE_KEY": the permission is `rotate`; KEY_UPDATE then goes to the subscribers that are still valid.
         slot = _Request(frames.ROTATE_KEY, id, 1, self._extended)
         self._replies.add(slot)
-        try:
-            self._broker.queues.rotate(bearer, id, key, self._late(slot), self._peer)
-        except QuintetError as error:
-            self._settled(slot, None, error)
+        start(self._broker.queues.rotate(bearer, id, key, self._peer)).then(self._late(slot))
 
-    def _late(self, slot: _Request) -> Callable[[Exception | None], None]:
+    def _late(self, slot: _Request) -> Callable[[object, Exception | None], None]:
         """Back through the connection: it hands on nothing when it is gone, and sends what the session makes."""
-        return partial(self._sink.completed, partial(self._settled, slot), None)
+        return partial(self._sink.completed, partial(self._settled, slot))
 
     def _settled(self, slot: _Request, _result: object, error: Exception | None) -> None:
         """A request is durable, or could not be made so, or was refused."""

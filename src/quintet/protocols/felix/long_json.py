@@ -13,8 +13,9 @@ import msgspec
 
 from quintet import kernel
 from quintet.broker.core import Broker
-from quintet.broker.slices import Done, Steps
+from quintet.broker.slices import Done, Steps, unless_unwanted
 from quintet.model.errors import BadRequest
+from quintet.model.tasks import start
 from quintet.protocols.felix import codec
 from quintet.protocols.felix.frames import JSON_DEPTH_MAX
 
@@ -31,7 +32,7 @@ class Unreadable(BadRequest):
 def decode(payload: bytes, decoders: Decoders, broker: Broker, wanted: Callable[[], bool], done: Done) -> None:
     """done(message, error), never within the call, and not at all if `wanted()` says no before."""
     scan, steps = partial(kernel.json_head, payload, JSON_DEPTH_MAX), partial(decode_steps, payload, decoders)
-    broker.elsewhere.scan(scan, broker.slices, steps, done, wanted)
+    start(broker.elsewhere.scan(scan, broker.slices, steps, wanted)).then(unless_unwanted(done))
 
 
 class _LongPublish(codec.Publish, kw_only=True, tag="publish"):
@@ -95,9 +96,9 @@ def _base64_steps(raw: msgspec.Raw) -> Steps[Any]:
     if view[0] != ord('"'):
         raise msgspec.DecodeError("Expected `bytes`")
     out, rest = bytearray(), b""
-    for start in range(1, len(view) - 1, BASE64_STEP_BYTES):
-        text = rest + bytes(view[start : min(start + BASE64_STEP_BYTES, len(view) - 1)])
-        last = start + BASE64_STEP_BYTES >= len(view) - 1
+    for at in range(1, len(view) - 1, BASE64_STEP_BYTES):
+        text = rest + bytes(view[at : min(at + BASE64_STEP_BYTES, len(view) - 1)])
+        last = at + BASE64_STEP_BYTES >= len(view) - 1
         if b"\\" in text:  # some write \/ for /; whoever writes others needs no speed
             text = text.replace(b"\\/", b"/")
             if b"\\" in text[:-1]:

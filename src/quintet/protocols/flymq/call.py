@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
+from quintet.broker.slices import unless_unwanted
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.long_polls import Wait
@@ -76,7 +77,7 @@ class Call:
                     error = refused
             self.answer(made, error)
 
-        return done
+        return unless_unwanted(done)
 
     def run(self, verb: Verb[T], make: Callable[[T], Values | bytes]) -> None:
         """Run a verb of the broker, and answer with what `make` makes of its result, or with its error."""

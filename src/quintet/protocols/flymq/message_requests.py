@@ -67,8 +67,12 @@ def _append(call: Call, ask: Values, topic: Topic | None, made: tuple[int, bytea
 def _consume(call: Call, ask: Values) -> None:
     partition = call.topic(ask).partition(ask["partition"])
     call.given = [(ask["offset"], ask["offset"] + 1)]
-    made = call.then(lambda found: {"key": found[0] or b"", "value": found[1] or b""})
-    call.claim(partition, ask["offset"], partial(reads.consume, partition, ask["offset"], call.now, made))
+
+    def read() -> None:
+        found = reads.consume(partition, ask["offset"], call.now)
+        call.run(found, lambda record: {"key": record[0] or b"", "value": record[1] or b""})
+
+    call.claim(partition, ask["offset"], read)
 
 
 def _fetch(call: Call, ask: Values) -> Values | None:
@@ -94,10 +98,10 @@ def _fetch(call: Call, ask: Values) -> Values | None:
 
     def scan() -> None:
         if chosen is None:
-            reads.fetch(partition, offset, most, size, call.then(encode))
+            call.run(reads.fetch(partition, offset, most, size), encode)
         else:
-            filtered = partial(_filtered, call)
-            reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), filtered, call.patience)
+            found = reads.fetch_filtered(partition, offset, most, SCAN_RECORDS_MAX, chosen, now(), call.patience)
+            call.run(found, lambda matches: _filtered(call, *matches))
 
     def read(gone: Exception | None = None) -> None:
         if gone is None:
@@ -113,22 +117,21 @@ def _fetch(call: Call, ask: Values) -> Values | None:
     return None
 
 
-def _filtered(call: Call, found: list[reads.Match], following: int, error: Exception | None) -> None:
-    messages = ({"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in found)
-    call.given = reads.ranges([offset for offset, _, _ in found])
-    call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
+def _filtered(call: Call, matches: list[reads.Match], following: int) -> Values:
+    messages = ({"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in matches)
+    call.given = reads.ranges([offset for offset, _, _ in matches])
+    return {"messages": messages, "next_offset": following}
 
 
 def _peek(call: Call, ask: Values) -> None:
     partition = call.topic(ask).partition(ask["partition"])
     most = ask["max"] if ask["max"] > 0 else FETCH_RECORDS_DEFAULT
     chosen = filters.compile(ask["filter"].encode())
-    since, peeked = ask["since_ms"] * 1000, partial(_peeked, call)
-    scan = partial(reads.peek, partition, ask["offset"], since, most, chosen, call.now, peeked, call.patience)
-    call.claim(partition, ask["offset"], scan)
+    what = (partition, ask["offset"], ask["since_ms"] * 1000, most, chosen, call.now, call.patience)
+    call.claim(partition, ask["offset"], lambda: call.run(reads.peek(*what), lambda found: _peeked(call, *found)))
 
 
-def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None) -> None:
+def _peeked(call: Call, rows: list[Row], following: int) -> Values:
     call.given = reads.ranges([row[0] for row in rows])
     messages = (
         {"offset": offset, "timestamp_ms": time // 1000, "expiry_ms": expiry // 1000}
@@ -136,7 +139,7 @@ def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None
         | {"headers": [{"name": name, "value": text or b""} for name, text in headers]}
         for offset, time, key, value, headers, expiry, origin in rows
     )
-    call.answer({"messages": messages, "next_offset": following} if error is None else None, error)
+    return {"messages": messages, "next_offset": following}
 
 
 def _produce_with_ttl(call: Call, ask: Values) -> None:

@@ -1,13 +1,13 @@
 """Answers FlyMQ's requests about topics: create, list, delete, where they are served, and their schemas."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Final, NoReturn
 
 from quintet.broker.schemas.registry import Schema
-from quintet.broker.slices import in_order
+from quintet.broker.slices import Unwanted, in_order
 from quintet.broker.topics.catalog import Topic
-from quintet.model.errors import BadRequest, LimitExceeded, QuintetError
+from quintet.model.errors import BadRequest, LimitExceeded
+from quintet.model.tasks import start
 from quintet.protocols.flymq import frames
 from quintet.protocols.flymq.call import Call, Handler, Values, success
 from quintet.protocols.flymq.message_requests import publish
@@ -26,9 +26,9 @@ def _create_topic(call: Call, ask: Values) -> None:
     topic.after(call.when_durable(success("created" if new else "exists")))
 
 
-def _delete_topic(call: Call, ask: Values) -> Values | None:
-    done = call.when_durable(success("deleted"))
-    return None if call.broker.delete_topic(ask["topic"].encode(), done) else success("there was no such topic")
+def _delete_topic(call: Call, ask: Values) -> None:
+    deleted = call.broker.delete_topic(ask["topic"].encode())
+    call.run(deleted, lambda was_there: success("deleted" if was_there else "there was no such topic"))
 
 
 def _may_see(call: Call, name: str) -> bool:
@@ -106,9 +106,9 @@ def _schema_row(schema: Schema) -> Values:
 
 
 def _register_schema(call: Call, ask: Values) -> None:
-    made = call.then(lambda s: {"name": s.name, "type": s.type, "version": s.version})
-    compatibility = ask.get("compatibility") or None
-    call.broker.schemas.register(ask["name"], ask["type"], ask["schema"], compatibility, made, call.wanted)
+    what = (ask["name"], ask["type"], ask["schema"], ask.get("compatibility") or None)
+    registered = call.broker.schemas.register(*what, call.wanted)
+    call.run(registered, lambda s: {"name": s.name, "type": s.type, "version": s.version})
 
 
 def _get_schema(call: Call, ask: Values) -> Values:
@@ -133,31 +133,28 @@ def _find_schema(call: Call, name_or_id: str) -> Schema:
 
 def _validate_schema(call: Call, ask: Values) -> None:
     schema = _find_schema(call, ask["name"])
-    made = call.then(lambda reasons: {"valid": not reasons, "errors": reasons})
-    call.broker.schemas.judge(schema.name, schema.version, ask["message"], made, call.wanted)
+    judged = call.broker.schemas.judge(schema.name, schema.version, ask["message"], call.wanted)
+    call.run(judged, lambda reasons: {"valid": not reasons, "errors": reasons})
 
 
 def _produce_with_schema(call: Call, ask: Values) -> None:
-    schema = _find_schema(call, ask["schema"])
-    judged = partial(_judged, call, ask, schema)
-    call.broker.schemas.judge(schema.name, schema.version, ask["data"], judged, call.wanted)
+    start(_judge_and_publish(call, ask, _find_schema(call, ask["schema"])))
 
 
-def _judged(call: Call, ask: Values, schema: Schema, reasons: list[str] | None, error: Exception | None) -> None:
+async def _judge_and_publish(call: Call, ask: Values, schema: Schema) -> None:
     try:
-        if error is not None:
-            raise error
+        reasons = await call.broker.schemas.judge(schema.name, schema.version, ask["data"], call.wanted)
         if reasons:
             topic, key = call.target(ask), ask.get("key") or None
-            call.broker.reject(topic, schema, reasons, key, ask["data"], call.origin, partial(call.answer, None))
-        else:
-            publish(call, ask)
-    except QuintetError as failed:
-        call.answer(None, failed)
+            await call.broker.reject(topic, schema, reasons, key, ask["data"], call.origin)
+        publish(call, ask)
+    except Exception as error:
+        if not isinstance(error, Unwanted):
+            call.answer(None, error)
 
 
 def _delete_schema(call: Call, ask: Values) -> None:
-    call.broker.schemas.delete(ask["topic"], ask["version"], call.then(lambda _: success("OK")))
+    call.run(call.broker.schemas.delete(ask["topic"], ask["version"]), lambda _: success("OK"))
 
 
 HANDLERS: Final[dict[int, Handler]] = {

@@ -260,16 +260,16 @@ class PeerSession:
         if self._broker.draining:
             return self.close(errors.SHUTTING_DOWN)
         try:
-            self._mailbox = self._broker.peers.register(
-                name, self._principal, partial(self._sink.completed, self._registered, None), self._peer
-            )
+            self._mailbox = self._broker.peers.register(name, self._principal, self._peer)
         except QuintetError as error:
             if isinstance(error, NameClaimed):
                 who, topic = self._principal.name, TOPIC_PREFIX + name
                 self._broker.audit.record("access.denied", who, topic, "denied", self._peer, "register")
             return self.close(errors.of_register(error))
         self._state = BINDING
-        if self._mailbox.waiting is None:
+        if self._mailbox.registered.pending:
+            self._mailbox.registered.then(partial(self._sink.completed, self._registered))
+        else:
             self._registered(None)
         return None
 
@@ -382,12 +382,14 @@ class PeerSession:
 
     def _tell_peers(self) -> None:
         """The reply comes behind all that was sent before it, and when that is durable: the wire has no other word for it."""
-        if self._broker.peers.settled(partial(self._sink.completed, self._all_durable, None)):
+        stored = self._broker.peers.all_stored()
+        if stored.pending:
+            self._asked += 1
+            stored.then(partial(self._sink.completed, self._all_durable))
+        else:
             listing = self._listing()
             self._said += len(listing)
             self._say(listing)
-        else:
-            self._asked += 1
 
     def _listing(self) -> bytes:
         """Who is connected, as all are told: written once for every change."""
