@@ -332,7 +332,7 @@ async def test_packed(tmp_path: Path) -> None:
         elif message["type"] == "subscribe":
             there = server.events(message["subscription_id"])
             flags = frames.EVENTS | frames.OFFSETS | frames.ZSTD
-            whole, broken = codec.packed(events(3, b"x" * 2_000), 1), codec.frame(b"no frame of zstd", flags)
+            whole, broken = codec.packed(events(3, b"x" * 2_000), 1, 1 << 20), codec.frame(b"no frame of zstd", flags)
             server.send(there, broken if message["stream"] == "broken" else whole)
 
     async with fake(tmp_path, answer) as server, quintet.connect(f"{server.url}&compression=zstd") as bus:

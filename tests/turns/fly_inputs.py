@@ -154,6 +154,29 @@ def large(size: int, partitions: int) -> list[tuple[int, str, Callable[[], bytes
     return rows
 
 
+def cold(size: int) -> list[tuple[int, str, Callable[[Fly], bytes]]]:
+    """Reads of the largest message from disk: (code, what it is, makes the bytes after it has stored what they ask for)."""
+    message = Fly.frame(f.PRODUCE, topic="cold", key=b"", value=b"x" * size, partition=0)
+    newest = Fly.frame(f.PRODUCE, topic="p", key=b"k", value=b"v", partition=0)  # this one stays in memory
+
+    def one(code: int, **values: Any) -> tuple[int, str, Callable[[Fly], bytes]]:
+        asked = Fly.frame(code, topic="cold", partition=0, offset=0, **values)
+
+        def make(wire: Fly) -> bytes:
+            wire.run(message + newest)
+            return asked
+
+        return code, f"a message of {size >> 20} MiB, from disk", make
+
+    return [
+        one(f.FETCH, max=1),
+        one(f.FETCH_BINARY, max=1),
+        one(f.CONSUME),
+        one(f.CONSUME_ZERO_COPY),
+        one(f.PEEK, max=1, since_ms=0, filter=""),
+    ]
+
+
 def txn_commit(wire: Fly, topics: int) -> bytes:
     """The commit of a transaction over so many topics, which is made here."""
     id = wire.ask(f.TXN_BEGIN)["txn_id"]

@@ -8,6 +8,7 @@ import base64
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
+from random import Random
 from typing import Any, NamedTuple
 
 from quintet.protocols.blipmq import frames as blip
@@ -20,13 +21,29 @@ from quintet.protocols.flymq import frames as fly_frames
 from quintet.protocols.peerbus import codec as peer
 from quintet.protocols.peerbus import frames as peer_frames
 from tests.turns import fly_inputs
-from tests.turns.wires import TOKEN, Blip, BlipPolls, Fast, Felix, FelixFeatured, Fly, PeerLines, PeerSocket, batch
+from tests.turns.wires import (
+    LAST,
+    TOKEN,
+    Blip,
+    BlipDelivered,
+    BlipPolls,
+    Fast,
+    FastDelivered,
+    Felix,
+    FelixDelivered,
+    FelixFeatured,
+    Fly,
+    PeerLines,
+    PeerSocket,
+    batch,
+)
 
 TXN_MIB = 15  # of a transaction, which may hold 16
 
 
 class Row(NamedTuple):
-    """One input. `make` gets its wire, logged in, and makes the bytes; `streams` is for QUIC."""
+    """One input. `make` gets its wire, logged in, and makes the bytes; `streams` is for QUIC. `cold`: what it reads is not in
+    memory, but on disk."""
 
     door: str
     operation: str
@@ -34,6 +51,7 @@ class Row(NamedTuple):
     wire: type
     make: Callable[[Any], bytes]
     streams: int = 1
+    cold: bool = False
 
 
 def _as_it_is(data: bytes, _wire: Any) -> bytes:
@@ -51,6 +69,8 @@ def fly_rows(count: int, size: int, partitions: int) -> Iterator[Row]:
         yield Row("flymq", fly_frames.NAMES[code], f"{many:,} small ones", Fly, partial(_as_it_is, requests))
     for code, what, make in fly_inputs.large(size, partitions):
         yield Row("flymq", fly_frames.NAMES[code], what, Fly, partial(_made, make))
+    for code, what, store in fly_inputs.cold(size):
+        yield Row("flymq", fly_frames.NAMES[code], what, Fly, store, cold=True)
     consumes = b"".join(
         Fly.frame(fly_frames.CONSUME, topic="heavy", partition=0, offset=i % 20) for i in range(count // 4)
     )
@@ -108,6 +128,16 @@ def blip_rows(count: int, size: int) -> Iterator[Row]:
         BlipPolls,
     )
     yield row(blip.POLL, "of another's subscription", lambda _: Blip.frame(blip.POLL, number(99)) * count, BlipPolls)
+    last = publish(b"big", b"x" * (long - len(LAST)) + LAST)
+    mib = f"a message of {long >> 20} MiB"
+    yield row(blip.PUBLISH, f"{mib}, which comes back", lambda _: subscribe(b"big") + last, BlipDelivered)
+
+    def poll(wire: Any) -> bytes:
+        id = wire.subscription(b"big-2")
+        wire.run(publish(b"big-2", b"x" * long) + publish(b"b", b"v"))
+        return Blip.frame(blip.POLL, number(id))
+
+    yield row(blip.POLL, f"{mib}, from disk", poll, BlipPolls)._replace(cold=True)
 
 
 def fast_rows(count: int, size: int) -> Iterator[Row]:
@@ -129,6 +159,10 @@ def fast_rows(count: int, size: int) -> Iterator[Row]:
     )  # fmt: skip
     yield row(
         fast_frames.PUBLISH, f"a message of {long >> 20} MiB", lambda _: create + f.publish(TOKEN, id, b"x" * long)
+    )
+    delivered = create + f.subscribe(TOKEN, id) + f.publish(TOKEN, id, b"x" * (long - len(LAST)) + LAST)
+    yield row(fast_frames.PUBLISH, f"a message of {long >> 20} MiB, which comes back", lambda _: delivered)._replace(
+        wire=FastDelivered
     )
     yield row(fast_frames.SUBSCRIBE, "to one topic", lambda _: create + f.subscribe(TOKEN, id) * count)
     yield row(
@@ -168,6 +202,18 @@ def _peer_rows(door: str, wire: type, count: int, size: int) -> Iterator[Row]:
         yield row("", "empty lines", lambda w: b"\n" * (100 * count))
     else:
         yield row("", "pongs", lambda w: w.message(10, b"") * (10 * count))
+
+
+def _large_events(size: int) -> Row:
+    noise = Random(1).randbytes(size - len(LAST))  # zstd would not make it smaller, so LAST can be seen
+    large = batch("large", [noise + LAST], 1)
+    follow = felix.encode(felix.Subscribe(**Felix.scope, stream="large", start="earliest", request_id=1))
+
+    def written(wire: Any) -> bytes:
+        wire.run(large + batch("s", [b"v"], 2))
+        return follow
+
+    return Row("felix", "subscribe", f"of a message of {size >> 20} MiB, from disk", FelixDelivered, written, cold=True)
 
 
 def felix_rows(count: int, size: int) -> Iterator[Row]:
@@ -210,6 +256,7 @@ def felix_rows(count: int, size: int) -> Iterator[Row]:
         "many, from the start",
         each(lambda i: c.Subscribe(**stream, start="earliest", request_id=i), min(count, 1_000)),
     )
+    yield _large_events(min(size, 14 << 20))
     yield row("cache_put", "small ones", each(lambda i: c.CachePut(**cache, key=f"k{i}", value=b"v", request_id=i)))
     yield row(
         "cache_put",

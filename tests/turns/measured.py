@@ -1,8 +1,9 @@
-"""A broker that measures its loop: `python -m tests.turns.measured DATA` serves --dev and answers `mark` on stdin.
+"""A broker that measures its loop: `python -m tests.turns.measured DATA` serves --dev and answers `mark` and `forget` on stdin.
 
 Every callback of the loop is measured by the processor time of the loop's thread, whatever it is for and whether or not the
 broker's own histogram counts it: asyncio's loop runs each through `Handle._run`. (uvloop, which the broker uses, calls the same
-callbacks and offers no such place.) `mark` answers the longest since the last one as a line of JSON.
+callbacks and offers no such place.) `mark` answers the longest since the last one as a line of JSON. `forget` empties the tail
+cache, all but the newest batch, and answers when it has: what is read next comes from disk.
 
     QUINTET_TEST_PLANT=1    a handler that takes too long is planted: the control of the walk
 """
@@ -13,11 +14,13 @@ import os
 import sys
 import threading
 from asyncio.events import Handle
+from functools import partial
 from time import thread_time
 from typing import Any, Final
 
 from quintet import logs
 from quintet.config import Settings
+from quintet.log.embedded.partitions.shared import Shared
 from quintet.net.turns import name_of
 from quintet.protocols.flymq import frames
 from quintet.protocols.flymq.mapping import HANDLERS
@@ -47,10 +50,22 @@ class Meter:
 
         Handle._run = measured  # type: ignore[method-assign, assignment]
 
-    def answer_marks(self, loop: asyncio.AbstractEventLoop) -> None:
-        for _ in sys.stdin:
-            loop.call_soon_threadsafe(self._answer)  # behind the callback that is under way
+    def answer_orders(self, loop: asyncio.AbstractEventLoop, server: Server) -> None:
+        for order in sys.stdin:
+            forget = order.strip() == "forget"
+            work = partial(self._forget, loop, server.log._shared) if forget else self._answer
+            loop.call_soon_threadsafe(work)  # behind the callback that is under way
         os._exit(0)  # the walk is over
+
+    def _forget(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+        """As if as much had been published meanwhile as the cache holds."""
+        most, shared.cache_bytes_max = shared.cache_bytes_max, 0
+        shared.trim()
+        shared.cache_bytes_max = most
+        if len(shared.cache_order) > 1:
+            loop.call_soon(self._forget, loop, shared)
+        else:
+            self._answer()
 
     def _answer(self) -> None:
         (took, what), self.longest = self.longest, (0.0, "")
@@ -81,8 +96,9 @@ def main() -> None:
     meter = Meter()
     meter.install()
     with asyncio.Runner() as runner:
-        threading.Thread(target=meter.answer_marks, args=(runner.get_loop(),), daemon=True).start()
-        runner.run(Server(settings, lambda: settings).run(True))
+        server = Server(settings, lambda: settings)
+        threading.Thread(target=meter.answer_orders, args=(runner.get_loop(), server), daemon=True).start()
+        runner.run(server.run(True))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from tests.turns import fly_inputs
 from tests.turns.inputs import Row, rows
-from tests.turns.wires import Felix, FelixFeatured, Fly
+from tests.turns.wires import Felix, Fly
 
 BOUND_MS: Final = 20.0
 ATTEMPTS: Final = 3
@@ -59,16 +59,18 @@ class Walk:
 
     def mark(self) -> tuple[float, str]:
         """The longest turn since the last mark, in milliseconds, and its callback."""
+        return self._ordered("mark")
+
+    def _ordered(self, order: str) -> tuple[float, str]:
         assert self._process.stdin is not None
-        self._process.stdin.write("mark\n")
+        self._process.stdin.write(order + "\n")
         self._process.stdin.flush()
         found: dict[str, Any] = json.loads(self._said())
         return found["ms"], found["what"]
 
     def connect(self, row: Row) -> Any:
-        if row.wire in (Felix, FelixFeatured):
-            return row.wire(self.listeners["felix"], self.data)
-        return row.wire(self.listeners[row.door])
+        wire: Any = row.wire
+        return wire(self.listeners[row.door], self.data) if issubclass(wire, Felix) else wire(self.listeners[row.door])
 
     def prepare(self, scale: float, partitions: int) -> None:
         wire = Fly(self.listeners["flymq"])
@@ -82,8 +84,10 @@ class Walk:
             wire = self.connect(row)
             try:
                 data = row.make(wire)
+                if row.cold:
+                    self._ordered("forget")
                 self.mark()
-                if row.wire in (Felix, FelixFeatured):
+                if issubclass(row.wire, Felix):
                     wire.run(data, row.streams)
                 else:
                     wire.run(data)
@@ -128,14 +132,14 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=31, help="of the largest message")
     parser.add_argument("--partitions", type=int, default=1_000, help="of the widest topic")
     parser.add_argument("--scale", type=float, default=1.0, help="of what the broker holds")
-    parser.add_argument("--only", default="", help="rows whose door and operation have this in them")
+    parser.add_argument("--only", default="", help="rows whose door, operation and input have this in them")
     parser.add_argument("--write", type=Path, help="the file to write the table into")
     options = parser.parse_args()
     results = []
     with walking() as walk:
         walk.prepare(options.scale, options.partitions)
         for row in rows(options.count, options.mib << 20, options.partitions):
-            if options.only in f"{row.door} {row.operation}":
+            if options.only in f"{row.door} {row.operation}: {row.what}":
                 results.append(walk.measure(row))
                 _, ms, callback, refused = results[-1]
                 sys.stdout.write(f"{ms:8.1f} ms  {row.door} {row.operation}: {row.what}   {callback} {refused[:100]}\n")

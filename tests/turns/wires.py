@@ -38,6 +38,7 @@ from quintet.protocols.peerbus import codec as peer
 WAIT_S: Final = 120.0
 RECEIVE_BYTES: Final = 1 << 18
 BARRIER: Final = 0xBA881E8
+LAST: Final = b"the last bytes of a message that is waited for"
 TOKEN: Final = mint(
     DEV_FAST_MASTER_SECRET.encode(),
     {"sub": "w", "queue_key": "k", "permissions": ["publish", "subscribe", "create", "rotate"]},
@@ -115,6 +116,20 @@ class BlipPolls(Blip):
 
     version = 1
 
+    def subscription(self, topic: bytes) -> int:
+        """The id of a new subscription."""
+        self._send(self.frame(blip.SUBSCRIBE, self.text(topic) + b"\1"))
+        size, id = blip.HEADER.size, struct.Struct(">Q")
+        return int(id.unpack(self.socket.recv(size + id.size, socket.MSG_WAITALL)[size:])[0])
+
+
+class BlipDelivered(Blip):
+    """BlipMQ, version 2: waits for a delivery."""
+
+    def login(self) -> None:
+        super().login()
+        self.barrier, self.answer = b"", LAST
+
 
 class Fly(Wire):
     """FlyMQ. Replies are counted: each request has one."""
@@ -191,6 +206,14 @@ class Fast(Wire):
 
     def login(self) -> None:
         self.run(fast.extend(1))
+
+
+class FastDelivered(Fast):
+    """Fast: waits for a delivery."""
+
+    def login(self) -> None:
+        super().login()
+        self.barrier, self.answer = b"", LAST
 
 
 class PeerLines(Wire):
@@ -314,6 +337,22 @@ class Felix:
 
     def close(self) -> None:
         self._endpoint.close()
+
+
+class FelixDelivered(Felix):
+    """Waits for a delivery behind what was asked last, and for the answers of what was asked before."""
+
+    def __init__(self, address: str, data: Path) -> None:
+        super().__init__(address, data)
+        self._stored = False
+
+    def run(self, data: bytes, streams: int = 1) -> bool:
+        if not self._stored:
+            self._stored = True
+            return super().run(data, streams)
+        self._endpoint.send(self._number, self._stream, [data], False)
+        self._until(lambda: self.closed or any(LAST in kept[-200:] for kept in self._got.values()))
+        return self.closed
 
 
 class FelixFeatured(Felix):

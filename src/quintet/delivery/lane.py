@@ -19,17 +19,15 @@ acknowledged.
 """
 
 import heapq
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from quintet import kernel
 from quintet.delivery.consumer import Consumer, Flight
 from quintet.delivery.delivered import LaneRanges
 from quintet.delivery.sink import Sink
 from quintet.log.base import Partition
-from quintet.model.batch import EXPIRY, SPARSE, RecordBatch
+from quintet.model.batch import SPARSE, RecordBatch
 
 READ_BYTES = 1 << 20  # asked of the log at a time
 
@@ -338,9 +336,9 @@ class Lane:
 
 def _alive(batch: RecordBatch, first: int, last: int, now: int) -> int:
     """How many records from `first` on have not expired, or minus how many have: the first decides which."""
-    if not batch.columns & EXPIRY:
+    table = batch.expiries(first, last)
+    if table is None:
         return last - first
-    table = struct.unpack_from(f"<{batch.count}q", batch.buffer, kernel.layout(batch.buffer)[16])[first:last]
     alive = [not expiry or expiry > now for expiry in table]
     run = alive.index(not alive[0]) if (not alive[0]) in alive else len(alive)
     return run if alive[0] else -run

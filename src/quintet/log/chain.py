@@ -33,14 +33,13 @@ from quintet.log.embedded.files.segment import (
     segment_name,
 )
 from quintet.log.embedded.recovery.directories import partitions, segment_bases
+from quintet.model.batch import placed, span_of
 
 PLAIN: Final = 1
 KEYED: Final = 2
 KEY_SECRET_BYTES_MIN: Final = 32
 LOOKS_MAX: Final = 3  # at one partition: beside a running broker a file can change while it is read
 _KEY_CONTEXT: Final = "quintet 2026 audit chain key"
-_BASE: Final = struct.Struct("<Q")  # at 16 of a batch
-_SPAN: Final = struct.Struct("<I")  # at 28
 
 Keys = dict[int, bytes]
 Head = tuple[int, str]
@@ -292,7 +291,7 @@ class _Follower:
                 return
             behind = max(gap.next_base, self.expected + 1)
             raise _Broken(Break(path, gap.position, self.expected, behind, "damaged", REASONS[gap.reason]))
-        base, span = _BASE.unpack_from(data, 16)[0], _SPAN.unpack_from(data, 28)[0]
+        base, span = placed(data).base_offset, span_of(data)
         if base > self.expected:
             kind = "swapped" if self._finds(data, seed) else "missing"
             raise _Broken(Break(path, gap.position, self.expected, base, kind, f"offset {base} follows"))

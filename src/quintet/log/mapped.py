@@ -16,7 +16,6 @@ a file that became shorter is no failure, and what was cut off is not touched.
 import errno
 import mmap
 import os
-import struct
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from typing import Final, NamedTuple, Protocol
 from quintet import kernel
 from quintet.log.embedded.files import identity
 from quintet.log.embedded.files.segment import (
-    BATCH_MAGIC,
     HEADER_BYTES,
     REASONS,
     Header,
@@ -37,7 +35,7 @@ from quintet.log.embedded.files.segment import (
     segment_name,
 )
 from quintet.model import limits
-from quintet.model.batch import SPARSE
+from quintet.model.batch import Claimed, claimed_at, is_sparse
 from quintet.model.errors import CorruptData, DataDirError, DataLost
 
 READ_BYTES_DEFAULT: Final = 8 * limits.MIB  # of the columns of bytes, per result
@@ -46,8 +44,6 @@ WINDOW_BYTES_MIN: Final = limits.MIB
 CUT_SHORT: Final = -1  # see REASONS
 OFFSETS_MISSING: Final = -6
 POPULATE_READ: Final = 22  # madvise: as if every page were read, with an error instead of a signal
-
-_BATCH: Final = struct.Struct("<4s4xI2xHQ")  # magic, length, columns, base_offset
 
 
 class File(Protocol):
@@ -291,27 +287,26 @@ class _Segment:
         place = found[0].place(offset) if found is not None else None
         return place[1] if place is not None else HEADER_BYTES
 
-    def _batch(self, position: int) -> tuple[int, int, int] | None:
-        """(length, columns, base_offset) of what may be a batch."""
+    def _batch(self, position: int) -> Claimed | None:
+        """What may be a batch."""
         if position < HEADER_BYTES or self._prepare(position) < position + limits.BATCH_HEADER_BYTES:
             return None
-        magic, length, columns, base = _BATCH.unpack_from(self._data, position)
-        return (length, columns, base) if magic == BATCH_MAGIC else None
+        return claimed_at(self._data, position)
 
     def _leads(self, position: int, offset: int) -> bool:
         batch = self._batch(position)
-        return batch is not None and batch[2] <= offset
+        return batch is not None and batch.base_offset <= offset
 
     def _check_continuous(self, begin: int, position: int, offset: int, following: int) -> None:
         """Fewer rows came than offsets. Expired records, control batches and compaction are fine; a batch that begins later
         than the one before it ended, and is not compacted, is not."""
         batch = self._batch(position)
-        stop = min(position + batch[0], self._size) if batch is not None else position
+        stop = min(position + batch.length, self._size) if batch is not None else position
         expected = offset
         for at, _, base, span, _ in kernel.walk(self._data, begin, stop, 0, False)[0]:
             if expected >= following:
                 return
-            if base > expected and not _BATCH.unpack_from(self._data, at)[2] & SPARSE:
+            if base > expected and not is_sparse(self._data, at):
                 self._damaged(at, OFFSETS_MISSING, expected, base)
             expected = max(expected, base + span)
 

@@ -7,18 +7,29 @@ by the kernel; this class only reads their header.
     | QRB1 | crc  | length | flags | columns | base_off  | count | span | timestamp | max_timestamp | ...
 """
 
+import mmap
 import struct
-from typing import Any, Final, NamedTuple
+from collections.abc import Hashable
+from typing import Final, NamedTuple
 
 from quintet import kernel
 
 _HEADER: Final = struct.Struct("<4sIIHHQIIqqQIHH")
 assert _HEADER.size == 64
-# Of a batch that no RecordBatch was made of: the functions below read or write one or two fields of its header.
-_PLACED: Final = struct.Struct("<Q8xq")  # base_offset and timestamp, at 16
-_PRODUCER: Final = struct.Struct("<QI")  # producer_id and sequence, at 48
-_PLACED_AT: Final = 16
-_PRODUCER_AT: Final = 48
+# The functions below read or write one or a few fields of a header that no RecordBatch is made of. (place, form) of each:
+_CRC_AT, _U32 = 4, struct.Struct("<I")
+_LENGTH_AT: Final = 8
+_KIND_AT, _KIND = 12, struct.Struct("<HH32xQ")  # flags, columns, producer_id
+_COLUMNS_AT, _U16 = 14, struct.Struct("<H")
+_PLACED_AT, _PLACED = 16, struct.Struct("<Q8xq")  # base_offset, timestamp
+_SPAN_AT: Final = 28
+_PRODUCER_AT, _PRODUCER = 48, struct.Struct("<QI")  # producer_id, sequence
+_CLAIMED: Final = struct.Struct("<4s4xI2xHQ")  # magic, length, columns, base_offset
+# Numbers in what kernel.layout returns.
+_EXPIRIES: Final = 16
+_DELTAS: Final = 17
+
+BATCH_MAGIC: Final = b"QRB1"
 
 AT_MOST_ONCE: Final = 1
 CONTROL: Final = 2
@@ -37,7 +48,7 @@ HEADER_NULLS: Final = 256
 VIEW_BYTES_MIN: Final = 1 << 18  # a larger value is not copied by `RecordBatch.row`
 LINK_BYTES: Final = 32  # of the link that a chained batch ends with
 
-Buffer = bytes | bytearray | memoryview
+Buffer = bytes | bytearray | memoryview | mmap.mmap
 Header = tuple[bytes, bytes | None]
 Row = tuple[int, int, bytes | None, bytes | None, tuple[Header, ...], int, bytes]
 
@@ -59,11 +70,11 @@ class RecordBatch:
     timestamp: int
     max_timestamp: int
 
-    def __init__(self, buffer: Buffer) -> None:
+    def __init__(self, buffer: bytes | bytearray | memoryview) -> None:
         (_, _, self.length, self.flags, self.columns, self.base_offset, self.count, self.span, self.timestamp,
          self.max_timestamp, _, _, _, _) = _HEADER.unpack_from(buffer)  # fmt: skip
         self.buffer = buffer
-        self.memo: dict[Any, bytes] | None = {}
+        self.memo: dict[Hashable, bytes] | None = {}
 
     @property
     def next_offset(self) -> int:
@@ -78,7 +89,7 @@ class RecordBatch:
         """Number of the first record at or after `offset` (count if there is none)."""
         if not self.columns & SPARSE:
             return min(max(offset - self.base_offset, 0), self.count)
-        deltas = kernel.layout(self.buffer)[17]
+        deltas = kernel.layout(self.buffer)[_DELTAS]
         wanted = offset - self.base_offset
         table = struct.unpack_from(f"<{self.count}I", self.buffer, deltas)
         return next((i for i, delta in enumerate(table) if delta >= wanted), self.count)
@@ -87,8 +98,15 @@ class RecordBatch:
         """Offset of record number `index`."""
         if not self.columns & SPARSE:
             return self.base_offset + index
-        (delta,) = struct.unpack_from("<I", self.buffer, kernel.layout(self.buffer)[17] + 4 * index)
+        (delta,) = struct.unpack_from("<I", self.buffer, kernel.layout(self.buffer)[_DELTAS] + 4 * index)
         return self.base_offset + int(delta)
+
+    def expiries(self, first: int, last: int) -> tuple[int, ...] | None:
+        """When records first..last-1 expire, 0 never; None: none of them does."""
+        if not self.columns & EXPIRY:
+            return None
+        start = kernel.layout(self.buffer)[_EXPIRIES] + 8 * first
+        return struct.unpack_from(f"<{last - first}q", self.buffer, start)
 
     def rows(self, first: int = 0, last: int | None = None) -> list[Row]:
         """Records first..last-1 as (offset, timestamp, key, value, headers, expiry, origin)."""
@@ -118,6 +136,50 @@ class Placed(NamedTuple):
 
     base_offset: int
     timestamp: int
+
+
+class Claimed(NamedTuple):
+    """What the header of something says that begins like a batch, and was not checked."""
+
+    length: int
+    columns: int
+    base_offset: int
+
+
+def crc_of(batch: Buffer) -> int:
+    return int(_U32.unpack_from(batch, _CRC_AT)[0])
+
+
+def length_of(data: Buffer, position: int = 0) -> int:
+    return int(_U32.unpack_from(data, position + _LENGTH_AT)[0])
+
+
+def set_length(batch: bytearray, length: int) -> None:
+    _U32.pack_into(batch, _LENGTH_AT, length)
+
+
+def span_of(batch: Buffer) -> int:
+    return int(_U32.unpack_from(batch, _SPAN_AT)[0])
+
+
+def set_span(batch: bytearray, span: int) -> None:
+    _U32.pack_into(batch, _SPAN_AT, span)
+
+
+def is_sparse(data: Buffer, position: int = 0) -> bool:
+    """May offsets be missing in it, because it was compacted?"""
+    return bool(_U16.unpack_from(data, position + _COLUMNS_AT)[0] & SPARSE)
+
+
+def kind_of(batch: Buffer) -> tuple[int, int, int]:
+    """Its flags, columns and producer_id."""
+    return _KIND.unpack_from(batch, _KIND_AT)
+
+
+def claimed_at(data: Buffer, position: int) -> Claimed | None:
+    """None: no batch begins there."""
+    magic, length, columns, base_offset = _CLAIMED.unpack_from(data, position)
+    return Claimed(length, columns, base_offset) if magic == BATCH_MAGIC else None
 
 
 def producer_of(batch: Buffer) -> Producer:

@@ -13,6 +13,8 @@ from quintet.delivery.sink import Sink
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 
+LARGE_BYTES: Final = limits.MIB  # of a batch: below it a copy costs less than looking at its records one by one
+LARGE_RECORDS_MAX: Final = 16
 CLAIM_BYTES_MIN: Final = 64 * limits.KIB  # an answer of no more than this needs no claim
 
 FLOWING: Final = 0
@@ -90,6 +92,12 @@ class Replies:
         if out:
             self._out = []
         return out
+
+
+def in_pieces(batch: RecordBatch, first: int, last: int) -> bool:
+    """Should records first..last-1 be sent one by one, values as views of the batch (RecordBatch.row)? A copy of a large value
+    keeps the loop too long: 0.8 ms a MiB where its pages are fresh."""
+    return batch.length > LARGE_BYTES and last - first <= LARGE_RECORDS_MAX
 
 
 def act_on(
@@ -234,5 +242,5 @@ class Streams(Protocol):
 
 __all__ = [
     "FLOWING", "LOST", "STALL", "TOO_SLOW", "WAIT", "Link", "Outlet", "Replies", "Session", "Sink", "Slot",
-    "StreamSession", "Streams", "act_on",
+    "StreamSession", "Streams", "act_on", "in_pieces",
 ]  # fmt: skip

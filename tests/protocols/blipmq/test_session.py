@@ -1,15 +1,21 @@
 """The BlipMQ session against its document, on a simulated broker: every code and text, order, ownership, redelivery."""
 
 import itertools
+import struct
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from quintet import kernel
 from quintet.broker.core import BrokerOptions
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
-from quintet.delivery.subscription import Policy
+from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.embedded.partitions.partition import FilePartition
+from quintet.model.batch import RecordBatch
 from quintet.protocols.blipmq import codec, errors
 from quintet.protocols.blipmq.frames import ACK, DELIVER, HEADER, NACK, PING, PONG, PUBLISH
+from quintet.protocols.blipmq.mapping import tag_of
 from quintet.protocols.blipmq.session import AUTH_FAILURES_MAX, SUBSCRIPTIONS_MAX, BlipSession
 from quintet.testing.line import Peer, SimBroker
 from tests.protocols.blipmq.helpers import frames_of, nacks_of, publish, ready, subscribed, tags_of, values_of
@@ -298,6 +304,36 @@ def test_qos0_deliveries_carry_the_polls_id_and_qos1_the_tag(sim: SimBroker) -> 
     assert (kind, payload) == (PUBLISH, b"\1\0\1ta")
     assert peer.exchange(ack(tag, one)) == b""
     assert nacks_of(peer.exchange(ack(tag, one))) == [(tag, *errors.UNKNOWN)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_large_message_is_sent_from_where_it_is_in_the_same_frame(version: int, qos: int) -> None:
+    """The kernel's frame is the model: a header that is made here must not differ from it."""
+    values = [b"first", b"L" * (2 << 20), b"last"]
+    buffer = kernel.build(values, [None] * 3)
+    kernel.place(buffer, 7, 1)
+    batch = RecordBatch(buffer)
+    ids = [41, 42, 43]
+    tag = tag_of(0, 7) if qos else 0
+    packed = struct.pack("<3Q", *ids)
+    whole, _ = kernel.blip_deliver(version, b"topic", qos, batch.buffer, 0, 3, tag, packed, 0)
+    session = BlipSession.__new__(BlipSession)
+    session._layout = version
+    subscription = SimpleNamespace(qos=qos, topic_name=b"topic")
+    pieces = list(session._pieces(cast(Subscription, subscription), 0, batch, 0, 3, ids))
+    assert b"".join(pieces) == whole
+    assert any(isinstance(piece, memoryview) for piece in pieces), "the large value is not copied"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_large_message_is_delivered_whole(version: int, sim: SimBroker) -> None:
+    large = bytes(range(256)) * (3 << 12)
+    peer = ready(sim, version)
+    subscription = subscribed(peer, b"t")
+    asked = codec.poll(1, subscription) if version == 1 else b""
+    assert values_of(peer.exchange(publish(b"t", large)) + peer.exchange(asked)) == [large]
+    assert values_of(peer.exchange(publish(b"t", b"small")) + peer.exchange(asked)) == [b"small"]
 
 
 def test_a_qos0_publish_stays_qos0_for_a_qos1_subscription(sim: SimBroker) -> None:

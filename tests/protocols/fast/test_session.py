@@ -440,3 +440,10 @@ def test_a_subject_with_the_name_of_a_limited_key_may_no_more_than_it(sim: FastS
     assert peer.ask(codec.subscribe(reader, topic_id(b"secret")))[0].code == errors.FORBIDDEN
     assert peer.ask(codec.subscribe(reader, DEMO))[0].code == 0
     assert peer.session.principal_name == "(token) reader"
+
+
+def test_a_large_message_is_delivered_whole_behind_the_same_head() -> None:
+    large = bytes(range(256)) * (3 << 12)
+    peer = FastSim().peer(codec.create(token(), b"demo"), codec.subscribe(token(), DEMO))
+    peer.feed(publish(token(), b"small", large, b"last"))
+    assert peer.got() == [b"small", large, b"last"]

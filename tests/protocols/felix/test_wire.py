@@ -178,7 +178,8 @@ def test_frames_that_become_smaller_are_packed_and_others_not() -> None:
     large, small = codec.frame(b"a" * 1000, frames.EVENTS), codec.frame(b"b" * 10, frames.EVENTS)
     dense = codec.frame(bytes(range(256)), frames.EVENTS | frames.OFFSETS)
     packed = codec.frame(codec.pack(b"a" * 1000), frames.EVENTS | frames.ZSTD)
-    assert codec.packed(large + small + dense, 256) == packed + small + dense
+    assert codec.packed(large + small + dense, 256, 1_000) == packed + small + dense
+    assert codec.packed(large + small + dense, 256, 999) == large + small + dense, "the loop has no time for so much"
 
 
 def test_errors_never_say_more_than_they_may() -> None:

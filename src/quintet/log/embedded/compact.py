@@ -5,7 +5,6 @@ durable, and renames it over the first of them: at every moment there is one com
 off the loop thread and never touch the active segment.
 """
 
-import struct
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -31,9 +30,8 @@ from quintet.log.embedded.files.segment import (
 from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.log.embedded.partitions.shared import Shared
 from quintet.log.embedded.recovery.directories import segment_bases
-from quintet.model.batch import RecordBatch, Row
+from quintet.model.batch import RecordBatch, Row, set_span
 
-SPAN_AT: Final = 28  # in a batch header
 AGING_JOBS_MAX: Final = 2  # of four disk threads: appends do not wait behind thousands of idle partitions
 ROLLS_PER_RETENTION: Final = 4  # a segment takes records for this share of their age: none stays much longer than that
 ROLL_US_MIN: Final = 60_000_000
@@ -282,9 +280,9 @@ def _survey(disk: Disk, segment: Segment, latest: dict[bytes, int]) -> bool:
                 return False
             for position, length, _, _, _ in part.entries:
                 batch = part.data[position : position + length]
-                for row in kernel.rows(batch, 0, RecordBatch(batch).count):
-                    if row[2] is not None:
-                        latest[row[2]] = max(row[0], latest.get(row[2], -1))
+                for offset, _, key, _, _, _, _ in kernel.rows(batch, 0, RecordBatch(batch).count):
+                    if key is not None:
+                        latest[key] = max(offset, latest.get(key, -1))
     finally:
         disk.close(handle)
     return True
@@ -353,12 +351,12 @@ class _Rewriter:
         self._held = None
 
     def _keeps(self, row: Row) -> bool:
-        offset, time, key, value = row[:4]
+        offset, time, key, value, _, expiry, _ = row
         if key is None:
             return True
         if self._latest[key] != offset:
             return False
-        return time >= self._tombstones_before if value is None else not 0 < row[5] <= self._now
+        return time >= self._tombstones_before if value is None else not 0 < expiry <= self._now
 
     def finish(self) -> None:
         """Durable beside the old files, then in the place of the first; the others are contained in it and go."""
@@ -368,8 +366,7 @@ class _Rewriter:
             # for it is a tombstone, or what overrides it is still there.
             self._held = kernel.select(self._newest, [RecordBatch(self._newest).count - 1])
         if self._held is not None:
-            span = made.next_offset - RecordBatch(self._held).base_offset
-            struct.pack_into("<I", self._held, SPAN_AT, span)
+            set_span(self._held, made.next_offset - RecordBatch(self._held).base_offset)
         self._write_held()
         disk.fdatasync(self._handle)
         disk.close(self._handle)

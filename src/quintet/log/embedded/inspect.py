@@ -167,13 +167,13 @@ def _verify(disk: Disk, directory: str, summary: Summary) -> Iterator[Finding]:
 def _names(disk: Disk, directory: str) -> dict[int, str]:
     """Topics by their rows, as far as these can be read."""
     rows: dict[bytes, tuple[int, str]] = {}
-    for _, _, row in dump(disk, directory, TOPICS_TABLE):
+    for _, _, (_, _, key, value, *_) in dump(disk, directory, TOPICS_TABLE):
         try:
-            found = json.loads(row[3]) if row[3] is not None else None
+            found = json.loads(value) if value is not None else None
             if found is None:
-                rows.pop(row[2] or b"", None)
+                rows.pop(key or b"", None)
             else:
-                rows[row[2] or b""] = (int(found["id"]), str(found["name"]))
+                rows[key or b""] = (int(found["id"]), str(found["name"]))
         except (ValueError, KeyError, TypeError):
             continue
     return dict(rows.values())

@@ -11,6 +11,8 @@ from quintet.protocols.blipmq.frames import (
     ACK,
     ACK_FRAME,
     AUTH,
+    DELIVER,
+    DELIVER_HEAD,
     FRAME_BYTES_MIN,
     HEADER,
     HELLO,
@@ -20,6 +22,8 @@ from quintet.protocols.blipmq.frames import (
     PING,
     POLL,
     PONG,
+    PUBLISH,
+    PUBLISH_HEAD,
     SUBSCRIBE,
     U16,
     U64,
@@ -91,6 +95,16 @@ def ack(correlation_id: int, subscription_id: int) -> bytes:
 def nack(correlation_id: int, code: int, text: str) -> bytes:
     message = text.encode()[:1024]
     return NACK_HEAD.pack(13 + len(message), NACK, correlation_id, code, len(message)) + message
+
+
+def delivery_head(layout: int, topic: bytes, qos: int, correlation_id: int, size: int) -> bytes:
+    """What stands before a message of `size` bytes in the frame that delivers it: PUBLISH in version 1, DELIVER from 2 on,
+    whose correlation id is its tag. The kernel writes whole frames; this is for a message that is too large to be copied."""
+    if layout == 1:
+        kind, head = PUBLISH, PUBLISH_HEAD.pack(qos, len(topic)) + topic
+    else:
+        kind, head = DELIVER, DELIVER_HEAD.pack(qos, correlation_id, len(topic)) + topic
+    return HEADER.pack(FRAME_BYTES_MIN + len(head) + size, kind, correlation_id) + head
 
 
 def word(correlation_id: int, what: int, subscription_id: int, argument: int) -> bytes:

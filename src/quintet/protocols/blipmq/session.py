@@ -14,6 +14,7 @@ is pushed there from its first credit on, not from its SUBSCRIBE on.
 """
 
 import struct
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from quintet.delivery.subscription import Subscription
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
-from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, STALL, WAIT, Link, Replies, Slot
+from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, LARGE_BYTES, STALL, WAIT, Link, Replies, Slot, in_pieces
 from quintet.protocols.blipmq import codec, errors, frames
 from quintet.protocols.blipmq.mapping import offset_of, origin_of, tag_of
 
@@ -170,7 +171,11 @@ class BlipSession:
 
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         assert isinstance(subscription, Subscription)
-        self._replies.push(self._encode(subscription, partition, batch, first, last, b""))
+        if in_pieces(batch, first, last):
+            for piece in self._pieces(subscription, partition, batch, first, last, ()):
+                self._replies.push(piece)
+        else:
+            self._replies.push(self._encode(subscription, partition, batch, first, last, b""))
 
     def congestion(self) -> int:
         if self._replies.waiting > REPLIES_WAITING_MAX:
@@ -451,21 +456,25 @@ class BlipSession:
             runs, more = subscription.poll(len(ids), self._sink, wake, POLL_BYTES_MAX)
             if more and not runs:
                 return False
-        deliveries = []
+        made: list[bytes] = []
         used = 0
         for partition, (batch, first, last) in runs:
-            packed = b"".join(map(_IDS.pack, ids[used : used + last - first]))
-            deliveries.append(self._encode(subscription, partition, batch, first, last, packed))
+            given = ids[used : used + last - first]
+            if in_pieces(batch, first, last):
+                made += self._pieces(subscription, partition, batch, first, last, given)
+            else:
+                packed = b"".join(map(_IDS.pack, given))
+                made.append(self._encode(subscription, partition, batch, first, last, packed))
             used += last - first
-        made = b"".join(deliveries)
-        if len(made) >= POLL_BYTES_MAX and used < len(ids):  # there may be more for the rest, but not all at once
+        size = sum(map(len, made))
+        if size >= POLL_BYTES_MAX and used < len(ids):  # there may be more for the rest, but not all at once
             self._polls[0] = (subscription, ids[used:], self._replies.behind(slot))
         else:
             del self._polls[0]
-        self._replies.fill(slot, made)
+        self._replies.fill(slot, made if size > LARGE_BYTES else b"".join(made))
         if self.making:
             self.making = False
-            if not made:
+            if not size:
                 self._sink.unclaim()
         return True
 
@@ -486,6 +495,20 @@ class BlipSession:
         if whole and batch.memo is not None:
             batch.memo["blipmq", qos] = data
         return data
+
+    def _pieces(
+        self, subscription: Subscription, partition: int, batch: RecordBatch, first: int, last: int, ids: Sequence[int]
+    ) -> Iterator[bytes]:
+        """As _encode, record by record; a large value is sent from where it is."""
+        qos = 0 if batch.at_most_once else subscription.qos
+        topic = subscription.topic_name
+        for index in range(first, last):
+            offset, _, _, value, _, _, _ = batch.row(index)
+            tag = tag_of(partition, offset) if qos else 0
+            id = ids[index - first] if self._layout == 1 and not qos else tag
+            yield codec.delivery_head(self._layout, topic, qos, id, len(value or b""))
+            if value:
+                yield value
 
     def _nack(self, correlation_id: int, reason: tuple[int, str]) -> None:
         self._replies.put(codec.nack(correlation_id, *reason))

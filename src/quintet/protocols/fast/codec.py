@@ -50,7 +50,12 @@ def extend(version: int = frames.VERSION) -> bytes:
 
 
 def message(topic: int, payload: bytes) -> bytes:
-    return frames.MESSAGE_HEAD.pack(frames.MESSAGE, topic, len(payload)) + payload
+    return message_head(topic, len(payload)) + payload
+
+
+def message_head(topic: int, size: int) -> bytes:
+    """What stands before a payload of `size` bytes, which may be too large to be copied."""
+    return frames.MESSAGE_HEAD.pack(frames.MESSAGE, topic, size)
 
 
 def key_update(topic: int, key: bytes) -> bytes:

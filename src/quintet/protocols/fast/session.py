@@ -31,7 +31,7 @@ from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, ShuttingDown
 from quintet.model.rate import Bucket
 from quintet.model.tasks import start
-from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, act_on
+from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, act_on, in_pieces
 from quintet.protocols.fast import codec, errors, frames
 from quintet.protocols.fast.mapping import origin_of, topic_id
 
@@ -295,6 +295,12 @@ class FastSession:
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
         """MESSAGE packets. A whole batch looks the same to every subscriber: it is encoded once."""
         assert isinstance(subscription, Subscription)
+        if in_pieces(batch, first, last):
+            for index in range(first, last):
+                value = batch.row(index)[3] or b""
+                self._replies.push(codec.message_head(topic_id(subscription.topic_name), len(value)))
+                self._replies.push(value)
+            return
         whole = first == 0 and last == batch.count
         if whole and batch.memo is not None and (found := batch.memo.get("fast")) is not None:
             self._replies.push(found)

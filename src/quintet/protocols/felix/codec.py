@@ -648,13 +648,13 @@ def unpack(payload: bytes, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def packed(frames: bytes, least: int) -> bytes:
-    """Event frames with those payloads packed that become smaller by it."""
+def packed(frames: bytes, least: int, most: int) -> bytes:
+    """Event frames with those payloads of least..most bytes packed that become smaller by it."""
     out, at = [], 0
     while at < len(frames):
         _, _, flags, size = HEADER.unpack_from(frames, at)
         end = at + HEADER.size + size
-        small = pack(frames[at + HEADER.size : end]) if size >= least else b""
+        small = pack(frames[at + HEADER.size : end]) if least <= size <= most else b""
         out.append(frame(small, flags | ZSTD) if small and len(small) < size else frames[at:end])
         at = end
     return b"".join(out)

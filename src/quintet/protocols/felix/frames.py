@@ -178,6 +178,7 @@ BARRED_TARGETS_MAX: Final = (
     64  # topics that one stream may try to publish to without the right, where nobody waits for an answer
 )
 ZSTD_BYTES_MIN: Final = 256  # of an event frame's payload: below it, packing does not pay
+ZSTD_BYTES_MAX: Final = limits.MIB  # above it, packing would keep the loop too long: 4 to 7 ms a MiB
 DELAY_MS_MAX: Final = 30 * 86_400_000  # of a message that is given back
 TTL_MS_MAX: Final = 1 << 53  # 285,000 years: what no number of JavaScript exceeds
 PARTITION_SHIFT: Final = 48

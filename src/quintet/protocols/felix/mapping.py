@@ -348,7 +348,7 @@ class EventStream(Feed):
         if omitted:
             return self._with_notices(partition, batch, data, omitted)
         if dialect.zstd:
-            data = codec.packed(data, frames.ZSTD_BYTES_MIN)
+            data = codec.packed(data, frames.ZSTD_BYTES_MIN, frames.ZSTD_BYTES_MAX)
         if whole and batch.memo is not None:
             batch.memo[kind] = data
         return data

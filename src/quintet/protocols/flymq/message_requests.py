@@ -18,6 +18,9 @@ FETCH_RECORDS_DEFAULT: Final = 10  # when the request asks for none
 FETCH_RECORDS_MAX: Final = 100_000
 FETCH_BYTES_MAX: Final = 4 << 20  # of one reply, unless one message alone is larger
 SCAN_RECORDS_MAX: Final = 1_000  # looked at by one request with a filter
+EXPIRED_MAX: Final = (
+    16  # passed over in search of a record that is alone in its answer; the kernel passes over any number
+)
 OFFSET_MAX: Final = (1 << 63) - 1  # the log counts this far; the wire could ask for more
 WAIT_MS_MAX: Final = 30_000
 TTL_MS_MAX: Final = 10 * 365 * 86_400_000
@@ -87,9 +90,14 @@ def _fetch(call: Call, ask: Values) -> Values | None:
         return {"messages": [], "next_offset": offset}
     now = call.broker.scheduler.now  # of the answer: the request may have waited
 
-    def encode(batches: list[RecordBatch]) -> bytes:
+    def encode(batches: list[RecordBatch]) -> Values | bytes:
         buffers = [batch.buffer for batch in batches]
         start = max(offset, partition.start) if buffers else offset
+        if buffers and batches[0].length > size and (alone := _alone(batches[0], start, size, now())) is not None:
+            row, following = alone
+            at, _, key, value, _, _, _ = row
+            call.given = [(at, at + 1)]
+            return {"messages": [{"offset": at, "key": key or b"", "value": value or b""}], "next_offset": following}
         reply, count, last = kernel.fly_fetch(buffers, start, most, size, now(), call.code, frames.BINARY, sdk)
         call.given = [(start, last)] if count else []
         return codec.frame(call.code, reply[frames.HEADER_BYTES :], call.accept) if call.accept else reply
@@ -121,6 +129,19 @@ def _filtered(call: Call, matches: list[reads.Match], following: int) -> Values:
     messages = ({"offset": offset, "key": key or b"", "value": value or b""} for offset, key, value in matches)
     call.given = reads.ranges([offset for offset, _, _ in matches])
     return {"messages": messages, "next_offset": following}
+
+
+def _alone(batch: RecordBatch, start: int, size: int, now: int) -> tuple[Row, int] | None:
+    """The first record from `start` on and where to go on behind it, if it fills an answer of `size` bytes alone. Its value
+    is sent from where it is: a copy of 31 MiB takes 60 ms."""
+    first = batch.index_of(start)
+    for index in range(first, min(first + EXPIRED_MAX, batch.count)):
+        row = batch.row(index)
+        offset, _, key, value, _, expiry, _ = row
+        if not (expiry and expiry <= now):
+            following = offset + 1 if index + 1 < batch.count else batch.next_offset
+            return (row, following) if len(key or b"") + len(value or b"") >= size else None
+    return None
 
 
 def _peek(call: Call, ask: Values) -> None:

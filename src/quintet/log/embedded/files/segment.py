@@ -18,11 +18,10 @@ from typing import Final, NamedTuple
 from quintet import kernel
 from quintet.log.embedded.files.disk import Disk, replace_file
 from quintet.model import limits
-from quintet.model.batch import LINK_BYTES, SPARSE, RecordBatch
+from quintet.model.batch import BATCH_MAGIC, LINK_BYTES, RecordBatch, crc_of, is_sparse, length_of
 
 HEADER_BYTES: Final = limits.SEGMENT_HEADER_BYTES
 FORMAT_VERSION: Final = 2  # of a chained segment; one that is not is still written as 1
-BATCH_MAGIC: Final = b"QRB1"
 SALVAGE_STARTS: Final = 256  # places looked at to find a lost seed
 SCAN_WINDOW_BYTES: Final = 4 * limits.MIB  # read at once while scanning
 _MAGIC: Final = b"QNTSEG1\0"
@@ -178,7 +177,7 @@ def _solve_seed(batch: bytes) -> int:
     """The start value that gives a batch its checksum: the checksum is linear in it, so 32 equations over bits."""
     body = batch[8:]
     zero = kernel.crc32c(body, 0)
-    target = _U32.unpack_from(batch, 4)[0] ^ zero
+    target = crc_of(batch) ^ zero
     reduced: list[tuple[int, int]] = []  # (what the checksum changes by, which bits of the start value do that)
     for bit in range(32):
         effect, cause = kernel.crc32c(body, 1 << bit) ^ zero, 1 << bit
@@ -430,7 +429,7 @@ def _adjacent(series: list[Entry], data: bytes) -> Iterator[list[Entry]]:
         end, following = series[0][0], series[0][2]
         count = 0
         for position, length, base, span, _ in series:
-            if position != end or (base != following and not _sparse(data, position)):
+            if position != end or (base != following and not is_sparse(data, position)):
                 break
             end, following = position + length, base + span
             count += 1
@@ -438,14 +437,10 @@ def _adjacent(series: list[Entry], data: bytes) -> Iterator[list[Entry]]:
         series = series[count:]
 
 
-def _sparse(data: bytes | bytearray, position: int) -> bool:
-    return bool(struct.unpack_from("<H", data, position + 14)[0] & SPARSE)
-
-
 def continuous(data: bytes | bytearray, entries: list[Entry], expected: int) -> tuple[list[Entry], int, int | None]:
     """The entries that continue each other exactly, what is expected behind them, and where continuity broke."""
     for number, (position, _, base, span, _) in enumerate(entries):
-        if base != expected and (base < expected or not _sparse(data, position)):
+        if base != expected and (base < expected or not is_sparse(data, position)):
             return entries[:number], expected, position
         expected = base + span
     return entries, expected, None
@@ -454,8 +449,7 @@ def continuous(data: bytes | bytearray, entries: list[Entry], expected: int) -> 
 def _claimed_length(data: bytes, position: int) -> int:
     if position + 12 > len(data):
         return len(data) + limits.BATCH_HEADER_BYTES
-    length: int = struct.unpack_from("<I", data, position + 8)[0]
-    return position + length
+    return position + length_of(data, position)
 
 
 def all_zero(data: bytes) -> bool:

@@ -6,11 +6,11 @@ file ends within it, a sector of it was never written and reads as zeros, or its
 so is what one flipped bit explains, although it has zeros of its own.
 """
 
-import struct
 from typing import Final
 
 from quintet import kernel
 from quintet.model import limits
+from quintet.model.batch import crc_of, length_of, set_length, span_of
 
 SECTOR_BYTES: Final = 512  # disks write these whole or not at all
 END_BYTES_MIN: Final = 32  # so many zeros at the end of a batch: its end was not written. Keys and links are no zeros
@@ -18,17 +18,13 @@ TRACE_BYTES_MIN: Final = 8  # fewer bytes that are not zero were no batch: somet
 SPAN_MAX: Final = 1 << 20  # offsets that a batch which does not check out is believed to have had
 EXPLAINED_BYTES_MAX: Final = 256 * limits.KIB  # of a batch in which the flipped bit is looked for: a second of a core
 
-_LENGTH_AT: Final = 8
-_SPAN_AT: Final = 28
-_U32: Final = struct.Struct("<I")
-
 
 def is_torn(rest: bytes, position: int, seed: int) -> bool:
     """Is this what an unfinished write left? `rest` is all that the file has from `position` on."""
     written = rest.rstrip(b"\0")
     if len(written) - written.count(0) < TRACE_BYTES_MIN or len(rest) < limits.BATCH_HEADER_BYTES:
         return True
-    length: int = _U32.unpack_from(rest, _LENGTH_AT)[0]
+    length = length_of(rest)
     if _length_flipped(rest, len(written), length, seed):
         return False
     if not limits.BATCH_HEADER_BYTES <= length <= limits.BATCH_BYTES_MAX or length % 8:
@@ -42,7 +38,7 @@ def is_torn(rest: bytes, position: int, seed: int) -> bool:
 
 def claimed_span(rest: bytes) -> int:
     """How many offsets a batch that does not check out had, if what it says can be true; 1 otherwise."""
-    span: int = _U32.unpack_from(rest, _SPAN_AT)[0]
+    span = span_of(rest)
     return span if 1 <= span <= SPAN_MAX else 1
 
 
@@ -63,7 +59,7 @@ def _length_flipped(rest: bytes, written: int, length: int, seed: int) -> bool:
         candidate = length ^ (1 << bit)
         if max(written, limits.BATCH_HEADER_BYTES) <= candidate <= min(written + SECTOR_BYTES, len(rest)):
             batch = bytearray(rest[:candidate])
-            _U32.pack_into(batch, _LENGTH_AT, candidate)
+            set_length(batch, candidate)
             if kernel.check(batch, 0, seed) == candidate:
                 return True
     return False
@@ -72,7 +68,7 @@ def _length_flipped(rest: bytes, written: int, length: int, seed: int) -> bool:
 def _bit_flipped(batch: bytes, seed: int) -> bool:
     """Does one flipped bit explain the checksum? It is linear: each bit changes it by a value that depends only on how many
     bytes follow."""
-    difference = _U32.unpack_from(batch, 4)[0] ^ kernel.crc32c(memoryview(batch)[8:], seed)
+    difference = crc_of(batch) ^ kernel.crc32c(memoryview(batch)[8:], seed)
     if difference & (difference - 1) == 0:  # one bit of the checksum itself, or of the magic, which it does not cover
         return True
     nothing = kernel.crc32c(b"\0")

@@ -3,19 +3,17 @@
 Shared by partitions on disk and in memory. What merging does to bytes is the kernel's affair; this only chooses.
 """
 
-import struct
 from typing import Final
 
 from quintet import kernel
 from quintet.log.base import Appended
 from quintet.model import limits
-from quintet.model.batch import SPARSE
+from quintet.model.batch import SPARSE, kind_of
 from quintet.model.scheduler import Scheduler, raise_soon
 
 MERGE_INPUT_BYTES_MAX: Final = 64 * limits.KIB  # a larger batch goes as it is: copying it would cost more than it saves
 MERGE_OUTPUT_BYTES_MAX: Final = limits.MIB
 
-_KIND: Final = struct.Struct("<HH32xQ")  # flags and columns, at 12; producer_id, at 48
 
 Pending = tuple[bytearray, Appended | None, int]
 
@@ -44,7 +42,7 @@ def merge_groups(pending: list[Pending]) -> list[list[Pending]]:
     for item in pending:
         batch = item[0]
         size = len(batch)
-        flags, columns, producer = _KIND.unpack_from(batch, 12)
+        flags, columns, producer = kind_of(batch)
         mergeable = size <= MERGE_INPUT_BYTES_MAX and not columns & SPARSE and not producer
         if mergeable and flags == kind and size <= room:
             groups[-1].append(item)

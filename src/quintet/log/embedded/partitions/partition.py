@@ -8,7 +8,6 @@ touches only the files. Reading is in reader.py, recovery in recovery/directorie
 """
 
 import os
-import struct
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +23,7 @@ from quintet.log.embedded.partitions.shared import Shared, TailCache
 from quintet.log.embedded.partitions.writer import ZERO_FILL_WRITE_BYTES_MAX, Chunk, Outcome, Writer
 from quintet.log.embedded.recovery.directories import Mark, Opened
 from quintet.model import limits
-from quintet.model.batch import LINK_BYTES, RecordBatch
+from quintet.model.batch import LINK_BYTES, RecordBatch, span_of
 from quintet.model.clocks import following
 from quintet.model.errors import CorruptData, PartitionFailed, ShuttingDown, StorageError, StorageFull
 from quintet.model.scheduler import call_each
@@ -35,8 +34,6 @@ PROBE_INTERVAL_US: Final = 1_000_000  # how often a full disk is tried again
 IDLE_CLOSE_US: Final = 10_000_000  # a file nobody wrote to for this long is synced and closed: handles are few
 IDLE_CLOSE_OS_US: Final = 60_000_000  # of "os" topics: by then the system has written it, and the sync has little to do
 READ_NOW_BYTES: Final = 4 * limits.MIB
-
-_SPAN: Final = struct.Struct("<I")  # at 28
 
 
 class FilePartition:
@@ -129,7 +126,7 @@ class FilePartition:
         if size > limits.BATCH_BYTES_MAX - LINK_BYTES:
             raise StorageError(f"a batch of {size} bytes is too large for one append", hint="split it")
         base = self._end
-        self._end = base + _SPAN.unpack_from(batch, 28)[0]
+        self._end = base + span_of(batch)
         self._pending_bytes += size
         self._shared.unsynced += size
         self._pending.append((batch, done, base))

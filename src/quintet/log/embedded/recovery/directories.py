@@ -13,7 +13,6 @@ from quintet import kernel
 from quintet.log.base import TopicFiles
 from quintet.log.embedded.files.disk import Disk
 from quintet.log.embedded.files.segment import (
-    BATCH_MAGIC,
     HEADER_BYTES,
     Damage,
     Gap,
@@ -30,7 +29,7 @@ from quintet.log.embedded.files.segment import (
 )
 from quintet.log.embedded.files.torn import claimed_span, is_torn
 from quintet.model import limits
-from quintet.model.batch import LINK_BYTES, RecordBatch
+from quintet.model.batch import BATCH_MAGIC, LINK_BYTES, RecordBatch
 from quintet.model.errors import DataDirError
 
 
