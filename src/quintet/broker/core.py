@@ -1,8 +1,20 @@
-"""Joins the parts of the broker and gives the doors their verbs: log in, publish, subscribe, find a subscription.
+"""Joins the parts of the broker and gives the doors their verbs.
 
-A session starts here: who is this, where does this publish go, subscribe, find my subscription. Parts that one protocol
-needs (queues, peers, caches, groups ...) are attributes of the broker. Late results (durability, disk) come through the sink. The broker owns topics, subscriptions and access; it has
-no thread, no clock of its own, and sees no protocol's bytes.
+What every door needs is a verb of `Broker`, and a door that needs no more (examples/line_door.py) asks nothing else:
+
+    who         authenticate (API key), users.authenticate_password, tokens and tenant_tokens (tokens); then access.current
+                with the identity, whenever access.epoch is another one (protocols/base.py)
+    publish     publish_target -> Topic.publish; overloaded
+    subscribe   subscribe (kept), listen (for the life of a connection), subscription, leave
+    settle      Subscription.ack, nack, working, grant
+    fetch       Subscription.poll, or reads by offset: topics.find -> broker/topics/reads.py, wait_for
+
+What one protocol needs more is asked of a part, which is an attribute of the broker: groups, claims, transactions, delays, dead,
+producers, schemas, users, keys and audit (FlyMQ), queues (Fast), peers (peerbus), caches, claims and tenants (Felix). Long work
+goes through slices and elsewhere, refusals that only a session sees through audit.record.
+
+Late results (durability, disk) come through the sink. The broker owns topics, subscriptions and access; it has no thread, no
+clock of its own, and sees no protocol's bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -92,6 +104,7 @@ class BrokerOptions:
     tenants: Mapping[str, TenantQuota] = field(default_factory=dict)
     keep_rejected: bool = False  # what a schema refuses goes to the dead letters, too
     entropy: Entropy = no_entropy
+    doors: frozenset[str] = frozenset()  # what the origins of records begin with: no client may call itself one of them
 
 
 class Broker:
@@ -104,6 +117,7 @@ class Broker:
         self.scheduler = scheduler
         self.clock = WallClock(scheduler.now(), scheduler.monotonic())
         self._report = report
+        self.doors = options.doors
         self.access = Access(dead_letter_suffix=options.dead_letter_suffix)
         self.access.on_refused = self._refused
         self.tokens = Tokens()  # refuses every token until set_tokens
@@ -323,20 +337,37 @@ class Broker:
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 
-    def subscribe(self, principal: Principal, name: bytes, qos: int, sink: Sink, token: object, peer: str = "") -> None:
-        """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart."""
+    def subscribe(
+        self,
+        principal: Principal,
+        name: bytes,
+        qos: int,
+        sink: Sink,
+        token: object,
+        peer: str = "",
+        door: str = "blipmq",
+    ) -> None:
+        """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart. `door` is who
+        the audit names."""
         self.access.require(principal, "subscribe", text_of(name), peer)
         topic = self.topics.ensure(name, durable=qos > 0)
-        topic.after(partial(self._subscribe, principal, topic, qos, sink, token))
+        topic.after(partial(self._subscribe, principal, topic, qos, door, sink, token))
 
     def _subscribe(
-        self, principal: Principal, topic: Topic, qos: int, sink: Sink, token: object, error: Exception | None
+        self,
+        principal: Principal,
+        topic: Topic,
+        qos: int,
+        door: str,
+        sink: Sink,
+        token: object,
+        error: Exception | None,
     ) -> None:
         made: list[Subscription] = []
         if error is None:
             try:
                 done = partial(self._subscribed, sink, token, made)
-                made.append(self.subscriptions.create(principal.name, topic, qos, done))
+                made.append(self.subscriptions.create(principal.name, topic, qos, done, door=door))
             except QuintetError as refused:
                 error = refused
         if error is not None:
@@ -345,6 +376,33 @@ class Broker:
     @staticmethod
     def _subscribed(sink: Sink, token: object, made: list[Subscription], error: Exception | None) -> None:
         sink.completed(token, made[0], error)
+
+    def listen(
+        self, principal: Principal, name: bytes, qos: int, sink: Sink, token: object, peer: str = "", *, door: str
+    ) -> None:
+        """A subscription to what comes from now on, for the life of a connection: `sink.completed(token, subscription, error)`
+        in a later turn, then its reader attaches it. `leave` ends it."""
+        self.access.require(principal, "subscribe", text_of(name), peer)
+        topic = self.topics.ensure(name, durable=True)
+        topic.after(partial(self._listen, principal.name, topic, qos, door, sink, token))
+
+    def _listen(
+        self, owner: str, topic: Topic, qos: int, door: str, sink: Sink, token: object, error: Exception | None
+    ) -> None:
+        made: Subscription | None = None
+        if error is None:
+            try:
+                made = self.subscriptions.transient(owner, topic, door=door, qos=qos)
+            except QuintetError as refused:
+                error = refused
+        self.scheduler.soon(partial(sink.completed, token, made, error))
+
+    def leave(self, subscription: Subscription, sink: Sink) -> None:
+        """Its reader is gone, or may not read it any more: what it had in flight is due again, and a subscription for the life
+        of a connection ends."""
+        subscription.detach(sink)
+        if subscription.id < 0 and self.subscriptions.find(subscription.owner, subscription.id) is subscription:
+            self.subscriptions.remove(subscription)
 
     def subscription(self, principal: Principal, id: int) -> Subscription | None:
         """This principal's subscription of that id, if it may still read its topic."""
