@@ -17,12 +17,13 @@ import quintet
 from quintet.client.links.fast import Queues
 from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.config import DEV_PEERBUS_SECRET
+from quintet.protocols.doors import FLIGHT, PROTOCOLS
 from tests.client.server import Server, running
 from tests.flight.client import Client
 
 TOPIC = "peerbus/bob"
 MESSAGES = 25  # by each door
-DOORS = ("blipmq", "flymq", "fast", "peerbus", "felix", "flight")
+DOORS = (*PROTOCOLS, FLIGHT)
 WAIT_S = 30.0
 
 

@@ -16,6 +16,7 @@ from quintet.protocols.peerbus.door import PEERBUS, PEERBUS_TCP
 Doors = tuple[Door[Any], ...]
 
 DOORS: Final[Doors] = (BLIPMQ, FLYMQ, FLYMQ_SDK, FAST, PEERBUS, PEERBUS_TCP, FELIX)
+PROTOCOLS: Final = tuple(dict.fromkeys(door.protocol for door in DOORS))
 FLIGHT: Final = "flight"
 
 
