@@ -1,20 +1,26 @@
 """Joins the parts of the broker and gives the doors their verbs.
 
-What every door needs is a verb of `Broker`, and a door that needs no more (examples/line_door.py) asks nothing else:
+A session asks what is listed here, and nothing else of the broker (tests/broker/test_broker.py compares). A door that needs no more
+than the first row is examples/line_door.py.
 
-    who         authenticate (API key), users.authenticate_password, tokens and tenant_tokens (tokens); then access.current
-                with the identity, whenever access.epoch is another one (protocols/base.py)
-    publish     publish_target -> Topic.publish; overloaded
-    subscribe   subscribe (kept), listen (for the life of a connection), subscription, leave
-    settle      Subscription.ack, nack, working, grant
-    fetch       Subscription.poll, or reads by offset: topics.find -> broker/topics/reads.py, wait_for
+    every     access, audit, authenticate, doors, draining, leave, listen, overloaded, publish_target, scheduler, subscribe, subscription
+    flymq     create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys, producers,
+              reject, schemas, slices, topics, transactions, users, wait_for
+    fast      queues, tokens
+    peerbus   peers
+    felix     caches, claims, elsewhere, groups, publishes_dropped, slices, subscriptions, tenant_tokens, tenants, topics
 
-What one protocol needs more is asked of a part, which is an attribute of the broker: groups, claims, transactions, delays, dead,
-producers, schemas, users, keys and audit (FlyMQ), queues (Fast), peers (peerbus), caches, claims and tenants (Felix). Long work
-goes through slices and elsewhere, refusals that only a session sees through audit.record.
+In the words of a door:
 
-Late results (durability, disk) come through the sink. The broker owns topics, subscriptions and access; it has no thread, no
-clock of its own, and sees no protocol's bytes.
+    log in        authenticate with a key; users.authenticate_password; queues.bearer and tenant_tokens.verify with a token. Then
+                  access.current with the identity, whenever access.epoch is another one (protocols/base.py)
+    publish       publish_target, then Topic.publish
+    subscribe     subscribe is kept over restarts, listen is for the life of a connection; both say the door's name to the audit
+    acknowledge   subscription, then Subscription.ack, nack, working
+    fetch         subscription, then Subscription.poll; by offset topics.find, then broker/topics/reads.py, and wait_for
+
+Parts (queues, peers, caches, groups ...) are attributes. Late results (durability, disk) come through the sink. The broker owns
+topics, subscriptions and access; it has no thread, no clock of its own, and sees no protocol's bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
