@@ -1,5 +1,6 @@
 """The rows of the FlyMQ door, one for each dialect: their options, their rights, how their sessions are made."""
 
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Final, Literal
 
@@ -15,12 +16,24 @@ from quintet.protocols.flymq.session import FlyOptions, FlySession
 from quintet.protocols.options import Bytes, Port, TcpListener
 
 _OPERATIONS: Final = (*HANDLERS, frames.PRODUCE, frames.AUTH)
-_RIGHTS: Final = {code: operation.right for code, operation in frames.OPERATIONS.items()}
 # For whom each dialect is: a client of the other one cannot read its answers.
 _CLIENTS: Final = {
     "document": "clients written from FlyMQ's document, and Quintet's own",
     "sdk": "the published Go and Python clients of FlyMQ (pyflymq)",
 }
+
+
+class _Rights(Mapping[int, str]):
+    """The rights in the rows of the operations, where sessions read them, too."""
+
+    def __getitem__(self, code: int) -> str:
+        return frames.OPERATIONS[code].right
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(frames.OPERATIONS)
+
+    def __len__(self) -> int:
+        return len(frames.OPERATIONS)
 
 
 class FlymqListener(TcpListener):
@@ -90,7 +103,7 @@ FLYMQ: Final = Door(
     about="The FlyMQ door.",
     options=FlymqListener,
     operations=_OPERATIONS,
-    rights=_RIGHTS,
+    rights=_Rights(),
     open=_open,
     dev_lines=_dev_lines,
     ready=partial(_ready, "flymq"),
@@ -102,7 +115,7 @@ FLYMQ_SDK: Final = Door(
     about="The FlyMQ door again, in the dialect of the published clients.",
     options=FlymqSdkListener,
     operations=_OPERATIONS,
-    rights=_RIGHTS,
+    rights=_Rights(),
     open=_open,
     dev={"enabled": True},
     dev_lines=_sdk_dev_lines,
