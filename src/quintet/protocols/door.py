@@ -7,11 +7,13 @@ the row. A door says how sessions are made; sockets, TLS, QUIC and WebSocket fra
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from quintet.broker.core import Broker
 from quintet.model.rights import check_rights
 from quintet.protocols.options import Listener
+
+if TYPE_CHECKING:
+    from quintet.broker.core import Broker
 
 O = TypeVar("O", bound=Listener)  # noqa: E741  # the options of a door
 
@@ -58,8 +60,9 @@ class Door(Generic[O]):
     operations: Collection[Any]
     rights: Mapping[Any, str]
     """Operation -> a word of model/rights.py. No door opens while an operation of any of them has none."""
-    open: Callable[[Broker, O], MakeSession]
-    """Called once when the door opens: what sessions share is made here. The result makes a session for each connection."""
+    open: Callable[["Broker", O], MakeSession]
+    """Called once when the door opens: what sessions share is made here. The result makes a session for each connection. It
+    imports its session itself, because commands that only read the configuration need the rows and no sessions."""
     transport: Transport = "tcp"
     dev: Mapping[str, object] = field(default_factory=dict)
     """Options that `--dev` sets where nothing else does."""

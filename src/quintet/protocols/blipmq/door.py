@@ -1,16 +1,17 @@
 """The row of the BlipMQ door: its options, its rights, how its sessions are made."""
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
-from quintet.broker.core import Broker
 from quintet.model import limits
-from quintet.protocols.base import Link
 from quintet.protocols.blipmq import frames
-from quintet.protocols.blipmq.session import BlipSession
 from quintet.protocols.door import Development, Door, MakeSession
 from quintet.protocols.options import Bytes, Port, TcpListener
+
+if TYPE_CHECKING:
+    from quintet.broker.core import Broker
+    from quintet.protocols.base import Link, Session
 
 
 class BlipmqListener(TcpListener):
@@ -22,10 +23,12 @@ class BlipmqListener(TcpListener):
     )
 
 
-def _open(broker: Broker, options: BlipmqListener) -> MakeSession:
+def _open(broker: "Broker", options: BlipmqListener) -> MakeSession:
+    from quintet.protocols.blipmq.session import BlipSession
+
     monotonic, frame_bytes_max = broker.scheduler.monotonic, options.max_frame_bytes
 
-    def make(link: Link, peer: str, _address: str) -> BlipSession:
+    def make(link: "Link", peer: str, _address: str) -> "Session":
         return BlipSession(broker, link, monotonic(), frame_bytes_max, peer)
 
     return make

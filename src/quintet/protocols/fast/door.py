@@ -1,16 +1,17 @@
 """The row of the Fast TCP Pub/Sub door: its options, its rights, how its sessions are made."""
 
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
-from quintet.broker.core import Broker
 from quintet.model import limits
-from quintet.protocols.base import Link
 from quintet.protocols.door import Development, Door, MakeSession
 from quintet.protocols.fast import frames
-from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
 from quintet.protocols.options import Bytes, Count, Port, TcpListener
+
+if TYPE_CHECKING:
+    from quintet.broker.core import Broker
+    from quintet.protocols.base import Link, Session
 
 
 class FastListener(TcpListener):
@@ -60,7 +61,9 @@ class FastListener(TcpListener):
     )
 
 
-def _open(broker: Broker, options: FastListener) -> MakeSession:
+def _open(broker: "Broker", options: FastListener) -> MakeSession:
+    from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
+
     shared = FastDoor(
         broker,
         FastOptions(
@@ -73,7 +76,7 @@ def _open(broker: Broker, options: FastListener) -> MakeSession:
         ),
     )
 
-    def make(link: Link, peer: str, _address: str) -> FastSession:
+    def make(link: "Link", peer: str, _address: str) -> "Session":
         return FastSession(shared, link, broker.scheduler.monotonic(), peer)
 
     return make

@@ -1,16 +1,19 @@
 """The row of the Felix door: its options, its rights, how the sessions of its streams are made."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
-from quintet.broker.core import Broker
 from quintet.model import limits
 from quintet.protocols.door import Development, Door, MakeSession
 from quintet.protocols.felix import frames
-from quintet.protocols.felix.session import FelixSession, FelixStream
 from quintet.protocols.options import Bytes, Count, Port, TlsListener
+
+if TYPE_CHECKING:
+    from quintet.broker.core import Broker
+    from quintet.protocols.base import StreamSession
+    from quintet.protocols.felix.session import FelixStream
 
 
 class FelixListener(TlsListener):
@@ -74,7 +77,9 @@ class FelixListener(TlsListener):
         return self.anonymous_role if self.open else ""
 
 
-def _open(broker: Broker, options: FelixListener) -> MakeSession:
+def _open(broker: "Broker", options: FelixListener) -> MakeSession:
+    from quintet.protocols.felix.session import FelixSession
+
     chosen = frames.FelixOptions(
         frame_bytes_max=options.max_frame_bytes,
         open=options.open,
@@ -83,7 +88,7 @@ def _open(broker: Broker, options: FelixListener) -> MakeSession:
         subscriptions_max=options.subscriptions_max,
     )
 
-    def make(stream: FelixStream, peer: str, _address: str) -> FelixSession:
+    def make(stream: "FelixStream", peer: str, _address: str) -> "StreamSession":
         return FelixSession(broker, stream, broker.scheduler.monotonic(), chosen, peer)
 
     return make

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
-from quintet.broker.core import Broker
 from quintet.model import limits
-from quintet.protocols.base import Link
 from quintet.protocols.door import Development, Door, MakeSession
 from quintet.protocols.flymq import frames
-from quintet.protocols.flymq.mapping import HANDLERS
-from quintet.protocols.flymq.session import FlyOptions, FlySession
 from quintet.protocols.options import Bytes, Port, TcpListener
 
-_OPERATIONS: Final = (*HANDLERS, frames.PRODUCE, frames.AUTH)
+if TYPE_CHECKING:
+    from quintet.broker.core import Broker
+    from quintet.protocols.base import Link, Session
+
+_OPERATIONS: Final = frames.NAMES.keys() - {frames.AUTH_RESPONSE, frames.ERROR}
 # For whom each dialect is: a client of the other one cannot read its answers.
 _CLIENTS: Final = {
     "document": "clients written from FlyMQ's document, and Quintet's own",
@@ -64,8 +64,10 @@ class FlymqSdkListener(FlymqListener):
     dialect: Literal["document", "sdk"] = Field(default="sdk", description="As listeners.flymq.dialect.")
 
 
-def _open(broker: Broker, options: FlymqListener) -> MakeSession:
-    def make(link: Link, peer: str, address: str) -> FlySession:
+def _open(broker: "Broker", options: FlymqListener) -> MakeSession:
+    from quintet.protocols.flymq.session import FlyOptions, FlySession
+
+    def make(link: "Link", peer: str, address: str) -> "Session":
         chosen = FlyOptions(options.dialect, options.max_frame_bytes, options.anonymous_role, address)
         return FlySession(broker, link, broker.scheduler.monotonic(), chosen, peer)
 

@@ -1,16 +1,17 @@
 """The rows of the peerbus door, over WebSocket and in lines over TCP: their options, rights, how sessions are made."""
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
-from quintet.broker.core import Broker
 from quintet.model import limits
-from quintet.protocols.base import Link
 from quintet.protocols.door import Development, Door, MakeSession
 from quintet.protocols.options import Bytes, Count, Port, TcpListener
 from quintet.protocols.peerbus import frames
-from quintet.protocols.peerbus.session import PeerSession
+
+if TYPE_CHECKING:
+    from quintet.broker.core import Broker
+    from quintet.protocols.base import Link, Session
 
 _OPERATIONS: Final = (*frames.CONTROL, frames.ENVELOPE)
 
@@ -40,11 +41,13 @@ class PeerbusTcpListener(TcpListener):
     )
 
 
-def _open(broker: Broker, options: PeerbusListener | PeerbusTcpListener) -> MakeSession:
+def _open(broker: "Broker", options: PeerbusListener | PeerbusTcpListener) -> MakeSession:
     """Messages of a WebSocket are framed already, lines are not."""
+    from quintet.protocols.peerbus.session import PeerSession
+
     framed, most = isinstance(options, PeerbusTcpListener), options.max_frame_bytes
 
-    def make(link: Link, peer: str, _address: str) -> PeerSession:
+    def make(link: "Link", peer: str, _address: str) -> "Session":
         begun = broker.scheduler.monotonic()
         return PeerSession(broker, link, begun, framed=framed, frame_bytes_max=most, peer=peer)
 
