@@ -5,7 +5,7 @@ import pytest
 import quintet
 from quintet.client.core.errors import BadUrl
 from quintet.client.core.url import SCHEMES, parse
-from quintet.protocols.doors import DOORS, FLIGHT, PROTOCOLS
+from quintet.protocols.doors import DOORS, FLIGHT
 
 
 def test_all_parts() -> None:
@@ -24,7 +24,6 @@ def test_default_ports_are_those_of_the_doors() -> None:
     """The client loads no options of a broker, so it has a table of its own."""
     ours = {(scheme.door, scheme.port) for scheme in SCHEMES.values() if scheme.door != FLIGHT}
     assert ours <= {(door.protocol, door.port) for door in DOORS}
-    assert {door for door, _ in ours} == set(PROTOCOLS)
 
 
 def test_the_key_may_stand_alone() -> None:

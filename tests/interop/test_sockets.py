@@ -14,16 +14,16 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 
 import quintet
+from quintet.client.core.url import ALL_DOORS
 from quintet.client.links.fast import Queues
 from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.config import DEV_PEERBUS_SECRET
-from quintet.protocols.doors import FLIGHT, PROTOCOLS
 from tests.client.server import Server, running
 from tests.flight.client import Client
 
 TOPIC = "peerbus/bob"
 MESSAGES = 25  # by each door
-DOORS = (*PROTOCOLS, FLIGHT)
+DOORS = ALL_DOORS
 WAIT_S = 30.0
 
 

@@ -22,11 +22,9 @@ import quintet
 from quintet.client.links.fast import Queues
 from quintet.model import limits
 from quintet.net import connection, quic_streams, turns
-from quintet.protocols import doors
-from quintet.protocols.flymq.door import FLYMQ_SDK
 from tests.abuse import fly_wire
 from tests.crash import wire
-from tests.net.test_session_faults import World, world
+from tests.net.test_session_faults import DOORS, World, world
 
 LONG = "QUINTET_TEST_LONG"  # set: forty storms instead of two
 SEEDS = range(40 if os.environ.get(LONG) else 2)
@@ -34,7 +32,6 @@ STORM_S = 60.0  # longer is a hang
 BOUNDS_BYTES = (1, limits.MIB, 4 * limits.MIB)
 LARGE, LARGE_BYTES = 16, 300 * limits.KIB
 MESSAGES = 30
-DOORS = tuple(door.name for door in doors.DOORS if door is not FLYMQ_SDK)  # whose sessions are FlyMQ's
 
 
 class Peer:

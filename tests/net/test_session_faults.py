@@ -17,6 +17,7 @@ import quintet
 from quintet import server as server_module
 from quintet.broker.identity.tokens import mint
 from quintet.client.bus import Bus
+from quintet.client.core.url import ALL_DOORS
 from quintet.client.links.fast import Queues
 from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.config import DEV_FAST_MASTER_SECRET, DEV_PEERBUS_SECRET, DEV_PEERBUS_TOKEN, Settings
@@ -30,7 +31,8 @@ from quintet.protocols.flymq.door import FLYMQ_SDK
 from quintet.server import Server
 
 WAIT_S = 20.0
-DOORS = tuple(door.name for door in doors.DOORS if door is not FLYMQ_SDK)  # whose sessions are FlyMQ's
+# All that our client speaks; the sessions of flymq-sdk are FlyMQ's.
+DOORS = tuple(door.name for door in doors.DOORS if door is not FLYMQ_SDK and door.protocol in ALL_DOORS)
 # Callbacks a door's sessions never get: FlyMQ has no push, a peer's publishes are appended by broker/doors/peers.py.
 NEVER = {("flymq", "records"), ("peerbus", "appended"), ("peerbus-tcp", "appended")}
 CALLBACKS = ("appended", "completed", "records", "tick", "receive", "recheck")
