@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quintet.bench.wire import Address, BenchError
+from quintet.protocols import doors
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 PEERS = HERE / ".peers"
-DOORS = ("BLIPMQ", "FLYMQ", "FLYMQ_SDK", "FAST", "PEERBUS", "PEERBUS_TCP", "FELIX", "FLIGHT", "ADMIN")
+DOORS = (*(door.key.upper() for door in doors.DOORS), "FLIGHT", "ADMIN")
 START_S = 20.0
 STOP_S = 20.0
 INSTALL_S = 900.0

@@ -10,6 +10,7 @@ from quintet.config import DEV_BLIPMQ_KEY, Settings, Topics, load_with_origins
 from quintet.config.fields import matches, read_secret
 from quintet.model import limits
 from quintet.model.errors import ConfigError
+from quintet.protocols.blipmq.door import BLIPMQ
 from quintet.server import _lets_in
 
 ROOT = Path(__file__).parent.parent
@@ -24,7 +25,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_defaults_are_valid_and_frozen() -> None:
     settings = Settings.load(None, {}, {})
-    assert settings.listeners.blipmq.port == 5555
+    assert settings.listeners.of(BLIPMQ).port == 5555
     assert settings.listeners.admin.port == 8080
     assert settings.keys == ()
     with pytest.raises(ValueError, match="frozen"):
@@ -35,8 +36,8 @@ def test_flags_over_environment_over_file(file: Path) -> None:
     file.write_text('data = "file"\ndrain_timeout_s = 1\n[listeners.blipmq]\nport = 1\nmax_connections = 7\n')
     environ = {"QUINTET_DATA": "env", "QUINTET_LISTENERS__BLIPMQ__PORT": "2", "HOME": "x"}
     settings, origins = load_with_origins(file, environ, {"data": Path("flag"), "dev": None})
-    assert (settings.data, settings.listeners.blipmq.port) == (Path("flag"), 2)
-    assert (settings.listeners.blipmq.max_connections, settings.drain_timeout_s) == (7, 1)
+    assert (settings.data, settings.listeners.of(BLIPMQ).port) == (Path("flag"), 2)
+    assert (settings.listeners.of(BLIPMQ).max_connections, settings.drain_timeout_s) == (7, 1)
     assert origins[("data",)] == "flag --data"
     assert origins[("listeners", "blipmq", "port")] == "environment variable QUINTET_LISTENERS__BLIPMQ__PORT"
     assert origins[("listeners", "blipmq", "max_connections")] == str(file)
@@ -258,7 +259,7 @@ def test_secrets_of_tokens_and_peers_are_long_and_hidden(file: Path) -> None:
 def test_tls_or_insecure_opens_the_door_to_others(file: Path) -> None:
     for extra in ("insecure = true", "tls_cert = 'c'\ntls_key = 'k'", "enabled = false"):
         file.write_text(f"[listeners.blipmq]\nhost = '0.0.0.0'\n{extra}\n")
-        assert Settings.load(file, {}, {}).listeners.blipmq.host == "0.0.0.0"
+        assert Settings.load(file, {}, {}).listeners.of(BLIPMQ).host == "0.0.0.0"
 
 
 def test_overrides_change_only_what_they_name() -> None:

@@ -9,11 +9,13 @@ import pytest
 
 from quintet import server
 from quintet.config import Key, Role, Settings, TopicOverride, User
-from quintet.config.fields import Section
-from quintet.config.reloading import CERTIFICATES, changes, is_taken, merged, split
+from quintet.config.reloading import Reloads, changes
 from quintet.config.tenancy import Tenant
 from quintet.config.trust import PeerKey, Peers, TokenSecret
+from quintet.protocols.felix.door import FELIX
+from quintet.protocols.options import Section
 
+RELOADS = Reloads()
 SECRET = "a secret that is long enough for every rule"
 
 
@@ -75,7 +77,7 @@ def changed(settings: Settings, path: str, folder: Path) -> Settings:
 
 def applied(settings: Settings) -> tuple[object, ...]:
     """All that `Server._reload` hands to the running parts, and what is read from the settings while it runs."""
-    felix = settings.listeners.felix
+    felix = settings.listeners.of(FELIX)
     return (
         server._credentials(settings),
         server._tokens(settings),
@@ -102,11 +104,11 @@ def test_an_option_is_taken_or_waits_for_a_restart(path: str, folder: Path) -> N
     old = Settings()
     new = changed(old, path, folder)
     assert new != old
-    taken, waits = split(old, new)
+    taken, waits = RELOADS.split(old, new)
     (named,) = [*taken, *waits]
     assert path.startswith(named)
-    goes_on = merged(old, new)
-    if path in CERTIFICATES:
+    goes_on = RELOADS.merged(old, new)
+    if path in RELOADS.certificates:
         assert waits == [path] and goes_on == old
     elif taken:
         assert applied(goes_on) == applied(new) and goes_on == new
@@ -116,11 +118,11 @@ def test_an_option_is_taken_or_waits_for_a_restart(path: str, folder: Path) -> N
         assert applied(new) == applied(old), "it is used, and said to wait"
 
 
-@pytest.mark.parametrize("path", CERTIFICATES)
+@pytest.mark.parametrize("path", RELOADS.certificates)
 def test_another_certificate_is_taken_and_none_at_all_waits(path: str) -> None:
     one, two = Path("one.pem"), Path("two.pem")
-    assert is_taken(path, one, two)
-    assert not is_taken(path, one, None) and not is_taken(path, None, one)
+    assert RELOADS.is_taken(path, one, two)
+    assert not RELOADS.is_taken(path, one, None) and not RELOADS.is_taken(path, None, one)
 
 
 def test_what_a_file_holds_is_a_change_although_its_path_is_the_same(folder: Path) -> None:
@@ -128,7 +130,7 @@ def test_what_a_file_holds_is_a_change_although_its_path_is_the_same(folder: Pat
         return Settings(peers=Peers(hmac_secret_file=folder / "secret"))
 
     old = read()
-    assert split(old, read()) == ([], [])
+    assert RELOADS.split(old, read()) == ([], [])
     (folder / "secret").write_text(SECRET + ", another one")
     assert [path for path, _, _ in changes(old, read())] == ["peers"]
-    assert merged(old, read()).peers.secret == read().peers.secret != old.peers.secret
+    assert RELOADS.merged(old, read()).peers.secret == read().peers.secret != old.peers.secret

@@ -32,7 +32,7 @@ CLOCKS = {
 CHANCE = {"random", "secrets"}
 
 PROTOCOL_FILES = {
-    "README.md", "__init__.py", "codec.py", "errors.py", "frames.py", "mapping.py", "session.py",
+    "README.md", "__init__.py", "codec.py", "door.py", "errors.py", "frames.py", "mapping.py", "session.py",
 }  # fmt: skip
 # A door whose session outgrew one file names the others here.
 MORE_PROTOCOL_FILES = {
@@ -151,6 +151,60 @@ def doors_have_one_shape(root: Path) -> list[str]:
     ]
 
 
+def doors_have_their_tests(root: Path) -> list[str]:
+    """Of each folder of a protocol there are laws, vectors, a fuzz target, a matrix of rights and a test of revocation."""
+    tests = {name: module for name, module in python(root, "tests/")}
+    kept = dict(files(root))
+    judged = {
+        name: _imported(module) for name, module in tests.items() if re.search(r"/test_(?:\w+_)?rights\.py$", name)
+    }
+    revoked = _keys_of(tests.get("tests/abuse/revocation.py"), "DOORS")
+    found = []
+    for folder in sorted({name.split("/")[3] for name in kept if re.match(r"src/quintet/protocols/\w+/", name)}):
+        has = {
+            "laws (a class of DoorLaws in tests/protocols/)": any(
+                name.startswith(f"tests/protocols/{folder}/") and "DoorLaws" in _bases(module)
+                for name, module in tests.items()
+            ),
+            "vectors (tests/vectors/)": any(
+                name.startswith(f"tests/vectors/{folder}/") and len(path.read_text().strip()) > len("[]")
+                for name, path in kept.items()
+            ),
+            "fuzz target (fuzz/*_codec.py)": any(
+                (match := re.fullmatch(r"fuzz/(\w+)_codec\.py", name)) is not None and folder.startswith(match[1])
+                for name in kept
+            ),
+            "rights matrix (test_rights.py)": any(
+                f"quintet.protocols.{folder}" in imported for imported in judged.values()
+            ),
+            "revocation (DOORS of tests/abuse/revocation.py)": folder in revoked,
+        }
+        found += [f"protocols/{folder}: no {what}" for what, there in has.items() if not there]
+    return found
+
+
+def _bases(module: ast.Module) -> set[str]:
+    """What the classes of a module derive from."""
+    classes = (node for node in ast.walk(module) if isinstance(node, ast.ClassDef))
+    return {base.id for each in classes for base in each.bases if isinstance(base, ast.Name)}
+
+
+def _imported(module: ast.Module) -> set[str]:
+    """What a module imports from, packages above it too."""
+    found = {node.module for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module}
+    return found | {name.rpartition(".")[0] for name in found}
+
+
+def _keys_of(module: ast.Module | None, name: str) -> set[object]:
+    """The keys of a dict of a module."""
+    for node in ast.walk(module or ast.Module([], [])):
+        target = node.target if isinstance(node, ast.AnnAssign) else None
+        if isinstance(target, ast.Name) and target.id == name and isinstance(node, ast.AnnAssign):
+            assert isinstance(node.value, ast.Dict)
+            return {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+    return set()
+
+
 def names(path: Path) -> set[str]:
     """Every name a document may mention in a source file: functions, classes, Class.method, constants."""
     if path.suffix == ".rs":
@@ -228,6 +282,8 @@ CONTROLS: list[tuple[Rule, str, str]] = [
     (time_and_chance_are_parameters, "src/quintet/delivery/x.py", D + "import datetime\nx = datetime.datetime.now()\n"),
     (doors_have_one_shape, "src/quintet/protocols/blipmq/helpers.py", D),
     (doors_have_one_shape, "src/quintet/protocols/other/codec.py", D),
+    (doors_have_their_tests, "tests/protocols/blipmq/test_session.py", D + "class TestLaws:\n    pass\n"),
+    (doors_have_their_tests, "tests/vectors/blipmq/document.json", "[]\n"),
     (mentions_exist, "docs/A.md", "see `src/quintet/net/nowhere.py::f`\n"),
     (mentions_exist, "docs/A.md", "see `net/good.py::g`\n"),
     (mentions_exist, "src/quintet/protocols/blipmq/README.md", "see `net/good.py::Good.g`\n"),
@@ -251,6 +307,16 @@ def test_the_repository_is_tidy(rule: Rule) -> None:
     assert rule(ROOT) == []
 
 
+# What a door called blipmq has beside its folder, as small as it can be.
+DOOR_TESTS = {
+    "tests/protocols/blipmq/test_session.py": D + "class TestLaws(DoorLaws):\n    pass\n",
+    "tests/vectors/blipmq/document.json": '[{"name": "hello"}]\n',
+    "fuzz/blip_codec.py": D,
+    "tests/interop/test_rights.py": D + "from quintet.protocols.blipmq import frames\n",
+    "tests/abuse/revocation.py": D + 'DOORS: dict[str, int] = {"blipmq": 1}\n',
+}
+
+
 @pytest.fixture
 def clean(tmp_path: Path) -> Path:
     """A small tree that keeps every rule."""
@@ -264,7 +330,7 @@ def clean(tmp_path: Path) -> Path:
         "docs/GOOD.md": "`net/good.py::Good.f`, `src/quintet/log/good.py::f`, `kernel/src/good.rs::f`; see /var/lib/quintet\n",
         "Makefile": "setup:\n",
     }
-    good |= {f"src/quintet/protocols/blipmq/{name}": D for name in PROTOCOL_FILES}
+    good |= {f"src/quintet/protocols/blipmq/{name}": D for name in PROTOCOL_FILES} | DOOR_TESTS
     for name, content in good.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -285,3 +351,15 @@ def test_a_planted_violation_is_found(rule: Rule, place: str, content: str, clea
     findings = rule(clean)
     assert len(findings) == 1
     assert findings[0].startswith((place, f"protocols/{Path(place).parent.name}"))
+
+
+@pytest.mark.parametrize("place", DOOR_TESTS)
+def test_a_part_that_a_door_lacks_is_found(place: str, clean: Path) -> None:
+    (clean / place).unlink()
+    assert len(doors_have_their_tests(clean)) == 1
+
+
+def test_a_folder_without_any_tests_lacks_all_of_them(clean: Path) -> None:
+    (clean / "src/quintet/protocols/other").mkdir()
+    (clean / "src/quintet/protocols/other/door.py").write_text(D)
+    assert [found.partition(":")[0] for found in doors_have_their_tests(clean)] == ["protocols/other"] * len(DOOR_TESTS)

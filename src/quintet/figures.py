@@ -14,10 +14,11 @@ from quintet import __version__, config, kernel
 from quintet.admin.health import Check
 from quintet.admin.metrics import Family
 from quintet.broker.doors.pipelines import ENDED, Report
-from quintet.config.doors import Listeners
 from quintet.net.listener import Listener
 from quintet.net.quic import QuicListener
 from quintet.net.turns import BOUNDS_S, Turns
+from quintet.protocols.door import Development
+from quintet.protocols.doors import DOORS, Doors
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
@@ -288,58 +289,26 @@ def _log_families(stats: Mapping[str, int]) -> list[Family]:
     return found
 
 
-def fly_clients(listeners: Listeners, addresses: Mapping[str, str]) -> list[dict[str, str]]:
-    """For whom each FlyMQ listener is: a client of the other dialect cannot read its answers."""
-    whom = {
-        "document": "clients written from FlyMQ's document, and Quintet's own",
-        "sdk": "the published Go and Python clients of FlyMQ (pyflymq)",
-    }
-    found = []
-    for name in ("flymq", "flymq-sdk"):
-        if name in addresses:
-            dialect = getattr(listeners, name.replace("-", "_")).dialect
-            found.append({"listener": name, "address": addresses[name], "dialect": dialect, "clients": whom[dialect]})
-    return found
-
-
-def development_lines(addresses: Mapping[str, str], felix_certificate: Path | None = None) -> str:
-    """One line to copy per door."""
+def development_lines(
+    addresses: Mapping[str, str], certificates: Mapping[str, Path] | None = None, doors: Doors = DOORS
+) -> str:
+    """Lines to copy, by door. `certificates` are those that doors made themselves."""
     command = "quintet" if shutil.which("quintet") else os.path.relpath(sys.argv[0])
     if command.endswith("__main__.py"):
         command = "python -m quintet"
     lines = ["", "  Quintet for development: loopback only, fixed credentials. Copy a line:", ""]
-    if "blipmq" in addresses:
-        url = f"blipmq://:{config.DEV_BLIPMQ_KEY}@{addresses['blipmq']}"
-        lines.append(f"  BlipMQ   {command} sub --url {url} demo        # API key {config.DEV_BLIPMQ_KEY}")
-        lines.append(f"           {command} pub --url {url} demo hello")
-    if "flymq" in addresses:
-        url = f"flymq://{config.DEV_USER}:{config.DEV_PASSWORD}@{addresses['flymq']}"
-        lines.append(
-            f"  FlyMQ    {command} pub --url {url} demo hello --key k   # and clients written from its document"
-        )
-        lines.append(f"           {command} tail --url {url} demo --follow")
-    if "flymq-sdk" in addresses:
-        host, _, port = addresses["flymq-sdk"].rpartition(":")
-        login = f"username={config.DEV_USER!r}, password={config.DEV_PASSWORD!r}"
-        lines.append(
-            f"           published Go and Python clients (pyflymq), here only: host {host}, port {port}, {login}"
-        )
-    if "fast" in addresses:
-        url = f"fast://:$TOKEN@{addresses['fast']}"
-        lines.append(f"  Fast     export TOKEN=$({command} token mint --dev --sub ann --queue-key k1)")
-        lines.append(f"           {command} sub --url {url} keyed")
-        lines.append(f"           {command} pub --url {url} keyed hello")
-    if "peerbus" in addresses:
-        url = f"peerbus://:{config.DEV_PEERBUS_TOKEN}@{addresses['peerbus']}"
-        lines.append(f"  peerbus  export QUINTET_PEERBUS_SECRET={config.DEV_PEERBUS_SECRET}")
-        lines.append(f"           {command} peer listen --url '{url}?name=bob'")
-        lines.append(f"           {command} peer send bob hello --url '{url}?name=alice'")
-    if "felix" in addresses:
-        trust = "" if felix_certificate is None else f"?ca={quote(os.path.relpath(felix_certificate))}"
-        url = f"felix://:{config.DEV_BLIPMQ_KEY}@{addresses['felix']}{trust}"
-        lines.append(f"  Felix    {command} sub --url '{url}' demo")
-        lines.append(f"           {command} pub --url '{url}' demo hello")
-        lines.append(f"           {command} kv put --url '{url}' greeting hello")
+    last = ""
+    for door in doors:
+        if door.name not in addresses:
+            continue
+        made = (certificates or {}).get(door.name)
+        trust = "" if made is None else f"?ca={quote(os.path.relpath(made))}"
+        address = addresses[door.name]
+        keys = (config.DEV_BLIPMQ_KEY, config.DEV_USER, config.DEV_PASSWORD, config.DEV_PEERBUS_TOKEN)
+        dev = Development(command, address, *keys, config.DEV_PEERBUS_SECRET, trust)
+        for line in door.dev_lines(dev):
+            lines.append(f"  {'' if door.title == last else door.title:<9}{line}")
+            last = door.title
     if "flight" in addresses:
         url = f"flight://{config.DEV_USER}:{config.DEV_PASSWORD}@{addresses['flight']}"
         lines.append(f"  Flight   {url}   # Arrow: Spark, DuckDB, Polars, pandas")

@@ -10,11 +10,8 @@ import gc
 import json
 import os
 import signal
-import ssl
 import sys
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -33,7 +30,7 @@ from quintet.broker.identity.tokens import TokenOptions
 from quintet.broker.identity.users import ConfiguredUser
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.config import Settings, reloading
-from quintet.config.doors import FastListener, FelixListener, FlightListener, FlymqListener, TcpListener
+from quintet.config.doors import FlightListener
 from quintet.config.fields import read_secret
 from quintet.config.jwks import tenant_keys
 from quintet.config.tenancy import Cache
@@ -46,30 +43,19 @@ from quintet.log.embedded.engine import EmbeddedLog
 from quintet.log.embedded.files.disk import OsDisk
 from quintet.model.errors import ConfigError, QuintetError
 from quintet.model.rights import check_rights
-from quintet.net.certificates import development_certificate, is_authority, read_pair
 from quintet.net.connection import Connection
+from quintet.net.doors import OpenDoors, cannot_listen, content
 from quintet.net.listener import SHUTTING_DOWN, Listener, ListenerOptions
 from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
-from quintet.net.quic import QuicConnection, QuicListener, QuicOptions
-from quintet.net.quic_endpoint import endpoint_class
-from quintet.net.quic_streams import Stream
-from quintet.net.tls import load_into, server_context
+from quintet.net.quic import QuicConnection, QuicListener
+from quintet.net.tls import server_context
 from quintet.net.turns import Turns
-from quintet.net.websocket import Heartbeat, WebSocketSession
 from quintet.process import leave_at_once, raise_open_files, runner
-from quintet.protocols.base import Session, StreamSession
-from quintet.protocols.blipmq import frames as blip_frames
-from quintet.protocols.blipmq.session import BlipSession
-from quintet.protocols.fast import frames as fast_frames
-from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
-from quintet.protocols.felix import frames as felix_frames
-from quintet.protocols.felix.session import FelixSession
-from quintet.protocols.flymq import frames as fly_frames
-from quintet.protocols.flymq.mapping import HANDLERS
-from quintet.protocols.flymq.session import FlyOptions, FlySession
-from quintet.protocols.peerbus import frames as peer_frames
-from quintet.protocols.peerbus.session import PeerSession
+from quintet.protocols.doors import DOORS, Doors, origins
+from quintet.protocols.fast.door import FAST, FastListener
+from quintet.protocols.felix.door import FELIX
+from quintet.protocols.options import TcpListener
 
 if TYPE_CHECKING:
     from quintet.flight.bridge import Bridge
@@ -104,14 +90,10 @@ def serve(settings: Settings, *, print_ready: bool, reload: Callable[[], Setting
         return 1
 
 
-def check_doors() -> None:
+def check_doors(doors: Doors = DOORS) -> None:
     """No door opens while an operation of any of them has no row in its table of rights."""
-    rows = {code: operation.right for code, operation in fly_frames.OPERATIONS.items()}
-    check_rights("blipmq", blip_frames.NAMES, blip_frames.RIGHTS)
-    check_rights("flymq", (*HANDLERS, fly_frames.PRODUCE, fly_frames.AUTH), rows)
-    check_rights("fast", fast_frames.NAMES, fast_frames.RIGHTS)
-    check_rights("peerbus", (*peer_frames.CONTROL, peer_frames.ENVELOPE), peer_frames.RIGHTS)
-    check_rights("felix", felix_frames.NAMES, felix_frames.RIGHTS)
+    for door in doors:
+        door.check()
     check_rights("flight", (*wire.ACTIONS, *wire.CALLS), wire.RIGHTS)
 
 
@@ -121,9 +103,8 @@ class Server:
     def __init__(self, settings: Settings, reload: Callable[[], Settings]) -> None:
         self.settings = settings
         self._read_again = reload
+        self.doors: OpenDoors
         self.listeners: dict[str, Listener | QuicListener] = {}
-        self.felix_certificate: Path | None = None  # for clients to trust, where the door made its own
-        self.contexts: dict[str, ssl.SSLContext] = {}
         self.output = OutputBudget(settings.limits.output_bytes_max)
         self.admin: AdminServer | None = None
         self.flight: Door | None = None
@@ -141,7 +122,7 @@ class Server:
         self._access_seen = 0
 
     async def run(self, print_ready: bool) -> int:
-        check_doors()
+        check_doors(self.settings.listeners.doors)
         loop = asyncio.get_running_loop()
         self.turns = Turns(loop, _report)
         scheduler = self._scheduler = LoopScheduler(loop, turns=self.turns)
@@ -194,75 +175,20 @@ class Server:
     # -- doors -----------------------------------------------------------------------------------------------------
 
     async def _open_doors(self) -> None:
-        settings = self.settings
-        blipmq = settings.listeners.blipmq
-        if blipmq.enabled:
-            make = partial(self._blip_session, frame_bytes_max=blipmq.max_frame_bytes)
-            await self._open("blipmq", blipmq, make)
-        for name in ("flymq", "flymq-sdk"):
-            flymq = getattr(settings.listeners, _key_of(name))
-            if flymq.enabled:
-                await self._open(name, flymq, partial(self._fly_session, name=name, door=flymq))
-        if settings.listeners.fast.enabled:
-            shared = FastDoor(self.broker, _fast_options(settings.listeners.fast))
-            await self._open("fast", settings.listeners.fast, partial(self._fast_session, shared=shared))
-        await self._open_peerbus()
-        if settings.listeners.felix.enabled:
-            await self._open_felix(settings.listeners.felix)
-        if settings.listeners.flight.enabled:
-            self._open_flight(settings.listeners.flight)
-        if settings.listeners.admin.enabled:
+        listeners, tls = self.settings.listeners, self.settings.data / "tls"
+        self.doors = OpenDoors(self.broker, self._scheduler, self._limits_of, _report, self.output, self.turns, tls)
+        self.listeners = self.doors.listeners
+        for door in listeners.doors:
+            if listeners.of(door).enabled:
+                await self.doors.open(door, listeners.of(door))
+        if listeners.flight.enabled:
+            self._open_flight(listeners.flight)
+        if listeners.admin.enabled:
             view = figures.View(self)
             app = create_app(view, view)
-            self.admin = await serve_admin(app, settings.listeners.admin.host, settings.listeners.admin.port)
+            self.admin = await serve_admin(app, listeners.admin.host, listeners.admin.port)
 
-    def _blip_session(self, connection: Connection, frame_bytes_max: int) -> Session:
-        return BlipSession(self.broker, connection, self.broker.scheduler.monotonic(), frame_bytes_max, connection.peer)
-
-    def _fast_session(self, connection: Connection, shared: FastDoor) -> Session:
-        return FastSession(shared, connection, self.broker.scheduler.monotonic(), connection.peer)
-
-    def _fly_session(self, connection: Connection, name: str, door: FlymqListener) -> Session:
-        address = self.listeners[name].address if name in self.listeners else ""
-        options = FlyOptions(door.dialect, door.max_frame_bytes, door.anonymous_role, address)
-        return FlySession(self.broker, connection, self.broker.scheduler.monotonic(), options, connection.peer)
-
-    async def _open_peerbus(self) -> None:
-        """One door, two ways in: WebSocket messages, and lines over plain TCP."""
-        websocket, lines = self.settings.listeners.peerbus, self.settings.listeners.peerbus_tcp
-        if websocket.enabled:
-            heart = Heartbeat(asyncio.get_running_loop(), websocket.ping_seconds)
-            heart.start()
-            make = partial(self._peer_websocket, heart=heart, origins=frozenset(websocket.origins))
-            await self._open("peerbus", websocket, partial(make, frame_bytes_max=websocket.max_frame_bytes))
-        if lines.enabled:
-            await self._open("peerbus-tcp", lines, partial(self._peer_lines, frame_bytes_max=lines.max_frame_bytes))
-
-    def _peer_lines(self, connection: Connection, frame_bytes_max: int) -> Session:
-        begun = self.broker.scheduler.monotonic()
-        return PeerSession(self.broker, connection, begun, frame_bytes_max=frame_bytes_max, peer=connection.peer)
-
-    def _peer_websocket(
-        self, connection: Connection, heart: Heartbeat, origins: frozenset[str], frame_bytes_max: int
-    ) -> Session:
-        scheduler, most = self.broker.scheduler, frame_bytes_max
-        begun = scheduler.monotonic()
-        inner = PeerSession(self.broker, connection, begun, framed=False, frame_bytes_max=most, peer=connection.peer)
-        return WebSocketSession(inner, connection, heart, scheduler.monotonic, origins)
-
-    async def _open(self, name: str, door: TcpListener, make: partial[Session]) -> None:
-        if door.tls_cert is not None and door.tls_key is not None:
-            self.contexts[name] = server_context(door.tls_cert, door.tls_key, door.tls_client_ca)
-        listener = Listener(
-            self._limits_of(name, door), make, _report, self.contexts.get(name), self.output, self.turns
-        )
-        try:
-            await listener.start()
-        except OSError as error:
-            raise _cannot_listen(name, door.host, door.port, error) from error
-        self.listeners[name] = listener
-
-    def _limits_of(self, name: str, door: TcpListener | FelixListener) -> ListenerOptions:
+    def _limits_of(self, name: str, door: TcpListener) -> ListenerOptions:
         limits = self.settings.limits
         return ListenerOptions(
             name,
@@ -272,53 +198,6 @@ class Server:
             max(limits.connections_per_address_max, door.max_connections if self.settings.dev else 0),
             auth_failures_per_minute=0 if self.settings.dev else limits.auth_failures_per_minute,
         )
-
-    async def _open_felix(self, door: FelixListener) -> None:
-        """The door over QUIC, which needs the native kernel or aioquic."""
-        try:
-            endpoint_class()
-        except ImportError as error:
-            if error.name != "aioquic":
-                raise
-            hint = "build the native kernel (`make kernel`), or install quintet[felix], to open it"
-            _log.warning("felix_door_shut", missing=error.name, hint=hint)
-            return
-        identity = self._felix_identity(self.settings)
-        options = QuicOptions(
-            *identity,
-            streams_max=door.streams_max,
-            idle_ms=door.idle_seconds * 1000,
-            half_open_max=door.half_open_max,
-            retry_above=door.retry_above,
-            open=door.open,
-        )
-        make = partial(self._felix_session, options=_felix_options(door))
-        listener = QuicListener(self._limits_of("felix", door), options, make, _report, self._scheduler, self.output)
-        try:
-            await listener.start()
-        except ValueError as error:
-            raise ConfigError(f"the certificate of listeners.felix cannot be used: {error}") from error
-        except OSError as error:
-            raise _cannot_listen("felix", door.host, door.port, error) from error
-        self.listeners["felix"] = listener
-
-    def _felix_session(self, stream: Stream, options: felix_frames.FelixOptions) -> StreamSession:
-        return FelixSession(self.broker, stream, self.broker.scheduler.monotonic(), options, stream.peer)
-
-    def _felix_identity(self, settings: Settings) -> tuple[bytes, bytes, bytes]:
-        """Certificate, key and authorities of clients in PEM; made by the door itself where none is configured."""
-        door = settings.listeners.felix
-        if door.tls_cert is None or door.tls_key is None:
-            certificate, key, self.felix_certificate = development_certificate(
-                settings.data / "tls", door.certificate_names
-            )
-            return certificate, key, b""
-        self.felix_certificate = None
-        certificate, key = read_pair(door.tls_cert, door.tls_key)
-        if is_authority(certificate, str(door.tls_cert)):
-            hint = "published clients refuse a server whose certificate is an authority (CA:TRUE): use one it signed"
-            _log.warning("felix_certificate_is_authority", file=str(door.tls_cert), hint=hint)
-        return certificate, key, _content(door.tls_client_ca)
 
     def _open_flight(self, door: FlightListener) -> None:
         """The door that needs pyarrow, which not everybody has."""
@@ -338,16 +217,16 @@ class Server:
             door.max_calls,
             self.settings.data if door.map_files else None,
             0 if self.settings.dev else self.settings.limits.auth_failures_per_minute,
-            certificate=_content(door.tls_cert),
-            key=_content(door.tls_key),
-            client_ca=_content(door.tls_client_ca),
+            certificate=content(door.tls_cert),
+            key=content(door.tls_key),
+            client_ca=content(door.tls_client_ca),
             output_bytes_max=self.settings.limits.output_bytes_max,
         )
         self._bridge = Bridge(asyncio.get_running_loop(), turns=self.turns)
         try:
             self.flight = Door(self.broker, self._bridge, options, os.urandom, _report)
         except OSError as error:
-            raise _cannot_listen("flight", door.host, door.port, error) from error
+            raise cannot_listen("flight", door.host, door.port, error) from error
 
     def addresses(self) -> dict[str, str]:
         found = {name: listener.address for name, listener in self.listeners.items()}
@@ -361,13 +240,16 @@ class Server:
         addresses = self.addresses()
         _log.info("ready", version=__version__, data=str(self.settings.data), listeners=addresses, anchor=self.log.anchor_head,
                   kernel="native" if kernel.NATIVE else "pure Python (slower; build it with Rust and `make setup`)")  # fmt: skip
-        for line in figures.fly_clients(self.settings.listeners, addresses):
-            _log.info("flymq_clients", **line)
+        for door in self.settings.listeners.doors:
+            said = door.ready(self.settings.listeners.of(door), addresses.get(door.name, ""))
+            if said is not None and door.name in addresses:
+                _log.info(said[0], **said[1])
         if not self.broker.users.list() and not _lets_in(self.settings):
             hint = "nobody can log in: add a [[keys]] or [[users]] table to the configuration, or secrets to [tokens]"
             _log.warning("no_keys", hint=hint)
         if self.settings.dev:
-            print(figures.development_lines(addresses, self.felix_certificate), file=sys.stderr, flush=True)
+            lines = figures.development_lines(addresses, self.doors.certificates, self.settings.listeners.doors)
+            print(lines, file=sys.stderr, flush=True)
         if print_ready:
             print(json.dumps({"ready": True, "listeners": addresses}), flush=True)
 
@@ -403,34 +285,20 @@ class Server:
             gc.collect()
 
     def _renew_certificate(self) -> None:
-        """The clock was set: the certificate that the Felix door made itself may not be valid by the new time."""
-        felix = self.listeners.get("felix")
-        if isinstance(felix, QuicListener) and self.felix_certificate is not None:
-            try:
-                felix.set_certificate(*self._felix_identity(self.settings))
-            except (QuintetError, OSError, ValueError) as error:
-                _log.error("certificate_not_renewed", error=str(error), kept="the old certificate")
+        try:
+            self.doors.renew_own(self.settings.listeners.of)
+        except (QuintetError, OSError, ValueError) as error:
+            _log.error("certificate_not_renewed", error=str(error), kept="the old certificate")
 
     def _reload(self) -> None:
         """SIGHUP: all or nothing, and whatever is wrong with the new files, the old policy stays."""
         try:
             read = self._read_again()
-            taken, waits = reloading.split(self.settings, read)
-            fresh = reloading.merged(self.settings, read)
+            reloads = reloading.Reloads(self.settings.listeners.doors)
+            taken, waits = reloads.split(self.settings, read)
+            fresh = reloads.merged(self.settings, read)
             tokens, tenant_tokens = _tokens(fresh), _tenant_tokens(fresh)
-            felix = self.listeners.get("felix")
-            identity = None if felix is None else self._felix_identity(fresh)
-            doors = [
-                (context, door)
-                for name, context in self.contexts.items()
-                if (door := getattr(read.listeners, _key_of(name))).tls_cert is not None  # else it keeps what it has
-            ]
-            for _, door in doors:  # all of them are tried before one of them counts
-                server_context(door.tls_cert, door.tls_key)
-            if isinstance(felix, QuicListener) and identity is not None:
-                felix.set_certificate(*identity)
-            for context, door in doors:
-                load_into(context, door.tls_cert, door.tls_key)
+            self.doors.reload(lambda door: getattr(read.listeners, door.key, self.settings.listeners.of(door)))
         except (QuintetError, OSError, ValueError) as error:
             _log.error(
                 "reload_refused", code=getattr(error, "code", "E1600"), error=str(error), kept="the old configuration"
@@ -491,10 +359,6 @@ class Server:
         await asyncio.wait_for(closed.wait(), self.settings.drain_timeout_s)
 
 
-def _content(file: Path | None) -> bytes:
-    return b"" if file is None else file.read_bytes()
-
-
 def _quiet_the_collector() -> None:
     """What lives as long as the broker is not looked at again; only the youngest objects are looked at under load, a full
     collection waits for a quiet moment (`Server._collect_when_idle`). Closed connections leave no cycles behind."""
@@ -503,26 +367,10 @@ def _quiet_the_collector() -> None:
     gc.set_threshold(COLLECT_YOUNG_OBJECTS, 1_000_000, 1_000_000)
 
 
-def _cannot_listen(name: str, host: str, port: int, error: OSError) -> OSError:
-    why = os.strerror(error.errno) if error.errno else str(error)
-    way_out = f"stop what uses it, or choose another with QUINTET_LISTENERS__{_key_of(name).upper()}__PORT"
-    return OSError(error.errno, f"cannot listen on {host}:{port} for {name}: {why} ({way_out})")
-
-
-def _key_of(listener: str) -> str:
-    """The configuration key of a listener's name."""
-    return listener.replace("-", "_")
-
-
 def _report(event: str, fields: dict[str, object]) -> None:
     """How parts without a logger speak: the event's name decides how loud."""
-    level = (
-        _log.error
-        if event in logs.ERROR_EVENTS
-        else _log.warning
-        if event in ("slow_turn", "clock_jumped")
-        else _log.info
-    )
+    warns = event in ("slow_turn", "clock_jumped") or event.endswith(("_door_shut", "_certificate_is_authority"))
+    level = _log.error if event in logs.ERROR_EVENTS else _log.warning if warns else _log.info
     level(event, **fields)
 
 
@@ -554,7 +402,7 @@ def _tokens(settings: Settings) -> TokenOptions:
 
 def _tenant_tokens(settings: Settings) -> TenantTokenOptions:
     """A secret is for the algorithms that are listed: without HS256 among them it judges no token of Felix."""
-    tokens, door = settings.tokens, settings.listeners.felix
+    tokens, door = settings.tokens, settings.listeners.of(FELIX)
     return TenantTokenOptions(
         secrets=tuple(secret.value for secret in tokens.secrets) if "HS256" in tokens.algorithms else (),
         leeway_us=tokens.leeway_seconds * 1_000_000,
@@ -566,8 +414,8 @@ def _tenant_tokens(settings: Settings) -> TenantTokenOptions:
 
 def _lets_in(settings: Settings) -> bool:
     """Whether there is a way in beside the users that the broker keeps: a key, a token that somebody can sign, an open door."""
-    tokens, felix = _tenant_tokens(settings), settings.listeners.felix
-    anonymous = settings.listeners.flymq.anonymous_role or (felix.open and felix.anonymous_role)
+    tokens, listeners = _tenant_tokens(settings), settings.listeners
+    anonymous = any(listeners.of(door).lets_in for door in listeners.doors)
     return bool(settings.keys or settings.tokens.secrets or tokens.secrets or tokens.keys or anonymous)
 
 
@@ -581,27 +429,6 @@ def _users_reloaded(error: Exception | None) -> None:
         _log.error(
             "users_refused", code=getattr(error, "code", "E1000"), error=str(error), kept="the users as they were"
         )
-
-
-def _fast_options(door: FastListener) -> FastOptions:
-    return FastOptions(
-        extended=door.mode == "extended",
-        payload_bytes_max=door.max_payload_bytes,
-        auth_failures_max=door.auth_failures_max,
-        subject_connections_max=door.subject_connections_max,
-        subject_messages_per_second=door.subject_messages_per_second,
-        address_messages_per_second=door.address_messages_per_second,
-    )
-
-
-def _felix_options(door: FelixListener) -> felix_frames.FelixOptions:
-    return felix_frames.FelixOptions(
-        frame_bytes_max=door.max_frame_bytes,
-        open=door.open,
-        anonymous_role=door.anonymous_role,
-        auto_create=door.auto_create,
-        subscriptions_max=door.subscriptions_max,
-    )
 
 
 def _queue_options(door: FastListener) -> QueueOptions:
@@ -685,7 +512,7 @@ def _broker_options(settings: Settings) -> BrokerOptions:
         subscriptions_max=delivery.subscriptions_max,
         unsynced_bytes_max=settings.limits.unsynced_bytes_max,
         group_timeout_us=delivery.group_timeout_ms * 1000,
-        queues=_queue_options(settings.listeners.fast),
+        queues=_queue_options(settings.listeners.of(FAST)),
         peers=_peer_options(settings.peers),
         caches=_cache_options(settings.cache),
         tenants=_quotas(settings),
@@ -695,4 +522,5 @@ def _broker_options(settings: Settings) -> BrokerOptions:
         events=settings.audit.events,
         events_bytes=settings.audit.events_bytes,
         entropy=os.urandom,
+        doors=origins(settings.listeners.doors),
     )

@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from quintet.protocols.doors import DOORS
+
 START_S = 20.0
 TOLD_S = 20.0
 KEYS = ("alice", "bob", "mallory")
@@ -108,7 +110,7 @@ def config(keys: tuple[str, ...] = KEYS, listener: str = "", rest: str = "") -> 
     """A configuration with these people, each with the key `<name>-key`."""
     people = "".join(f'[[keys]]\nname = "{name}"\nkey = "{name}-key"\n' for name in keys)
     others = "[listeners.admin]\nenabled = false\n[listeners.flight]\nenabled = false\n"
-    for door in ("fast", "peerbus", "peerbus_tcp", "felix"):
+    for door in (door.key for door in DOORS if door.protocol not in ("blipmq", "flymq")):
         if f"[listeners.{door}]" not in listener + rest:
             others += f"[listeners.{door}]\nenabled = false\n"
     if "[listeners.flymq]" not in listener + rest:

@@ -1,14 +1,19 @@
 """The broker's own promises on a simulated disk: topics and their durability, tables, rights, idle subscriptions."""
 
+import ast
+import re
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from quintet import kernel
+from quintet.broker import core
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Credential, Principal, hash_secret
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule, check_name
 from quintet.model.errors import AuthError, BadName, Forbidden, LimitExceeded, ShuttingDown
+from quintet.protocols.doors import PROTOCOLS
 from quintet.testing.line import SimBroker
 from quintet.testing.sim import SimScheduler
 
@@ -150,3 +155,31 @@ def test_a_draining_broker_refuses_publishes() -> None:
     sim.broker.draining = True
     with pytest.raises(ShuttingDown):
         sim.broker.publish_target(ANY, b"t", True)
+
+
+# -- who asks what ------------------------------------------------------------------------------------------------------
+
+
+def asked(files: list[Path]) -> set[str]:
+    """The attributes of the broker that these files name."""
+    found = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute):
+                owner = getattr(node.value, "id", getattr(node.value, "attr", ""))
+                if owner in ("broker", "_broker"):
+                    found.add(node.attr)
+    return found
+
+
+def test_a_session_asks_what_the_table_of_verbs_lists() -> None:
+    table = re.findall(r"^    (\w+) {2,}((?:\w+,\s+)*\w+)$", core.__doc__ or "", re.MULTILINE)
+    rows = {door: set(re.split(r",\s+", names)) for door, names in table}
+    assert rows.keys() == {"every", *PROTOCOLS} - {"blipmq"}, "a door without a row needs no more than every door"
+    assert all(hasattr(SimBroker().broker, name) for name in set().union(*rows.values()))
+    root = Path(core.__file__).parents[1] / "protocols"
+    for door in PROTOCOLS:
+        assert asked([*(root / door).glob("*.py")]) - rows["every"] == rows.get(door, set()), door
+    example = Path(__file__).parents[2] / "examples" / "line_door.py"
+    assert asked([example]) <= rows["every"]
+    assert {"access", "listen", "leave"} <= asked([example]), "nothing would be found"

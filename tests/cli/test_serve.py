@@ -261,7 +261,7 @@ def test_log_wants_a_data_folder(tmp_path: Path) -> None:
 
 def test_the_lines_to_copy_can_be_copied() -> None:
     doors = {"blipmq": "127.0.0.1:1", "flymq": "127.0.0.1:2", "felix": "127.0.0.1:4", "admin": "127.0.0.1:3"}
-    text = development_lines(doors, Path("data/the tls.pem"))
+    text = development_lines(doors, {"felix": Path("data/the tls.pem")})
     commands = [
         shlex.split(line[11:], comments=True) for line in text.splitlines() if line[11:].strip() and "://" in line
     ]

@@ -14,6 +14,7 @@ from pathlib import Path
 from quintet.broker.identity.tokens import mint
 from quintet.config import DEV_FAST_MASTER_SECRET, DEV_PEERBUS_TOKEN
 from quintet.net.certificates import CERTIFICATE_NAME
+from quintet.protocols.doors import DOORS
 
 START_S = 30
 STOP_S = 15
@@ -28,16 +29,7 @@ class Server:
         self.folder = folder
         self.settings = settings
         self.port = 0
-        self.ports = {
-            "blipmq": 0,
-            "flymq": 0,
-            "flymq-sdk": 0,
-            "flight": 0,
-            "fast": 0,
-            "peerbus": 0,
-            "peerbus-tcp": 0,
-            "felix": 0,
-        }
+        self.ports = {door.name: 0 for door in DOORS} | {"flight": 0}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -5,6 +5,7 @@ import pytest
 import quintet
 from quintet.client.core.errors import BadUrl
 from quintet.client.core.url import SCHEMES, parse
+from quintet.protocols.doors import DOORS, FLIGHT
 
 
 def test_all_parts() -> None:
@@ -17,6 +18,12 @@ def test_all_parts() -> None:
 def test_default_port(scheme: str) -> None:
     endpoint = parse(f"{scheme}://:k@[::1]")
     assert (endpoint.host, endpoint.port, endpoint.tls) == ("::1", SCHEMES[scheme].port, SCHEMES[scheme].tls)
+
+
+def test_default_ports_are_those_of_the_doors() -> None:
+    """The client loads no options of a broker, so it has a table of its own."""
+    ours = {(scheme.door, scheme.port) for scheme in SCHEMES.values() if scheme.door != FLIGHT}
+    assert ours <= {(door.protocol, door.port) for door in DOORS}
 
 
 def test_the_key_may_stand_alone() -> None:

@@ -16,6 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from quintet.protocols.blipmq.door import BLIPMQ
+from quintet.protocols.doors import DOORS
+from quintet.protocols.flymq.door import FLYMQ
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 START_S = 20.0  # a broker that is neither ready nor gone after this is a hang
@@ -28,13 +32,9 @@ KILL_BEFORE, KILL_AFTER, KILL_TORN, SKIP, SHORT_ENOSPC = -1, -2, -3, -4, -5
 SETTINGS = {
     "QUINTET_LISTENERS__BLIPMQ__PORT": "0",
     "QUINTET_LISTENERS__FLYMQ__PORT": "0",
-    "QUINTET_LISTENERS__FLYMQ_SDK__ENABLED": "false",
     "QUINTET_LISTENERS__FLIGHT__ENABLED": "false",
-    "QUINTET_LISTENERS__FAST__ENABLED": "false",
-    "QUINTET_LISTENERS__PEERBUS__ENABLED": "false",
-    "QUINTET_LISTENERS__PEERBUS_TCP__ENABLED": "false",
-    "QUINTET_LISTENERS__FELIX__ENABLED": "false",
     "QUINTET_LISTENERS__ADMIN__ENABLED": "false",
+    **{f"QUINTET_LISTENERS__{door.key.upper()}__ENABLED": "false" for door in DOORS if door not in (BLIPMQ, FLYMQ)},
     "QUINTET_TOPICS__SEGMENT_BYTES": "131072",
     "QUINTET_DELIVERY__MAX_ATTEMPTS": "1000",
     "QUINTET_LIMITS__DISK_FLOOR_BYTES": "0",

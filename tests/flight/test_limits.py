@@ -14,12 +14,12 @@ from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no t
 from quintet.flight.bridge import Bridge
 from quintet.model.errors import BadRequest, Busy, ShuttingDown
 from quintet.model.tasks import Promise, Verb
+from quintet.protocols import doors
+from quintet.protocols.blipmq.door import BLIPMQ
 from tests.abuse.process import Broker
 from tests.flight.client import Client, basic, refused, rows
 
-SHUT = "".join(
-    f"[listeners.{door}]\nenabled = false\n" for door in ("flymq", "fast", "peerbus", "peerbus_tcp", "felix")
-)
+SHUT = "".join(f"[listeners.{door.key}]\nenabled = false\n" for door in doors.DOORS if door is not BLIPMQ)
 DOORS = f"[listeners.blipmq]\nport = 0\n{SHUT}[listeners.admin]\nport = 0\n"
 PEOPLE = '[[users]]\nname = "ann"\npassword = "a password"\nroles = ["admin"]\n[[keys]]\nname = "key"\nkey = "a-key"\n'
 

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from quintet.cli.main import cli
+from quintet.protocols.doors import PROTOCOLS
 from tests.client.server import STOP_S, Server, running
 from tests.install.commands import ANSWERS, USES, WORKS
 from tests.install.environments import (
@@ -238,7 +239,7 @@ def test_server_is_enough_to_serve_and_to_look_after_the_files(make: Make, tmp_p
     assert process.stdout is not None
     try:
         doors = json.loads(process.stdout.readline())["listeners"]
-        assert {"blipmq", "flymq", "fast", "peerbus", "felix"} <= set(doors), "without pyarrow all but Flight"
+        assert set(PROTOCOLS) <= set(doors), "without pyarrow all but Flight"
         url = f"flymq://admin:admin@{doors['flymq'].rpartition('/')[2]}"
         use(made, url, "served")
     finally:

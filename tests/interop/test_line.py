@@ -14,6 +14,7 @@ import pytest
 from quintet import kernel
 from quintet.model import envelope
 from quintet.protocols.blipmq import codec as blip
+from quintet.protocols.doors import PROTOCOLS as DOORS
 from quintet.protocols.fast import codec as fast
 from quintet.protocols.fast import frames as fast_frames
 from quintet.protocols.fast.mapping import topic_id
@@ -31,7 +32,6 @@ RAW = TOPIC.encode()
 NUMBER = topic_id(RAW)
 STEPS = 40
 RESTART_SHARE = 0.1
-DOORS = ("blipmq", "flymq", "fast", "peerbus", "felix")
 BARE = ("", "", TOPIC)  # a topic's name that is not tenant, namespace and stream
 
 

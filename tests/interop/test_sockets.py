@@ -14,6 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 
 import quintet
+from quintet.client.core.url import ALL_DOORS
 from quintet.client.links.fast import Queues
 from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.config import DEV_PEERBUS_SECRET
@@ -22,7 +23,7 @@ from tests.flight.client import Client
 
 TOPIC = "peerbus/bob"
 MESSAGES = 25  # by each door
-DOORS = ("blipmq", "flymq", "fast", "peerbus", "felix", "flight")
+DOORS = ALL_DOORS
 WAIT_S = 30.0
 
 

@@ -24,7 +24,7 @@ from quintet.model import limits
 from quintet.net import connection, quic_streams, turns
 from tests.abuse import fly_wire
 from tests.crash import wire
-from tests.net.test_session_faults import World, world
+from tests.net.test_session_faults import DOORS, World, world
 
 LONG = "QUINTET_TEST_LONG"  # set: forty storms instead of two
 SEEDS = range(40 if os.environ.get(LONG) else 2)
@@ -32,7 +32,6 @@ STORM_S = 60.0  # longer is a hang
 BOUNDS_BYTES = (1, limits.MIB, 4 * limits.MIB)
 LARGE, LARGE_BYTES = 16, 300 * limits.KIB
 MESSAGES = 30
-DOORS = ("blipmq", "flymq", "fast", "peerbus", "peerbus-tcp", "felix")
 
 
 class Peer:

@@ -17,6 +17,7 @@ import quintet
 from quintet import server as server_module
 from quintet.broker.identity.tokens import mint
 from quintet.client.bus import Bus
+from quintet.client.core.url import ALL_DOORS
 from quintet.client.links.fast import Queues
 from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.config import DEV_FAST_MASTER_SECRET, DEV_PEERBUS_SECRET, DEV_PEERBUS_TOKEN, Settings
@@ -24,11 +25,14 @@ from quintet.model.errors import QuintetError
 from quintet.net.certificates import CERTIFICATE_NAME
 from quintet.net.connection import Connection
 from quintet.net.listener import Listener
+from quintet.protocols import doors
 from quintet.protocols.felix.mapping import EventStream
+from quintet.protocols.flymq.door import FLYMQ_SDK
 from quintet.server import Server
 
 WAIT_S = 20.0
-DOORS = ("blipmq", "flymq", "fast", "peerbus", "peerbus-tcp", "felix")
+# All that our client speaks; the sessions of flymq-sdk are FlyMQ's.
+DOORS = tuple(door.name for door in doors.DOORS if door is not FLYMQ_SDK and door.protocol in ALL_DOORS)
 # Callbacks a door's sessions never get: FlyMQ has no push, a peer's publishes are appended by broker/doors/peers.py.
 NEVER = {("flymq", "records"), ("peerbus", "appended"), ("peerbus-tcp", "appended")}
 CALLBACKS = ("appended", "completed", "records", "tick", "receive", "recheck")
@@ -101,7 +105,7 @@ async def world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setattr(server_module, "_report", lambda event, fields: reports.append((event, fields)))
     monkeypatch.setattr(server_module, "_quiet_the_collector", lambda: None)
     monkeypatch.setenv(SECRET_VARIABLE, DEV_PEERBUS_SECRET)
-    names = ("blipmq", "flymq", "flymq_sdk", "fast", "peerbus", "peerbus_tcp", "felix", "admin", "flight")
+    names = (*(door.key for door in doors.DOORS), "admin", "flight")
     flags: dict[str, Any] = {"data": folder, "dev": True} | {f"listeners.{name}.port": 0 for name in names}
     flags |= {"listeners.flight.enabled": False, "listeners.admin.enabled": False}
     settings = Settings.load(None, {}, flags)

@@ -1,8 +1,26 @@
-"""Joins the parts of the broker and gives the doors their verbs: log in, publish, subscribe, find a subscription.
+"""Joins the parts of the broker and gives the doors their verbs.
 
-A session starts here: who is this, where does this publish go, subscribe, find my subscription. Parts that one protocol
-needs (queues, peers, caches, groups ...) are attributes of the broker. Late results (durability, disk) come through the sink. The broker owns topics, subscriptions and access; it has
-no thread, no clock of its own, and sees no protocol's bytes.
+A session asks what is listed here, and nothing else of the broker (tests/broker/test_broker.py compares). A door that needs no more
+than the first row is examples/line_door.py.
+
+    every     access, audit, authenticate, doors, draining, leave, listen, overloaded, publish_target, scheduler, subscribe, subscription
+    flymq     create_topic, dead, dead_letter_counts, dead_letters_of, delays, delete_topic, elsewhere, events, groups, keys, producers,
+              reject, schemas, slices, topics, transactions, users, wait_for
+    fast      queues, tokens
+    peerbus   peers
+    felix     caches, claims, elsewhere, groups, publishes_dropped, slices, subscriptions, tenant_tokens, tenants, topics
+
+In the words of a door:
+
+    log in        authenticate with a key; users.authenticate_password; queues.bearer and tenant_tokens.verify with a token. Then
+                  access.current with the identity, whenever access.epoch is another one (protocols/base.py)
+    publish       publish_target, then Topic.publish
+    subscribe     subscribe is kept over restarts, listen is for the life of a connection; both say the door's name to the audit
+    acknowledge   subscription, then Subscription.ack, nack, working
+    fetch         subscription, then Subscription.poll; by offset topics.find, then broker/topics/reads.py, and wait_for
+
+Parts (queues, peers, caches, groups ...) are attributes. Late results (durability, disk) come through the sink. The broker owns
+topics, subscriptions and access; it has no thread, no clock of its own, and sees no protocol's bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -95,6 +113,7 @@ class BrokerOptions:
     tenants: Mapping[str, TenantQuota] = field(default_factory=dict)
     keep_rejected: bool = False  # what a schema refuses goes to the dead letters, too
     entropy: Entropy = no_entropy
+    doors: frozenset[str] = frozenset()  # what the origins of records begin with: no client may call itself one of them
 
 
 class Broker:
@@ -107,6 +126,7 @@ class Broker:
         self.scheduler = scheduler
         self.clock = WallClock(scheduler.now(), scheduler.monotonic())
         self._report = report
+        self.doors = options.doors
         self.access = Access(dead_letter_suffix=options.dead_letter_suffix)
         self.access.on_refused = self._refused
         self.tokens = Tokens()  # refuses every token until set_tokens
@@ -336,24 +356,63 @@ class Broker:
 
     # -- subscribe -------------------------------------------------------------------------------------------------
 
-    def subscribe(self, principal: Principal, name: bytes, qos: int, sink: Sink, token: object, peer: str = "") -> None:
-        """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart."""
+    def subscribe(
+        self,
+        principal: Principal,
+        name: bytes,
+        qos: int,
+        sink: Sink,
+        token: object,
+        peer: str = "",
+        door: str = "blipmq",
+    ) -> None:
+        """A new subscription; `sink.completed(token, subscription, error)` when it would survive a restart. `door` is who
+        the audit names."""
         self.access.require(principal, "subscribe", text_of(name), peer)
         topic = self.topics.ensure(name, durable=qos > 0)
-        start_alone(self.scheduler, self._subscribe(principal, topic, qos, sink, token))
+        start_alone(self.scheduler, self._subscribe(principal, topic, qos, door, sink, token))
 
-    async def _subscribe(self, principal: Principal, topic: Topic, qos: int, sink: Sink, token: object) -> None:
+    async def _subscribe(
+        self, principal: Principal, topic: Topic, qos: int, door: str, sink: Sink, token: object
+    ) -> None:
         made: Subscription | None = None
         error: Exception | None = None
         try:
             await topic.ready()
-            made = self.subscriptions.create(principal.name, topic, qos)
+            made = self.subscriptions.create(principal.name, topic, qos, door=door)
             await self.subscriptions.when_made(made)
         except QuintetError as refused:
             error = refused
             if made is None:  # the caller expects no answer within its call
                 await next_turn(self.scheduler)
         sink.completed(token, made, error)
+
+    def listen(
+        self, principal: Principal, name: bytes, qos: int, sink: Sink, token: object, peer: str = "", *, door: str
+    ) -> None:
+        """A subscription to what comes from now on, for the life of a connection: `sink.completed(token, subscription, error)`
+        in a later turn, then its reader attaches it. `leave` ends it."""
+        self.access.require(principal, "subscribe", text_of(name), peer)
+        topic = self.topics.ensure(name, durable=True)
+        start_alone(self.scheduler, self._listen(principal.name, topic, qos, door, sink, token))
+
+    async def _listen(self, owner: str, topic: Topic, qos: int, door: str, sink: Sink, token: object) -> None:
+        made: Subscription | None = None
+        error: Exception | None = None
+        try:
+            await topic.ready()
+            made = self.subscriptions.transient(owner, topic, door=door, qos=qos)
+        except QuintetError as refused:
+            error = refused
+        await next_turn(self.scheduler)  # the caller expects no answer within its call
+        sink.completed(token, made, error)
+
+    def leave(self, subscription: Subscription, sink: Sink) -> None:
+        """Its reader is gone, or may not read it any more: what it had in flight is due again, and a subscription for the life
+        of a connection ends."""
+        subscription.detach(sink)
+        if subscription.id < 0 and self.subscriptions.find(subscription.owner, subscription.id) is subscription:
+            self.subscriptions.remove(subscription)
 
     def subscription(self, principal: Principal, id: int) -> Subscription | None:
         """This principal's subscription of that id, if it may still read its topic."""

@@ -14,17 +14,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, create_model, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from quintet.broker.identity.access import BUILT_IN_ROLE_NAMES, check_user_name, twin_key
 from quintet.broker.identity.passwords import check_hash
-from quintet.config.doors import Listener, Listeners
-from quintet.config.fields import Bytes, Count, Durability, Section, is_loopback, matches, read_secret
+from quintet.config.doors import Listeners, load_plugins, with_plugins
+from quintet.config.fields import Durability, matches, read_secret
 from quintet.config.tenancy import Cache, Tenant
 from quintet.config.trust import Audit, Peers, Tokens
 from quintet.model import limits
 from quintet.model.errors import ConfigError
+from quintet.protocols.options import Bytes, Count, Listener, Section, is_loopback
 
 # Development credentials, the same on every machine: --dev listens on loopback only.
 DEV_NAME: Final = "dev"
@@ -36,12 +37,6 @@ DEV_PEERBUS_TOKEN: Final = "dev-token"
 DEV_USER: Final = "admin"
 DEV_PASSWORD: Final = "admin"
 DEV_DATA: Final = ".quintet"
-DEV_LISTENERS: Final = (
-    ("flymq_sdk", "enabled", True),
-    ("peerbus_tcp", "enabled", True),
-    ("felix", "open", True),
-    ("felix", "anonymous_role", "admin"),
-)
 
 ENV_PREFIX: Final = "QUINTET_"
 ENV_SEPARATOR: Final = "__"
@@ -350,6 +345,16 @@ class Limits(Section):
     )
 
 
+class Plugins(Section):
+    """What is loaded beside Quintet's own parts. It runs inside the broker, with all of its rights."""
+
+    doors: tuple[str, ...] = Field(
+        default=(),
+        description='Doors of other packages, each as "module:NAME" of a `quintet.protocols.door.Door`. Each has a section '
+        "`[listeners.NAME]`.",
+    )
+
+
 class Settings(Section):
     """Everything an operator may choose."""
 
@@ -362,6 +367,7 @@ class Settings(Section):
     drain_timeout_s: float = Field(default=10.0, ge=0, description="Longest graceful stop, in seconds.")
     log: LogOutput = Field(default=LogOutput(), description="What the broker says about itself, on stderr.")
     listeners: Listeners = Field(default=Listeners(), description="The doors.")
+    plugins: Plugins = Field(default=Plugins(), description="What is loaded beside Quintet's own parts.")
     keys: tuple[Key, ...] = Field(default=(), description="API keys. Without any, only users can log in.")
     users: tuple[User, ...] = Field(default=(), description="Users with a password; more can be made on the wire.")
     roles: tuple[Role, ...] = Field(default=(), description="Roles beside the built-in ones.")
@@ -409,9 +415,11 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _open_only_in_development(self) -> Self:
-        if self.listeners.felix.open and not self.dev:
-            text = "lets everybody in, which only --dev may"
-            raise PydanticCustomError("felix_open", text, {"path": ("listeners", "felix", "open")})
+        for door in self.listeners.doors:
+            for option in door.dev_only:
+                if getattr(self.listeners.of(door), option) and not self.dev:
+                    text = "lets everybody in, which only --dev may"
+                    raise PydanticCustomError("dev_only", text, {"path": ("listeners", door.key, option)})
         return self
 
     @field_validator("tenants")
@@ -425,7 +433,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _dev_stays_home(self) -> Self:
-        for name in Listeners.model_fields:
+        for name in type(self.listeners).model_fields:
             listener: Listener = getattr(self.listeners, name)
             if self.dev and listener.enabled and not is_loopback(listener.host):
                 raise PydanticCustomError(
@@ -494,22 +502,35 @@ def load_with_origins(
             path = tuple(dotted.split("."))
             _put(tree, path, value)
             origins[path] = f"flag --{path[-1].replace('_', '-')}"
+    kind = Settings
     try:
-        if Settings.model_validate({"dev": tree.get("dev", False)}).dev:
-            _apply_dev(tree, origins)
-        settings = Settings.model_validate(tree)
+        first = Settings.model_validate({name: tree[name] for name in ("dev", "plugins") if name in tree})
+        kind = _with_plugins(first.plugins)
+        if first.dev:
+            _apply_dev(tree, origins, kind)
+        settings = kind.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error, file, origins) from None
+        raise _explain(error, file, origins, kind) from None
     return settings, origins
 
 
-def _apply_dev(tree: dict[str, Any], origins: Origins) -> None:
+def _with_plugins(plugins: Plugins) -> type[Settings]:
+    """The tree of options with the sections of these doors in it."""
+    if not plugins.doors:
+        return Settings
+    kind = with_plugins(load_plugins(plugins.doors))
+    field: Any = (kind, Field(default=kind(), description="The doors."))
+    return create_model("Settings", __base__=Settings, __doc__=Settings.__doc__, listeners=field)
+
+
+def _apply_dev(tree: dict[str, Any], origins: Origins, kind: type[Settings]) -> None:
     """The --dev preset: below everything that was given, besides the key and the user that are added to the others."""
     tree.setdefault("data", DEV_DATA)
     for name in ("data", "keys", "users"):
         origins.setdefault((name,), "preset of dev")
     listeners = tree.setdefault("listeners", {})
-    for name, key, value in DEV_LISTENERS:
+    doors = kind.model_fields["listeners"].default.doors
+    for name, key, value in ((door.key, key, value) for door in doors for key, value in door.dev.items()):
         extra = listeners.setdefault(name, {}) if isinstance(listeners, dict) else None
         if isinstance(extra, dict) and key not in extra:
             extra[key] = value
@@ -544,7 +565,7 @@ def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tup
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def _explain(error: ValidationError, file: Path | None, origins: Origins) -> ConfigError:
+def _explain(error: ValidationError, file: Path | None, origins: Origins, kind: type[Section]) -> ConfigError:
     """One line for the first problem: where, which key, what is wrong, what was probably meant."""
     problems = error.errors(include_url=False)
     # A misspelt key often makes a second complaint (a missing one): the misspelling is the one to tell.
@@ -553,7 +574,7 @@ def _explain(error: ValidationError, file: Path | None, origins: Origins) -> Con
     origin = _origin_of(path, origins) or (str(file) if file else "defaults")
     key = dotted(path)
     if first["type"] == "extra_forbidden":
-        text = f"unknown key{_nearest(path)}"
+        text = f"unknown key{_nearest(path, kind)}"
     elif first["type"] == "missing":
         text = "missing"
     else:
@@ -583,8 +604,8 @@ def _is_secret(path: tuple[str | int, ...]) -> bool:
     return bool(path) and path[-1] in ("key", "key_sha256", "password", "password_argon2", "secret", "hmac_secret")
 
 
-def _nearest(path: tuple[str | int, ...]) -> str:
-    section = section_at(path[:-1])
+def _nearest(path: tuple[str | int, ...], kind: type[Section]) -> str:
+    section = section_at(path[:-1], kind)
     return nearest_key(dotted(path), [dotted((*path[:-1], name)) for name in section.model_fields] if section else [])
 
 
@@ -599,9 +620,8 @@ def nearest_key(wrong: str, keys: list[str]) -> str:
 # -- the tree as data: for the reference, `config init` and `config explain` ------------------------------------------
 
 
-def section_at(path: tuple[str | int, ...]) -> type[Section] | None:
+def section_at(path: tuple[str | int, ...], section: type[Section] = Settings) -> type[Section] | None:
     """The section a path leads to, lists being passed through."""
-    section: type[Section] = Settings
     for name in path:
         if isinstance(name, int):
             continue

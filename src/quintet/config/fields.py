@@ -1,50 +1,11 @@
-"""What fields of the configuration are made of: bytes with units, ports, patterns, secrets in files."""
+"""What fields of the configuration are made of beside those of protocols/options.py: patterns, secrets in files."""
 
-import ipaddress
 import os
-import re
 import stat
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
-from quintet.model import limits
-
-GIB: Final = 1024 * limits.MIB
-_UNITS: Final = {"": 1, "B": 1, "KIB": limits.KIB, "MIB": limits.MIB, "GIB": GIB, "TIB": 1024 * GIB}
-
-
-def _parse_bytes(value: object) -> object:
-    """'16 MiB' and the like as a number of bytes; anything else is left for pydantic to judge."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", value)
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError("expected a number of bytes, or a text like '16 MiB' (B, KiB, MiB, GiB, TiB)")
-    return int(match[1]) * _UNITS[match[2].upper()]
-
-
-Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(ge=0)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Count = Annotated[int, Field(ge=1)]
 Durability = Literal["fsync", "interval", "os", "memory"]
-
-
-class Section(BaseModel):
-    """A table of the file. Frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach a listener on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def matches(pattern: str, name: str) -> bool:

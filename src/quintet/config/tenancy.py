@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from quintet.config.fields import Bytes, Count, Section
 from quintet.model import limits
+from quintet.protocols.options import Bytes, Count, Section
 
 
 class Cache(Section):

@@ -5,8 +5,9 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from quintet.config.fields import Bytes, Count, Section, read_secret
+from quintet.config.fields import read_secret
 from quintet.model import envelope, limits
+from quintet.protocols.options import Bytes, Count, Section
 
 SECRET_BYTES_MIN: Final = {"HS256": 32, "HS384": 48, "HS512": 64}  # RFC 7518, section 3.2: as long as the hash
 

@@ -3,6 +3,31 @@
 A session is a state machine over bytes. The connection is its only caller and drains `take_output` after every call, so
 output made because of another client's publish is never left lying. Every chunking of the same bytes gives the same
 output, and replies keep the order of their requests however late durability completes: that is what `Replies` is for.
+
+What a session owes beside its methods, and is owed:
+
+    rights      It keeps the identity of its login, the principal, and `broker.access.epoch` of that moment. `receive` compares the
+                epochs first. If they differ it asks `access.current(identity)` again, forgets what it remembered by the old rights
+                (targets of publishes), and leaves subscriptions that `broker.subscription` does not give it any more; with no
+                principal left it sets `closing`. A client that only listens is told by a `receive` of no bytes: the server calls
+                `recheck` of every connection when the epoch has changed. Over QUIC, `shared.recheck(now)` does it for subscriptions
+                whose stream is closed. What expires by a date (a token) is the session's own to look at.
+    credit      A subscription that is attached pushes into `on_records` while the sink has room and its consumer has credit:
+                `subscription.grant(n)` says how many unsettled records the client takes, 0 as many as configured. A session that
+                grants nothing is bounded by room and delivery.in_flight_max.
+    settling    `subscription.ack`, `nack`, `working`; each returns, or passes over, what is not this reader's to settle. There is no call
+                that says "a record you hold was settled by other means": a record that timed out, was buried or was given to
+                another reader is not pending here any more, and the session learns it from the return value of the acknowledgement.
+                A subscription that was removed with its topic raises the epoch, so the session finds it gone when it looks again.
+    skipping    Records that expired or were removed by retention are never pushed; a lane's `skipped` counts them, for a wire that
+                tells its reader (Felix: lagged).
+    deadlines   `deadline` is asked for at every sweep of the listener, as long as there is one. A session that had none and gets one
+                again is not looked at by itself: only the WebSocket part needs that, and calls `watch` of its connection.
+    the end     `closing` is drained and then shuts the transport; `closed` comes exactly once, also after a fault, and leaves every
+                subscription (`broker.leave`, or `detach`). After it no callback enters the session.
+
+Two members are read only where a session has them: `quick_ack` (the peer waits for the acknowledgement of TCP itself) and `making`
+(Link.claim).
 """
 
 from collections import deque

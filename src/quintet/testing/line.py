@@ -14,6 +14,7 @@ from quintet.broker.identity.access import Credential, hash_secret
 from quintet.log.embedded.engine import EmbeddedLog
 from quintet.model.batch import RecordBatch
 from quintet.protocols.base import Session
+from quintet.protocols.doors import origins
 from quintet.testing.sim import SimDisk, SimScheduler
 
 DATA = Path("/data")
@@ -27,7 +28,7 @@ class SimBroker:
 
     def __init__(self, keys: dict[str, str] | None = None, options: BrokerOptions | None = None) -> None:
         self.keys = keys or {"dev": "dev-key"}
-        self.options = replace(options or BrokerOptions(), entropy=Random(0).randbytes)
+        self.options = replace(options or BrokerOptions(), entropy=Random(0).randbytes, doors=origins())
         self.disk = SimDisk()
         self.scheduler = SimScheduler()
         self.reports: list[tuple[str, dict[str, object]]] = []

@@ -13,6 +13,7 @@ from quintet.model import limits
 from quintet.protocols.base import WAIT
 from quintet.protocols.peerbus import codec, frames
 from quintet.protocols.peerbus.session import LATE_ACKS_US
+from tests.protocols.cases import DoorLaws
 from tests.protocols.peerbus.helpers import (
     ack,
     broker,
@@ -423,6 +424,24 @@ class TestRights:
         peer = connect(sim)
         peer.exchange(codec.register("ann-token", "bob") + b"\n")
         assert how_closed(peer) == (1008, "name not allowed for this token") and len(sim.broker.peers) == 0
+
+
+class TestLaws(DoorLaws):
+    """What amy gets, and bob behind it: she is no recipient of her own, whose copy may come before or behind a reply."""
+
+    def run(self, chunks: list[int]) -> tuple[bytes, str | None]:
+        sim = broker()
+        bob, amy = peer_of(sim, "bob"), connect(sim)
+        amy.feed(self.script(), chunks)
+        sim.scheduler.settle()
+        return amy.take() + bob.take(), amy.session.closing
+
+    def script(self) -> bytes:
+        lines = (
+            codec.register("ann-token", "amy"), letter("amy", "bob", "m1"), b"", codec.ack("m0"), letter("amy", "*", "b1"),
+            codec.ask_peers(), b"[]", codec.register("ann-token", "amy"), codec.ask_peers(),
+        )  # fmt: skip
+        return b"".join(line + b"\n" for line in lines)
 
 
 @settings(max_examples=60, deadline=None)

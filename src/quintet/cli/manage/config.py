@@ -16,7 +16,7 @@ from quintet.cli.terminal.output import echo
 from quintet.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quintet.config.fields import Section
+    from quintet.protocols.options import Section
 
 FILE = click.option(
     "--config",
@@ -159,11 +159,12 @@ the log and stay. `quintet acl set` narrows topics down further. `deploy/quintet
 
 
 def _reload() -> str:
-    from quintet.config.reloading import CERTIFICATES, TAKEN
+    from quintet.config.reloading import Reloads
 
-    sections = [name for name in TAKEN if f"{name}.*" not in TAKEN and "." not in name]
-    doors = sorted({path.split(".")[1] for path in CERTIFICATES})
-    felix = [path for path in TAKEN if path.startswith("listeners.")]
+    reloads = Reloads()
+    sections = [name for name in reloads.taken if f"{name}.*" not in reloads.taken and "." not in name]
+    doors = sorted({path.split(".")[1] for path in reloads.certificates})
+    felix = [path for path in reloads.taken if path.startswith("listeners.")]
     return f"""\
 ## SIGHUP
 

@@ -50,7 +50,7 @@ SCHEMES: Final = {
 
 DIALECTS: Final = ("document", "sdk")
 COMPRESSIONS: Final = ("none", "gzip", "lz4", "zstd", "snappy")
-ALL_DOORS: Final = ("blipmq", "flymq", "flight", "fast", "peerbus", "felix")
+ALL_DOORS: Final = tuple(dict.fromkeys(scheme.door for scheme in SCHEMES.values()))
 # option -> the doors that have it, and what it may be; none: anything
 OPTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "ca": (ALL_DOORS, ()),

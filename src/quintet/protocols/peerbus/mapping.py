@@ -14,6 +14,7 @@ the data folder is. What only the broker may say of itself (such an id, that sou
 import base64
 import re
 import unicodedata
+from collections.abc import Container
 from typing import Final
 
 from msgspec import json
@@ -27,7 +28,6 @@ from quintet.protocols.peerbus import codec, frames
 
 SOURCE: Final = "quintet"
 ID_PREFIX: Final = "q:"  # of ids of envelopes that the broker makes
-DOORS: Final = frozenset({"blipmq", "fast", "felix", "flight", "flymq", "peerbus", SOURCE})  # what origins begin with
 _OWN_ID: Final = re.compile(rf"{ID_PREFIX}[0-9a-f]{{{2 * IDENTITY_BYTES}}}:[0-9]+:[0-9]+")
 _LAST_US: Final = (
     253_402_300_799_999_999  # of the year 9999: no later time can be written; times are the publisher's to choose
@@ -37,8 +37,9 @@ _FORBIDDEN: Final = frozenset("|*/\\")
 _INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
-def check_peer_name(name: str) -> None:
-    """BadName if no peer may have this name. The empty one has its own words and is not judged here."""
+def check_peer_name(name: str, doors: Container[str]) -> None:
+    """BadName if no peer may have this name. The empty one has its own words and is not judged here. `doors` is what origins
+    of records begin with."""
     size = len(name.encode())
     if size > frames.NAME_BYTES_MAX:
         raise BadName(f"a peer name has 1 to {frames.NAME_BYTES_MAX} bytes, this one has {size}")
@@ -46,7 +47,8 @@ def check_peer_name(name: str) -> None:
         raise BadName("a peer name has none of | * / and the backslash: they mean something in keys and topics")
     if any(unicodedata.category(letter) in _INVISIBLE for letter in name):
         raise BadName("a peer name has no control or invisible characters")
-    if name.casefold() == SOURCE or (":" in name and name.partition(":")[0].casefold() in DOORS):
+    first, colon, _ = name.casefold().partition(":")
+    if first == SOURCE or (colon and first in doors):
         raise BadName(f"{name!r} is how the broker names who sent by another door: DOOR:CLIENT, or {SOURCE}")
     if name != name.strip() or unicodedata.normalize("NFC", name) != name:
         raise BadName("a peer name is in its one spelling (NFC), without blanks around it")

@@ -249,7 +249,7 @@ class PeerSession:
         if not name:
             return self.close(errors.EMPTY_NAME)
         try:
-            check_peer_name(name)
+            check_peer_name(name, self._broker.doors)
             self._identity, self._principal = self._broker.authenticate(token.encode(), self._peer)
         except BadName:
             return self.close(errors.BAD_NAME)

@@ -1,0 +1,55 @@
+"""The row of the BlipMQ door: its options, its rights, how its sessions are made."""
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+from pydantic import Field
+
+from quintet.model import limits
+from quintet.protocols.blipmq import frames
+from quintet.protocols.door import Development, Door, MakeSession
+from quintet.protocols.options import Bytes, Port, TcpListener
+
+if TYPE_CHECKING:
+    from quintet.broker.core import Broker
+    from quintet.protocols.base import Link, Session
+
+
+class BlipmqListener(TcpListener):
+    """The BlipMQ door."""
+
+    port: Port = Field(default=5555, description="TCP port; 0 picks a free one, which --print-ready reports.")
+    max_frame_bytes: Annotated[Bytes, Field(ge=64, le=limits.BATCH_BYTES_MAX)] = Field(
+        default=16 * limits.MIB, description="Largest frame accepted, in bytes; a larger one closes the connection."
+    )
+
+
+def _open(broker: "Broker", options: BlipmqListener) -> MakeSession:
+    from quintet.protocols.blipmq.session import BlipSession
+
+    monotonic, frame_bytes_max = broker.scheduler.monotonic, options.max_frame_bytes
+
+    def make(link: "Link", peer: str, _address: str) -> "Session":
+        return BlipSession(broker, link, monotonic(), frame_bytes_max, peer)
+
+    return make
+
+
+def _dev_lines(dev: Development) -> list[str]:
+    url = f"blipmq://:{dev.key}@{dev.address}"
+    return [
+        f"{dev.command} sub --url {url} demo        # API key {dev.key}",
+        f"{dev.command} pub --url {url} demo hello",
+    ]
+
+
+BLIPMQ: Final = Door(
+    name="blipmq",
+    protocol="blipmq",
+    title="BlipMQ",
+    about="The BlipMQ door.",
+    options=BlipmqListener,
+    operations=frames.NAMES,
+    rights=frames.RIGHTS,
+    open=_open,
+    dev_lines=_dev_lines,
+)

@@ -1,0 +1,25 @@
+"""The doors that come with Quintet, one row for each. Everything that means "all doors" is derived from this tuple.
+
+Arrow Flight and admin are no rows: they stand above net/ and have neither sessions nor a folder here.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from quintet.protocols.blipmq.door import BLIPMQ
+from quintet.protocols.door import Door
+from quintet.protocols.fast.door import FAST
+from quintet.protocols.felix.door import FELIX
+from quintet.protocols.flymq.door import FLYMQ, FLYMQ_SDK
+from quintet.protocols.peerbus.door import PEERBUS, PEERBUS_TCP
+
+Doors = tuple[Door[Any], ...]
+
+DOORS: Final[Doors] = (BLIPMQ, FLYMQ, FLYMQ_SDK, FAST, PEERBUS, PEERBUS_TCP, FELIX)
+PROTOCOLS: Final = tuple(dict.fromkeys(door.protocol for door in DOORS))
+FLIGHT: Final = "flight"
+
+
+def origins(doors: Iterable[Door[Any]] = DOORS) -> frozenset[str]:
+    """What the origin of a record that came by one of these doors begins with; by Flight, too."""
+    return frozenset({FLIGHT, *(door.protocol for door in doors)})
