@@ -231,7 +231,7 @@ def test_a_table_names_the_extra_of_its_format(
         name for name in sys.modules if name.partition(".")[0] in missing
     }:  # what was imported is found, too
         monkeypatch.setitem(sys.modules, name, None)
-    from quintet.spark.lake.sink import table_of
+    from quintet.spark.lake.opening import table_of
 
     where = " in an object store" if "://" in place else ""
     if not package and not where:

@@ -9,7 +9,8 @@ import pytest
 from quintet.broker.consumers.group import GroupRow as BrokerRow
 from quintet.flight import wire
 from quintet.spark.pipelines import lag, lag_picture
-from quintet.spark.pipelines.lag import GroupRow, Options, Sample, sampled
+from quintet.spark.pipelines.lag import GroupRow, Options, sampled
+from quintet.spark.pipelines.lag_picture import Sample
 from quintet.spark.source.link import Link
 from quintet.spark.source.options import target
 from tests.spark.conftest import FlightServer

@@ -20,8 +20,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from quintet.spark import lake
 from quintet.spark.lake import meta, schema
 from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.opening import FORMATS, table_of
 from quintet.spark.lake.parquet import ParquetTable
-from quintet.spark.lake.sink import FORMATS, BatchWriter, Sink, settings, table_of
+from quintet.spark.lake.sink import BatchWriter, Sink, settings
 from quintet.spark.lake.storage import files, journal, swap
 from quintet.spark.lake.storage.files import File, Heaps
 from quintet.spark.lake.table import Table

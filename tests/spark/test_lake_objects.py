@@ -20,7 +20,8 @@ from quintet.model.errors import ConfigError
 from quintet.spark import failures, lake
 from quintet.spark.lake import object_parquet
 from quintet.spark.lake.errors import LakeError, Outrun, StoreUnreachable
-from quintet.spark.lake.sink import FORMATS, Sink, settings, table_of
+from quintet.spark.lake.opening import FORMATS, table_of
+from quintet.spark.lake.sink import Sink, settings
 from quintet.spark.lake.storage import claims, files, journal
 from quintet.spark.lake.storage import options as storage
 from quintet.spark.lake.storage.objects import Info, ObjectPath, located

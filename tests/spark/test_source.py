@@ -33,8 +33,9 @@ from quintet.spark.source import reader as reading
 from quintet.spark.source.link import Link
 from quintet.spark.source.narrow import Narrowing
 from quintet.spark.source.options import OptionError, Target, read_options, target
-from quintet.spark.source.reader import PushingReader, Span
+from quintet.spark.source.reader import PushingReader
 from quintet.spark.source.source import QuintetSource
+from quintet.spark.source.spans import Span
 from tests.spark.conftest import FlightServer, flying
 from tests.spark.data import SECOND_US, START_US, create, fill, filled, link_to, manage, publish, put
 

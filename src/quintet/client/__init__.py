@@ -4,9 +4,10 @@
     bus.py            what users hold: publish, subscribe, producer, transaction, request
     producer.py       many small sends gathered into few large writes
     idempotent.py     numbers that make a retry no duplicate
+    source.py         what a subscription reads from, and the queue that it fills
     subscription.py   a bounded queue between a source and an iterator, and the acknowledgements back
     push.py           the source whose server delivers by itself
-    group.py          the source that asks: membership of a group and commits; fetcher.py has its questions
+    group.py          the source that asks: membership of a group and commits; fetcher.py has its questions, partition.py its counts
     reading.py        reads by offset and by time, without a subscription
     transaction.py    all or nothing
     message.py        what users get: Ack, Message, MessageBatch
@@ -14,7 +15,7 @@
     blipmq.py         the BlipMQ door; the only file that knows its frames
     flymq.py          the FlyMQ door, alike
     fast.py           the Fast door, alike, and what only it has: queues with keys
-    peerbus.py        the peerbus door, alike: one connection for all links of a bus; peerbus_ws.py has its WebSocket
+    peerbus.py        the peerbus door, alike: one connection for all links of a bus (peerbus_wire.py); peerbus_ws.py has its WebSocket
     mailbox.py        the source of that door: verified, once, acknowledged after use
     felix.py          the Felix door: one QUIC connection for all links of a bus, a stream for each; felix_wire.py has its
                       frames, felix_source.py its subscriptions, quic.py the connection

@@ -26,7 +26,7 @@ from quintet.client.core.base import (
     Wanted,
     deadline,
 )
-from quintet.client.core.errors import BadName, BadUrl, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
+from quintet.client.core.errors import BadName, BadUrl, Closed, ConnectionLost, DeliveryError, Unsupported, too_large
 from quintet.client.core.message import Ack, Message, MessageBatch, key_bytes, to_bytes
 from quintet.client.core.subscription import PREFETCH_DEFAULT, Subscription
 from quintet.client.core.url import COMPRESSIONS
@@ -83,10 +83,6 @@ def check_compression(name: str) -> None:
     """PackageMissing if this client cannot do what it is asked for."""
     if name in COMPRESSORS:
         load(COMPRESSORS[name], f"compression {name}", "compression")
-
-
-def too_large(size: int, most: int) -> TooLarge:
-    return TooLarge(f"a message of {size} bytes is over the {most} that fit into one frame", hint="split it")
 
 
 class Bus:

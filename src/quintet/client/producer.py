@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final
 
 from quintet.client.core.base import ANY, Channel, Load, Outcome, deadline
-from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, DeliveryError, Unsupported
+from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, DeliveryError, Unsupported, too_large
 from quintet.client.core.message import key_bytes, to_bytes
 from quintet.client.idempotent import Sequencer, split
 from quintet.model.errors import QuintetError
@@ -105,8 +105,6 @@ class Producer:
             )
         data = to_bytes(value)
         if len(data) > self._value_bytes_max:
-            from quintet.client.bus import too_large
-
             raise too_large(len(data), self._value_bytes_max)
         size = len(data) + SEND_OVERHEAD_BYTES
         if key is not None or partition is not None:

@@ -21,15 +21,13 @@ import termios
 from collections.abc import Callable
 from functools import partial
 from time import time_ns
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.net.output import OWN_BYTES_MAX, PRESSED_BYTES_MIN, PRESSED_STALL_US
+from quintet.net.output import OWN_BYTES_MAX, PRESSED_BYTES_MIN, PRESSED_STALL_US, OutputBudget
+from quintet.net.turns import Turns
 from quintet.protocols.base import STALL, WAIT, Session
-
-if TYPE_CHECKING:
-    from quintet.net.listener import Listener
 
 LARGE_REST_BYTES = 64 * limits.KIB  # of an unfinished frame: above this it is collected in a buffer of its own
 HELD_BYTES_MAX = 16 * limits.KIB  # read while an answer is waited for, to notice a peer that goes
@@ -79,6 +77,38 @@ def queued_bytes(of: socket.socket | None) -> int:
         return 0
 
 
+class Owner(Protocol):
+    """What a connection needs of its listener (listener.Listener): shared buffers, counters, and whom to tell."""
+
+    turns: Turns
+    output: OutputBudget
+    loop: asyncio.AbstractEventLoop
+    read_view: memoryview
+    make_session: "Callable[[Connection], Session]"
+    bytes_in: int
+    bytes_out: int
+    stalls: int
+
+    @property
+    def name(self) -> str: ...
+
+    def now(self) -> int: ...
+
+    def monotonic(self) -> int: ...
+
+    def opened(self, connection: "Connection") -> None: ...
+
+    def auth_failed(self, connection: "Connection", count: int) -> None: ...
+
+    def watch_stall(self, connection: "Connection") -> None: ...
+
+    def closing(self, connection: "Connection", reason: str) -> None: ...
+
+    def fault(self, connection: "Connection", where: str, error: Exception) -> None: ...
+
+    def closed(self, connection: "Connection") -> None: ...
+
+
 class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
@@ -87,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
         "_session", "_stalled_bytes", "_stalled_since", "_transport", "_turns", "_waking", "peer",
     )  # fmt: skip
 
-    def __init__(self, listener: "Listener") -> None:
+    def __init__(self, listener: Owner) -> None:
         self._listener = listener
         self._turns = listener.turns
         self._transport: asyncio.Transport | None = None
@@ -194,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def turn_facts(self) -> dict[str, object]:
         operation = getattr(self._session, "operation", "")
-        return {"door": self._listener.options.name, "operation": operation, "peer": self.peer, "who": self.who}
+        return {"door": self._listener.name, "operation": operation, "peer": self.peer, "who": self.who}
 
     def turn_over(self) -> bool:
         return self._turns.over()

@@ -62,8 +62,8 @@ class QuicOptions:
 class QuicConnection:
     """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
 
-    __slots__ = ("_code", "_crowded", "_empty_since", "_holds", "_opened_at", "_outlets", "_queued", "_reason", "_streams", "_used", "_waiting",
-                 "_watched", "_who", "closing", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
+    __slots__ = ("_code", "_empty_since", "_holds", "_opened_at", "_outlets", "_queued", "_reason", "_streams", "_used", "_waiting",
+                 "_watched", "_who", "closing", "crowded", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
 
     def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
         self.listener = listener
@@ -83,7 +83,7 @@ class QuicConnection:
         self._watched: set[Writer] | None = None
         self._waiting: dict[Writer, None] = {}  # for a later turn of the loop, in their order
         self._queued = False  # it has a place in the queue of turns, or goes on just now
-        self._crowded = False
+        self.crowded = False
         self._holds = False  # bytes of the output budget
         self._used = False  # the peer has opened a stream, at least once
         self._who: str | None = None
@@ -106,7 +106,7 @@ class QuicConnection:
             self.closing = True
             self._code, self._reason = code, reason
             if reason:
-                self.listener.closing(self, reason)
+                self.report_closing(reason)
             self.listener.shut_later(self)
 
     def later(self, writer: Writer) -> None:
@@ -224,6 +224,19 @@ class QuicConnection:
         self._watched.add(writer)
         self.listener.watch(self)
 
+    def keep(self, stream: Stream) -> None:
+        """Its number stays taken until `forget`."""
+        self._streams[stream.number] = stream
+
+    def auth_failed(self, count: int) -> None:
+        self.listener.auth_failed(self, count)
+
+    def report_closing(self, reason: str) -> None:
+        self.listener.closing(self, reason)
+
+    def report_reset(self, reason: str) -> None:
+        self.listener.stream_reset(self, reason)
+
     def forget(self, writer: Writer) -> None:
         (self._streams if isinstance(writer, Stream) else self._outlets).pop(writer.number, None)
         if self._watched is not None:
@@ -236,8 +249,8 @@ class QuicConnection:
         """Too much is unsent over all streams, or over all connections: the sweep finds out who reads, and who does not."""
         if self.listener.output.full:
             self.listener.output.park(self, self._room_again)
-        if not self._crowded:
-            self._crowded = True
+        if not self.crowded:
+            self.crowded = True
             self.listener.watch(self)
 
     def account(self) -> None:
@@ -257,8 +270,8 @@ class QuicConnection:
             self.fault("room", error)
 
     def _uncrowd(self) -> None:
-        if self._crowded and self.unsent <= CONNECTION_HIGH_BYTES and not self.listener.output.full:
-            self._crowded = False
+        if self.crowded and self.unsent <= CONNECTION_HIGH_BYTES and not self.listener.output.full:
+            self.crowded = False
             for writer in self._writers():
                 writer.look_again()
 
@@ -280,7 +293,7 @@ class QuicConnection:
             self.shut(CODE_UNAUTHENTICATED, "not authenticated within 5 seconds")
         elif self._empty_since is not None and monotonic - self._empty_since >= EMPTY_US and not self.in_reserve:
             self.shut(CODE_LIMIT, "no stream was open for 60 seconds")
-        if self._crowded or (self._holds and self.listener.output.pressed):
+        if self.crowded or (self._holds and self.listener.output.pressed):
             for writer in self._writers():
                 writer.watch_unsent()
             self._uncrowd()
@@ -295,7 +308,7 @@ class QuicConnection:
 
     @property
     def watched(self) -> bool:
-        waits = self._watched is not None or self._empty_since is not None or self._crowded or self._holds
+        waits = self._watched is not None or self._empty_since is not None or self.crowded or self._holds
         return not self.closing and (waits or self.who is None)
 
     def shut_now(self) -> None:
@@ -465,7 +478,7 @@ class QuicListener:
                     try:
                         writer.flush()
                     except Exception as error:
-                        self.fault(writer.connection, "flush", error)
+                        writer.connection.fault("flush", error)
                 ending, self._to_shut = self._to_shut, []
                 for connection in ending:
                     if connection in self.connections:

@@ -10,8 +10,9 @@ Turns belong to the connection (QuicConnection.later): its streams that wait for
 as many as one turn has time for. A stream that ends keeps its place until the endpoint has sent everything, so that a peer which reads nothing is noticed.
 """
 
+import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -24,11 +25,10 @@ from quintet.net.connection import (
     STALL_STEPS_EVEN,
     STALL_STEPS_MAX,
 )
-from quintet.net.output import PRESSED_BYTES_MIN, PRESSED_STALL_US
+from quintet.net.output import PRESSED_BYTES_MIN, PRESSED_STALL_US, OutputBudget
+from quintet.net.quic_endpoint import Endpoint
+from quintet.net.turns import Turns
 from quintet.protocols.base import LOST, STALL, TOO_SLOW, WAIT, Streams, StreamSession
-
-if TYPE_CHECKING:
-    from quintet.net.quic import QuicConnection
 
 CONNECTION_HIGH_BYTES = 32 * limits.MIB  # unsent over all streams of a connection: above it none of them has room
 CODE_LIMIT: Final = 0x4C  # shuts the connection
@@ -37,13 +37,71 @@ CODE_DONE: Final = 0  # of STOP_SENDING, when an answer ends a stream before its
 READS_NOTHING = "the peer has read nothing of a stream for 10 seconds"
 
 
+class StreamListener(Protocol):
+    """The listener of a stream's connection (quic.QuicListener)."""
+
+    endpoint: Endpoint
+    output: OutputBudget
+    loop: asyncio.AbstractEventLoop
+    make_session: "Callable[[Stream], StreamSession]"
+    bytes_out: int
+    stalls: int
+
+    def now(self) -> int: ...
+
+    def monotonic(self) -> int: ...
+
+    def touch(self, writer: "Writer") -> None: ...
+
+
+class StreamConnection(Streams, Protocol):
+    """The connection of a stream (quic.QuicConnection)."""
+
+    turns: Turns
+    number: int
+    closing: bool
+    crowded: bool
+    unsent: int
+    kept: int
+
+    @property
+    def listener(self) -> StreamListener: ...
+
+    @property
+    def kept_max(self) -> int: ...
+
+    def later(self, writer: "Writer") -> None: ...
+
+    def watch(self, writer: "Writer") -> None: ...
+
+    def forget(self, writer: "Writer") -> None: ...
+
+    def keep(self, stream: "Stream") -> None: ...
+
+    def crowd(self) -> None: ...
+
+    def measure(self) -> None: ...
+
+    def account(self) -> None: ...
+
+    def remember(self, name: str | None) -> None: ...
+
+    def turn_facts(self) -> dict[str, object]: ...
+
+    def auth_failed(self, count: int) -> None: ...
+
+    def report_closing(self, reason: str) -> None: ...
+
+    def report_reset(self, reason: str) -> None: ...
+
+
 class Writer:
     """The sending side of one stream."""
 
     __slots__ = ("_ended", "_going_on", "_out", "_out_bytes", "_parked", "_queued", "_stalled_bytes", "_stalled_since", "connection",
                  "dead", "ending", "number")  # fmt: skip
 
-    def __init__(self, connection: "QuicConnection", number: int) -> None:
+    def __init__(self, connection: StreamConnection, number: int) -> None:
         self.connection = connection
         self.number = number
         self.dead = False  # nothing is sent or received any more
@@ -177,7 +235,7 @@ class Writer:
         if self._stalled_bytes - unsent >= (PRESSED_BYTES_MIN if pressed else 1):
             self._stalled_since, self._stalled_bytes = monotonic, unsent
         elif monotonic - self._stalled_since >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):
-            self.connection.listener.stream_reset(self.connection, READS_TOO_SLOWLY if pressed else READS_NOTHING)
+            self.connection.report_reset(READS_TOO_SLOWLY if pressed else READS_NOTHING)
             self.connection.listener.endpoint.reset(self.connection.number, self.number, TOO_SLOW)
             self.gone(TOO_SLOW)
 
@@ -208,7 +266,7 @@ class OutletStream(Writer):
 
     __slots__ = ("_tell",)
 
-    def __init__(self, connection: "QuicConnection", number: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, connection: StreamConnection, number: int, tell: Callable[[int], None]) -> None:
         super().__init__(connection, number)
         self._tell: Callable[[int], None] | None = tell
 
@@ -239,7 +297,7 @@ class Stream(Writer):
     __slots__ = ("_choked", "_failures", "_fin", "_fresh", "_held", "_open", "_paused", "_receiving", "_rest", "_session",
                  "_stalling", "_told_end", "streams")  # fmt: skip
 
-    def __init__(self, connection: "QuicConnection", number: int) -> None:
+    def __init__(self, connection: StreamConnection, number: int) -> None:
         super().__init__(connection, number)
         self.streams: Streams = connection
         self._rest: bytes | bytearray = b""  # not consumed by the session
@@ -288,7 +346,7 @@ class Stream(Writer):
         """Deliveries stop at the mark itself: so much more are answers that nobody takes, of whatever streams."""
         connection = self.connection
         most = limits.WRITE_HIGH_BYTES if connection.listener.output.full else 2 * CONNECTION_HIGH_BYTES
-        if connection.unsent > most and not connection._crowded:
+        if connection.unsent > most and not connection.crowded:
             connection.crowd()
             connection.measure()
         return connection.unsent > most
@@ -347,7 +405,7 @@ class Stream(Writer):
     def _count_failures(self) -> None:
         failed = self._session.auth_failures - self._failures
         self._failures += failed
-        self.connection.listener.auth_failed(self.connection, failed)
+        self.connection.auth_failed(failed)
 
     def _let_go(self, fresh: bool = False) -> None:
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
@@ -468,7 +526,7 @@ class Stream(Writer):
             if code != LOST and not self._fin:
                 connection.listener.endpoint.stop(connection.number, self.number, CODE_DONE)
                 # It keeps its number for a while: what the endpoint read before it was stopped is no new stream.
-                connection._streams[self.number] = self
+                connection.keep(self)
                 connection.listener.loop.call_later(LINGER_S, connection.forget, self)
             self._let_session_go()
 
@@ -554,7 +612,7 @@ class Stream(Writer):
             self.connection.shut(self._session.close_code, reason)
             return
         if reason:  # empty: the peer wanted it, and there is nothing to say
-            self.connection.listener.closing(self.connection, reason)
+            self.connection.report_closing(reason)
         self.ending = True
         self._parked = None
         self.connection.listener.touch(self)

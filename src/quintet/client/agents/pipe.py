@@ -11,7 +11,8 @@ from quintet.client.bus import TIMEOUT_S
 from quintet.client.core import url as urls
 from quintet.client.core.base import Setup, deadline, dial
 from quintet.client.core.errors import BadUrl
-from quintet.client.links.peerbus import DOOR, Wire, check_packages
+from quintet.client.links.peerbus import DOOR, check_packages
+from quintet.client.links.peerbus_wire import Wire
 from quintet.client.sources.mailbox import Identity
 from quintet.protocols.peerbus import codec
 

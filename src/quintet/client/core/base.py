@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from math import inf
 from random import uniform
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from quintet.client.core.errors import (
     AuthError,
@@ -31,12 +31,10 @@ from quintet.client.core.errors import (
     Timeout,
 )
 from quintet.client.core.message import Rows, log
+from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.model.errors import QuintetError
 from quintet.model.extras import PackageMissing
-
-if TYPE_CHECKING:
-    from quintet.client.core.subscription import Source
 
 WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # waiting for the socket; above it callers wait
 WRITE_LOW_BYTES: Final = 1024 * 1024
@@ -233,7 +231,7 @@ class Door(Protocol):
     async def open(self, setup: "Setup", target: Target, lost: Callable[["Link", QuintetError], None]) -> Link:
         """A link past its handshake, or the reason why not."""
 
-    def source(self, setup: "Setup", wanted: "Wanted") -> "Source":
+    def source(self, setup: "Setup", wanted: "Wanted") -> Source:
         """Where a subscription's messages come from, not yet open."""
 
 

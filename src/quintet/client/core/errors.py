@@ -117,6 +117,11 @@ class SubscriptionEnded(QuintetError):
     code = "E2008"
 
 
+def too_large(size: int, most: int) -> TooLarge:
+    """A message that does not fit into one frame of its protocol."""
+    return TooLarge(f"a message of {size} bytes is over the {most} that fit into one frame", hint="split it")
+
+
 def crashed(what: str, error: BaseException) -> QuintetError:
     """For a task of the client that ended by a fault of its own: those who wait for it learn of it."""
     if isinstance(error, QuintetError):

@@ -45,7 +45,7 @@ from quintet.client.core.base import (
 )
 from quintet.client.core.errors import BadUrl, ConnectionLost, ServerError, SubscriptionEnded, Unsupported
 from quintet.client.core.message import Rows, log
-from quintet.client.core.subscription import Source
+from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.client.sources.push import PushSource
 from quintet.model.errors import (

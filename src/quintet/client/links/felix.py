@@ -35,7 +35,7 @@ from quintet.client.core.base import (
 )
 from quintet.client.core.errors import BadUrl, Closed, ConnectionLost, SubscriptionEnded, TooLarge, Unsupported
 from quintet.client.core.message import Rows, log
-from quintet.client.core.subscription import Source
+from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.client.links import quic
 from quintet.client.links.felix_source import FelixSource, Names, OffsetGone

@@ -10,10 +10,10 @@ Names of topics are split here, too: Felix has three parts where the broker has 
 import asyncio
 import binascii
 from base64 import urlsafe_b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from math import floor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -27,12 +27,20 @@ from quintet.protocols.felix import codec
 from quintet.protocols.felix.frames import ACK_RECORDS_MAX as CREDIT_MAX
 from quintet.protocols.felix.frames import DEFAULT_SCOPE, OFFSET_MASK, PARTITION_SHIFT
 
-if TYPE_CHECKING:
-    from quintet.client.links.felix import FelixLink
-
 AGAIN_MAX: Final = 100_000  # messages that came before and may come again, remembered for `redelivered`
 OWED_MAX: Final = 100_000  # messages that were given back and have not come again
 STARTS: Final = ("earliest", "latest")
+
+
+class Listening(Protocol):
+    """The part of felix.FelixLink that a subscription uses."""
+
+    timeout: float
+
+    @property
+    def extended(self) -> bool: ...
+
+    async def listen(self, name: str, fields: Fields, heard: Callable[[Fields], None], topic: str = "") -> Fields: ...
 
 
 class OffsetGone(OffsetNotFound):
@@ -131,7 +139,7 @@ class FelixSource(PushSource):
         return tuple(sorted(self._next)) if not self._wanted.group else ()
 
     async def _attach(self, link: Link) -> None:
-        felix: FelixLink = link  # type: ignore[assignment]
+        felix = cast(Listening, link)
         await self._room.wait()  # nothing is asked for that there is no place for
         if len(self._acked_before) > ACKED_TAGS_MAX:
             self._acked_before.clear()
@@ -158,7 +166,7 @@ class FelixSource(PushSource):
             for partition, offset in enumerate(offsets):
                 self._next.setdefault(partition, offset)
 
-    async def _listen(self, link: "FelixLink", fields: Fields) -> Fields:
+    async def _listen(self, link: Listening, fields: Fields) -> Fields:
         """The answer of the server. What is gone where this subscription was is passed over, and told."""
         while True:
             known = bool(self._next) and not self._kept

@@ -36,7 +36,7 @@ from quintet.client.core.base import (
     shake_hands,
 )
 from quintet.client.core.errors import AuthError, BadUrl, Busy, ProtocolError, ServerError, TooLarge, from_server
-from quintet.client.core.subscription import Source
+from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.client.sources.group import GroupSource
 from quintet.model.errors import QuintetError

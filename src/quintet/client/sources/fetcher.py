@@ -6,15 +6,13 @@ wait there, so a plain question for one message stands in for it.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from quintet.client.core.base import AskLink, Channel, Fetched, Setup, Silent
 from quintet.client.core.errors import ConnectionLost, crashed
 from quintet.client.core.message import log
+from quintet.client.sources.partition import AssignedPartition
 from quintet.model.errors import QuintetError
-
-if TYPE_CHECKING:
-    from quintet.client.sources.group import Part
 
 WAIT_ALONE_MS: Final = 500  # of a fetcher with one partition; a new assignment is noticed only behind it
 WAIT_FIRST_MS: Final = 20  # of a fetcher with several: what comes in another one waits behind it
@@ -29,7 +27,7 @@ class Reader(Protocol):
     @property
     def room(self) -> int: ...
 
-    def fetched(self, part: "Part", found: Fetched) -> bool: ...
+    def fetched(self, part: AssignedPartition, found: Fetched) -> bool: ...
 
     def fail(self, error: QuintetError) -> None: ...
 
@@ -42,12 +40,12 @@ class Fetcher:
         self._topic = topic
         self._filter = filter
         self._channel = Channel(setup, Silent())
-        self._parts: list[Part] = []
+        self._parts: list[AssignedPartition] = []
         self._wake = asyncio.Event()
         self._idle = 0  # rounds that found nothing
         self._task: asyncio.Task[None] | None = None
 
-    def read(self, parts: "list[Part]") -> None:
+    def read(self, parts: list[AssignedPartition]) -> None:
         self._parts = parts
         self._idle = 0
         if self._task is None and parts:
@@ -119,7 +117,7 @@ class Fetcher:
                     answer.exception()  # the first one was raised, the others are the same
         self._idle = 0 if found else self._idle + 1
 
-    def _question(self, part: "Part", most: int) -> dict[str, object]:
+    def _question(self, part: AssignedPartition, most: int) -> dict[str, object]:
         return {"topic": self._topic, "partition": part.number, "offset": part.position, "max": most}
 
     def _wait_ms(self, parts: int) -> int:

@@ -8,11 +8,10 @@ moved on: join again, take what is assigned now, drop the rest. Without a group 
 and nothing is committed. fetcher.py has the fetching; this file the membership and the acknowledgements.
 
 A partition that is kept over a rebalance may be asked for by two fetchers at once: the long poll of the old one is still
-at the server. Each offset counts once: an answer begins at `Part.position`, whatever was asked.
+at the server. Each offset counts once: an answer begins at `AssignedPartition.position`, whatever was asked.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -20,8 +19,9 @@ from typing import Final
 from quintet.client.core.base import CLOSE_S, AskLink, Channel, Fetched, Link, Setup, Silent, Wanted, deadline
 from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, Fenced, Unsupported, crashed
 from quintet.client.core.message import Place, Rows, log
-from quintet.client.core.subscription import Inbox, Source
+from quintet.client.core.source import Inbox, Source
 from quintet.client.sources.fetcher import Fetcher
+from quintet.client.sources.partition import AssignedPartition
 from quintet.model.errors import QuintetError
 
 HEARTBEAT_S: Final = 3.0  # a third of the time after which the server takes a silent member for dead
@@ -42,35 +42,6 @@ class Nacked(Exception):
     """Stands for the cause of a dead letter whose consumer named none."""
 
 
-class Part:
-    """One partition that is read here."""
-
-    __slots__ = ("acked", "committed", "floor", "number", "outstanding", "position")
-
-    def __init__(self, number: int, offset: int) -> None:
-        self.number = number
-        self.position = offset  # the next offset to fetch
-        self.floor = offset  # all before it is acknowledged
-        self.committed = offset  # what the server knows of that
-        self.outstanding: deque[int] = deque()  # offsets fetched and not known to be acknowledged up to, in order
-        self.acked: set[int] = set()  # of those, the acknowledged ones
-
-    def ack_through(self, offset: int) -> None:
-        self.acked.update(other for other in self.outstanding if other <= offset)
-
-    def advance(self) -> int:
-        """Move the floor over what is acknowledged without a gap; over how many messages."""
-        outstanding, acked = self.outstanding, self.acked
-        before = len(outstanding)
-        while outstanding and outstanding[0] in acked:
-            offset = outstanding.popleft()
-            acked.remove(offset)
-            self.floor = offset + 1
-        if not outstanding:
-            self.floor = self.position
-        return before - len(outstanding)
-
-
 class GroupSource(Source):
     """The connections of one subscription, and what is known of its partitions."""
 
@@ -88,7 +59,7 @@ class GroupSource(Source):
         self._channel = Channel(setup, Silent(), on_up=self._joined, on_down=self._down)
         self._inbox: Inbox | None = None
         self._generation = 0
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, AssignedPartition] = {}
         self._fetchers: list[Fetcher] = []
         self._attempts: dict[int, int] = {}  # tag -> how often it failed here
         self._failed: QuintetError | None = None
@@ -224,7 +195,7 @@ class GroupSource(Source):
         for number, offset in offsets.items():
             part = before.get(number)
             if part is None or not part.committed <= offset <= part.floor:
-                part = Part(number, offset)
+                part = AssignedPartition(number, offset)
             elif part.floor > offset:
                 self._to_commit()  # acknowledged, and not committed before the group moved on
             self._parts[number] = part
@@ -268,7 +239,7 @@ class GroupSource(Source):
             return 0
         return max(self._inbox.room, 0)
 
-    def fetched(self, part: Part, found: Fetched) -> bool:
+    def fetched(self, part: AssignedPartition, found: Fetched) -> bool:
         """Take what was fetched, if the partition is still ours. Whether it was anything new."""
         if self._parts.get(part.number) is not part or self._inbox is None:
             return False
@@ -309,7 +280,7 @@ class GroupSource(Source):
             for tag in tags:
                 self._attempts.pop(tag, None)
             return
-        touched: dict[int, Part] = {}
+        touched: dict[int, AssignedPartition] = {}
         for tag in tags:
             part = self._parts.get(tag >> _SHIFT)
             if part is None or tag & _MASK < part.floor:
@@ -321,7 +292,7 @@ class GroupSource(Source):
                 self._attempts.pop(tag, None)
         self._advance(touched.values())
 
-    def _advance(self, parts: Iterable[Part]) -> None:
+    def _advance(self, parts: Iterable[AssignedPartition]) -> None:
         """Something was acknowledged: what of it can be committed, and may more be fetched?"""
         was_stuck = self.stuck
         for part in parts:

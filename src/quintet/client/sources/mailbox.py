@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from quintet.client.core.base import CLOSE_S, Channel, Setup, deadline
 from quintet.client.core.errors import Unsupported
 from quintet.client.core.message import Place, Row, Rows, log
-from quintet.client.core.subscription import Inbox, Source
+from quintet.client.core.source import Inbox, Source
 from quintet.model import envelope
 from quintet.model.errors import ProtocolError, QuintetError
 

@@ -20,7 +20,7 @@ from typing import Final
 from quintet.client.core.base import CLOSE_S, Channel, Link, PushLink, Setup, deadline
 from quintet.client.core.errors import Closed, ConnectionLost, Unsupported
 from quintet.client.core.message import Place, Rows, log
-from quintet.client.core.subscription import Inbox, Source
+from quintet.client.core.source import Inbox, Source
 from quintet.model.errors import QuintetError
 
 ACKED_TAGS_MAX: Final = 100_000  # the last acknowledged deliveries that are remembered

@@ -15,9 +15,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from quintet.spark import lake
+from quintet.spark.lake.opening import CATALOG, FORMATS, SPARKS_OWN, STORAGE, kind, split, table_of
 from quintet.spark.lake.schema import normal
-from quintet.spark.lake.sink import CATALOG, FORMATS, SPARKS_OWN, STORAGE, split, table_of
 from quintet.spark.lake.storage.files import may_have, opened
 from quintet.spark.lake.storage.objects import Place
 from quintet.spark.lake.storage.options import plain
@@ -40,7 +39,7 @@ class Scan:
         if not given.get("path"):
             raise OptionError("path", "it is missing; name the directory of the table")
         storage, catalog = split(options)
-        format = given.get("format", "").lower() or lake.kind(given["path"], lake.named(storage))
+        format = given.get("format", "").lower() or kind(given["path"], options)
         if format not in FORMATS:
             raise OptionError("format", f"{format!r} is not one of {', '.join(FORMATS)}")
         self.table: Table = table_of(given["path"], format, None, storage, catalog)

@@ -26,13 +26,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from quintet.model.extras import load
 from quintet.spark.lake import meta
-from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.opening import CATALOG, FORMATS, SPARKS_OWN, STORAGE, split, table_of
+from quintet.spark.lake.scan import Scan
 from quintet.spark.lake.schema import normal
 from quintet.spark.lake.storage.files import File, Heaps
 from quintet.spark.lake.storage.objects import ObjectPath, located
-from quintet.spark.lake.storage.options import NOTHING, Storage, parse
+from quintet.spark.lake.storage.options import NOTHING, Storage
 from quintet.spark.lake.table import MERGED_BYTES, ONCE, Table
 from quintet.spark.sessions import quiet
 from quintet.spark.source import sinks
@@ -42,19 +42,9 @@ NAME: Final = "quintet_lake"
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 EPOCH_MAX: Final = (1 << 62) - 1
-STORAGE: Final = "storage."
-CATALOG: Final = "catalog."
-# format -> module and class; each is imported when it is used, they are large
-FORMATS: Final = {
-    "parquet": ("quintet.spark.lake.parquet", "ParquetTable"),
-    "delta": ("quintet.spark.lake.delta", "Delta"),
-    "iceberg": ("quintet.spark.lake.iceberg", "Iceberg"),
-}
-IN_OBJECTS: Final = {**FORMATS, "parquet": ("quintet.spark.lake.object_parquet", "ObjectParquet")}
 OPTIONS: Final = (
     "path", "format", "partitionBy", "compactEvery", "targetBytes", "failOnDataLoss", "txnAppId", "txnVersion",
 )  # fmt: skip
-SPARKS_OWN: Final = ("checkpointlocation", "queryname", "outputmode", "paths")
 
 _log = logging.getLogger("quintet.spark")
 
@@ -82,25 +72,6 @@ class Written(WriterCommitMessage):
     writer: str
     epoch: int
     files: tuple[File, ...]
-
-
-def table_of(
-    path: str,
-    format: str,
-    partition_by: Sequence[str] | None = None,
-    storage: Storage = NOTHING,
-    catalog: Mapping[str, str] | None = None,
-) -> Table:
-    """The table at a path; the packages of its format must be installed."""
-    if format not in FORMATS:
-        raise LakeError(f"format {format!r} is not known", hint=f"there are {', '.join(FORMATS)}")
-    remote = isinstance(located(path, storage), ObjectPath)
-    module, name = (IN_OBJECTS if remote else FORMATS)[format]
-    where = " in an object store" if remote else ""
-    kind = getattr(load(module, f"a table of format {format}{where}", "lake"), name)
-    made = kind(path, partition_by, storage, catalog)
-    assert isinstance(made, Table)
-    return made
 
 
 def settings(options: Mapping[str, str]) -> Settings:
@@ -142,13 +113,6 @@ def settings(options: Mapping[str, str]) -> Settings:
     )
 
 
-def split(options: Mapping[str, str]) -> tuple[Storage, dict[str, str]]:
-    """The storage.* and the catalog.* options, without their prefixes."""
-    under = {prefix: {name[len(prefix) :]: value for name, value in options.items() if name.lower().startswith(prefix)}
-             for prefix in (STORAGE, CATALOG)}  # fmt: skip
-    return parse(under[STORAGE]), under[CATALOG]
-
-
 def _number(given: Mapping[str, str], name: str, default: int, least: int) -> int:
     word = given.get(name, str(default))
     if not word.isdecimal() or not least <= int(word) <= EPOCH_MAX:
@@ -168,14 +132,10 @@ class LakeSource(DataSource):
 
     @plainly
     def schema(self) -> StructType:
-        from quintet.spark.lake.scan import Scan
-
         return Scan(self.options).struct()
 
     @plainly
-    def reader(self, schema: StructType) -> "DataSourceReader":
-        from quintet.spark.lake.scan import Scan
-
+    def reader(self, schema: StructType) -> DataSourceReader:
         return Scan(self.options).reader()
 
     @plainly

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quintet.spark.pipelines.checks.examine import Damage, Slice
     from quintet.spark.source.link import Link
     from quintet.spark.source.options import ReadOptions
-    from quintet.spark.source.reader import Part
+    from quintet.spark.source.spans import MappedSpan
 
 SUMMARY = "checks every record of topics, and an archive against the topics it was made of"
 TASKS_PER_CORE: Final = 4
@@ -155,7 +155,7 @@ def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: 
 
 
 def _examined(
-    spark: "SparkSession", asked: "ReadOptions", tasks: "Sequence[list[Part]]", back_us: int, secret: bytes
+    spark: "SparkSession", asked: "ReadOptions", tasks: "Sequence[list[MappedSpan]]", back_us: int, secret: bytes
 ) -> "Iterator[Slice]":
     """Each of these is a Spark task, and its parts are examined where it runs."""
     from quintet.spark.pipelines.checks.examine import Slice
@@ -169,7 +169,7 @@ def _examined(
 
 
 def _worker(
-    asked: "ReadOptions", tasks: "Sequence[list[Part]]", back_us: int, secret: bytes
+    asked: "ReadOptions", tasks: "Sequence[list[MappedSpan]]", back_us: int, secret: bytes
 ) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
     def work(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa

@@ -16,6 +16,7 @@ import msgspec
 
 from quintet.flight import wire
 from quintet.spark.pipelines.base import Common, Result, microseconds, pause
+from quintet.spark.pipelines.lag_picture import Key, Sample, draw
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -48,17 +49,6 @@ class Options(Common, kw_only=True):
     )
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """The lag of one group in one topic at one moment."""
-
-    at: float  # seconds since the first sample
-    lag: int
-    seconds: float
-
-
-Key = tuple[str, str]  # group, topic
-
-
 def run(spark: "SparkSession", options: Options) -> Result:
     """Look a few times, then at the history."""
     from quintet.spark.source.link import Link
@@ -71,8 +61,6 @@ def run(spark: "SparkSession", options: Options) -> Result:
     rows = [(*key, *_standing(found), *latencies.get(key, (None, None, None, 0))) for key, found in samples.items()]
     pictures = []
     if options.picture and samples:
-        from quintet.spark.pipelines.lag_picture import draw
-
         pictures.append(
             draw(options.picture, samples, {key: latencies[key][:3] for key in samples if key in latencies})
         )

@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -33,6 +33,7 @@ from quintet.spark.source.link import Link
 from quintet.spark.source.narrow import Narrowing
 from quintet.spark.source.options import EARLIEST, LATEST, OptionError, ReadOptions, Start, plainly, plainly_each
 from quintet.spark.source.rows import Shape
+from quintet.spark.source.spans import MappedSpan, Span
 
 PACK_ROWS: Final = 50_000  # a task takes more partitions until it has as many rows
 PACK_BYTES: Final = 16 << 20  # or as many bytes
@@ -42,37 +43,12 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger("quintet.spark")
 
 
-class Span(NamedTuple):
-    """Records first <= offset < last of a partition, and about how many bytes they are. `id` is the topic's number, which its
-    files bear; `identity` tells it from every other topic."""
-
-    topic: str
-    id: int
-    partition: int
-    first: int
-    last: int
-    bytes: int = 0
-    identity: str = ""
-
-    @property
-    def rows(self) -> int:
-        return self.last - self.first
-
-
-class Part(NamedTuple):
-    """A span and the files it is in, if they can be mapped by a process that is on `machine`."""
-
-    span: Span
-    machine: wire.Machine | None = None
-    files: tuple[wire.SegmentFile, ...] = ()
-
-
 class Task(InputPartition):
     """What one Spark task reads, and the versions of its schema that are newer than its columns."""
 
-    value: tuple[Part, ...]
+    value: tuple[MappedSpan, ...]
 
-    def __init__(self, parts: tuple[Part, ...], newer: tuple[str, ...] = ()) -> None:
+    def __init__(self, parts: tuple[MappedSpan, ...], newer: tuple[str, ...] = ()) -> None:
         super().__init__(parts)
         self.newer = newer
 
@@ -213,11 +189,11 @@ def split(spans: Sequence[Span], least: int) -> list[Span]:
     return pieces
 
 
-def locate(options: ReadOptions, link: Link, spans: Sequence[Span]) -> list[Part]:
+def locate(options: ReadOptions, link: Link, spans: Sequence[Span]) -> list[MappedSpan]:
     """Ask the broker for the files of the spans, in as few calls as there are topics."""
     if options.access == "flight":
-        return [Part(span) for span in spans]
-    parts: dict[int, Part] = {}
+        return [MappedSpan(span) for span in spans]
+    parts: dict[int, MappedSpan] = {}
     by_topic: dict[str, list[int]] = {}
     for number, span in enumerate(spans):
         by_topic.setdefault(span.topic, []).append(number)
@@ -234,7 +210,7 @@ def locate(options: ReadOptions, link: Link, spans: Sequence[Span]) -> list[Part
                         f"the broker names no files for {topic}: it is in memory, or the broker's map_files is off; "
                         "access=auto reads it over Flight",
                     )
-                parts[number] = Part(spans[number], found.machine if same else None, files if same else ())
+                parts[number] = MappedSpan(spans[number], found.machine if same else None, files if same else ())
     return [parts[number] for number in range(len(spans))]
 
 
@@ -254,7 +230,7 @@ def same_machine(machine: wire.Machine) -> bool:
 
 
 def open_range(
-    options: ReadOptions, part: Part, columns: tuple[str, ...], asked: dict[str, str]
+    options: ReadOptions, part: MappedSpan, columns: tuple[str, ...], asked: dict[str, str]
 ) -> Iterator[pa.RecordBatch]:
     """The records of a part, in order, by the best way there is from here. The batches may have more columns. `asked` takes
     down the topics for which the broker was asked, with the identities they should have."""
@@ -285,7 +261,9 @@ def _readable(files: Iterable[wire.SegmentFile]) -> bool:
     return all(os.access(file.path, os.R_OK) or not os.path.exists(file.path) for file in files)
 
 
-def _from_files(options: ReadOptions, part: Part, columns: tuple[str, ...]) -> Generator[pa.RecordBatch, None, int]:
+def _from_files(
+    options: ReadOptions, part: MappedSpan, columns: tuple[str, ...]
+) -> Generator[pa.RecordBatch, None, int]:
     """Yields what the files have and returns the offset from which on they have no more, or nothing that is sound."""
     span, following = part.span, part.span.first
     if not options.fail_on_data_loss:

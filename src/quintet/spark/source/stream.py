@@ -28,7 +28,8 @@ from quintet.spark.source.columns import Table
 from quintet.spark.source.link import Link
 from quintet.spark.source.offsets import RECORD_BYTES, Marks, Offsets, dump, load, share
 from quintet.spark.source.options import BYTES_PER_TRIGGER, OptionError, ReadOptions, complain, plainly, plainly_each
-from quintet.spark.source.reader import Span, at_time, cut, gone, lost, positions, read_task, select, tasks, whole
+from quintet.spark.source.reader import at_time, cut, gone, lost, positions, read_task, select, tasks, whole
+from quintet.spark.source.spans import Span
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
