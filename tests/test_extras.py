@@ -154,13 +154,13 @@ ENOUGH: Final = {
     "peerbus": r"quintet\.client\..*",
     "felix": r"quintet\.net\.quic_twin",
     "compression": r"quintet\.model\.zstd",
-    "flight": r"quintet\.spark\.source\.link|quintet\.flight\.(wire|columns)",
+    "flight": r"quintet\.spark\.source\.connection|quintet\.flight\.(wire|columns)",
     "spark": r"pyspark_quintet.*|quintet\.spark\b(?!\.lake\.(delta|iceberg|storage\.claims|object_parquet)).*",
     "spark,lake": r"quintet\.spark\.lake\..*",
     "server": r"quintet\.(?!spark|bench|testing|flight|__main__|client\.blocking\.generate).*",
 }
 NEEDS_ANOTHER: Final = {
-    "quintet.client.links.peerbus_ws",
+    "quintet.client.connections.peerbus_ws",
     "quintet.model.zstd",
 }  # loaded where they are used, with a sentence
 
@@ -174,11 +174,11 @@ def test_modules_load_with_what_an_extra_brings(extra: str) -> None:
 
 def test_the_loader_finds_a_module_that_needs_more() -> None:
     """A control: these three do, whatever else is right."""
-    found = failures("", ["quintet.server", "quintet.client.links.peerbus_ws", "quintet.spark.source.link"])
+    found = failures("", ["quintet.server", "quintet.client.connections.peerbus_ws", "quintet.spark.source.connection"])
     assert found == {
         "quintet.server": "structlog",
-        "quintet.client.links.peerbus_ws": "picows",
-        "quintet.spark.source.link": "pyarrow",
+        "quintet.client.connections.peerbus_ws": "picows",
+        "quintet.spark.source.connection": "pyarrow",
     }
 
 

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 import quintet
+from quintet.client.connections import fast
+from quintet.client.connections.fast import KeyUpdate, Queues
 from quintet.client.core.errors import (
     ALL,
     AuthError,
@@ -23,8 +25,6 @@ from quintet.client.core.errors import (
     Unsupported,
     WrongKey,
 )
-from quintet.client.links import fast
-from quintet.client.links.fast import KeyUpdate, Queues
 from quintet.model.errors import QuintetError
 from quintet.protocols.fast import codec, frames
 from quintet.protocols.fast import errors as wire
@@ -438,7 +438,7 @@ async def test_every_request_goes_without_its_token_and_is_judged_by_it(server: 
     sent: list[bytes] = []
     async with quintet.connect(server.fast) as bus:
         link = bus._channel.current if bus._channel else None
-        assert isinstance(link, fast.FastLink)
+        assert isinstance(link, fast.FastConnection)
         write = link.write
 
         def noted(data: bytes) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import quintet
+from quintet.client.connections import quic
+from quintet.client.connections.felix_source import Lagged
 from quintet.client.core.errors import (
     BadName,
     Closed,
@@ -22,8 +24,6 @@ from quintet.client.core.errors import (
     OffsetNotFound,
     SubscriptionEnded,
 )
-from quintet.client.links import quic
-from quintet.client.links.felix_source import Lagged
 from quintet.protocols.felix import codec, frames
 from tests.client.fake_felix import FakeFelix, Message, fake
 from tests.client.server import Server
@@ -227,7 +227,7 @@ async def test_a_server_that_is_never_content_with_an_offset(tmp_path: Path) -> 
 async def test_acknowledged_messages_are_remembered_within_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintet.client.links.felix_source.ACKED_TAGS_MAX", 10)
+    monkeypatch.setattr("quintet.client.connections.felix_source.ACKED_TAGS_MAX", 10)
     subscriptions = 0
 
     def answer(server: FakeFelix, stream: int, message: Message) -> None:
@@ -424,9 +424,9 @@ async def test_an_address_without_a_socket_is_not_the_last(tmp_path: Path, monke
             raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
         return real(family)
 
-    async def places(where: Any) -> list[quic.Place]:
-        six = quic.Place(socket.AF_INET6, ("::1", where.port, 0, 0))
-        return [six, quic.Place(socket.AF_INET, ("127.0.0.1", where.port))]
+    async def places(where: Any) -> list[quic.Address]:
+        six = quic.Address(socket.AF_INET6, ("::1", where.port, 0, 0))
+        return [six, quic.Address(socket.AF_INET, ("127.0.0.1", where.port))]
 
     monkeypatch.setattr(quic, "endpoint", endpoint)
     monkeypatch.setattr(quic, "_places", places)

@@ -13,6 +13,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 import quintet
+from quintet.client.connections import peerbus, peerbus_wire
 from quintet.client.core.errors import (
     ALL,
     AuthError,
@@ -27,7 +28,6 @@ from quintet.client.core.errors import (
     TooLarge,
     Unsupported,
 )
-from quintet.client.links import peerbus, peerbus_wire
 from quintet.client.sources import mailbox
 from quintet.model import envelope
 from quintet.model.envelope import MEMBERS
@@ -529,8 +529,8 @@ async def test_two_with_one_name_do_not_fight_without_pause(caplog: pytest.LogCa
         async with asyncio.timeout(20):
             while len(came) < 5:
                 await asyncio.sleep(0.01)
-        door = bob._bus._setup.door
-        assert isinstance(door, peerbus.PeerDoor)
+        door = bob._bus._setup.connector
+        assert isinstance(door, peerbus.PeerConnector)
         assert door._pause >= 0.4, "doubled with every connection that did not last"
 
 

@@ -282,7 +282,9 @@ def _field(value: object) -> str:
 
 
 def _complete_name(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
-    return flight.complete(ctx, lambda link: [each.report.name for each in link.pipelines().pipelines], incomplete)
+    return flight.complete(
+        ctx, lambda connection: [each.report.name for each in connection.pipelines().pipelines], incomplete
+    )
 
 
 @pipeline.command()
@@ -301,7 +303,7 @@ def status(name: str | None, url: str | None, watch: bool, every: int, count: in
     quintet pipeline status --json | jq '.[] | select(.lag > 1000) | .name'
     """
     if not watch:
-        _show(flight.ask(url, lambda link: link.pipelines()), name, as_json, line=False)
+        _show(flight.ask(url, lambda connection: connection.pipelines()), name, as_json, line=False)
         return
     try:
         _watch(name, url, every / 1000, count, as_json)
@@ -319,7 +321,7 @@ def _watch(name: str | None, url: str | None, every_s: float, count: int | None,
             if taken:
                 time.sleep(every_s)
             taken += 1
-            found = flight.ask(url, lambda link: link.pipelines())
+            found = flight.ask(url, lambda connection: connection.pipelines())
             if as_json:
                 _show(found, name, as_json, line=True)
                 continue
@@ -382,5 +384,5 @@ def stop(name: str, url: str | None, as_json: bool) -> None:
     \b
     quintet pipeline stop archive-orders
     """
-    flight.ask(url, lambda link: link.pipeline_stop(name))
+    flight.ask(url, lambda connection: connection.pipeline_stop(name))
     say(as_json, {"name": name, "asked": True}, f"{name}: asked to stop when the batch under way has ended")

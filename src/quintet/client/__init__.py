@@ -11,13 +11,13 @@
     reading.py        reads by offset and by time, without a subscription
     transaction.py    all or nothing
     message.py        what users get: Ack, Message, MessageBatch
-    base.py           what a door must offer (Link), and a connection that comes back by itself (Channel)
+    base.py           what a door must offer (ClientConnection), and a connection that comes back by itself (Channel)
     blipmq.py         the BlipMQ door; the only file that knows its frames
     flymq.py          the FlyMQ door, alike
     fast.py           the Fast door, alike, and what only it has: queues with keys
-    peerbus.py        the peerbus door, alike: one connection for all links of a bus (peerbus_wire.py); peerbus_ws.py has its WebSocket
+    peerbus.py        the peerbus door, alike: one connection for all connections of a bus (peerbus_wire.py); peerbus_ws.py has its WebSocket
     mailbox.py        the source of that door: verified, once, acknowledged after use
-    felix.py          the Felix door: one QUIC connection for all links of a bus, a stream for each; felix_wire.py has its
+    felix.py          the Felix door: one QUIC connection for all connections of a bus, a stream for each; felix_wire.py has its
                       frames, felix_source.py its subscriptions, quic.py the connection
     kv.py             the cache of that door as a mapping; mapped.py has the operators of its blocking twin
     peer.py           what agents hold in place of a bus: send, broadcast, peers, messages

@@ -210,9 +210,9 @@ class Producer:
     async def _publish(self, load: Load) -> Outcome:
         if self._sequencer is not None:
             return await self._sequencer.publish(load)
-        link = await self._channel.link()
-        await link.writable()
-        return await link.publish(load)
+        connection = await self._channel.connection()
+        await connection.writable()
+        return await connection.publish(load)
 
     def _note(self, refused: int, failures: tuple[tuple[int, QuintetError], ...]) -> None:
         self._failed += refused

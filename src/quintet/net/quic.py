@@ -423,7 +423,7 @@ class QuicListener:
                 self._event(event)
         finally:
             if self._scheduler is not None:
-                self._scheduler.settle()  # what needs no disk is answered in the same turn
+                self._scheduler.run_gathered()  # what needs no disk is answered in the same turn
             self._flush()
 
     def _event(self, event: tuple[Any, ...]) -> None:

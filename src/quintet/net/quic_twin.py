@@ -79,7 +79,7 @@ class _Flow:
         self.later: list[Callable[[], None]] = []
 
 
-class _Link:
+class _Connection:
     """One connection."""
 
     __slots__ = ("alive", "cids", "connected", "consumed", "flows", "gone", "half_open", "number", "overdue", "peer",
@@ -119,11 +119,11 @@ class QuicEndpoint:
         self._loop = asyncio.get_running_loop()
         self._retry = QuicRetryTokenHandler()
         self._accepting = True
-        self._links: dict[int, _Link] = {}
-        self._by_cid: dict[bytes, _Link] = {}
+        self._links: dict[int, _Connection] = {}
+        self._by_cid: dict[bytes, _Connection] = {}
         self._count = 0
         self._events: deque[Event] = deque()
-        self._dirty: dict[_Link, None] = {}
+        self._dirty: dict[_Connection, None] = {}
         self._flushing = False
         self._figures = dict.fromkeys(
             ("accepted", "refused", "retries", "half_open", "datagrams_in", "datagrams_out", "bytes_in", "bytes_out",
@@ -226,7 +226,7 @@ class QuicEndpoint:
         self._drop(link, stream, flow)
         self._order(link, stream, flow, partial(link.quic.stop_stream, stream, code))
 
-    def _order(self, link: _Link, stream: int, flow: _Flow, call: Callable[[], None]) -> None:
+    def _order(self, link: _Connection, stream: int, flow: _Flow, call: Callable[[], None]) -> None:
         """Reset or stop a stream, now or when the peer allows that it begins."""
         link.unfinished.add(stream)
         if link.quic.blocked(stream):
@@ -320,7 +320,7 @@ class QuicEndpoint:
                 self._dirty[link] = None
         self._flush()
 
-    def _link_of(self, data: bytes, address: Address) -> _Link | None:
+    def _link_of(self, data: bytes, address: Address) -> _Connection | None:
         """The connection of a datagram; a new one if it asks for one and may have it."""
         try:
             header = pull_quic_header(Buffer(data=data), host_cid_length=8)
@@ -346,7 +346,7 @@ class QuicEndpoint:
             return None
         return self._admit(header, address, settings)
 
-    def _admit(self, header: QuicHeader, address: Address, settings: QuicConfiguration) -> _Link | None:
+    def _admit(self, header: QuicHeader, address: Address, settings: QuicConfiguration) -> _Connection | None:
         half_open = self._figures["half_open"]
         if not self._accepting or len(self._links) >= self._connections_max or half_open >= self._half_open_max:
             self._figures["refused"] += 1
@@ -408,15 +408,15 @@ class QuicEndpoint:
 
     # -- connections -----------------------------------------------------------------------------------------------
 
-    def _begin(self, quic: Engine) -> _Link:
+    def _begin(self, quic: Engine) -> _Connection:
         quic.limit_streams(self._streams_max, self._uni_max)
         self._count += 1
-        link = _Link(self._count, quic)
+        link = _Connection(self._count, quic)
         self._links[link.number] = link
         link.overdue = self._loop.call_later(HANDSHAKE_S, self._overdue, link)
         return link
 
-    async def _resolve(self, link: _Link, host: str, port: int) -> None:
+    async def _resolve(self, link: _Connection, host: str, port: int) -> None:
         try:
             address = await self._loop.run_in_executor(None, _resolved, self._socket.family, host, port)
         except OSError as error:
@@ -425,17 +425,17 @@ class QuicEndpoint:
             if not link.gone:
                 self._go(link, address)
 
-    def _go(self, link: _Link, address: Address) -> None:
+    def _go(self, link: _Connection, address: Address) -> None:
         link.quic.connect(address, now=self._loop.time())
         link.cids.add(link.quic.host_cid)
         self._by_cid[link.quic.host_cid] = link
         self._transmit(link)
 
-    def _overdue(self, link: _Link) -> None:
+    def _overdue(self, link: _Connection) -> None:
         if not link.connected and not link.gone:
             self.shut(link.number, 0, b"the handshake took too long")
 
-    def _collect(self, link: _Link) -> None:
+    def _collect(self, link: _Connection) -> None:
         """What aioquic found out, as events."""
         while (event := link.quic.next_event()) is not None:
             if isinstance(event, events.StreamDataReceived):
@@ -468,7 +468,7 @@ class QuicEndpoint:
             for stream in list(link.unfinished):
                 self._pump(link, stream, link.flows[stream])
 
-    def _connected(self, link: _Link) -> None:
+    def _connected(self, link: _Connection) -> None:
         link.connected = True
         address = link.quic.get_peer_address()
         assert address is not None, "a handshake has two sides"
@@ -478,7 +478,7 @@ class QuicEndpoint:
         self._tell((CONNECTED, link.number, link.peer))
         self._keep_alive(link)
 
-    def _settled(self, link: _Link) -> None:
+    def _settled(self, link: _Connection) -> None:
         """The handshake is over, one way or the other."""
         if link.half_open:
             link.half_open = False
@@ -487,21 +487,21 @@ class QuicEndpoint:
             link.overdue.cancel()
             link.overdue = None
 
-    def _keep_alive(self, link: _Link) -> None:
+    def _keep_alive(self, link: _Connection) -> None:
         if self._keep_alive_ms and not link.gone:
             if link.alive is not None:
                 link.quic.send_ping(0)
                 self._transmit(link)
             link.alive = self._loop.call_later(self._keep_alive_ms / 1000, self._keep_alive, link)
 
-    def _ended(self, link: _Link, event: events.ConnectionTerminated) -> None:
+    def _ended(self, link: _Connection, event: events.ConnectionTerminated) -> None:
         if event.reason_phrase == "Idle timeout":
             self._gone(link, 0, f"idle for {self._idle_ms // 1000} s")
         else:
             who = "closed by peer" if event.frame_type is None else "ended by QUIC"
             self._gone(link, event.error_code, f"{who}: {event.reason_phrase}" if event.reason_phrase else who)
 
-    def _gone(self, link: _Link, code: int, reason: str) -> None:
+    def _gone(self, link: _Connection, code: int, reason: str) -> None:
         if link.gone:
             return
         link.gone = True
@@ -516,7 +516,7 @@ class QuicEndpoint:
         else:
             self._links.pop(link.number, None)  # a client that never got in was never announced
 
-    def _forget(self, link: _Link) -> None:
+    def _forget(self, link: _Connection) -> None:
         for cid in link.cids:
             self._by_cid.pop(cid, None)
         if link.timer is not None:
@@ -525,13 +525,13 @@ class QuicEndpoint:
 
     # -- streams ---------------------------------------------------------------------------------------------------
 
-    def _flow(self, link: _Link, stream: int) -> _Flow:
+    def _flow(self, link: _Connection, stream: int) -> _Flow:
         flow = link.flows.get(stream)
         if flow is None:
             flow = link.flows[stream] = _Flow()
         return flow
 
-    def _received(self, link: _Link, stream: int, data: bytes, fin: bool) -> None:
+    def _received(self, link: _Connection, stream: int, data: bytes, fin: bool) -> None:
         flow = self._flow(link, stream)
         if flow.stopped:
             self._credit(link, stream, flow, len(data))
@@ -542,12 +542,12 @@ class QuicEndpoint:
         if not flow.paused:
             self._mark(link, stream, flow)
 
-    def _mark(self, link: _Link, stream: int, flow: _Flow) -> None:
+    def _mark(self, link: _Connection, stream: int, flow: _Flow) -> None:
         if not flow.marked:
             flow.marked = True
             self._tell((DATA, link, stream, flow))
 
-    def _credit(self, link: _Link, stream: int, flow: _Flow, size: int) -> None:
+    def _credit(self, link: _Connection, stream: int, flow: _Flow, size: int) -> None:
         """Bytes are taken: the peer may send as many more. Told when it is worth a frame."""
         before, all_before = flow.consumed, link.consumed
         flow.consumed += size
@@ -561,7 +561,7 @@ class QuicEndpoint:
             link.quic.raise_limit(link.consumed + self._connection_window)
             self._touch(link)
 
-    def _drop(self, link: _Link, stream: int, flow: _Flow) -> None:
+    def _drop(self, link: _Connection, stream: int, flow: _Flow) -> None:
         """Nobody reads on: what the peer has used of the connection's limit is given back."""
         if not flow.stopped:
             flow.stopped = True
@@ -573,7 +573,7 @@ class QuicEndpoint:
         flow.queue.clear()
         flow.queued = 0
 
-    def _pump(self, link: _Link, stream: int, flow: _Flow) -> None:
+    def _pump(self, link: _Connection, stream: int, flow: _Flow) -> None:
         """From the queue into aioquic, as far as its own buffer may grow; then what the owner waits to hear."""
         if flow.later:
             if link.quic.blocked(stream):
@@ -608,13 +608,13 @@ class QuicEndpoint:
         elif link.quic.sent_whole(stream):
             self._sent(link, stream)
 
-    def _sent(self, link: _Link, stream: int) -> None:
+    def _sent(self, link: _Connection, stream: int) -> None:
         link.unfinished.discard(stream)
         link.flows[stream].sent = True
         self._tell((SENT, link.number, stream))
         self._tidy(link, stream)
 
-    def _tidy(self, link: _Link, stream: int) -> None:
+    def _tidy(self, link: _Connection, stream: int) -> None:
         """Forget a stream both of whose sides are done."""
         flow = link.flows.get(stream)
         if flow is None:
@@ -626,7 +626,7 @@ class QuicEndpoint:
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def _touch(self, link: _Link) -> None:
+    def _touch(self, link: _Connection) -> None:
         """Something is to be sent: once, at the end of this turn of the loop."""
         self._dirty[link] = None
         if not self._flushing:
@@ -638,7 +638,7 @@ class QuicEndpoint:
         while self._dirty:
             self._transmit(self._dirty.popitem()[0])
 
-    def _transmit(self, link: _Link) -> None:
+    def _transmit(self, link: _Connection) -> None:
         if not link.cids:
             return  # its address is not known yet
         for data, address in link.quic.datagrams_to_send(now=self._loop.time()):
@@ -653,7 +653,7 @@ class QuicEndpoint:
             link.timer = self._loop.call_at(at, self._time, link)
         link.timer_at = at
 
-    def _time(self, link: _Link) -> None:
+    def _time(self, link: _Connection) -> None:
         link.timer = None
         if self._closed:
             return

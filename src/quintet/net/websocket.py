@@ -99,7 +99,7 @@ class Messages(Protocol):
     def closed(self) -> None: ...
 
 
-class Link(Protocol):
+class MessageConnection(Protocol):
     """What it needs of its connection."""
 
     def completed(self, token: object, result: object, error: Exception | None) -> None: ...
@@ -119,7 +119,7 @@ class WebSocketSession:
     def __init__(
         self,
         inner: Messages,
-        link: Link,
+        link: MessageConnection,
         heart: "Heartbeat",
         monotonic: Callable[[], int],
         origins: frozenset[str] = frozenset(),
@@ -432,7 +432,7 @@ class Heartbeat:
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
         self._step_s = seconds / self.SHARES
-        self._shares: list[dict[WebSocketSession, Link]] = [{} for _ in range(self.SHARES)]
+        self._shares: list[dict[WebSocketSession, MessageConnection]] = [{} for _ in range(self.SHARES)]
         self._turn = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -449,13 +449,13 @@ class Heartbeat:
             link.completed(self, None, None)
         self.start()
 
-    def add(self, session: WebSocketSession, link: Link) -> None:
+    def add(self, session: WebSocketSession, link: MessageConnection) -> None:
         self._share_of(session)[session] = link
 
     def remove(self, session: WebSocketSession) -> None:
         self._share_of(session).pop(session, None)
 
-    def _share_of(self, session: WebSocketSession) -> dict[WebSocketSession, Link]:
+    def _share_of(self, session: WebSocketSession) -> dict[WebSocketSession, MessageConnection]:
         return self._shares[id(session) // 64 % self.SHARES]
 
 

@@ -1,4 +1,4 @@
-"""Avro to columns: the same rows as fastavro, the same verdict as the broker, and lanes agree with the reader of rows."""
+"""Avro to columns: the same rows as fastavro, the same verdict as the broker, and cursors agree with the reader of rows."""
 
 import io
 import json
@@ -155,7 +155,7 @@ def test_the_same_rows_as_fastavro(rows: list[dict[str, Any]]) -> None:
 
 
 def _one_by_one(values: list[bytes]) -> tuple[list[pa.Array], list[bool]]:
-    """The rows by the reader that lanes are checked against."""
+    """The rows by the reader that cursors are checked against."""
     read = [ROWS._one(value) for value in values]
     return ROWS._root.shape.children([row for row in read if not isinstance(row, str)]), [
         not isinstance(row, str) for row in read

@@ -1,10 +1,10 @@
-"""What a door must offer (Link), the socket part that stream doors share, and a connection that comes back (Channel).
+"""What a door must offer (ClientConnection), the socket part that stream doors share, and a connection that comes back (Channel).
 
-A Link is one authenticated connection: it lives once and is never mended. A Channel owns the current Link of one purpose
+A ClientConnection is one authenticated connection: it lives once and is never mended. A Channel owns the current ClientConnection of one purpose
 (all publishing, or one subscription), replaces it when it is lost, and is where callers wait for it. Bus, Producer and
 Subscription know only these two; frames and codes are known by the doors alone.
 
-    Channel:  opening --> up --> waiting --> up ...      lost: back-off, then a new Link
+    Channel:  opening --> up --> waiting --> up ...      lost: back-off, then a new ClientConnection
                  |         |        |
                  +---------+--------+--> failed          refused by the server, reconnect=False, or closed
 """
@@ -99,7 +99,7 @@ async def deadline(seconds: float | None, what: str) -> AsyncIterator[None]:
 
 
 class Target(Protocol):
-    """Who a link reports to."""
+    """Who a connection reports to."""
 
     def on_records(self, topic: str, rows: Rows) -> None:
         """Deliveries of one topic, in order."""
@@ -109,7 +109,7 @@ class Target(Protocol):
 
 
 class Silent:
-    """The target of a link that only publishes: nothing is delivered on it, and that is all there is to do."""
+    """The target of a connection that only publishes: nothing is delivered on it, and that is all there is to do."""
 
     def on_records(self, topic: str, rows: Rows) -> None:
         log.warning("%d deliveries of topic %r on a connection without subscription", len(rows), topic)
@@ -118,7 +118,7 @@ class Silent:
         log.warning("a refused acknowledgement on a connection without subscription: %s", error)
 
 
-class Link(ABC):
+class ClientConnection(ABC):
     """One authenticated connection through a door."""
 
     @abstractmethod
@@ -156,8 +156,8 @@ class Link(ABC):
     async def close(self) -> None: ...
 
 
-class PushLink(Link):
-    """A link whose server sends deliveries by itself."""
+class PushConnection(ClientConnection):
+    """A connection whose server sends deliveries by itself."""
 
     @abstractmethod
     async def subscribe(self, topic: str, qos: int) -> int:
@@ -189,16 +189,16 @@ class PushLink(Link):
         raise NotImplementedError
 
 
-class RequestLink(Link):
-    """A link of a door that has operations beside publishing and receiving."""
+class RequestConnection(ClientConnection):
+    """A connection of a door that has operations beside publishing and receiving."""
 
     @abstractmethod
     def request(self, name: str, fields: Fields) -> "asyncio.Future[Fields]":
         """Ask, in order with all that was asked before; the answer's fields, or the error it was refused with."""
 
 
-class AskLink(RequestLink):
-    """A link of a door in which every operation is a request with an answer."""
+class FetchConnection(RequestConnection):
+    """A connection of a door in which every operation is a request with an answer."""
 
     @abstractmethod
     def fetch(self, fields: Fields) -> "asyncio.Future[Fetched]":
@@ -215,8 +215,8 @@ class Limits(NamedTuple):
     in_flight_max: int  # deliveries the server leaves unacknowledged per subscription
 
 
-class Door(Protocol):
-    """A module's entry: how to open links, and what its protocol cannot carry."""
+class Connector(Protocol):
+    """A module's entry: how to open connections, and what its protocol cannot carry."""
 
     name: str
     limits: Limits
@@ -225,11 +225,13 @@ class Door(Protocol):
     def lacks(self) -> dict[str, str]:
         """Option of the API -> which doors have it."""
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> "Door":
-        """The door of one bus: itself, or one of its own where the links of a bus share something."""
+    def for_bus(self, endpoint: Endpoint, name: str) -> "Connector":
+        """The door of one bus: itself, or one of its own where the connections of a bus share something."""
 
-    async def open(self, setup: "Setup", target: Target, lost: Callable[["Link", QuintetError], None]) -> Link:
-        """A link past its handshake, or the reason why not."""
+    async def open(
+        self, setup: "Setup", target: Target, lost: Callable[["ClientConnection", QuintetError], None]
+    ) -> ClientConnection:
+        """A connection past its handshake, or the reason why not."""
 
     def source(self, setup: "Setup", wanted: "Wanted") -> Source:
         """Where a subscription's messages come from, not yet open."""
@@ -253,7 +255,7 @@ class Setup(NamedTuple):
     """All that is needed to connect, again and again."""
 
     endpoint: Endpoint
-    door: Door
+    connector: Connector
     name: str
     timeout: float
     reconnect: bool
@@ -262,7 +264,7 @@ class Setup(NamedTuple):
 
 
 class Sent(Protocol):
-    """A publish call on its way, as its Watch sees it."""
+    """A publish call on its way, as its WriteTimeout sees it."""
 
     load: Load
     wait: float
@@ -270,7 +272,7 @@ class Sent(Protocol):
     done: "asyncio.Future[Outcome]"
 
 
-class Watch:
+class WriteTimeout:
     """One timer for all publish calls that share a write."""
 
     __slots__ = ("_calls", "_timer")
@@ -279,7 +281,7 @@ class Watch:
         self._calls = calls
         self._timer: asyncio.TimerHandle | None = None
 
-    def look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def check(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fail the calls whose time is over, and come again when the next one's is."""
         now = loop.time()
         waiting = [call for call in self._calls if not call.done.done()]
@@ -288,7 +290,7 @@ class Watch:
                 what = f"publishing to {call.load.topic!r} took longer than {call.wait:g} s"
                 call.done.set_exception(Timeout(what))
         soonest = min((call.expires for call in waiting if call.expires > now), default=inf)
-        self._timer = loop.call_at(soonest, self.look, loop) if soonest < inf else None
+        self._timer = loop.call_at(soonest, self.check, loop) if soonest < inf else None
 
     def end(self) -> None:
         if self._timer is not None:
@@ -298,16 +300,16 @@ class Watch:
 Connect = Callable[[ssl.SSLContext | None], Awaitable[object]]
 
 
-async def dial(setup: "Setup", link: "StreamLink", connect: Connect | None = None) -> None:
-    """Connect this link's socket, with TLS if the endpoint has it; ConnectionLost says what to look at. `connect` is for
-    a link whose frames are inside those of another protocol."""
+async def dial(setup: "Setup", connection: "SocketConnection", connect: Connect | None = None) -> None:
+    """Connect this connection's socket, with TLS if the endpoint has it; ConnectionLost says what to look at. `connect` is for
+    a connection whose frames are inside those of another protocol."""
     endpoint = setup.endpoint
     tls = _tls(setup) if endpoint.tls else None
     try:
         if connect is not None:
             await connect(tls)
             return
-        await asyncio.get_running_loop().create_connection(lambda: link, endpoint.host, endpoint.port, ssl=tls)
+        await asyncio.get_running_loop().create_connection(lambda: connection, endpoint.host, endpoint.port, ssl=tls)
     except ssl.SSLError as error:
         hint = "add ?ca=FILE with the authority that signed the server's certificate, or pass tls="
         raise ConnectionLost(f"TLS with {endpoint} failed: {error}", hint=hint) from error
@@ -325,18 +327,18 @@ async def dial(setup: "Setup", link: "StreamLink", connect: Connect | None = Non
 def _port_hint(setup: "Setup") -> str:
     """For a server that is there and speaks something else."""
     other = "one without TLS" if setup.endpoint.tls else "one with TLS"
-    return f"is {setup.endpoint} a {setup.door.name} port of a Quintet broker, and not {other}?"
+    return f"is {setup.endpoint} a {setup.connector.name} port of a Quintet broker, and not {other}?"
 
 
-async def shake_hands(setup: "Setup", link: "StreamLink", hands: Coroutine[Any, Any, None]) -> None:
-    """Log in on a link that was just dialled; one that ends instead is most likely not the port it was taken for."""
+async def shake_hands(setup: "Setup", connection: "SocketConnection", hands: Coroutine[Any, Any, None]) -> None:
+    """Log in on a connection that was just dialled; one that ends instead is most likely not the port it was taken for."""
     try:
         await hands
     except ConnectionLost as error:
-        await link.close()
+        await connection.close()
         raise ConnectionLost(str(error), hint=error.hint or _port_hint(setup)) from error
     except BaseException:
-        await link.close()
+        await connection.close()
         raise
 
 
@@ -356,10 +358,10 @@ def _tls(setup: "Setup") -> ssl.SSLContext:
     return context
 
 
-class StreamLink(Link, asyncio.Protocol):
-    """The part of a link that every door over a byte stream shares: one socket, flow control, partial frames."""
+class SocketConnection(ClientConnection, asyncio.Protocol):
+    """The part of a connection that every door over a byte stream shares: one socket, flow control, partial frames."""
 
-    def __init__(self, where: str, lost: Callable[[Link, QuintetError], None]) -> None:
+    def __init__(self, where: str, lost: Callable[[ClientConnection, QuintetError], None]) -> None:
         self._where = where
         self._on_lost = lost
         self._loop = asyncio.get_running_loop()
@@ -427,7 +429,7 @@ class StreamLink(Link, asyncio.Protocol):
         self._gone.set()
 
     def fail(self, error: QuintetError) -> None:
-        """End the connection at once, for this reason. Nobody is to find a link that is dead and not yet known to be."""
+        """End the connection at once, for this reason. Nobody is to find a connection that is dead and not yet known to be."""
         self._end(error)
         if self._transport is not None:
             self._transport.abort()
@@ -495,81 +497,81 @@ class StreamLink(Link, asyncio.Protocol):
 
 
 class Channel:
-    """The current link of one purpose, and its replacement when it is lost."""
+    """The current connection of one purpose, and its replacement when it is lost."""
 
     def __init__(
         self,
         setup: Setup,
         target: Target,
         *,
-        on_up: Callable[[Link], Awaitable[None]] | None = None,
+        on_up: Callable[[ClientConnection], Awaitable[None]] | None = None,
         on_down: Callable[[QuintetError], None] | None = None,
     ) -> None:
         self._setup = setup
         self._target = target
         self._on_up = on_up
         self._on_down = on_down
-        self._link: Link | None = None
-        self._newest: Link | None = None
+        self._connection: ClientConnection | None = None
+        self._newest: ClientConnection | None = None
         self._failed: QuintetError | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.reconnects = 0
 
     async def open(self) -> None:
-        """The first link. Its failure is the caller's; only later ones are mended silently."""
+        """The first connection. Its failure is the caller's; only later ones are mended silently."""
         await self._connect()
 
     @property
-    def current(self) -> Link | None:
-        """The link if there is one right now."""
-        return self._link
+    def current(self) -> ClientConnection | None:
+        """The connection if there is one right now."""
+        return self._connection
 
     @property
-    def newest(self) -> Link | None:
-        """The link opened last, also while it is not yet handed to callers."""
+    def newest(self) -> ClientConnection | None:
+        """The connection opened last, also while it is not yet handed to callers."""
         return self._newest
 
     @property
     def failed(self) -> QuintetError | None:
-        """Why there will never be a link again, or None."""
+        """Why there will never be a connection again, or None."""
         return self._failed
 
-    async def link(self) -> Link:
-        """The link, waiting for the next one if it was lost. Callers bound the wait."""
-        while self._link is None:
+    async def connection(self) -> ClientConnection:
+        """The connection, waiting for the next one if it was lost. Callers bound the wait."""
+        while self._connection is None:
             if self._failed is not None:
                 raise self._failed
             await self._changed.wait()
-        return self._link
+        return self._connection
 
     async def close(self) -> None:
         self._fail(Closed("the connection was closed", hint="use it inside its `with` block"))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._link is not None:
-            await self._link.close()
+        if self._connection is not None:
+            await self._connection.close()
 
     async def _connect(self) -> None:
         setup = self._setup
         async with deadline(setup.timeout, f"connecting to {setup.endpoint}"):
-            link = self._newest = await setup.door.open(setup, self._target, self._lost)
+            connection = self._newest = await setup.connector.open(setup, self._target, self._lost)
             try:
                 if self._on_up is not None:
-                    await self._on_up(link)
+                    await self._on_up(connection)
             except BaseException:
-                await link.close()
+                await connection.close()
                 raise
-        if link.lost is not None:
-            raise link.lost
-        self._link = link
+        if connection.lost is not None:
+            raise connection.lost
+        self._connection = connection
         self._changed.set()
 
-    def _lost(self, link: Link, error: QuintetError) -> None:
-        if link is not self._link:
+    def _lost(self, connection: ClientConnection, error: QuintetError) -> None:
+        if connection is not self._connection:
             return
-        self._link = None
+        self._connection = None
         if self._on_down is not None:
             self._on_down(error)
         if self._failed is not None:
@@ -602,6 +604,6 @@ class Channel:
     def _fail(self, error: QuintetError) -> None:
         if self._failed is None:
             self._failed = error
-            if self._on_down is not None and self._link is None:
+            if self._on_down is not None and self._connection is None:
                 self._on_down(error)
         self._changed.set()

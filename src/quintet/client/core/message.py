@@ -58,7 +58,7 @@ def to_bytes(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """Where a delivery is in the log, and how often it was handed out before."""
 
     partition: int
@@ -87,7 +87,7 @@ class Settler(Protocol):
     async def working(self, tags: Sequence[int]) -> None:
         """They are being worked on, and it takes longer."""
 
-    def place(self, tag: int) -> Place | None:
+    def position_of(self, tag: int) -> LogPosition | None:
         """Where it is, if the door tells."""
 
     async def commit_in(self, transaction: str, tag: int) -> None:
@@ -172,19 +172,19 @@ class Message:
     @property
     def partition(self) -> int | None:
         """The partition it is in."""
-        place = self._settler.place(self.tag)
+        place = self._settler.position_of(self.tag)
         return None if place is None else place.partition
 
     @property
     def offset(self) -> int | None:
         """Its number in the partition."""
-        place = self._settler.place(self.tag)
+        place = self._settler.position_of(self.tag)
         return None if place is None else place.offset
 
     @property
     def redelivered(self) -> bool | None:
         """Whether it was handed out before, by this subscription."""
-        place = self._settler.place(self.tag)
+        place = self._settler.position_of(self.tag)
         return None if place is None else place.attempts > 0
 
     def text(self) -> str:

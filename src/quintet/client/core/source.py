@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from quintet.client.core.message import Place, Row, Rows
+from quintet.client.core.message import LogPosition, Row, Rows
 from quintet.model.errors import QuintetError
 
 
@@ -119,7 +119,7 @@ class Source(ABC):
         return False
 
     @abstractmethod
-    def place(self, tag: int) -> Place | None: ...
+    def position_of(self, tag: int) -> LogPosition | None: ...
 
     @abstractmethod
     async def commit_in(self, transaction: str, tag: int) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from quintet.client.core.base import deadline
 from quintet.client.core.errors import Closed, Unsupported
-from quintet.client.core.message import Message, MessageBatch, Place, Row, Rows, log
+from quintet.client.core.message import LogPosition, Message, MessageBatch, Row, Rows, log
 from quintet.client.core.source import Source
 
 PREFETCH_DEFAULT: Final = 8_192  # messages
@@ -320,8 +320,8 @@ class Subscription:
         self._settled += 1
         await self._source.working(tags)
 
-    def place(self, tag: int) -> Place | None:
-        return self._source.place(tag)
+    def position_of(self, tag: int) -> LogPosition | None:
+        return self._source.position_of(tag)
 
     async def commit_in(self, transaction: str, tag: int) -> None:
         await self._source.commit_in(transaction, tag)

@@ -8,7 +8,7 @@ wait there, so a plain question for one message stands in for it.
 import asyncio
 from typing import Final, Protocol
 
-from quintet.client.core.base import AskLink, Channel, Fetched, Setup, Silent
+from quintet.client.core.base import Channel, FetchConnection, Fetched, Setup, Silent
 from quintet.client.core.errors import ConnectionLost, crashed
 from quintet.client.core.message import log
 from quintet.client.sources.partition import AssignedPartition
@@ -73,9 +73,9 @@ class Fetcher:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
-                link = await self._channel.link()
-                assert isinstance(link, AskLink), "this door is asked"
-                await self._round(link, room)
+                connection = await self._channel.connection()
+                assert isinstance(connection, FetchConnection), "this door is asked"
+                await self._round(connection, room)
             except ConnectionLost as error:
                 if self._channel.failed is not None:
                     self._reader.fail(self._channel.failed)
@@ -92,12 +92,12 @@ class Fetcher:
                 self._reader.fail(crashed(f"fetching {self._topic!r}", error))
                 return
 
-    async def _round(self, link: AskLink, room: int) -> None:
+    async def _round(self, connection: FetchConnection, room: int) -> None:
         parts = self._parts = [*self._parts[1:], self._parts[0]]
         wait = self._wait_ms(len(parts))
         if wait and self._filter:
             last = parts[-1]
-            await link.fetch(self._question(last, 1) | {"wait_ms": wait})
+            await connection.fetch(self._question(last, 1) | {"wait_ms": wait})
         most = max(1, min(room // len(parts), FETCH_MAX))
         asked = []
         for part in parts:
@@ -106,7 +106,7 @@ class Fetcher:
                 question["filter"] = self._filter
             elif wait and part is parts[-1]:
                 question["wait_ms"] = wait
-            asked.append(link.fetch(question))
+            asked.append(connection.fetch(question))
         found = False
         try:
             for part, answer in zip(parts, asked, strict=True):

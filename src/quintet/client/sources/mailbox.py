@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 from quintet.client.core.base import CLOSE_S, Channel, Setup, deadline
 from quintet.client.core.errors import Unsupported
-from quintet.client.core.message import Place, Row, Rows, log
+from quintet.client.core.message import LogPosition, Row, Rows, log
 from quintet.client.core.source import Inbox, Source
 from quintet.model import envelope
 from quintet.model.errors import ProtocolError, QuintetError
@@ -57,7 +57,7 @@ class PeerSource(Source):
         self._me = me
         self._post = post
         self._topic = TOPIC_PREFIX + me.name
-        self._lacks = setup.door.lacks
+        self._lacks = setup.connector.lacks
         self._channel = Channel(setup, self, on_down=self._down)
         self._inbox: Inbox | None = None
         self._next_tag = 1
@@ -77,11 +77,11 @@ class PeerSource(Source):
         await self._channel.open()
 
     async def close(self) -> None:
-        link = self._channel.current
-        if link is not None:
+        connection = self._channel.current
+        if connection is not None:
             try:
                 async with deadline(CLOSE_S, "closing the subscription"):
-                    await link.barrier()
+                    await connection.barrier()
             except QuintetError as error:
                 log.warning("the last acknowledgements of %s may be lost: %s", self._topic, error)
         self._post.leave(self)
@@ -218,13 +218,13 @@ class PeerSource(Source):
             raise self._channel.failed
         if keys:
             self._post.ack(keys)
-        link = self._channel.current
-        if link is not None and link.full:
+        connection = self._channel.current
+        if connection is not None and connection.full:
             async with deadline(timeout, "acknowledging"):
-                await link.writable()
+                await connection.writable()
 
     async def flush(self) -> None:
-        await (await self._channel.link()).barrier()
+        await (await self._channel.connection()).barrier()
 
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
         if retry is not None:
@@ -245,7 +245,7 @@ class PeerSource(Source):
     async def working(self, tags: Sequence[int]) -> None:
         """No time runs out here: what is not acknowledged waits for the next connection."""
 
-    def place(self, tag: int) -> Place | None:
+    def position_of(self, tag: int) -> LogPosition | None:
         return None
 
     async def commit_in(self, transaction: str, tag: int) -> None:

@@ -17,9 +17,9 @@ from contextlib import suppress
 from math import inf
 from typing import Final
 
-from quintet.client.core.base import CLOSE_S, Channel, Link, PushLink, Setup, deadline
+from quintet.client.core.base import CLOSE_S, Channel, ClientConnection, PushConnection, Setup, deadline
 from quintet.client.core.errors import Closed, ConnectionLost, Unsupported
-from quintet.client.core.message import Place, Rows, log
+from quintet.client.core.message import LogPosition, Rows, log
 from quintet.client.core.source import Inbox, Source
 from quintet.model.errors import QuintetError
 
@@ -37,8 +37,8 @@ class PushSource(Source):
         self._topic = topic
         self._qos = qos
         self._id = resume
-        self._window = setup.door.limits.in_flight_max
-        self._lacks = setup.door.lacks
+        self._window = setup.connector.limits.in_flight_max
+        self._lacks = setup.connector.lacks
         self._channel = Channel(setup, self, on_up=self._attach, on_down=self._down)
         self._inbox: Inbox | None = None
         # QoS 1 deliveries not acknowledged yet: tag -> is it queued or being worked on here
@@ -61,12 +61,12 @@ class PushSource(Source):
     async def close(self) -> None:
         if self._speaking is not None:
             self._speaking.cancel()
-        link = self._channel.current
-        if link is not None and self._qos:
-            link.resume()
+        connection = self._channel.current
+        if connection is not None and self._qos:
+            connection.resume()
             try:
                 async with deadline(CLOSE_S, "closing the subscription"):
-                    await link.barrier()
+                    await connection.barrier()
             except QuintetError as error:
                 log.warning("the last acknowledgements of subscription %s may be lost: %s", self._id, error)
         await self._channel.close()
@@ -103,41 +103,46 @@ class PushSource(Source):
 
     def want_more(self) -> bool:
         """It is the reader's business how many it works on at a time: there is room behind them again."""
-        link = self._words()
-        if link is None or self._id is None or not self._credit <= len(self._tags) < self._window:
+        connection = self._words()
+        if connection is None or self._id is None or not self._credit <= len(self._tags) < self._window:
             return False
-        self._tell_credit(link, len(self._tags) + self._prefetch)
+        self._tell_credit(connection, len(self._tags) + self._prefetch)
         return True
 
-    def _tell_credit(self, link: PushLink, credit: int) -> None:
+    def _tell_credit(self, connection: PushConnection, credit: int) -> None:
         self._credit = credit
         assert self._id is not None
-        task = asyncio.ensure_future(link.credit(self._id, credit))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # a lost link says so itself
+        task = asyncio.ensure_future(connection.credit(self._id, credit))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # a lost connection says so itself
 
-    def _words(self) -> PushLink | None:
-        """The link, if it is there and its server knows more than acknowledgements."""
-        link = self._channel.newest
-        if not isinstance(link, PushLink) or link.lost is not None or not link.words or not self._qos:
+    def _words(self) -> PushConnection | None:
+        """The connection, if it is there and its server knows more than acknowledgements."""
+        connection = self._channel.newest
+        if (
+            not isinstance(connection, PushConnection)
+            or connection.lost is not None
+            or not connection.words
+            or not self._qos
+        ):
             return None
-        return link
+        return connection
 
-    async def _attach(self, link: Link) -> None:
-        assert isinstance(link, PushLink), "this door pushes"
+    async def _attach(self, connection: ClientConnection) -> None:
+        assert isinstance(connection, PushConnection), "this door pushes"
         known = self._id is not None
         if self._id is None:
-            self._id = await link.subscribe(self._topic, self._qos)
+            self._id = await connection.subscribe(self._topic, self._qos)
         else:
             if len(self._acked_before) > ACKED_TAGS_MAX:
                 self._acked_before.clear()
             self._acked_before.update(self._acked)
             self._acked.clear()
         self._credit = self._prefetch
-        if link.words:
-            self._timeout = await link.credit(self._id, self._credit)
+        if connection.words:
+            self._timeout = await connection.credit(self._id, self._credit)
         elif known:
-            link.attach(self._id)
-            await link.barrier()
+            connection.attach(self._id)
+            await connection.barrier()
 
     def _down(self, error: QuintetError) -> None:
         if self._inbox is not None:
@@ -167,11 +172,13 @@ class PushSource(Source):
             self._inbox.put(topic, rows)
 
     def _without_acked(self, rows: Rows) -> Rows:
-        """Without what was acknowledged before the connection was lost: acknowledged again, on the link it came by."""
+        """Without what was acknowledged before the connection was lost: acknowledged again, on the connection it came by."""
         again = [row[0] for row in rows if row[1] and row[0] in self._acked_before]
-        link = self._channel.newest
-        assert isinstance(link, PushLink) and self._id is not None, "records come by a link of an open subscription"
-        link.ack(self._id, again)
+        connection = self._channel.newest
+        assert isinstance(connection, PushConnection) and self._id is not None, (
+            "records come by a connection of an open subscription"
+        )
+        connection.ack(self._id, again)
         self._acked.extend(again)
         self._acked_before.difference_update(again)
         done = set(again)
@@ -194,14 +201,14 @@ class PushSource(Source):
         log.info("subscription %s: the acknowledgement of tag %d was refused: %s", self._id, tag, error)
 
     def pause(self) -> None:
-        link = self._channel.newest  # what comes before it is handed to callers fills the queue, too
-        if link is not None:
-            link.pause()
+        connection = self._channel.newest  # what comes before it is handed to callers fills the queue, too
+        if connection is not None:
+            connection.pause()
 
     def resume(self) -> None:
-        link = self._channel.newest
-        if link is not None:
-            link.resume()
+        connection = self._channel.newest
+        if connection is not None:
+            connection.resume()
 
     # -- settling --------------------------------------------------------------------------------------------------
 
@@ -221,9 +228,9 @@ class PushSource(Source):
         now = asyncio.get_running_loop().time()
         kept = {tag: until for tag, until in self._hands.items() if until > now}
         self._hands.clear()
-        link = self._words()
-        if kept and link is not None and self._id is not None:
-            link.working(self._id, list(kept))
+        connection = self._words()
+        if kept and connection is not None and self._id is not None:
+            connection.working(self._id, list(kept))
             for until in set(kept.values()):
                 self._speak_for([tag for tag, its in kept.items() if its == until], until)
 
@@ -233,24 +240,26 @@ class PushSource(Source):
             self._tags.pop(tag, None)
             self._hands.pop(tag, None)
         self._acked.extend(tags)
-        link = self._channel.newest
-        if link is None or link.lost is not None:
+        connection = self._channel.newest
+        if connection is None or connection.lost is not None:
             if self._channel.failed is not None:
                 raise self._channel.failed
             return
-        assert isinstance(link, PushLink) and self._id is not None, "a message comes from an open subscription"
+        assert isinstance(connection, PushConnection) and self._id is not None, (
+            "a message comes from an open subscription"
+        )
         with suppress(ConnectionLost):
-            link.ack(self._id, tags)
-            if self._credit > self._prefetch and not self._tags and link.words:
-                self._tell_credit(link, self._prefetch)
-            if link.full:
+            connection.ack(self._id, tags)
+            if self._credit > self._prefetch and not self._tags and connection.words:
+                self._tell_credit(connection, self._prefetch)
+            if connection.full:
                 async with deadline(timeout, "acknowledging"):
-                    await link.writable()
+                    await connection.writable()
 
     async def flush(self) -> None:
-        link = await self._channel.link()
-        link.resume()  # the answer is behind what is unread: the queue may pass its bound by one socket buffer
-        await link.barrier()
+        connection = await self._channel.connection()
+        connection.resume()  # the answer is behind what is unread: the queue may pass its bound by one socket buffer
+        await connection.barrier()
 
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
         if retry is not None:
@@ -273,28 +282,28 @@ class PushSource(Source):
         for row in rows:
             self._tags.pop(row[0], None)
             self._hands.pop(row[0], None)
-        link, tags = self._words(), [row[0] for row in rows if row[1]]
-        if link is not None and self._id is not None and tags:
-            link.nack(self._id, tags, delay)
+        connection, tags = self._words(), [row[0] for row in rows if row[1]]
+        if connection is not None and self._id is not None and tags:
+            connection.nack(self._id, tags, delay)
 
     async def nack(self, rows: Rows, delay: float | None) -> None:
-        link = self._channel.newest
-        if isinstance(link, PushLink) and link.lost is None and not link.words:
+        connection = self._channel.newest
+        if isinstance(connection, PushConnection) and connection.lost is None and not connection.words:
             hint = "leave it unacknowledged: it comes again after the server's time-out"
             raise Unsupported("this server has no word for a message that failed", hint=hint)
         self._let_go(rows, delay)
 
     async def working(self, tags: Sequence[int]) -> None:
-        link = self._channel.newest
-        if not isinstance(link, PushLink) or link.lost is not None or self._id is None:
+        connection = self._channel.newest
+        if not isinstance(connection, PushConnection) or connection.lost is not None or self._id is None:
             return  # the next connection brings them again
-        if not link.words:
+        if not connection.words:
             raise Unsupported("this server has no word for a message that takes longer", hint="raise its time-out")
-        link.working(self._id, tags)
+        connection.working(self._id, tags)
         if self._timeout:
             self._speak_for(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
 
-    def place(self, tag: int) -> Place | None:
+    def position_of(self, tag: int) -> LogPosition | None:
         return None
 
     async def commit_in(self, transaction: str, tag: int) -> None:

@@ -22,7 +22,7 @@ from quintet.spark.lake.errors import LakeError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from quintet.spark.lake.storage.objects import Place
+    from quintet.spark.lake.storage.objects import TablePath
     from quintet.spark.lake.table import Compaction
 
 __all__ = ["FORMAT", "LakeError", "compact", "directory", "kind", "read", "register"]
@@ -44,7 +44,7 @@ def kind(path: str, options: Mapping[str, str] | None = None) -> str:
     return opening.kind(path, options or {})
 
 
-def directory(path: str, options: Mapping[str, str] | None = None) -> "Place":
+def directory(path: str, options: Mapping[str, str] | None = None) -> "TablePath":
     """Where a table is; LakeError for a path that can be none."""
     from quintet.spark.lake import opening
 

@@ -6,9 +6,9 @@ from typing import Final
 from quintet.model.extras import load
 from quintet.spark.lake import meta
 from quintet.spark.lake.errors import LakeError
-from quintet.spark.lake.storage.objects import ObjectPath, Place, located
+from quintet.spark.lake.storage.objects import ObjectPath, TablePath, located
 from quintet.spark.lake.storage.options import NOTHING, Storage, parse
-from quintet.spark.lake.table import Table
+from quintet.spark.lake.table import LakeTable
 
 STORAGE: Final = "storage."
 
@@ -36,7 +36,7 @@ def table_of(
     partition_by: Sequence[str] | None = None,
     storage: Storage = NOTHING,
     catalog: Mapping[str, str] | None = None,
-) -> Table:
+) -> LakeTable:
     """The table at a path; the packages of its format must be installed."""
     if format not in FORMATS:
         raise LakeError(f"format {format!r} is not known", hint=f"there are {', '.join(FORMATS)}")
@@ -45,7 +45,7 @@ def table_of(
     where = " in an object store" if remote else ""
     kind = getattr(load(module, f"a table of format {format}{where}", "lake"), name)
     made = kind(path, partition_by, storage, catalog)
-    assert isinstance(made, Table)
+    assert isinstance(made, LakeTable)
     return made
 
 
@@ -56,7 +56,7 @@ def split(options: Mapping[str, str]) -> tuple[Storage, dict[str, str]]:
     return parse(under[STORAGE]), under[CATALOG]
 
 
-def directory(path: str, options: Mapping[str, str]) -> Place:
+def directory(path: str, options: Mapping[str, str]) -> TablePath:
     """Where a table is; LakeError for a path that can be none."""
     return located(path, split(options)[0])
 

@@ -18,9 +18,9 @@ from pyspark.sql.types import StructType
 from quintet.spark.lake.opening import CATALOG, FORMATS, SPARKS_OWN, STORAGE, kind, split, table_of
 from quintet.spark.lake.schema import normal
 from quintet.spark.lake.storage.files import may_have, opened
-from quintet.spark.lake.storage.objects import Place
+from quintet.spark.lake.storage.objects import TablePath
 from quintet.spark.lake.storage.options import plain
-from quintet.spark.lake.table import Table
+from quintet.spark.lake.table import LakeTable
 from quintet.spark.source.options import OptionError, plainly, plainly_each
 
 OPTIONS: Final = ("path", "format", "version", "columns", "between")
@@ -42,7 +42,7 @@ class Scan:
         format = given.get("format", "").lower() or kind(given["path"], options)
         if format not in FORMATS:
             raise OptionError("format", f"{format!r} is not one of {', '.join(FORMATS)}")
-        self.table: Table = table_of(given["path"], format, None, storage, catalog)
+        self.table: LakeTable = table_of(given["path"], format, None, storage, catalog)
         version = given.get("version", "")
         if version and not version.isdecimal():
             raise OptionError("version", f"{version!r} is not a whole number")
@@ -72,7 +72,7 @@ class Scan:
 class Files(InputPartition):
     """Some files of a table, for one task."""
 
-    def __init__(self, paths: Sequence[Place]) -> None:
+    def __init__(self, paths: Sequence[TablePath]) -> None:
         super().__init__(None)
         self.paths = paths
 
@@ -80,13 +80,13 @@ class Files(InputPartition):
 class Reader(DataSourceReader):
     """The list of files is made on the driver, so that all tasks read one state of the table."""
 
-    def __init__(self, schema: pa.Schema, paths: Sequence[Place]) -> None:
+    def __init__(self, schema: pa.Schema, paths: Sequence[TablePath]) -> None:
         self._schema = schema
         self._paths = paths
 
     @plainly
     def partitions(self) -> Sequence[InputPartition]:
-        groups: list[list[Place]] = []
+        groups: list[list[TablePath]] = []
         held = TASK_BYTES
         for path in self._paths:
             size = path.stat().st_size

@@ -33,7 +33,7 @@ from quintet.spark.lake.schema import normal
 from quintet.spark.lake.storage.files import File, Heaps
 from quintet.spark.lake.storage.objects import ObjectPath, located
 from quintet.spark.lake.storage.options import NOTHING, Storage
-from quintet.spark.lake.table import MERGED_BYTES, ONCE, Table
+from quintet.spark.lake.table import MERGED_BYTES, ONCE, LakeTable
 from quintet.spark.sessions import quiet
 from quintet.spark.source import sinks
 from quintet.spark.source.options import OptionError, checkpoint, plainly
@@ -173,7 +173,7 @@ class Sink:
             meta.fitting(self._path, None, (), given.partition_by, self._schema)
             self._columns = given.partition_by or ()
 
-    def _table(self) -> Table:
+    def _table(self) -> LakeTable:
         given = self._given
         return table_of(given.path, given.format, given.partition_by, given.storage, given.catalog)
 

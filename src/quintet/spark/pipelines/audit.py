@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from quintet.spark.pipelines.checks.examine import Damage, Slice
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import ReadOptions
     from quintet.spark.source.spans import MappedSpan
 
@@ -78,14 +78,14 @@ class Options(Common, kw_only=True):
 
 def run(spark: "SparkSession", options: Options) -> Result:
     """Read all, then compare; what is wrong is in the notes, the first one first."""
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import read_options
 
     chosen = {"subscribe": options.topic} if options.topic else {"subscribePattern": ".*"}
     bounds = {"startingOffsets": options.starting, "endingOffsets": options.ending, "access": options.via}
     asked = read_options({**options.access(), **chosen, **bounds})
     secret = _secret("hmac_secret_file", options.hmac_secret_file)
-    slices = _slices(spark, asked, Link.of(asked.target), microseconds(options.tolerance), secret)
+    slices = _slices(spark, asked, FlightConnection.of(asked.target), microseconds(options.tolerance), secret)
     notes, ok = _findings(slices, options.tolerance)
     if secret:
         notes += _signed(slices)
@@ -131,7 +131,9 @@ def _secret(option: str, file: str) -> bytes:
     return found
 
 
-def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: int, secret: bytes) -> "list[Slice]":
+def _slices(
+    spark: "SparkSession", asked: "ReadOptions", link: "FlightConnection", back_us: int, secret: bytes
+) -> "list[Slice]":
     """One for each partition. A partition is divided as often as there are cores to read it."""
     from quintet.spark.pipelines.checks.examine import Slice, united
     from quintet.spark.source import reader

@@ -272,11 +272,11 @@ def _in_batches(frame: "DataFrame", options: Streaming, sink: Mapping[str, str])
     known: Future[str] = Future()
 
     def publish(batch: "DataFrame", number: int) -> None:
-        from quintet.spark.source.link import Link
+        from quintet.spark.source.connection import FlightConnection
         from quintet.spark.source.options import target
         from quintet.spark.source.writer import topic_there
 
-        there = topic_there(Link.of(target(options.access())), sink["topic"])
+        there = topic_there(FlightConnection.of(target(options.access())), sink["topic"])
         sinks.keep(options.checkpoint, there, options.fail_on_data_loss)
         name = {"txnAppId": known.result(START_SECONDS_MAX), "txnVersion": str(number)}
         batch.write.format("quintet").options(**sink, **name).mode("append").save()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
     from pyspark.sql import DataFrame, SparkSession
 
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
 
 SUMMARY = "lag of consumer groups with its trend, and latency from publish to commit"
 GROUPS: Final = "__groups"
@@ -51,13 +51,13 @@ class Options(Common, kw_only=True):
 
 def run(spark: "SparkSession", options: Options) -> Result:
     """Look a few times, then at the history."""
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import target
 
-    link = Link.of(target(options.access()))
-    answers = list(_answers(link, options))
+    connection = FlightConnection.of(target(options.access()))
+    answers = list(_answers(connection, options))
     samples = sampled(answers)
-    latencies, notes = _latencies(spark, link, options, answers[-1])
+    latencies, notes = _latencies(spark, connection, options, answers[-1])
     rows = [(*key, *_standing(found), *latencies.get(key, (None, None, None, 0))) for key, found in samples.items()]
     pictures = []
     if options.picture and samples:
@@ -73,12 +73,12 @@ def run(spark: "SparkSession", options: Options) -> Result:
     )
 
 
-def _answers(link: "Link", options: Options) -> Iterator[wire.GroupPositions]:
+def _answers(connection: "FlightConnection", options: Options) -> Iterator[wire.GroupPositions]:
     begin = time.monotonic()
     for number in range(options.samples):
         due = begin + options.over * number / max(1, options.samples - 1)
         pause(max(0.0, due - time.monotonic()))
-        yield link.groups(options.topic, options.group)
+        yield connection.groups(options.topic, options.group)
 
 
 def sampled(answers: Sequence[wire.GroupPositions]) -> dict[Key, list[Sample]]:
@@ -105,15 +105,15 @@ def _standing(samples: Sequence[Sample]) -> tuple[int, float, float | None, floa
 
 
 def _latencies(
-    spark: "SparkSession", link: "Link", options: Options, answer: wire.GroupPositions
+    spark: "SparkSession", connection: "FlightConnection", options: Options, answer: wire.GroupPositions
 ) -> tuple[dict[Key, tuple[Any, ...]], list[str]]:
     """Percentiles in milliseconds and the number of commits, by group and topic."""
     from pyspark.sql import functions as F
 
-    if link.topics(wire.Selection((GROUPS,))).missing:
+    if connection.topics(wire.Selection((GROUPS,))).missing:
         return {}, [f"no latency: only administrators may read the history of commits ({GROUPS})"]
     topics = {
-        info.name: info for info in link.topics(wire.Selection(tuple({p.topic for p in answer.positions}))).topics
+        info.name: info for info in connection.topics(wire.Selection(tuple({p.topic for p in answer.positions}))).topics
     }
     commits = _commits(spark, options, answer.now_us, topics).cache()
     try:

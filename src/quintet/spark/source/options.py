@@ -36,9 +36,9 @@ WORKER_MARKS: Final = ("PYTHON_UNIX_DOMAIN_ENABLED", "PYTHON_WORKER_FACTORY_SECR
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Place = Literal["earliest", "latest"]
+TablePath = Literal["earliest", "latest"]
 # What startingOffsets and endingOffsets can say: one place for all, or an offset (or EARLIEST, LATEST) per partition.
-Start = Place | dict[str, dict[int, int]]
+Start = TablePath | dict[str, dict[int, int]]
 
 LINK_OPTIONS: Final = ("url", "user", "password", "token", "retrySeconds")
 READ_OPTIONS: Final = (

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.listener import (
 
 from quintet.flight import wire
 from quintet.model.errors import QuintetError
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.offsets import load
 from quintet.spark.source.options import OptionError, ReadOptions, read_options
 
@@ -108,7 +108,7 @@ def publish(options: ReadOptions, query: str, end: str) -> None:
     target = dataclasses.replace(options.target, retry_seconds=min(options.target.retry_seconds, RETRY_SECONDS_MAX))
     if marks:
         offsets = {topic: dict(enumerate(found.at)) for topic, found in marks.items()}
-        Link.of(target).group_commit(wire.GroupCommit(f"{options.group_prefix}-{query}", offsets))
+        FlightConnection.of(target).group_commit(wire.GroupCommit(f"{options.group_prefix}-{query}", offsets))
 
 
 def sources_of(spark: "SparkSession", query: str) -> list[ReadOptions | None]:

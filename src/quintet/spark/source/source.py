@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType
 
 from quintet.model.errors import QuintetError
 from quintet.spark.sessions import quiet
-from quintet.spark.source.columns import Table, raw_table, typed_table
-from quintet.spark.source.link import Link
+from quintet.spark.source.columns import ReadColumns, raw_table, typed_table
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import (
     OptionError,
     ReadOptions,
@@ -40,7 +40,7 @@ quiet.quieten()
 class QuintetSource(DataSource):
     """Topics of a broker as tables. Spark pickles it between its processes, so it holds what `schema` found out."""
 
-    _table: Table | None = None
+    _table: ReadColumns | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -73,15 +73,15 @@ class QuintetSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         return StreamWriter(write_options(self.options), schema, overwrite)
 
-    def _resolve(self, options: ReadOptions) -> Table:
+    def _resolve(self, options: ReadOptions) -> ReadColumns:
         """The columns; the broker is asked in any case, so that a read that cannot work fails when it is written down."""
         if self._table is None:
-            link = Link.of(options.target)
-            topics = select(options, link)
-            self._table = typed_table(options, link, sorted(topics)) if options.typed else raw_table(options)
+            connection = FlightConnection.of(options.target)
+            topics = select(options, connection)
+            self._table = typed_table(options, connection, sorted(topics)) if options.typed else raw_table(options)
         return self._table
 
-    def _checked(self, options: ReadOptions, schema: StructType) -> Table:
+    def _checked(self, options: ReadOptions, schema: StructType) -> ReadColumns:
         table = self._resolve(options)
         if [(f.name, f.dataType) for f in schema.fields] != [(f.name, f.dataType) for f in table.schema.fields]:
             raise OptionError("columns", "the source has columns of its own; choose among them, without .schema(...)")

@@ -24,8 +24,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRow
 
 from quintet.flight import wire
 from quintet.model.errors import QuintetError
-from quintet.spark.source.columns import Table
-from quintet.spark.source.link import Link
+from quintet.spark.source.columns import ReadColumns
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.offsets import RECORD_BYTES, Marks, Offsets, dump, load, share
 from quintet.spark.source.options import BYTES_PER_TRIGGER, OptionError, ReadOptions, complain, plainly, plainly_each
 from quintet.spark.source.reader import at_time, cut, gone, lost, positions, read_task, select, tasks, whole
@@ -35,7 +35,7 @@ from quintet.spark.source.spans import Span
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query."""
 
-    def __init__(self, options: ReadOptions, table: Table) -> None:
+    def __init__(self, options: ReadOptions, table: ReadColumns) -> None:
         self._options = options
         self._table = table
         self._frozen: dict[str, wire.TopicInfo] | None = None  # with availableNow: the topics as they were at the start
@@ -43,12 +43,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plainly
     def initialOffset(self) -> dict[str, Any]:
-        options, link = self._options, self._link()
-        topics = self._frozen if self._frozen is not None else select(options, link)
+        options, connection = self._options, self._connection()
+        topics = self._frozen if self._frozen is not None else select(options, connection)
         if options.starting_us is None:
             starts = positions("startingOffsets", options.starting or "latest", topics)
         else:
-            starts = at_time(link, topics, options.starting_us)
+            starts = at_time(connection, topics, options.starting_us)
             if self._frozen is not None:  # a start behind an end of before would look like loss
                 self._frozen = self._known()
         return dump(
@@ -115,8 +115,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- under the hood -----------------------------------------------------------------------------------------------
 
-    def _link(self) -> Link:
-        return Link.of(self._options.target)
+    def _connection(self) -> FlightConnection:
+        return FlightConnection.of(self._options.target)
 
     def _known(self) -> dict[str, wire.TopicInfo]:
         """The topics there are now. One that was named and is gone shows in `_reconciled`."""
@@ -126,7 +126,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._found(wire.Selection(tuple(names))) if names else {}
 
     def _found(self, selection: wire.Selection) -> dict[str, wire.TopicInfo]:
-        found = self._link().topics(selection)
+        found = self._connection().topics(selection)
         self._log = found.log
         return {info.name: info for info in found.topics}
 

@@ -177,7 +177,7 @@ class ObjectPath:
             raise LakeError(f"the bucket of {self} does not exist", hint="create it, or correct the path")
 
 
-Place = Path | ObjectPath
+TablePath = Path | ObjectPath
 
 
 def each(paths: list[ObjectPath], act: Callable[[ObjectPath], T]) -> list[T]:
@@ -188,7 +188,7 @@ def each(paths: list[ObjectPath], act: Callable[[ObjectPath], T]) -> list[T]:
         return list(pool.map(act, paths))
 
 
-def located(path: str, storage: Storage = NOTHING) -> Place:
+def located(path: str, storage: Storage = NOTHING) -> TablePath:
     """Where a table is: a directory, or a name in an object store. LakeError for what can be neither."""
     bare = without_file(path)
     if any(sign in bare for sign in GLOB_SIGNS):
@@ -215,7 +215,7 @@ def located(path: str, storage: Storage = NOTHING) -> Place:
 
 
 @contextlib.contextmanager
-def writing(place: Place) -> Iterator[Any]:
+def writing(place: TablePath) -> Iterator[Any]:
     """A new file, which is there for good when this ends."""
     if isinstance(place, Path):
         place.parent.mkdir(parents=True, exist_ok=True)

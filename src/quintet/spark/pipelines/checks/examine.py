@@ -17,7 +17,7 @@ from quintet.log import mapped
 from quintet.model.errors import CorruptData, DataLost, OffsetNotFound, QuintetError
 from quintet.spark.pipelines.checks import digest, envelopes
 from quintet.spark.source import reader
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import OptionError, ReadOptions
 from quintet.spark.source.spans import MappedSpan
 
@@ -161,7 +161,7 @@ def _sound(asked: ReadOptions, part: MappedSpan) -> int:
     ticket = wire.Ticket(
         span.topic, span.partition, span.first, span.last, OFFSET_ONLY, rows_per_batch=1, fail_on_data_loss=False
     )
-    for batch in Link.of(asked.target).read(ticket):
+    for batch in FlightConnection.of(asked.target).read(ticket):
         return int(batch.column("offset")[0].as_py())
     return span.last
 

@@ -201,7 +201,7 @@ def _differences(
 
 
 def _topics(options: Common, topics: list[str]) -> tuple[wire.TopicInfo, ...]:
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import target
 
-    return Link.of(target(options.access())).topics(wire.Selection(tuple(topics))).topics
+    return FlightConnection.of(target(options.access())).topics(wire.Selection(tuple(topics))).topics

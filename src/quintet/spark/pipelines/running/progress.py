@@ -49,7 +49,7 @@ class Figures:
 
 
 @dataclass(slots=True)
-class Watch:
+class ProgressPoller:
     """Looks at queries again and again. `begin` is for queries that were started anew."""
 
     figures: Figures = field(default_factory=Figures)

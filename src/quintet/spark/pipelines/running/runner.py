@@ -27,7 +27,7 @@ from quintet.spark.pipelines.base import NOW, Common, Result, Streaming, heed
 from quintet.spark.pipelines.running import arguments as given
 from quintet.spark.pipelines.running import directories as places
 from quintet.spark.pipelines.running import sessions
-from quintet.spark.pipelines.running.progress import Figures, Query, Watch, line
+from quintet.spark.pipelines.running.progress import Figures, ProgressPoller, Query, line
 from quintet.spark.pipelines.running.reports import Reporter, Send, cut
 from quintet.spark.source.options import target
 
@@ -120,7 +120,7 @@ class Runner:
     clock: Clock = field(default_factory=RealClock)
     stop: threading.Event = field(default_factory=threading.Event)
     spark: Any = None  # the session that it used last
-    _watch: Watch = field(default_factory=Watch)
+    _watch: ProgressPoller = field(default_factory=ProgressPoller)
     _state: str = "starting"
     _detail: str = ""
     _restarts: int = 0
@@ -374,7 +374,7 @@ def run(
         ConfigError: an option is unknown, missing or wrong.
         InUse: it runs already.
     """
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
 
     job = prepare(kind, options, name=name, checkpoint=checkpoint, restarts=restarts, verbose=verbose)
     screen = screen or Screen()
@@ -382,19 +382,19 @@ def run(
     with contextlib.ExitStack() as stack:
         if job.checkpoint:
             stack.enter_context(places.locked(job.name, job.checkpoint))
-        link = stack.enter_context(Link(target({**access, "retrySeconds": "0"})))
+        connection = stack.enter_context(FlightConnection(target({**access, "retrySeconds": "0"})))
         stop = threading.Event()
         listen = stack.enter_context(_signals(stop))
 
         def session(before: "SparkSession | None") -> "SparkSession":
             if before is None:
-                with Link(target({**access, "retrySeconds": GREETING_S})) as greeting:
+                with FlightConnection(target({**access, "retrySeconds": GREETING_S})) as greeting:
                     greeting.login()  # wrong credentials are known before Spark has started
             found = spark or sessions.renewed(before, master, job.name, verbose, conf)
             listen()  # again: a new session takes SIGINT for itself
             return found
 
-        going = Runner(job, session, link.pipeline_report, screen, stop=stop)
+        going = Runner(job, session, connection.pipeline_report, screen, stop=stop)
         own = spark is None and not sessions.running()
         try:
             return going.go()

@@ -27,19 +27,19 @@ from weakref import WeakSet
 from quintet import kernel
 from quintet.client.bus import Bus
 from quintet.client.core.base import (
-    Door,
+    ClientConnection,
+    Connector,
     Fields,
     Limits,
-    Link,
     Load,
     Outcome,
-    PushLink,
-    RequestLink,
+    PushConnection,
+    RequestConnection,
     Setup,
-    StreamLink,
+    SocketConnection,
     Target,
     Wanted,
-    Watch,
+    WriteTimeout,
     dial,
     shake_hands,
 )
@@ -133,8 +133,8 @@ class _Group:
 
     def __init__(self, calls: list[_Call], loop: asyncio.AbstractEventLoop) -> None:
         self._left = len(calls)
-        self._watch = Watch(calls)
-        self._watch.look(loop)
+        self._watch = WriteTimeout(calls)
+        self._watch.check(loop)
         for call in calls:
             call.group = self
 
@@ -144,11 +144,15 @@ class _Group:
             self._watch.end()
 
 
-class FastLink(StreamLink, PushLink, RequestLink):
+class FastConnection(SocketConnection, PushConnection, RequestConnection):
     """One connection to the Fast door, from EXTEND on."""
 
     def __init__(
-        self, setup: Setup, door: "FastDoor", target: Target, lost: Callable[[Link, QuintetError], None]
+        self,
+        setup: Setup,
+        door: "FastConnector",
+        target: Target,
+        lost: Callable[[ClientConnection, QuintetError], None],
     ) -> None:
         super().__init__(str(setup.endpoint), lost)
         self._door = door
@@ -385,9 +389,9 @@ class FastLink(StreamLink, PushLink, RequestLink):
 class FastSource(PushSource):
     """A subscription that ends with its connection, and is made again on the next."""
 
-    async def _attach(self, link: Link) -> None:
-        assert isinstance(link, FastLink), "this door makes them"
-        await link.subscribe(self._topic, self._qos)
+    async def _attach(self, connection: ClientConnection) -> None:
+        assert isinstance(connection, FastConnection), "this door makes them"
+        await connection.subscribe(self._topic, self._qos)
 
     @property
     def id(self) -> int:
@@ -397,8 +401,8 @@ class FastSource(PushSource):
         """There is nothing to say: messages are not acknowledged here."""
 
 
-class FastDoor:
-    """How to open links to the Fast door; one for each bus, because all its links show the same token."""
+class FastConnector:
+    """How to open connections to the Fast door; one for each bus, because all its connections show the same token."""
 
     name = "fast"
     limits = Limits(
@@ -432,22 +436,22 @@ class FastDoor:
 
     def __init__(self, token: str = "") -> None:
         self.token = _checked(token)
-        self._links: WeakSet[FastLink] = WeakSet()
+        self._links: WeakSet[FastConnection] = WeakSet()
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+    def for_bus(self, endpoint: Endpoint, name: str) -> Connector:
         if not endpoint.secret:
             raise BadUrl("the URL has no token", hint="fast://:TOKEN@HOST:7400; `quintet token mint` makes one")
-        return FastDoor(endpoint.secret)
+        return FastConnector(endpoint.secret)
 
     async def renew(self, token: str) -> None:
         """From now on with this token: for what is sent, and for what is subscribed. A connection that refuses it does not
         keep the others from showing it; one that is lost comes back with it."""
         self.token = _checked(token)
         refused: QuintetError | None = None
-        for link in list(self._links):
+        for connection in list(self._links):
             try:
-                if link.lost is None:
-                    await link.renew()
+                if connection.lost is None:
+                    await connection.renew()
             except ConnectionLost:
                 continue
             except QuintetError as error:
@@ -455,12 +459,14 @@ class FastDoor:
         if refused is not None:
             raise refused
 
-    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
-        link = FastLink(setup, self, target, lost)
-        await dial(setup, link)
-        await shake_hands(setup, link, link.handshake())
-        self._links.add(link)
-        return link
+    async def open(
+        self, setup: Setup, target: Target, lost: Callable[[ClientConnection, QuintetError], None]
+    ) -> ClientConnection:
+        connection = FastConnection(setup, self, target, lost)
+        await dial(setup, connection)
+        await shake_hands(setup, connection, connection.handshake())
+        self._links.add(connection)
+        return connection
 
     def source(self, setup: Setup, wanted: Wanted) -> Source:
         return FastSource(setup, wanted.topic, qos=0, resume=None)
@@ -518,4 +524,4 @@ def _checked(token: str) -> bytes:
     return data
 
 
-DOOR: Final = FastDoor()
+CONNECTOR: Final = FastConnector()

@@ -17,13 +17,13 @@ from typing import Final
 import msgspec
 
 from quintet.client.core.base import (
+    ClientConnection,
     Fields,
-    Link,
     Load,
     Outcome,
-    RequestLink,
-    StreamLink,
-    Watch,
+    RequestConnection,
+    SocketConnection,
+    WriteTimeout,
 )
 from quintet.client.core.errors import ConnectionLost, Unsupported
 from quintet.client.core.message import log
@@ -130,14 +130,14 @@ class _Group:
     def __init__(self, calls: list[_Call], names: "asyncio.Future[Fields] | None") -> None:
         self.calls = calls
         self.names = names
-        self.watch = Watch(calls)
+        self.watch = WriteTimeout(calls)
 
 
-class Wire(StreamLink):
-    """The registered connection that all views share, one object a line. Only views are links to others."""
+class Wire(SocketConnection):
+    """The registered connection that all views share, one object a line. Only views are connections to others."""
 
     def __init__(self, where: str, me: Identity, mailbox: Callable[[], PeerSource | None] = lambda: None) -> None:
-        super().__init__(where, lambda link, error: self._tell(error))
+        super().__init__(where, lambda connection, error: self._tell(error))
         self.me = me
         self.views: list[View] = []
         self._mailbox = mailbox  # who takes deliveries now
@@ -279,7 +279,7 @@ class Wire(StreamLink):
         return made
 
     def _ask(self, group: _Group) -> None:
-        group.watch.look(self._loop)
+        group.watch.check(self._loop)
         self._groups.append(group)
         self._flow()
 
@@ -374,10 +374,10 @@ def recipient(topic: str) -> str:
     return name
 
 
-class View(RequestLink):
+class View(RequestConnection):
     """A wire as one channel sees it."""
 
-    def __init__(self, shared: Wire, lost: Callable[[Link, QuintetError], None]) -> None:
+    def __init__(self, shared: Wire, lost: Callable[[ClientConnection, QuintetError], None]) -> None:
         self.wire = shared
         self._on_lost = lost
         shared.views.append(self)

@@ -19,19 +19,19 @@ from typing import Any, Final, cast
 
 from quintet import kernel
 from quintet.client.core.base import (
-    AskLink,
-    Door,
+    ClientConnection,
+    Connector,
+    FetchConnection,
     Fetched,
     Fields,
     Limits,
-    Link,
     Load,
     Outcome,
     Setup,
-    StreamLink,
+    SocketConnection,
     Target,
     Wanted,
-    Watch,
+    WriteTimeout,
     dial,
     shake_hands,
 )
@@ -133,7 +133,7 @@ class _Sent:
         self.places: list[tuple[int, int, int] | None] = []
         self.refused = 0
         self.failures: list[tuple[int, QuintetError]] = []
-        self.watch: Watch | None = None
+        self.watch: WriteTimeout | None = None
 
     def refuse(self, error: QuintetError) -> None:
         if self.refused < FAILURES_KEPT_MAX:
@@ -179,11 +179,15 @@ class _Ask:
             self.done.set_exception(error)
 
 
-class FlyLink(StreamLink, AskLink):
+class FlyConnection(SocketConnection, FetchConnection):
     """One FlyMQ connection, from AUTH on."""
 
     def __init__(
-        self, where: str, dialect: frames.Dialect, compression: int, lost: Callable[[Link, QuintetError], None]
+        self,
+        where: str,
+        dialect: frames.Dialect,
+        compression: int,
+        lost: Callable[[ClientConnection, QuintetError], None],
     ) -> None:
         super().__init__(where, lost)
         self._dialect: frames.Dialect = dialect
@@ -269,8 +273,8 @@ class FlyLink(StreamLink, AskLink):
             return
         calls, self._calls = self._calls, []
         self._line.extend(calls)
-        watch = Watch(calls)
-        watch.look(self._loop)
+        watch = WriteTimeout(calls)
+        watch.check(self._loop)
         calls[-1].watch = watch
         at = 0
         while at < len(calls):
@@ -309,8 +313,8 @@ class FlyLink(StreamLink, AskLink):
     def _publish_with_ttl(self, load: Load, wait: float) -> "asyncio.Future[Outcome]":
         """Messages that expire have an operation of their own, one request each."""
         sent = _Sent(load, wait, self._loop.time() + wait, self._loop.create_future())
-        sent.watch = Watch([sent])
-        sent.watch.look(self._loop)
+        sent.watch = WriteTimeout([sent])
+        sent.watch.check(self._loop)
 
         def told(answer: "asyncio.Future[Fields]") -> None:
             error = answer.exception()
@@ -480,8 +484,8 @@ def _record(ask: Fields, topic: bytes, partition: int, offset: int, time: int) -
     }
 
 
-class FlyDoor:
-    """How to open FlyMQ links."""
+class FlyConnector:
+    """How to open FlyMQ connections."""
 
     name = "flymq"
     limits = Limits(
@@ -499,22 +503,24 @@ class FlyDoor:
         "resume": "a FlyMQ group is resumed by its name: group=; the BlipMQ door has ids to resume",
     }
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+    def for_bus(self, endpoint: Endpoint, name: str) -> Connector:
         return self
 
-    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
+    async def open(
+        self, setup: Setup, target: Target, lost: Callable[[ClientConnection, QuintetError], None]
+    ) -> ClientConnection:
         endpoint = setup.endpoint
         for what, text in (("user name", endpoint.user), ("password", endpoint.secret)):
             if len(text.encode()) > CREDENTIAL_BYTES_MAX:
                 raise BadUrl(f"the {what} is longer than {CREDENTIAL_BYTES_MAX} bytes")
         dialect: frames.Dialect = "sdk" if endpoint.dialect == "sdk" else "document"
-        link = FlyLink(str(endpoint), dialect, COMPRESSION[endpoint.compression], lost)
-        await dial(setup, link)
-        await shake_hands(setup, link, link.handshake(endpoint.user, endpoint.secret))
-        return link
+        connection = FlyConnection(str(endpoint), dialect, COMPRESSION[endpoint.compression], lost)
+        await dial(setup, connection)
+        await shake_hands(setup, connection, connection.handshake(endpoint.user, endpoint.secret))
+        return connection
 
     def source(self, setup: Setup, wanted: Wanted) -> Source:
         return GroupSource(setup, wanted)
 
 
-DOOR: Final = FlyDoor()
+CONNECTOR: Final = FlyConnector()

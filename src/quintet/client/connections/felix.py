@@ -1,10 +1,10 @@
-"""The Felix door: all of a bus is one QUIC connection, each link of it a stream, each subscription a stream of the server.
+"""The Felix door: all of a bus is one QUIC connection, each connection of it a stream, each subscription a stream of the server.
 
-    Channel (publishing) ---- FelixLink --+                       +-- stream: auth, then batches out and acks in
-    Channel (subscription) -- FelixLink --+--- Trunk: Connection --+-- stream: auth, subscribe, acks out
-    Channels of the cache --- FelixLink --+                       +-- event stream of the server: hello, then events in
+    Channel (publishing) ---- FelixConnection --+                       +-- stream: auth, then batches out and acks in
+    Channel (subscription) -- FelixConnection --+--- Trunk: Connection --+-- stream: auth, subscribe, acks out
+    Channels of the cache --- FelixConnection --+                       +-- event stream of the server: hello, then events in
 
-A stream that ends takes only its link along; the Channel opens another on the same connection. A connection that ends
+A stream that ends takes only its connection along; the Channel opens another on the same connection. A connection that ends
 takes all of them, and the first Channel that comes back connects for all.
 
 Messages are acknowledged, positions and groups kept, and caches more than got and put, only where the server says EXTENDED
@@ -19,27 +19,9 @@ from math import inf
 from typing import Any, Final, cast
 
 from quintet import kernel
-from quintet.client.core.base import (
-    CLOSE_S,
-    Door,
-    Fields,
-    Limits,
-    Link,
-    Load,
-    Outcome,
-    PushLink,
-    RequestLink,
-    Setup,
-    Target,
-    Wanted,
-)
-from quintet.client.core.errors import BadUrl, Closed, ConnectionLost, SubscriptionEnded, TooLarge, Unsupported
-from quintet.client.core.message import Rows, log
-from quintet.client.core.source import Source
-from quintet.client.core.url import Endpoint
-from quintet.client.links import quic
-from quintet.client.links.felix_source import FelixSource, Names, OffsetGone
-from quintet.client.links.felix_wire import (
+from quintet.client.connections import quic
+from quintet.client.connections.felix_source import FelixSource, Names, OffsetGone
+from quintet.client.connections.felix_wire import (
     CLOSE_CODES,
     UNREADABLE,
     Call,
@@ -51,6 +33,24 @@ from quintet.client.links.felix_wire import (
     packed,
     unreadable,
 )
+from quintet.client.core.base import (
+    CLOSE_S,
+    ClientConnection,
+    Connector,
+    Fields,
+    Limits,
+    Load,
+    Outcome,
+    PushConnection,
+    RequestConnection,
+    Setup,
+    Target,
+    Wanted,
+)
+from quintet.client.core.errors import BadUrl, Closed, ConnectionLost, SubscriptionEnded, TooLarge, Unsupported
+from quintet.client.core.message import Rows, log
+from quintet.client.core.source import Source
+from quintet.client.core.url import Endpoint
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
 from quintet.protocols.felix import frames
 
@@ -67,42 +67,42 @@ TOO_SLOW: Final = 0x51  # an event stream that was reset because nobody read it
 _Part = tuple[Call, int, int]  # a call, where in it the messages of a frame begin, and how many they are
 
 
-class Events:
+class EventReader:
     """An event stream of the server: it says whose it is in its first frame."""
 
     def __init__(self, trunk: "Trunk", stream: int) -> None:
         self._trunk = trunk
         self._stream = stream
         self._inflow = Inflow(trunk.where)
-        self._link: FelixLink | None = None
+        self._connection: FelixConnection | None = None
 
     waits = False
 
     def data(self, data: bytes, end: bool) -> None:
         try:
             for item in self._inflow.feed(data):
-                if self._link is not None:
-                    self._link.event(item)
+                if self._connection is not None:
+                    self._connection.event(item)
                 elif not self._greeted(item):
                     return
-            if self._link is None and self._inflow.wanted > HELLO_BYTES_MAX:
-                self._trunk.connection.forget(self._stream)
+            if self._connection is None and self._inflow.wanted > HELLO_BYTES_MAX:
+                self._trunk.quic.forget(self._stream)
                 return
         except UNREADABLE as error:
-            if self._link is not None:
-                self._link.fail(unreadable(self._trunk.where, error))
-            self._trunk.connection.forget(self._stream)
+            if self._connection is not None:
+                self._connection.fail(unreadable(self._trunk.where, error))
+            self._trunk.quic.forget(self._stream)
             return
-        if end and self._link is not None:
-            self._link.finished()
+        if end and self._connection is not None:
+            self._connection.finished()
 
     def _greeted(self, item: tuple[Any, ...]) -> bool:
         hello = decode_json(item[1]) if item[0] == 0 else {}
-        link = self._trunk.listeners.get(hello.get("subscription_id", -1))
-        if hello.get("type") != "event_stream_hello" or link is None or not link.greeted(self._stream):
-            self._trunk.connection.forget(self._stream)  # of a subscription that was closed meanwhile, or has one
+        connection = self._trunk.listeners.get(hello.get("subscription_id", -1))
+        if hello.get("type") != "event_stream_hello" or connection is None or not connection.greeted(self._stream):
+            self._trunk.quic.forget(self._stream)  # of a subscription that was closed meanwhile, or has one
             return False
-        self._link = link
+        self._connection = connection
         return True
 
     def drained(self) -> None:
@@ -112,46 +112,50 @@ class Events:
         """Alike."""
 
     def ended(self, code: int) -> None:
-        if self._link is not None:
+        if self._connection is not None:
             why = "nobody read it for too long" if code == TOO_SLOW else f"code {code:#x}"
-            self._link.fail(ConnectionLost(f"{self._trunk.where} broke off the subscription: {why}"))
+            self._connection.fail(ConnectionLost(f"{self._trunk.where} broke off the subscription: {why}"))
 
     def gone(self, error: ConnectionLost) -> None:
-        """The link is told by its own stream."""
+        """The connection is told by its own stream."""
 
 
 class Trunk:
-    """The connection that the links of a bus share, and which link a subscription is of."""
+    """The connection that the connections of a bus share, and which connection a subscription is of."""
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.connection: quic.Connection = cast(quic.Connection, None)  # until `connect` is done
-        self.listeners: dict[int, FelixLink] = {}
-        self.links: set[FelixLink] = set()
+        self.quic: quic.Connection = cast(quic.Connection, None)  # until `connect` is done
+        self.listeners: dict[int, FelixConnection] = {}
+        self.connections: set[FelixConnection] = set()
         self._ids = 0
 
     async def connect(self, setup: Setup) -> None:
-        self.connection = await quic.connect(setup.endpoint, self._incoming, setup.timeout * CONNECT_SHARE)
+        self.quic = await quic.connect(setup.endpoint, self._incoming, setup.timeout * CONNECT_SHARE)
 
     def _incoming(self, stream: int) -> quic.Flow:
-        return Events(self, stream)
+        return EventReader(self, stream)
 
     def new_id(self) -> int:
         self._ids += 1
         return self._ids
 
-    def leave(self, link: "FelixLink") -> None:
-        """The last link takes the connection along."""
-        self.links.discard(link)
-        if not self.links:
-            self.connection.close()
+    def leave(self, connection: "FelixConnection") -> None:
+        """The last connection takes the connection along."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self.quic.close()
 
 
-class FelixLink(PushLink, RequestLink):
+class FelixConnection(PushConnection, RequestConnection):
     """One stream of the connection, from `auth` on."""
 
     def __init__(
-        self, trunk: Trunk, door: "FelixDoor", target: Target, lost: Callable[[Link, QuintetError], None]
+        self,
+        trunk: Trunk,
+        door: "FelixConnector",
+        target: Target,
+        lost: Callable[[ClientConnection, QuintetError], None],
     ) -> None:
         self._trunk = trunk
         self._door = door
@@ -178,8 +182,8 @@ class FelixLink(PushLink, RequestLink):
         self._subscription = 0
         self._events = -1  # the event stream's number
         self._paused = False
-        self._stream = trunk.connection.open(self)
-        trunk.links.add(self)
+        self._stream = trunk.quic.open(self)
+        trunk.connections.add(self)
 
     # -- handshake and requests ------------------------------------------------------------------------------------
 
@@ -225,7 +229,7 @@ class FelixLink(PushLink, RequestLink):
 
     def _flush(self) -> None:
         data, self._out = self._out, []
-        if data and self._lost is None and self._trunk.connection.send(self._stream, data):
+        if data and self._lost is None and self._trunk.quic.send(self._stream, data):
             self._flowing.clear()
 
     async def barrier(self) -> None:
@@ -354,7 +358,7 @@ class FelixLink(PushLink, RequestLink):
             return False
         self._events = stream
         if self._paused:
-            self._trunk.connection.pause(stream, True)
+            self._trunk.quic.pause(stream, True)
         return True
 
     def finished(self) -> None:
@@ -549,7 +553,7 @@ class FelixLink(PushLink, RequestLink):
         if paused != self._paused and self._lost is None:
             self._paused = paused
             if self._events >= 0:
-                self._trunk.connection.pause(self._events, paused)
+                self._trunk.quic.pause(self._events, paused)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -575,7 +579,7 @@ class FelixLink(PushLink, RequestLink):
             if not future.done():
                 future.set_exception(error)
         for stream in (self._stream, self._events):
-            self._trunk.connection.forget(stream)
+            self._trunk.quic.forget(stream)
         self._on_lost(self, error)
         self._loop.call_soon(self._trunk.leave, self)
 
@@ -585,7 +589,7 @@ class FelixLink(PushLink, RequestLink):
             if self._lost is None:
                 await self._leave()
         finally:
-            self.fail(Closed("the link was closed here"))
+            self.fail(Closed("the connection was closed here"))
 
     async def _leave(self) -> None:
         if self._subscription and self.extended:
@@ -597,7 +601,7 @@ class FelixLink(PushLink, RequestLink):
                 log.debug("leaving subscription %d: %s", self._subscription, error)
         self._flush_calls()
         self._flush()
-        self._trunk.connection.send(self._stream, [], end=True)
+        self._trunk.quic.send(self._stream, [], end=True)
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._gone.wait()  # the server ends its side when it has read all of ours
@@ -605,8 +609,8 @@ class FelixLink(PushLink, RequestLink):
             log.debug("%s did not end its side of a stream", self._trunk.where)
 
 
-class FelixDoor:
-    """How to open links to the Felix door; one for each bus, because all its links share a connection."""
+class FelixConnector:
+    """How to open connections to the Felix door; one for each bus, because all its connections share a connection."""
 
     name = "felix"
     limits = Limits(
@@ -641,26 +645,28 @@ class FelixDoor:
         self._trunk: Trunk | None = None
         self._lock = asyncio.Lock()
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+    def for_bus(self, endpoint: Endpoint, name: str) -> Connector:
         quic.endpoint_class()  # what is not installed is said by connect()
-        return FelixDoor(endpoint)
+        return FelixConnector(endpoint)
 
-    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
+    async def open(
+        self, setup: Setup, target: Target, lost: Callable[[ClientConnection, QuintetError], None]
+    ) -> ClientConnection:
         if setup.tls is not None:
             raise BadUrl("tls= is not for felix://", hint="QUIC has its own TLS: ?ca=FILE, ?cert=FILE and ?key=FILE")
-        link = FelixLink(await self._connected(setup), self, target, lost)
+        connection = FelixConnection(await self._connected(setup), self, target, lost)
         try:
-            await link.handshake()
+            await connection.handshake()
         except BaseException:
-            await link.close()
+            await connection.close()
             raise
-        return link
+        return connection
 
     async def _connected(self, setup: Setup) -> Trunk:
         """The trunk there is, or a new one."""
         async with self._lock:
             trunk = self._trunk
-            if trunk is None or trunk.connection.lost is not None:
+            if trunk is None or trunk.quic.lost is not None:
                 trunk = Trunk(str(setup.endpoint))
                 await trunk.connect(setup)
                 self._trunk = trunk
@@ -670,4 +676,4 @@ class FelixDoor:
         return FelixSource(setup, wanted, self.names)
 
 
-DOOR: Final = FelixDoor()
+CONNECTOR: Final = FelixConnector()

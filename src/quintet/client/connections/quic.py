@@ -101,7 +101,7 @@ class Wire(Protocol):
     def close(self) -> None: ...
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     """Where a server is: an address that needs no resolving."""
 
     family: int
@@ -150,11 +150,11 @@ def endpoint_class() -> Callable[..., Wire]:
 class Connection:
     """A connection that lives once. `lost` says why there is none any more."""
 
-    def __init__(self, place: Place, incoming: Callable[[int], Flow]) -> None:
-        self._place = place
+    def __init__(self, address: Address, incoming: Callable[[int], Flow]) -> None:
+        self._address = address
         self._incoming = incoming
         self._loop = asyncio.get_running_loop()
-        self._wire = endpoint(place.family)
+        self._wire = endpoint(address.family)
         self._number = 0
         self._flows: dict[int, Flow] = {}
         self._forgotten: dict[int, None] = {}  # streams of the peer that were given up, the oldest first
@@ -170,7 +170,7 @@ class Connection:
 
     async def establish(self, where: Endpoint, proof: Proof, seconds: float) -> None:
         """The handshake; ConnectionLost says why it failed, TimeoutError that nobody answered."""
-        host, port = self._place.address[:2]
+        host, port = self._address.address[:2]
         try:
             self._number = self._wire.connect(host, port, where.host, *proof)
         except ValueError as error:
@@ -272,7 +272,7 @@ class Connection:
 
     async def _ask_host(self, after: float) -> None:
         await asyncio.sleep(after)
-        if self.lost is None and not (after and self._up.done()) and await _refused(self._place):
+        if self.lost is None and not (after and self._up.done()) and await _refused(self._address):
             hint = "is the broker running? `quintet serve --dev` starts one; this port is UDP"
             self._end(ConnectionLost("nobody listens there", hint=hint))
 
@@ -326,12 +326,12 @@ def _tls_hint(reason: str) -> str:
     return next((hint for words, hint in _TLS_HINTS if words in reason.lower()), CA_HINT)
 
 
-async def _refused(place: Place) -> bool:
+async def _refused(address: Address) -> bool:
     """Whether the host says that the port is closed."""
-    with socket.socket(place.family, socket.SOCK_DGRAM) as probe:
+    with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
         probe.setblocking(False)
         try:
-            probe.connect(place.address)
+            probe.connect(address.address)
             probe.send(b"\0")
             await asyncio.sleep(PROBE_S)
             probe.recv(1)
@@ -371,16 +371,16 @@ def _read(option: str, file: str | None) -> bytes:
 async def connect(where: Endpoint, incoming: Callable[[int], Flow], seconds: float) -> Connection:
     """A connection past its handshake: all addresses of the host in turn, again until the time is over."""
     proof = proof_of(where)
-    places = await _places(where)
+    addresses = await _addresses(where)
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     turn, patience = 0, TRY_FIRST_S
     while True:
-        place = places[turn % len(places)]
+        address = addresses[turn % len(addresses)]
         turn += 1
-        last = turn % len(places) == 0
+        last = turn % len(addresses) == 0
         try:
-            connection = Connection(place, incoming)
+            connection = Connection(address, incoming)
         except OSError as error:  # this machine has no IPv6, or no more sockets: the next address may do
             if last:
                 raise ConnectionLost(f"cannot connect to {where}: no socket: {error.strerror or error}") from error
@@ -404,11 +404,11 @@ async def connect(where: Endpoint, incoming: Callable[[int], Flow], seconds: flo
             raise ConnectionLost(f"cannot connect to {where}: no answer within {seconds:g} s", hint=hint)
 
 
-async def _places(where: Endpoint) -> list[Place]:
+async def _addresses(where: Endpoint) -> list[Address]:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)
     except (socket.gaierror, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "it is no name of a host"
         raise ConnectionLost(f"cannot find {where.host}: {why}", hint="check the host in the URL") from error
-    return list(dict.fromkeys(Place(family, address) for family, _, _, _, address in found))
+    return list(dict.fromkeys(Address(family, address) for family, _, _, _, address in found))

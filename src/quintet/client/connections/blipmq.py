@@ -25,17 +25,17 @@ from typing import Final, cast
 
 from quintet import kernel
 from quintet.client.core.base import (
-    Door,
+    ClientConnection,
+    Connector,
     Limits,
-    Link,
     Load,
     Outcome,
-    PushLink,
+    PushConnection,
     Setup,
-    StreamLink,
+    SocketConnection,
     Target,
     Wanted,
-    Watch,
+    WriteTimeout,
     dial,
     shake_hands,
 )
@@ -142,7 +142,7 @@ class _Group:
     def __init__(self, ping: int, calls: list[_Call]) -> None:
         self.ping = ping
         self.calls = calls
-        self.watch = Watch(calls)
+        self.watch = WriteTimeout(calls)
 
     def settle(self) -> None:
         self.watch.end()
@@ -151,10 +151,10 @@ class _Group:
                 call.done.set_result(Outcome(call.refused, tuple(call.failures)))
 
 
-class BlipLink(StreamLink, PushLink):
+class BlipConnection(SocketConnection, PushConnection):
     """One BlipMQ connection, from HELLO on."""
 
-    def __init__(self, where: str, target: Target, lost: Callable[[Link, QuintetError], None]) -> None:
+    def __init__(self, where: str, target: Target, lost: Callable[[ClientConnection, QuintetError], None]) -> None:
         super().__init__(where, lost)
         self._target = target
         self._next_id = IDS_FROM
@@ -273,7 +273,7 @@ class BlipLink(StreamLink, PushLink):
             ping = self._new_id()
             parts.append(codec.ping(ping))
             group = _Group(ping, waiting)
-            group.watch.look(self._loop)
+            group.watch.check(self._loop)
             self._groups.append(group)
         self.write(parts[0] if len(parts) == 1 else b"".join(parts))
         for call in calls:
@@ -390,8 +390,8 @@ class BlipLink(StreamLink, PushLink):
                 future.set_exception(error)
 
 
-class BlipDoor:
-    """How to open BlipMQ links."""
+class BlipConnector:
+    """How to open BlipMQ connections."""
 
     name = "blipmq"
     limits = Limits(
@@ -422,21 +422,23 @@ class BlipDoor:
         "headers": "BlipMQ frames have no place for headers; put them into the value",
     }
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+    def for_bus(self, endpoint: Endpoint, name: str) -> Connector:
         return self
 
-    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
+    async def open(
+        self, setup: Setup, target: Target, lost: Callable[[ClientConnection, QuintetError], None]
+    ) -> ClientConnection:
         endpoint = setup.endpoint
         key = endpoint.secret.encode()
         if len(key) > KEY_BYTES_MAX:
             raise BadUrl(f"the API key is longer than {KEY_BYTES_MAX} bytes")
-        link = BlipLink(str(endpoint), target, lost)
-        await dial(setup, link)
-        await shake_hands(setup, link, link.handshake(key))
-        return link
+        connection = BlipConnection(str(endpoint), target, lost)
+        await dial(setup, connection)
+        await shake_hands(setup, connection, connection.handshake(key))
+        return connection
 
     def source(self, setup: Setup, wanted: Wanted) -> Source:
         return PushSource(setup, wanted.topic, qos=wanted.qos, resume=wanted.resume, credit=wanted.prefetch)
 
 
-DOOR: Final = BlipDoor()
+CONNECTOR: Final = BlipConnector()

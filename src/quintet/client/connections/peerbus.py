@@ -1,6 +1,6 @@
 """The peerbus door: one registered connection for each bus, signed envelopes out, verified ones in.
 
-A name is bound to one connection: a second one with the same name takes it over. So all links of a bus are views of one
+A name is bound to one connection: a second one with the same name takes it over. So all connections of a bus are views of one
 Wire, and when it is lost the first view that comes back dials for all of them:
 
     Channel (publishing) --- View --+
@@ -22,10 +22,11 @@ from pathlib import Path
 from random import uniform
 from typing import Final
 
+from quintet.client.connections.peerbus_wire import ENVELOPE_BYTES_MAX, View, Wire
 from quintet.client.core.base import (
-    Door,
+    ClientConnection,
+    Connector,
     Limits,
-    Link,
     Setup,
     Target,
     Wanted,
@@ -35,7 +36,6 @@ from quintet.client.core.base import (
 from quintet.client.core.errors import BadUrl, ConnectionLost
 from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
-from quintet.client.links.peerbus_wire import ENVELOPE_BYTES_MAX, View, Wire
 from quintet.client.sources.mailbox import PENDING_MAX, TOPIC_PREFIX, Identity, PeerSource
 from quintet.model import envelope
 from quintet.model.errors import (
@@ -54,8 +54,8 @@ FIGHT_MAX_S: Final = 5.0
 FIGHT_LOSSES_MAX: Final = 3  # in a row, each soon after the register; then who gives way gives the name up
 
 
-class PeerDoor:
-    """How to open links to peerbus; one for each bus, because all its links share a connection."""
+class PeerConnector:
+    """How to open connections to peerbus; one for each bus, because all its connections share a connection."""
 
     name = "peerbus"
     limits = Limits(
@@ -95,11 +95,13 @@ class PeerDoor:
         self._losses = 0
         self.give_way = False
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+    def for_bus(self, endpoint: Endpoint, name: str) -> Connector:
         check_packages(endpoint)
-        return PeerDoor(identity(endpoint, name))
+        return PeerConnector(identity(endpoint, name))
 
-    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
+    async def open(
+        self, setup: Setup, target: Target, lost: Callable[[ClientConnection, QuintetError], None]
+    ) -> ClientConnection:
         if not isinstance(target, PeerSource) or target is self._source:
             async with self._lock:
                 return View(await self._connected(setup), lost)
@@ -164,7 +166,7 @@ class PeerDoor:
             shared = Wire(str(endpoint), self.me, lambda: self._source)
             await dial(setup, shared)
         else:
-            from quintet.client.links import peerbus_ws
+            from quintet.client.connections import peerbus_ws
 
             shared = wire = peerbus_ws.SocketWire(str(endpoint), self.me, lambda: self._source)
             await peerbus_ws.dial_socket(setup, wire)
@@ -222,4 +224,4 @@ def _secret(endpoint: Endpoint) -> bytes:
     return data
 
 
-DOOR: Final = PeerDoor()
+CONNECTOR: Final = PeerConnector()

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from quintet import kernel
-from quintet.client.core.base import Fields, Load, Outcome, Watch
+from quintet.client.core.base import Fields, Load, Outcome, WriteTimeout
 from quintet.client.core.errors import ServerError, from_server
 from quintet.model.errors import (
     AuthError,
@@ -187,8 +187,8 @@ class Shared:
 
     def __init__(self, calls: list[Call], loop: asyncio.AbstractEventLoop) -> None:
         self._left = len(calls)
-        self._watch = Watch(calls)
-        self._watch.look(loop)
+        self._watch = WriteTimeout(calls)
+        self._watch.check(loop)
         for call in calls:
             call.watch = self
 

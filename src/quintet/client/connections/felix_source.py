@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 import msgspec
 
-from quintet.client.core.base import Fields, Link, Setup, Wanted
+from quintet.client.core.base import ClientConnection, Fields, Setup, Wanted
 from quintet.client.core.errors import Unsupported
-from quintet.client.core.message import Place, Rows, log
+from quintet.client.core.message import LogPosition, Rows, log
 from quintet.client.core.url import Endpoint
 from quintet.client.sources.push import ACKED_TAGS_MAX, PushSource
 from quintet.model.errors import OffsetNotFound, QuintetError
@@ -33,7 +33,7 @@ STARTS: Final = ("earliest", "latest")
 
 
 class Listening(Protocol):
-    """The part of felix.FelixLink that a subscription uses."""
+    """The part of felix.FelixConnection that a subscription uses."""
 
     timeout: float
 
@@ -138,8 +138,8 @@ class FelixSource(PushSource):
     def assigned(self) -> tuple[int, ...]:
         return tuple(sorted(self._next)) if not self._wanted.group else ()
 
-    async def _attach(self, link: Link) -> None:
-        felix = cast(Listening, link)
+    async def _attach(self, connection: ClientConnection) -> None:
+        felix = cast(Listening, connection)
         await self._room.wait()  # nothing is asked for that there is no place for
         if len(self._acked_before) > ACKED_TAGS_MAX:
             self._acked_before.clear()
@@ -166,12 +166,14 @@ class FelixSource(PushSource):
             for partition, offset in enumerate(offsets):
                 self._next.setdefault(partition, offset)
 
-    async def _listen(self, link: Listening, fields: Fields) -> Fields:
+    async def _listen(self, connection: Listening, fields: Fields) -> Fields:
         """The answer of the server. What is gone where this subscription was is passed over, and told."""
         while True:
             known = bool(self._next) and not self._kept
             try:
-                return await link.listen("subscribe", {**fields, "start": self._start()}, self._heard, self._topic)
+                return await connection.listen(
+                    "subscribe", {**fields, "start": self._start()}, self._heard, self._topic
+                )
             except OffsetGone as error:
                 if not known or not self._moved(error.asked, error.there):
                     raise
@@ -208,7 +210,7 @@ class FelixSource(PushSource):
         return {"offset": self._next[0]}
 
     async def flush(self) -> None:
-        self._room.set()  # as the link is let go on: its subscription has no pause any more
+        self._room.set()  # as the connection is let go on: its subscription has no pause any more
         await super().flush()
 
     def _let_go(self, rows: Rows, delay: float | None) -> None:
@@ -266,10 +268,10 @@ class FelixSource(PushSource):
         self._owed.difference_update(tags)
         await super().settle(tags, timeout)
 
-    def place(self, tag: int) -> Place | None:
+    def position_of(self, tag: int) -> LogPosition | None:
         if tag < 0:
             return None
-        return Place(tag >> PARTITION_SHIFT, tag & OFFSET_MASK, int(tag in self._again))
+        return LogPosition(tag >> PARTITION_SHIFT, tag & OFFSET_MASK, int(tag in self._again))
 
 
 def _start_of(wanted: Wanted) -> Any:

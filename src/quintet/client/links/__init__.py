@@ -1,1 +1,0 @@
-"""One link a protocol: bytes of the wire on the client's side."""
