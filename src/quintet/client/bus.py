@@ -13,12 +13,9 @@ from typing import Any, Final, cast
 
 from quintet.client.core import url as urls
 from quintet.client.core.base import (
-    ANY,
     Channel,
     Connector,
     FetchConnection,
-    Load,
-    Outcome,
     RequestConnection,
     Setup,
     Silent,
@@ -28,6 +25,7 @@ from quintet.client.core.base import (
 )
 from quintet.client.core.errors import BadName, BadUrl, Closed, ConnectionLost, DeliveryError, Unsupported, too_large
 from quintet.client.core.message import Ack, Message, MessageBatch, key_bytes, to_bytes
+from quintet.client.core.publishing import ANY, Load, Outcome
 from quintet.client.core.subscription import PREFETCH_DEFAULT, Subscription
 from quintet.client.core.url import COMPRESSIONS
 from quintet.client.kv import Cache, CacheStreams

@@ -18,8 +18,9 @@ from functools import lru_cache, partial
 from random import SystemRandom
 from typing import Final
 
-from quintet.client.core.base import ANY, Channel, FetchConnection, Load, Outcome
+from quintet.client.core.base import Channel, FetchConnection
 from quintet.client.core.errors import Closed, ConnectionLost, Forbidden, PartitionNotFound, TopicNotFound
+from quintet.client.core.publishing import ANY, Load, Outcome
 from quintet.model.errors import QuintetError
 from quintet.model.keys import fnv1a
 

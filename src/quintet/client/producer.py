@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
-from quintet.client.core.base import ANY, Channel, Load, Outcome, deadline
+from quintet.client.core.base import Channel, deadline
 from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, DeliveryError, Unsupported, too_large
 from quintet.client.core.message import key_bytes, to_bytes
+from quintet.client.core.publishing import ANY, Load, Outcome
 from quintet.client.idempotent import Sequencer, split
 from quintet.model.errors import QuintetError
 

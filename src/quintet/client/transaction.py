@@ -12,9 +12,10 @@ import asyncio
 from types import TracebackType
 from typing import Final
 
-from quintet.client.core.base import ANY, Channel, FetchConnection, Fields, deadline
+from quintet.client.core.base import Channel, FetchConnection, Fields, deadline
 from quintet.client.core.errors import Closed, ConnectionLost, StorageFull, TransactionNotFound
 from quintet.client.core.message import Ack, Message, MessageBatch, Settler, key_bytes, log, settling, to_bytes
+from quintet.client.core.publishing import ANY
 from quintet.model.errors import QuintetError
 
 RETRY_S: Final = 0.1

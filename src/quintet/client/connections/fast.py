@@ -31,20 +31,18 @@ from quintet.client.core.base import (
     Connector,
     Fields,
     Limits,
-    Load,
-    Outcome,
     PushConnection,
     RequestConnection,
     Setup,
     SocketConnection,
     Target,
     Wanted,
-    WriteTimeout,
     dial,
     shake_hands,
 )
 from quintet.client.core.errors import BadUrl, ConnectionLost, ServerError, SubscriptionEnded, Unsupported
 from quintet.client.core.message import Rows, log
+from quintet.client.core.publishing import Load, Outcome, PublishCall, PublishQueue, runs, values_of
 from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.client.sources.push import PushSource
@@ -98,52 +96,6 @@ class KeyUpdate(NamedTuple):
     key: str
 
 
-class _Call:
-    """One publish call, or (with one value) any other request: how many answers it is owed, and who waits."""
-
-    __slots__ = ("done", "expires", "failures", "group", "left", "load", "refused", "wait")
-
-    def __init__(self, load: Load, wait: float, expires: float, done: "asyncio.Future[Outcome]") -> None:
-        self.load = load
-        self.wait = wait
-        self.expires = expires
-        self.done = done
-        self.left = len(load.values)
-        self.refused = 0
-        self.failures: list[tuple[int, QuintetError]] = []
-        self.group: _Group | None = None
-
-    def answered(self, count: int, error: QuintetError | None) -> None:
-        if error is not None:
-            self.refused += count
-            if self.refused <= FAILURES_KEPT_MAX:
-                self.failures.append((len(self.load.values) - self.left, error))
-        self.left -= count
-        if not self.left:
-            if not self.done.done():
-                self.done.set_result(Outcome(self.refused, tuple(self.failures)))
-            if self.group is not None:
-                self.group.one_less()
-
-
-class _Group:
-    """Calls that share a write, and the one timer for all of them."""
-
-    __slots__ = ("_left", "_watch")
-
-    def __init__(self, calls: list[_Call], loop: asyncio.AbstractEventLoop) -> None:
-        self._left = len(calls)
-        self._watch = WriteTimeout(calls)
-        self._watch.check(loop)
-        for call in calls:
-            call.group = self
-
-    def one_less(self) -> None:
-        self._left -= 1
-        if not self._left:
-            self._watch.end()
-
-
 class FastConnection(SocketConnection, PushConnection, RequestConnection):
     """One connection to the Fast door, from EXTEND on."""
 
@@ -158,8 +110,8 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
         self._door = door
         self._target = target
         self._on_event = setup.on_event
-        self._calls: list[_Call] = []  # published in this turn, not sent yet
-        self._owed: dict[tuple[int, int], deque[_Call]] = {}  # (request, topic) -> in the order of their answers
+        self._publishes = PublishQueue(self._loop, self._send_calls)
+        self._owed: dict[tuple[int, int], deque[PublishCall]] = {}  # (request, topic) -> in the order of their answers
         self._subscribed: dict[int, str] = {}
         self._over: dict[int, QuintetError] = {}  # subscriptions that ended while a SUBSCRIBE was under way
         self._shown = b""  # the last token that was sent here
@@ -193,8 +145,8 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
 
     async def _ask(self, request: int, topic: int, packet: bytes) -> None:
         """Send one packet and wait for its answer."""
-        call = _Call(Load("", (b"",)), inf, inf, self._loop.create_future())
-        self._flush_calls()
+        call = self._publishes.call(Load("", (b"",)), inf)
+        self._publishes.flush()
         self._owed.setdefault((request, topic), deque()).append(call)
         self.write(packet)
         outcome = await call.done
@@ -243,7 +195,7 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
         raise AssertionError("a subscription of Fast ends with its connection; FastSource subscribes again")
 
     async def barrier(self) -> None:
-        self._flush_calls()
+        self._publishes.flush()
         owed = [call.done for calls in self._owed.values() for call in calls if call.load.qos]
         await self._ask(frames.EXTEND, TOPIC_NONE, codec.extend())
         if owed:
@@ -254,38 +206,17 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
     def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
         if self._lost is not None:
             raise self._lost
-        done: asyncio.Future[Outcome] = self._loop.create_future()
-        if not self._calls:
-            self._loop.call_soon(self._flush_calls)
-        self._calls.append(_Call(load, wait, self._loop.time() + wait, done))
-        return done
+        return self._publishes.add(load, wait)
 
-    def _flush_calls(self) -> None:
+    def _send_calls(self, calls: list[PublishCall]) -> None:
         """All calls of this turn: neighbours of one topic in one kernel call, everything in one write."""
-        calls, self._calls = self._calls, []
-        if not calls or self._lost is not None:
-            return
         jwt = self._jwt()
         parts: list[bytes] = []
-        at = 0
-        while at < len(calls):
-            topic, end = calls[at].load.topic, at + 1
-            while end < len(calls) and calls[end].load.topic == topic:
-                end += 1
-            id = fnv1a(topic.encode())
-            values = calls[at].load.values
-            if end - at > 1:
-                values = [value for call in calls[at:end] for value in call.load.values]
-            parts.append(kernel.fast_publish(jwt, id, values))
-            self._owed.setdefault((frames.PUBLISH, id), deque()).extend(calls[at:end])
-            at = end
-        waiting = [call for call in calls if call.load.qos]
-        if waiting:
-            _Group(waiting, self._loop)
+        for run in runs(calls, lambda one, other: one.topic == other.topic):
+            id = fnv1a(run[0].load.topic.encode())
+            parts.append(kernel.fast_publish(jwt, id, values_of(run)))
+            self._owed.setdefault((frames.PUBLISH, id), deque()).extend(run)
         self.write(parts[0] if len(parts) == 1 else b"".join(parts))
-        for call in calls:
-            if not call.load.qos and not call.done.done():
-                call.done.set_result(Outcome(0, ()))
 
     def ack(self, subscription: int, tags: object) -> None:
         raise AssertionError("messages of Fast are not acknowledged")
@@ -302,7 +233,7 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
                 self._target.on_records(self._subscribed.get(topic, f"#{topic:08x}"), rows)
             elif kind == frames.OK:
                 request, topic, count = cast(tuple[int, int, int], tuple(rest))
-                self._settle(request, topic, count)
+                self._answered(request, topic, count)
             elif kind == frames.ERROR:
                 request, topic, code, text = cast(tuple[int, int, int, bytes], tuple(rest))
                 if code == wire.ENDED:
@@ -321,7 +252,7 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
         whole = len(head) == frames.MESSAGE_HEAD.size and head[0] == frames.MESSAGE
         return consumed, frames.MESSAGE_HEAD.size + frames.MESSAGE_HEAD.unpack(head)[2] if whole else 0
 
-    def _settle(self, request: int, topic: int, count: int) -> None:
+    def _answered(self, request: int, topic: int, count: int) -> None:
         if request == frames.SUBSCRIBE:
             self._over.pop(topic, None)
         owed = self._owed.get((request, topic))
@@ -332,7 +263,7 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
                 )
             call = owed[0]
             some = min(count, call.left)
-            call.answered(some, None)
+            call.answered(some)
             count -= some
             if not call.left:
                 owed.popleft()
@@ -342,7 +273,8 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
     def _refused(self, request: int, topic: int, error: QuintetError) -> None:
         owed = self._owed.get((request, topic))
         if owed:
-            owed[0].answered(1, error)
+            owed[0].refuse(len(owed[0].load.values) - owed[0].left, error)
+            owed[0].answered(1)
             if not owed[0].left:
                 owed.popleft()
             if not owed:
@@ -369,21 +301,18 @@ class FastConnection(SocketConnection, PushConnection, RequestConnection):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def heartbeat(self) -> None:
-        call = _Call(Load("", (b"",), 0), inf, inf, self._loop.create_future())
+        call = self._publishes.call(Load("", (b"",), 0), inf)
         self._owed.setdefault((frames.EXTEND, TOPIC_NONE), deque()).append(call)
         self.write(codec.extend())
 
     def abandon(self, error: QuintetError) -> None:
-        calls = [call for owed in self._owed.values() for call in owed] + self._calls
+        calls = [call for owed in self._owed.values() for call in owed]
         self._owed.clear()
         for call in calls:
-            if not call.done.done():
-                # A server that had enough of refusals closes: what it refused for is the better answer.
-                call.done.set_exception(call.failures[0][1] if call.failures else error)
-                if not call.load.qos:
-                    call.done.exception()  # nobody waits for it: that it failed is known by other ways
-            if call.group is not None:
-                call.group.one_less()
+            call.fail_with_refusal(error)
+            if not call.load.qos and not call.done.cancelled():
+                call.done.exception()  # nobody waits for it: that it failed is known by other ways
+        self._publishes.fail(error)
 
 
 class FastSource(PushSource):

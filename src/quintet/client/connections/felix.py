@@ -24,9 +24,7 @@ from quintet.client.connections.felix_source import FelixSource, Names, OffsetGo
 from quintet.client.connections.felix_wire import (
     CLOSE_CODES,
     UNREADABLE,
-    Call,
     Inflow,
-    Shared,
     decode_json,
     error_of,
     json_frame,
@@ -39,8 +37,6 @@ from quintet.client.core.base import (
     Connector,
     Fields,
     Limits,
-    Load,
-    Outcome,
     PushConnection,
     RequestConnection,
     Setup,
@@ -49,6 +45,7 @@ from quintet.client.core.base import (
 )
 from quintet.client.core.errors import BadUrl, Closed, ConnectionLost, SubscriptionEnded, TooLarge, Unsupported
 from quintet.client.core.message import Rows, log
+from quintet.client.core.publishing import Load, Outcome, PublishCall, PublishQueue, complete, fail, runs
 from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
@@ -64,7 +61,7 @@ PER_BATCH: Final = 2
 HELLO_BYTES_MAX: Final = 4_096  # of the first frame of an event stream: whoever sends more says something else
 TOO_SLOW: Final = 0x51  # an event stream that was reset because nobody read it
 
-_Part = tuple[Call, int, int]  # a call, where in it the messages of a frame begin, and how many they are
+_Part = tuple[PublishCall, int, int]  # a call, where in it the messages of a frame begin, and how many they are
 
 
 class EventReader:
@@ -171,7 +168,7 @@ class FelixConnection(PushConnection, RequestConnection):
         self._next_id = 0
         self._requests: dict[int, asyncio.Future[Fields]] = {}  # in the order they were asked
         self._owed: dict[int, list[_Part]] = {}  # request -> whose messages are in its frame
-        self._calls: list[Call] = []  # published in this turn, not sent yet
+        self._publishes = PublishQueue(self._loop, self._send_calls)
         self._acks: list[int] = []
         self.timeout = 0.0  # of acknowledgements; 0: the server did not say
         self._gone = asyncio.Event()
@@ -205,7 +202,7 @@ class FelixConnection(PushConnection, RequestConnection):
     def request(self, name: str, fields: Fields) -> "asyncio.Future[Fields]":
         if name in frames.OURS and not self.extended:
             raise Unsupported(f"{self._trunk.where} does not know {name}", hint="a Quintet broker does")
-        self._flush_calls()
+        self._publishes.flush()
         return self._ask({"type": name, **fields})
 
     def _ask(self, message: Fields) -> "asyncio.Future[Fields]":
@@ -234,7 +231,7 @@ class FelixConnection(PushConnection, RequestConnection):
 
     async def barrier(self) -> None:
         """An `ack` of nothing is answered behind all that was sent before; what was published has its own answers."""
-        self._flush_calls()
+        self._publishes.flush()
         self._flush_acks()
         owed = [part[0].done for parts in self._owed.values() for part in parts]
         if self.extended:
@@ -256,34 +253,14 @@ class FelixConnection(PushConnection, RequestConnection):
                 raise Unsupported(f"{self._trunk.where} does not know keys", hint="a Quintet broker does")
             if key is not None and len(key) > frames.KEY_BYTES_MAX:
                 raise TooLarge(f"the key has {len(key)} bytes, the limit is {frames.KEY_BYTES_MAX}")
-        done: asyncio.Future[Outcome] = self._loop.create_future()
-        if not self._calls:
-            self._loop.call_soon(self._flush_calls)
-        self._calls.append(Call(load, wait, self._loop.time() + wait, done))
-        return done
+        return self._publishes.add(load, wait)
 
-    def _flush_calls(self) -> None:
+    def _send_calls(self, calls: list[PublishCall]) -> None:
         """All calls of this turn: neighbours of one topic and QoS in one frame, everything in one write."""
-        calls, self._calls = self._calls, []
-        if not calls or self._lost is not None:
-            return
-        parts: list[bytes] = []
-        at = 0
-        while at < len(calls):
-            head, end = calls[at].load, at + 1
-            while end < len(calls) and (calls[end].load.topic, calls[end].load.qos) == (head.topic, head.qos):
-                end += 1
-            parts += self._encode(calls[at:end], head.topic, head.qos)
-            at = end
-        waiting = [call for call in calls if call.load.qos]
-        if waiting:
-            Shared(waiting, self._loop)
-        self._write(parts)
-        for call in calls:
-            if not call.load.qos and not call.done.done():
-                call.done.set_result(Outcome(0, ()))
+        for run in runs(calls, lambda one, other: (one.topic, one.qos) == (other.topic, other.qos)):
+            self._write(self._encode(run, run[0].load.topic, run[0].load.qos))
 
-    def _encode(self, calls: list[Call], topic: str, qos: int) -> list[bytes]:
+    def _encode(self, calls: Sequence[PublishCall], topic: str, qos: int) -> list[bytes]:
         """Frames of bounded size. Where the server has no acknowledged batches, JSON says the same."""
         found: list[bytes] = []
         values: list[bytes] = []
@@ -319,8 +296,6 @@ class FelixConnection(PushConnection, RequestConnection):
         id = self._new_id() if qos else -1
         if qos:
             self._owed[id] = parts
-            for call, _, _ in parts:
-                call.left += 1
         if qos and not self._flags & frames.ACKED:
             tenant, namespace, stream = self._door.names.split(topic)
             scope = {"tenant_id": tenant, "namespace": namespace, "stream": stream}
@@ -447,7 +422,9 @@ class FelixConnection(PushConnection, RequestConnection):
 
     def _confirmed(self, id: int, error: QuintetError | None) -> None:
         for call, at, count in self._owed.pop(id, ()):
-            call.answered(at, count, error)
+            if error is not None:
+                call.refuse(at, error, count)
+            call.answered(count)
 
     def _said(self, message: Fields) -> None:
         kind, id = message.get("type"), message.get("request_id")
@@ -465,8 +442,8 @@ class FelixConnection(PushConnection, RequestConnection):
             self.fail(ConnectionLost(f"{self._trunk.where} broke off the subscription: nobody read it for too long"))
         else:
             waiting = self._requests.get(self._first() if id is None else cast(int, id))
-            if waiting is not None and not waiting.done():
-                waiting.set_result(message)
+            if waiting is not None:
+                complete(waiting, message)
 
     def _first(self) -> int:
         """Answers without a number come in the order of the questions."""
@@ -479,8 +456,7 @@ class FelixConnection(PushConnection, RequestConnection):
             return
         waiting = self._requests.get(id if isinstance(id, int) else self._first())
         if waiting is not None:
-            if not waiting.done():
-                waiting.set_exception(error)
+            fail(waiting, error)
         elif self._subscription or isinstance(error, AuthError):
             self.fail(error)
         elif str(error) != str(known):  # else it is the reason of what was told already, or of the stream's end
@@ -568,16 +544,13 @@ class FelixConnection(PushConnection, RequestConnection):
         self._flowing.set()
         self._gone.set()
         self._trunk.listeners.pop(self._subscription, None)
-        calls = [part[0] for parts in self._owed.values() for part in parts] + self._calls
+        calls = [part[0] for parts in self._owed.values() for part in parts]
         self._owed.clear()
         for call in calls:
-            if not call.done.done():
-                call.done.set_exception(call.failures[0][1] if call.failures else error)
-            if call.watch is not None:
-                call.watch.one_less()
+            call.fail_with_refusal(error)
+        self._publishes.fail(error)
         for future in list(self._requests.values()):
-            if not future.done():
-                future.set_exception(error)
+            fail(future, error)
         for stream in (self._stream, self._events):
             self._trunk.quic.forget(stream)
         self._on_lost(self, error)
@@ -599,7 +572,7 @@ class FelixConnection(PushConnection, RequestConnection):
                     await self._ask({"type": "unsubscribe", "subscription_id": self._subscription})
             except (QuintetError, TimeoutError) as error:
                 log.debug("leaving subscription %d: %s", self._subscription, error)
-        self._flush_calls()
+        self._publishes.flush()
         self._flush()
         self._trunk.quic.send(self._stream, [], end=True)
         try:

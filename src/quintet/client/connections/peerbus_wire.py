@@ -12,21 +12,14 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
 from secrets import token_hex
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from quintet.client.core.base import (
-    ClientConnection,
-    Fields,
-    Load,
-    Outcome,
-    RequestConnection,
-    SocketConnection,
-    WriteTimeout,
-)
+from quintet.client.core.base import ClientConnection, Fields, RequestConnection, SocketConnection
 from quintet.client.core.errors import ConnectionLost, Unsupported
 from quintet.client.core.message import log
+from quintet.client.core.publishing import Load, Outcome, PublishCall, PublishQueue, complete, fail
 from quintet.client.sources.mailbox import TOPIC_PREFIX, Identity, PeerSource
 from quintet.model import envelope
 from quintet.model.errors import (
@@ -105,32 +98,11 @@ def body_of(value: bytes) -> bytes:
         return b'{"base64":"%b"}' % base64.b64encode(value)
 
 
-class _Call:
-    """One publish call that waits for the reply behind it."""
+class _Group(NamedTuple):
+    """What one reply to `peers` completes: publish calls, and whoever wants to know the names."""
 
-    __slots__ = ("done", "expires", "failures", "load", "wait")
-
-    def __init__(self, load: Load, wait: float, expires: float, done: "asyncio.Future[Outcome]") -> None:
-        self.load = load
-        self.wait = wait
-        self.expires = expires
-        self.done = done
-        self.failures: list[tuple[int, QuintetError]] = []
-
-    def settle(self) -> None:
-        if not self.done.done():
-            self.done.set_result(Outcome(len(self.failures), tuple(self.failures), durable=False))
-
-
-class _Group:
-    """What one reply to `peers` settles: publish calls, and whoever wants to know the names."""
-
-    __slots__ = ("calls", "names", "watch")
-
-    def __init__(self, calls: list[_Call], names: "asyncio.Future[Fields] | None") -> None:
-        self.calls = calls
-        self.names = names
-        self.watch = WriteTimeout(calls)
+    calls: list[PublishCall]
+    names: "asyncio.Future[Fields] | None"
 
 
 class Wire(SocketConnection):
@@ -143,7 +115,7 @@ class Wire(SocketConnection):
         self._mailbox = mailbox  # who takes deliveries now
         self.opened = self._loop.time()
         self._registered: asyncio.Future[None] = self._loop.create_future()
-        self._calls: list[_Call] = []  # published in this turn, not sent yet
+        self._publishes = PublishQueue(self._loop, self._send_calls, durable=False)
         self._groups: deque[_Group] = deque()  # in the order of their requests
         self._acks: list[str] = []
         self._early: list[tuple[str, bytes]] = []
@@ -194,11 +166,10 @@ class Wire(SocketConnection):
             self._registered.set_result(None)
         elif self._groups:
             group = self._groups.popleft()
-            group.watch.end()
             for call in group.calls:
-                call.settle()
-            if group.names is not None and not group.names.done():
-                group.names.set_result({"names": list(names)})
+                call.complete(durable=False)
+            if group.names is not None:
+                complete(group.names, {"names": list(names)})
             self._flow()
 
     def _deliver(self, key: str, data: bytes) -> None:
@@ -231,16 +202,9 @@ class Wire(SocketConnection):
         if self._lost is not None:
             raise self._lost
         recipient(load.topic)
-        done: asyncio.Future[Outcome] = self._loop.create_future()
-        if not self._calls:
-            self._loop.call_soon(self._flush_calls)
-        self._calls.append(_Call(load, wait, self._loop.time() + wait, done))
-        return done
+        return self._publishes.add(load, wait)
 
-    def _flush_calls(self) -> None:
-        calls, self._calls = self._calls, []
-        if not calls or self._lost is not None:
-            return
+    def _send_calls(self, calls: list[PublishCall]) -> None:
         objects: list[bytes] = []
         for call in calls:
             objects += self._sealed(call)
@@ -250,11 +214,8 @@ class Wire(SocketConnection):
             self._ask(_Group(waiting, None))
         if objects:
             self.send(objects)
-        for call in calls:
-            if not call.load.qos:
-                call.settle()
 
-    def _sealed(self, call: _Call) -> list[bytes]:
+    def _sealed(self, call: PublishCall) -> list[bytes]:
         """The signed envelopes of a call; what is too large is noted with it."""
         me, to = self.me, recipient(call.load.topic)
         keys, made = call.load.keys, []
@@ -275,18 +236,17 @@ class Wire(SocketConnection):
                     raise TooLarge(f"an envelope of {len(data)} bytes, over {ENVELOPE_BYTES_MAX}", hint="split it")
                 made.append(data)
             except QuintetError as error:
-                call.failures.append((at, error))
+                call.refuse(at, error)
         return made
 
     def _ask(self, group: _Group) -> None:
-        group.watch.check(self._loop)
         self._groups.append(group)
         self._flow()
 
     def names(self) -> "asyncio.Future[Fields]":
         if self._lost is not None:
             raise self._lost
-        self._flush_calls()
+        self._publishes.flush()
         done: asyncio.Future[Fields] = self._loop.create_future()
         self._ask(_Group([], done))
         self.send([codec.ask_peers()])
@@ -338,18 +298,14 @@ class Wire(SocketConnection):
         self.send([codec.ask_peers()])
 
     def abandon(self, error: QuintetError) -> None:
-        waiting: list[asyncio.Future[Outcome] | asyncio.Future[Fields]] = [call.done for call in self._calls]
-        for group in self._groups:
-            group.watch.end()
-            waiting += [call.done for call in group.calls]
+        groups, self._groups = self._groups, deque()
+        fail(self._registered, error)
+        for group in groups:
+            for call in group.calls:
+                call.fail(error)
             if group.names is not None:
-                waiting.append(group.names)
-        self._groups.clear()
-        if not self._registered.done():
-            self._registered.set_exception(error)
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
+                fail(group.names, error)
+        self._publishes.fail(error)
 
     def _tell(self, error: QuintetError) -> None:
         views, self.views = self.views, []

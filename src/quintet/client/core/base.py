@@ -31,6 +31,7 @@ from quintet.client.core.errors import (
     Timeout,
 )
 from quintet.client.core.message import Rows, log
+from quintet.client.core.publishing import Load, Outcome
 from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.model.errors import QuintetError
@@ -44,35 +45,8 @@ CLOSE_S: Final = 2.0  # how long leaving politely may take
 HEARTBEAT_S: Final = 15.0
 HEARTBEATS_MISSED_MAX: Final = 2
 
-ANY: Final = -1  # the partition when the broker chooses
-
 Start = str | int | datetime  # where a subscription begins: a word, an offset, a time
 Fields = dict[str, Any]  # of a request or its answer, by name
-
-
-class Load(NamedTuple):
-    """What one publish call sends: messages of one topic that go the same way."""
-
-    topic: str
-    values: Sequence[bytes]
-    qos: int = 1
-    ttl_ms: int = 0
-    keys: Sequence[bytes | None] | None = None
-    partition: int = ANY
-    producer_id: int = 0  # of an idempotent producer, whose messages are numbered from `sequence` on; 0: none
-    sequence: int = 0
-    compression: str | None = None  # None: as the URL says
-
-
-class Outcome(NamedTuple):
-    """What became of one publish call: how many were refused, the first of them as (place in the call, why), and where
-    the messages are as (partition, offset, time in ms): none, where the door does not tell; None for a refused one.
-    `durable`: whether a confirmation of this door says that they are on disk."""
-
-    refused: int
-    failures: tuple[tuple[int, QuintetError], ...]
-    places: "Sequence[tuple[int, int, int] | None]" = ()
-    durable: bool = True
 
 
 class Fetched(NamedTuple):
@@ -261,40 +235,6 @@ class Setup(NamedTuple):
     reconnect: bool
     tls: ssl.SSLContext | None
     on_event: Callable[[object], None] | None = None
-
-
-class Sent(Protocol):
-    """A publish call on its way, as its WriteTimeout sees it."""
-
-    load: Load
-    wait: float
-    expires: float
-    done: "asyncio.Future[Outcome]"
-
-
-class WriteTimeout:
-    """One timer for all publish calls that share a write."""
-
-    __slots__ = ("_calls", "_timer")
-
-    def __init__(self, calls: Sequence[Sent]) -> None:
-        self._calls = calls
-        self._timer: asyncio.TimerHandle | None = None
-
-    def check(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fail the calls whose time is over, and come again when the next one's is."""
-        now = loop.time()
-        waiting = [call for call in self._calls if not call.done.done()]
-        for call in waiting:
-            if call.expires <= now:
-                what = f"publishing to {call.load.topic!r} took longer than {call.wait:g} s"
-                call.done.set_exception(Timeout(what))
-        soonest = min((call.expires for call in waiting if call.expires > now), default=inf)
-        self._timer = loop.call_at(soonest, self.check, loop) if soonest < inf else None
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 Connect = Callable[[ssl.SSLContext | None], Awaitable[object]]
