@@ -21,7 +21,7 @@ from quintet.client.core.message import log, to_bytes
 from quintet.model.errors import BadName, BadRequest, ProtocolError, QuintetError
 
 if TYPE_CHECKING:
-    from quintet.client.connections.felix import FelixConnection
+    from quintet.client.connections.felix import FelixStream
 
 LANES: Final = 4
 MANY_KEYS_MAX: Final = 1_000  # of one request
@@ -303,7 +303,7 @@ class Watch(Silent):
                 raise Closed("the watch is closed") from None
 
     async def _attach(self, connection: ClientConnection) -> None:
-        felix: FelixConnection = connection  # type: ignore[assignment]
+        felix: FelixStream = connection  # type: ignore[assignment]
         self._paused = False
         seen = dict(self._seen)  # of a key that is told of from here on, more will be told
         await felix.listen("cache_watch", self._fields, self._heard)

@@ -20,7 +20,8 @@ from quintet.model import limits
 from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
 from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
-from quintet.net.quic_endpoint import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE, Endpoint, make_endpoint
+from quintet.net.quic_endpoint import Endpoint, make_endpoint
+from quintet.net.quic_events import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE
 from quintet.net.quic_streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
 from quintet.net.turns import Turns
 from quintet.protocols.base import LOST, Outlet, StreamSession

@@ -5,18 +5,9 @@ driven the same way: when `fileno` is readable, `take` the events; between `hold
 turn of the loop is answered as a whole. No decision about a connection lives here.
 """
 
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from quintet import kernel
-
-# Kinds of events, the first of each tuple:
-CONNECTED: Final = 1  # connection, peer
-DATA: Final = 2  # connection, stream, data, fin
-WRITABLE: Final = 3  # connection, stream
-STOPPED: Final = 4  # connection, stream, code
-RESET: Final = 5  # connection, stream, code
-CLOSED: Final = 6  # connection, code, reason
-SENT: Final = 7  # connection, stream
 
 
 class Endpoint(Protocol):

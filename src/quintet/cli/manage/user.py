@@ -24,7 +24,8 @@ from quintet.cli.terminal.common import (
     yes_option,
 )
 from quintet.cli.terminal.output import echo
-from quintet.client.manage import Explanation, Manage, Rule, User
+from quintet.client.manage import Manage
+from quintet.client.manage_access import Explanation, Rule, User
 from quintet.model.errors import AclNotFound, QuintetError
 
 EXPLAIN_REFUSED: Final = 1  # exit codes of `quintet acl explain`

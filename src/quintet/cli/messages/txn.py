@@ -17,7 +17,8 @@ import click
 from quintet.cli.terminal import common
 from quintet.cli.terminal.common import json_option, manage, say, topic_argument, url_option
 from quintet.client.core.errors import ConnectionLost, Timeout
-from quintet.client.manage import ANY, Manage
+from quintet.client.core.publishing import ANY
+from quintet.client.manage import Manage
 from quintet.model.errors import BadRequest, QuintetError
 
 AT_ONCE: Final = 500  # messages on their way to the broker

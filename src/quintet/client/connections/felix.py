@@ -1,15 +1,15 @@
-"""The Felix door: all of a bus is one QUIC connection, each connection of it a stream, each subscription a stream of the server.
+"""Speaks Felix: all of a bus is one QUIC connection, each ClientConnection a stream in it, each subscription a stream of the server.
 
-    Channel (publishing) ---- FelixConnection --+                       +-- stream: auth, then batches out and acks in
-    Channel (subscription) -- FelixConnection --+--- Trunk: Connection --+-- stream: auth, subscribe, acks out
-    Channels of the cache --- FelixConnection --+                       +-- event stream of the server: hello, then events in
+    Channel (publishing) ---- FelixStream --+                       +-- stream: auth, then batches out and acks in
+    Channel (subscription) -- FelixStream --+--- Trunk: Connection --+-- stream: auth, subscribe, acks out
+    Channels of the cache --- FelixStream --+                       +-- event stream of the server: hello, then events in
 
-A stream that ends takes only its connection along; the Channel opens another on the same connection. A connection that ends
-takes all of them, and the first Channel that comes back connects for all.
+A stream that ends does not end the others; its Channel opens another one in the same connection. When the connection ends,
+all its streams end, and the first Channel that reconnects does so for all.
 
-Messages are acknowledged, positions and groups kept, and caches more than got and put, only where the server says EXTENDED
-in its answer to `auth`. With another server what it cannot do is refused here, and the rest works. Without `auth_ok` the
-flags are those of the first version.
+Acknowledgements, positions, groups, and operations of caches other than get and put are used only if the server says EXTENDED
+in its answer to `auth`. With another server they are refused here, and the rest works. If a server does not answer with
+`auth_ok`, the flags are those of the first version.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final, cast
 
-from quintet import kernel
 from quintet.client.connections import quic
+from quintet.client.connections.felix_batches import Share, batches
 from quintet.client.connections.felix_source import FelixSource, Names, OffsetGone
 from quintet.client.connections.felix_wire import (
     CLOSE_CODES,
@@ -28,7 +28,6 @@ from quintet.client.connections.felix_wire import (
     decode_json,
     error_of,
     json_frame,
-    packed,
     unreadable,
 )
 from quintet.client.core.base import (
@@ -51,17 +50,11 @@ from quintet.client.core.url import Endpoint
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
 from quintet.protocols.felix import frames
 
-FRAME_VALUES_MAX: Final = 65_536  # messages of one batch frame; a call may have several frames
-FRAME_VALUE_BYTES_MAX: Final = 4 * 1024 * 1024  # of several messages together
-ZSTD_BYTES_MIN: Final = 1_024  # of a batch: below it, packing does not pay
 ACKS_PER_WRITE: Final = 4_096  # single acknowledgements gathered at most before they are written
 CONNECT_SHARE: Final = 0.9  # of the time a caller has, so that the reason comes before its timeout
 LAST_WORDS_S: Final = 1.0  # for what a server says behind the moment at which it reads no more
-PER_BATCH: Final = 2
 HELLO_BYTES_MAX: Final = 4_096  # of the first frame of an event stream: whoever sends more says something else
 TOO_SLOW: Final = 0x51  # an event stream that was reset because nobody read it
-
-_Part = tuple[PublishCall, int, int]  # a call, where in it the messages of a frame begin, and how many they are
 
 
 class EventReader:
@@ -71,35 +64,35 @@ class EventReader:
         self._trunk = trunk
         self._stream = stream
         self._inflow = Inflow(trunk.where)
-        self._connection: FelixConnection | None = None
+        self._owner: FelixStream | None = None
 
     waits = False
 
     def data(self, data: bytes, end: bool) -> None:
         try:
             for item in self._inflow.feed(data):
-                if self._connection is not None:
-                    self._connection.event(item)
+                if self._owner is not None:
+                    self._owner.event(item)
                 elif not self._greeted(item):
                     return
-            if self._connection is None and self._inflow.wanted > HELLO_BYTES_MAX:
+            if self._owner is None and self._inflow.wanted > HELLO_BYTES_MAX:
                 self._trunk.quic.forget(self._stream)
                 return
         except UNREADABLE as error:
-            if self._connection is not None:
-                self._connection.fail(unreadable(self._trunk.where, error))
+            if self._owner is not None:
+                self._owner.fail(unreadable(self._trunk.where, error))
             self._trunk.quic.forget(self._stream)
             return
-        if end and self._connection is not None:
-            self._connection.finished()
+        if end and self._owner is not None:
+            self._owner.finished()
 
     def _greeted(self, item: tuple[Any, ...]) -> bool:
         hello = decode_json(item[1]) if item[0] == 0 else {}
-        connection = self._trunk.listeners.get(hello.get("subscription_id", -1))
-        if hello.get("type") != "event_stream_hello" or connection is None or not connection.greeted(self._stream):
+        owner = self._trunk.listeners.get(hello.get("subscription_id", -1))
+        if hello.get("type") != "event_stream_hello" or owner is None or not owner.greeted(self._stream):
             self._trunk.quic.forget(self._stream)  # of a subscription that was closed meanwhile, or has one
             return False
-        self._connection = connection
+        self._owner = owner
         return True
 
     def drained(self) -> None:
@@ -109,22 +102,22 @@ class EventReader:
         """Alike."""
 
     def ended(self, code: int) -> None:
-        if self._connection is not None:
+        if self._owner is not None:
             why = "nobody read it for too long" if code == TOO_SLOW else f"code {code:#x}"
-            self._connection.fail(ConnectionLost(f"{self._trunk.where} broke off the subscription: {why}"))
+            self._owner.fail(ConnectionLost(f"{self._trunk.where} broke off the subscription: {why}"))
 
     def gone(self, error: ConnectionLost) -> None:
-        """The connection is told by its own stream."""
+        """The FelixStream is told by its own stream."""
 
 
 class Trunk:
-    """The connection that the connections of a bus share, and which connection a subscription is of."""
+    """The QUIC connection that the streams of a bus share, and which stream a subscription belongs to."""
 
     def __init__(self, where: str) -> None:
         self.where = where
         self.quic: quic.Connection = cast(quic.Connection, None)  # until `connect` is done
-        self.listeners: dict[int, FelixConnection] = {}
-        self.connections: set[FelixConnection] = set()
+        self.listeners: dict[int, FelixStream] = {}
+        self.streams: set[FelixStream] = set()
         self._ids = 0
 
     async def connect(self, setup: Setup) -> None:
@@ -137,14 +130,14 @@ class Trunk:
         self._ids += 1
         return self._ids
 
-    def leave(self, connection: "FelixConnection") -> None:
-        """The last connection takes the connection along."""
-        self.connections.discard(connection)
-        if not self.connections:
+    def leave(self, stream: "FelixStream") -> None:
+        """With its last stream the connection is closed."""
+        self.streams.discard(stream)
+        if not self.streams:
             self.quic.close()
 
 
-class FelixConnection(PushConnection, RequestConnection):
+class FelixStream(PushConnection, RequestConnection):
     """One stream of the connection, from `auth` on."""
 
     def __init__(
@@ -167,7 +160,7 @@ class FelixConnection(PushConnection, RequestConnection):
         self._flags = -1
         self._next_id = 0
         self._requests: dict[int, asyncio.Future[Fields]] = {}  # in the order they were asked
-        self._owed: dict[int, list[_Part]] = {}  # request -> whose messages are in its frame
+        self._owed: dict[int, list[Share]] = {}  # request -> whose messages are in its frame
         self._publishes = PublishQueue(self._loop, self._send_calls)
         self._acks: list[int] = []
         self.timeout = 0.0  # of acknowledgements; 0: the server did not say
@@ -180,7 +173,7 @@ class FelixConnection(PushConnection, RequestConnection):
         self._events = -1  # the event stream's number
         self._paused = False
         self._stream = trunk.quic.open(self)
-        trunk.connections.add(self)
+        trunk.streams.add(self)
 
     # -- handshake and requests ------------------------------------------------------------------------------------
 
@@ -258,54 +251,9 @@ class FelixConnection(PushConnection, RequestConnection):
     def _send_calls(self, calls: list[PublishCall]) -> None:
         """All calls of this turn: neighbours of one topic and QoS in one frame, everything in one write."""
         for run in runs(calls, lambda one, other: (one.topic, one.qos) == (other.topic, other.qos)):
-            self._write(self._encode(run, run[0].load.topic, run[0].load.qos))
-
-    def _encode(self, calls: Sequence[PublishCall], topic: str, qos: int) -> list[bytes]:
-        """Frames of bounded size. Where the server has no acknowledged batches, JSON says the same."""
-        found: list[bytes] = []
-        values: list[bytes] = []
-        parts: list[_Part] = []
-        size = 0
-        key: bytes | None = None
-
-        def close() -> None:
-            nonlocal values, parts, size
-            found.append(self._frame(topic, qos, key, values, parts))
-            values, parts, size = [], [], 0
-
-        for call in calls:
-            begun = 0
-            keys = call.load.keys
-            for at, value in enumerate(call.load.values):
-                other = None if keys is None else keys[at]
-                cost = len(value) + len(other or b"")  # the broker stores the key with every message
-                full = size + cost > FRAME_VALUE_BYTES_MAX or len(values) == FRAME_VALUES_MAX
-                if values and (full or other != key):
-                    if at > begun:
-                        parts.append((call, begun, at - begun))
-                    begun = at
-                    close()
-                key = other
-                values.append(value)
-                size += cost
-            parts.append((call, begun, len(call.load.values) - begun))
-        close()
-        return found
-
-    def _frame(self, topic: str, qos: int, key: bytes | None, values: list[bytes], parts: list[_Part]) -> bytes:
-        id = self._new_id() if qos else -1
-        if qos:
-            self._owed[id] = parts
-        if qos and not self._flags & frames.ACKED:
-            tenant, namespace, stream = self._door.names.split(topic)
-            scope = {"tenant_id": tenant, "namespace": namespace, "stream": stream}
-            return json_frame(
-                {"type": "publish_batch", **scope, "payloads": values, "request_id": id, "ack": "per_batch"}
-            )
-        data = kernel.felix_publish(self._door.names.target(topic), values, id, PER_BATCH if qos else 0, key)
-        if self._flags & frames.ZSTD and len(data) >= ZSTD_BYTES_MIN:
-            return packed(data)
-        return data
+            found, owed = batches(run, self._door.names, self._flags, self._new_id)
+            self._owed |= owed
+            self._write(found)
 
     # -- subscribing and acknowledging -----------------------------------------------------------------------------
 
@@ -562,7 +510,7 @@ class FelixConnection(PushConnection, RequestConnection):
             if self._lost is None:
                 await self._leave()
         finally:
-            self.fail(Closed("the connection was closed here"))
+            self.fail(Closed("the stream was closed here"))
 
     async def _leave(self) -> None:
         if self._subscription and self.extended:
@@ -583,7 +531,7 @@ class FelixConnection(PushConnection, RequestConnection):
 
 
 class FelixConnector:
-    """How to open connections to the Felix door; one for each bus, because all its connections share a connection."""
+    """Opens streams to the Felix door; one for each bus, because all its streams share a QUIC connection."""
 
     name = "felix"
     limits = Limits(
@@ -627,13 +575,13 @@ class FelixConnector:
     ) -> ClientConnection:
         if setup.tls is not None:
             raise BadUrl("tls= is not for felix://", hint="QUIC has its own TLS: ?ca=FILE, ?cert=FILE and ?key=FILE")
-        connection = FelixConnection(await self._connected(setup), self, target, lost)
+        stream = FelixStream(await self._connected(setup), self, target, lost)
         try:
-            await connection.handshake()
+            await stream.handshake()
         except BaseException:
-            await connection.close()
+            await stream.close()
             raise
-        return connection
+        return stream
 
     async def _connected(self, setup: Setup) -> Trunk:
         """The trunk there is, or a new one."""

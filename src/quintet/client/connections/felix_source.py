@@ -33,7 +33,7 @@ STARTS: Final = ("earliest", "latest")
 
 
 class Listening(Protocol):
-    """The part of felix.FelixConnection that a subscription uses."""
+    """The part of felix.FelixStream that a subscription uses."""
 
     timeout: float
 

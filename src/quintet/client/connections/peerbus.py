@@ -55,7 +55,7 @@ FIGHT_LOSSES_MAX: Final = 3  # in a row, each soon after the register; then who 
 
 
 class PeerConnector:
-    """How to open connections to peerbus; one for each bus, because all its connections share a connection."""
+    """Opens views of a peerbus connection; one for each bus, because all its views share a connection."""
 
     name = "peerbus"
     limits = Limits(

@@ -106,7 +106,7 @@ class _Group(NamedTuple):
 
 
 class Wire(SocketConnection):
-    """The registered connection that all views share, one object a line. Only views are connections to others."""
+    """The registered connection that all views share, one object a line. Other parts of the client see its views only."""
 
     def __init__(self, where: str, me: Identity, mailbox: Callable[[], PeerSource | None] = lambda: None) -> None:
         super().__init__(where, lambda connection, error: self._tell(error))

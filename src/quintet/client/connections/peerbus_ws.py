@@ -108,7 +108,7 @@ class _Frames(WSListener):
 
 
 async def dial_socket(setup: Setup, connection: SocketWire) -> None:
-    """Connect a connection that is inside a WebSocket."""
+    """Open the WebSocket of a wire."""
     endpoint = setup.endpoint
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     url = f"{'wss' if endpoint.tls else 'ws'}://{host}:{endpoint.port}/"

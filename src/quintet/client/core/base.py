@@ -1,8 +1,8 @@
-"""What a door must offer (ClientConnection), the socket part that stream doors share, and a connection that comes back (Channel).
+"""Defines what each protocol of the client must offer, the socket part they share, and connections that come back.
 
-A ClientConnection is one authenticated connection: it lives once and is never mended. A Channel owns the current ClientConnection of one purpose
-(all publishing, or one subscription), replaces it when it is lost, and is where callers wait for it. Bus, Producer and
-Subscription know only these two; frames and codes are known by the doors alone.
+A ClientConnection is one authenticated connection, and is never reopened. A Channel owns the current ClientConnection of one
+purpose (all publishing, or one subscription), replaces it when it is lost, and is where callers wait for it. Bus, Producer and
+Subscription know only these two; frames and codes are known in client/connections/ alone.
 
     Channel:  opening --> up --> waiting --> up ...      lost: back-off, then a new ClientConnection
                  |         |        |
@@ -190,7 +190,7 @@ class Limits(NamedTuple):
 
 
 class Connector(Protocol):
-    """A module's entry: how to open connections, and what its protocol cannot carry."""
+    """Opens connections of one protocol, and says what the protocol cannot carry."""
 
     name: str
     limits: Limits
@@ -200,7 +200,7 @@ class Connector(Protocol):
         """Option of the API -> which doors have it."""
 
     def for_bus(self, endpoint: Endpoint, name: str) -> "Connector":
-        """The door of one bus: itself, or one of its own where the connections of a bus share something."""
+        """The connector of one bus: itself, or a new one if the connections of a bus share something."""
 
     async def open(
         self, setup: "Setup", target: Target, lost: Callable[["ClientConnection", QuintetError], None]
@@ -241,8 +241,8 @@ Connect = Callable[[ssl.SSLContext | None], Awaitable[object]]
 
 
 async def dial(setup: "Setup", connection: "SocketConnection", connect: Connect | None = None) -> None:
-    """Connect this connection's socket, with TLS if the endpoint has it; ConnectionLost says what to look at. `connect` is for
-    a connection whose frames are inside those of another protocol."""
+    """Open the socket, with TLS if the endpoint has it; ConnectionLost says what to check. `connect` is for a protocol whose
+    frames are inside those of another one."""
     endpoint = setup.endpoint
     tls = _tls(setup) if endpoint.tls else None
     try:
@@ -369,7 +369,7 @@ class SocketConnection(ClientConnection, asyncio.Protocol):
         self._gone.set()
 
     def fail(self, error: QuintetError) -> None:
-        """End the connection at once, for this reason. Nobody is to find a connection that is dead and not yet known to be."""
+        """End the connection at once, for this reason. Callers see it as lost from here on."""
         self._end(error)
         if self._transport is not None:
             self._transport.abort()
