@@ -1,4 +1,4 @@
-"""The load generators: how bytes are pushed at a server and counted when they come back.
+"""Publishes load to a server and counts the answers.
 
 Four shapes: a pipelined publisher, a publisher in windows over many connections, a publisher on a fixed schedule, and a
 subscriber that counts. They are written so that they cost as little as they can per message: blocks are encoded

@@ -1,4 +1,4 @@
-"""Generator processes: started, lined up, let go together, and their results collected.
+"""Starts generator processes, lets them begin together, and collects their results.
 
 Publishers and subscribers run in processes of their own so that neither slows the other. A generator is a function
 `work(control, ...)` at the top level of a module: it prepares, calls control.ready(), runs when that returns, and gives back

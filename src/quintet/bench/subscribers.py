@@ -1,4 +1,4 @@
-"""The counting side of the load generators: subscribers that know how many bytes they are owed, to the byte.
+"""Counts deliveries: subscribers that know exactly how many bytes they must receive.
 
 All deliveries of a run have one length, so messages are bytes divided by it, and the remainder must be nothing (or the
 server's own keep-alives, if its protocol has them). Latency is read from the payload's stamp.

@@ -1,4 +1,4 @@
-"""`quintet bench`: publish, end-to-end and fan-out loads against any door, with honest percentiles.
+"""`quintet bench`: measures publish, end-to-end and fan-out loads against a broker, with percentiles.
 
 Options and what is shown live here; the measuring is quintet.bench. With --rate, latency counts from the time a message
 was due, so a stalled server cannot hide; without, the report says `closed loop`.

@@ -1,4 +1,4 @@
-"""What `quintet pipeline` and `quintet spark` share: where the Flight door is, and a connection to it. Knows no command."""
+"""Finds and opens the Flight door for `quintet pipeline` and `quintet spark`. Knows no command."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`quintet pipeline`: list, run, watch and stop the pipelines. What is shown lives here; running is quintet.spark.pipelines.
+"""`quintet pipeline`: lists, runs, watches and stops pipelines. Shows only; quintet.spark.pipelines runs them.
 
 `list` needs neither Spark nor pyarrow, `status` and `stop` need pyarrow only. stdout carries the answer: the table or JSON of
 a pipeline that ends, the last figures of one that went on; how far it is goes to stderr, one line that is drawn anew on a

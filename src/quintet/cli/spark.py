@@ -1,4 +1,4 @@
-"""`quintet spark`: SQL over topics, and a notebook with a running query.
+"""`quintet spark`: runs SQL over topics, and opens a notebook with a running query.
 
 Every topic the user may read is a table by its name. Results go to stdout: a table, with --json one object a line, with --csv
 comma-separated values. Bytes are shown as text where they are text; else as hex in a table, and as base64 elsewhere.

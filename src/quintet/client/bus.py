@@ -1,4 +1,4 @@
-"""What users hold: `connect(url)` gives a Bus, with which they publish and subscribe. The same for every door.
+"""Defines `connect(url)` and Bus, with which users publish and subscribe. The same for every door.
 
 All publishing of a bus goes over one connection, so that callers who publish in the same turn of the loop share a write
 and a confirmation. Each subscription has a connection of its own, so that a slow reader stops only itself.

@@ -1,4 +1,4 @@
-"""Each message exactly once: what stands between an idempotent producer and a connection that may be lost at any moment.
+"""Numbers the messages of an idempotent producer, so that a retry after a lost connection makes no duplicate.
 
 Every partition has its own numbers, from 0 on, under a random producer id. What is not answered stays in line with its
 number; a new connection gets all of it again, in order, and the server answers what it already has with where it is.

@@ -1,4 +1,4 @@
-"""The broker's cache as a mapping: `bus.kv("sessions")`. Values by key, with an age, a version, and watchers.
+"""Gives the broker's cache as a mapping: `bus.kv("sessions")`. Values by key, with an age, a version, and watchers.
 
     Cache --request--> CacheStreams: up to LANES streams, one for the keys of a hash, each with many requests under way
     Watch <--changes-- a stream of its own; the latest of each key, so a slow reader skips and never falls behind
@@ -306,7 +306,7 @@ class Watch(Silent):
         felix: FelixStream = connection  # type: ignore[assignment]
         self._paused = False
         seen = dict(self._seen)  # of a key that is told of from here on, more will be told
-        await felix.listen("cache_watch", self._fields, self._heard)
+        await felix.listen("cache_watch", self._fields, self._on_message)
         for (key, before), entry in zip(seen.items(), await self._cache._many(list(seen), inf), strict=True):
             if entry is not None:
                 self._changed(Change(key, *entry))
@@ -321,7 +321,7 @@ class Watch(Silent):
         if self._channel.failed is not None:
             self._ready.set()
 
-    def _heard(self, message: Fields) -> None:
+    def _on_message(self, message: Fields) -> None:
         if message.get("type") == "cache_event":
             check_key(message["key"])
             self._changed(Change(message["key"], _value(message.get("value")), int(message.get("version", 0))))

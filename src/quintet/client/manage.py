@@ -1,4 +1,4 @@
-"""What people do to a broker, by noun: topics, groups, schemas, dead letters, transactions, users, access rules, audit.
+"""Manages a broker: topics, groups, schemas, dead letters, transactions, users, access rules, audit.
 
 A thin layer of types over `Bus.request`: `Manage(bus)` works with every door that has requests (FlyMQ). Each method is one
 request, or the same one for several partitions at once; refusals come as the errors of errors.py. Times are
@@ -172,7 +172,7 @@ class Manage(ManageAccess):
     async def peek(
         self, topic: str, partition: int, offset: int, *, max: int = 100, since_ms: int = 0, filter: str = ""
     ) -> tuple[list[Peeked], int]:
-        """Messages from this offset on that pass the filter, and where to go on. Nobody's position is moved."""
+        """Messages from this offset on that pass the filter, and where to go on. No position is moved."""
         found = await self._ask(
             "PEEK", topic=topic, partition=partition, offset=offset, max=max, since_ms=since_ms, filter=filter
         )

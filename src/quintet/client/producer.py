@@ -1,4 +1,4 @@
-"""From many small sends to few large writes: what `bus.producer(topic)` gives.
+"""Gathers many small sends into few large writes: `bus.producer(topic)`.
 
 `send` only appends to a buffer. The buffer is shipped when it holds SHIP_BYTES, when its first message is `linger`
 seconds old, or on `flush`. Everything between `send` and the server's confirmation counts against `max_bytes` and

@@ -1,4 +1,4 @@
-"""Messages and consumed offsets that appear together or not at all: what `bus.transaction()` gives.
+"""Publishes messages and commits consumed offsets together or not at all: `bus.transaction()`.
 
     begun --publish, commit_offsets--> begun --block ends well--> committing --> done
                                          |                            |  ^

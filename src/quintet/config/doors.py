@@ -1,4 +1,4 @@
-"""The sections of the doors: where each listens, and what only it has."""
+"""Defines the sections of the doors: where each listens, and the options that only it has."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self

@@ -1,4 +1,4 @@
-"""What fields of the configuration are made of: bytes with units, ports, patterns, secrets in files."""
+"""Defines the types of configuration fields: bytes with units, ports, patterns, secrets in files."""
 
 import ipaddress
 import os

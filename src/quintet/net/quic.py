@@ -274,7 +274,7 @@ class QuicConnection:
         if self.crowded and self.unsent <= CONNECTION_HIGH_BYTES and not self.listener.output.full:
             self.crowded = False
             for writer in self._writers():
-                writer.look_again()
+                writer.wake_if_room()
 
     def measure(self) -> None:
         for writer in self._writers():

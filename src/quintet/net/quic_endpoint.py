@@ -1,4 +1,4 @@
-"""Defines the QUIC endpoint as net/ uses it, its methods and events, and chooses between its two implementations.
+"""Defines the methods of a QUIC endpoint, and chooses between its two implementations.
 
 The kernel's endpoint has a thread of its own and is used when the kernel is native; else its twin on aioquic. Both are
 driven the same way: when `fileno` is readable, `take` the events; between `hold` and `flush` calls are gathered, so that a

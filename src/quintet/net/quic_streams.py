@@ -202,7 +202,7 @@ class Writer:
                     self.park(later)
                 return
 
-    def look_again(self) -> None:
+    def wake_if_room(self) -> None:
         """The connection as a whole has room again."""
         if self._parked is not None and self._unsent_room() > 0:
             self._wake()
@@ -212,7 +212,7 @@ class Writer:
         self._going_on = True
         try:
             if not self.dead:
-                self.look_again()
+                self.wake_if_room()
         finally:
             self._going_on = False
 
@@ -499,10 +499,10 @@ class Stream(Writer):
         self._ease()
         super().writable()
 
-    def look_again(self) -> None:
+    def wake_if_room(self) -> None:
         if self._unsent_room() > 0:
             self._ease()
-        super().look_again()
+        super().wake_if_room()
 
     def _ease(self) -> None:
         """The peer took something: two reasons not to read may be gone."""

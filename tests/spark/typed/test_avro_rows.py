@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from quintet.broker.schemas.avro import AvroSchema
 from quintet.model.errors import SchemaInvalid
 from quintet.spark.typed import decoder
-from quintet.spark.typed.avro_nodes import LANES_FEW
+from quintet.spark.typed.avro_nodes import CURSORS_FEW
 from quintet.spark.typed.avro_rows import STEPS_MAX, AvroRows
 from quintet.spark.typed.columns import COLUMNS_MAX, DEPTH_MAX
 from tests.spark.typed.parts import binary, cause, decoded, good
@@ -256,7 +256,7 @@ def test_lists_that_are_too_long_for_lanes() -> None:
     assert good(decoder("avro", json.dumps(schema)), *values) == [short, long, short, long]
     rows, causes = decoded(decoder("avro", json.dumps(schema)), [values[1][:-1], values[1] + b"\0", *values])
     assert causes[0] and causes[1] and rows[2:] == [short, long, short, long]
-    many = [{"a": n, "c": ["z"] * (STEPS_MAX + n)} for n in range(LANES_FEW + 3)]
+    many = [{"a": n, "c": ["z"] * (STEPS_MAX + n)} for n in range(CURSORS_FEW + 3)]
     assert good(decoder("avro", json.dumps(schema)), *(write(schema, row) for row in many)) == many
 
 

@@ -1,4 +1,4 @@
-"""`quintet audit`: who did what, as the broker wrote it down."""
+"""`quintet audit`: shows who did what, from the broker's audit."""
 
 import sys
 from typing import Final

@@ -1,4 +1,4 @@
-"""`quintet log repair`: shows what of a data folder is lost for the broker itself, and accepts it when told to.
+"""`quintet log repair`: shows what the broker lost of its own tables in a data folder, and accepts the loss when told to.
 
 The work is done by quintet.broker.repair; this file opens the folder, asks and prints. docs/DAMAGE.md says what each line means.
 """

@@ -1,4 +1,4 @@
-"""`quintet config`: the options as a file to start from, checked, shown with their origin, and explained.
+"""`quintet config`: writes an example file, checks a configuration, and shows and explains its options.
 
 Everything here is drawn from the one tree in quintet/config; docs/CONFIGURATION.md is `quintet config reference`. The tree is
 loaded by what uses it: pydantic, of which it is made, comes with the server, and --help does not need it.

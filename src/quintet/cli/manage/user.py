@@ -1,4 +1,4 @@
-"""`quintet user`, `quintet acl` and `quintet role`: who there is, what they may, and who may use a topic.
+"""`quintet user`, `quintet acl` and `quintet role`: manage users, their roles, and access rules of topics.
 
 Passwords are typed, piped or read from a file; never an argument, which every user of the machine can see. API keys are
 made by the broker and printed once.

@@ -1,4 +1,4 @@
-"""`quintet tail`: look at the messages of a topic. Nothing is consumed, committed or moved.
+"""`quintet tail`: shows the messages of a topic. Nothing is consumed, committed or moved.
 
 Messages come by PEEK, which tells their time, expiry, headers and origin. With --hex they come by FETCH, and the frames
 themselves are shown: a connection that keeps each reply's bytes stands in for the client's own.

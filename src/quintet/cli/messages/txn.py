@@ -1,4 +1,4 @@
-"""`quintet txn`: messages of several topics, and offsets, that appear together or not at all.
+"""`quintet txn`: publishes messages of several topics, and commits offsets, all together or not at all.
 
 `run` reads and checks its whole input before it begins, and rolls back whatever goes wrong. The other commands are the steps,
 for scripts; the broker rolls back what is left open.

@@ -1,4 +1,4 @@
-"""FlyMQ frames for the eye: every byte with its place, its field's name and its value, as protocol analysers show them.
+"""Prints FlyMQ frames in hexadecimal: every byte with its position, its field's name and its value.
 
 The layouts are compiled by codec.py, which is also the one decoder; here is only which layout a frame has, and how it is
 printed. Used by `quintet tail --hex` and `quintet protocol flymq --decode`.

@@ -1,4 +1,4 @@
-"""stdin for commands that wait for other things at the same time: in chunks, or in lines of bounded length."""
+"""Reads stdin without blocking the event loop: in chunks, or in lines of bounded length."""
 
 import asyncio
 import os

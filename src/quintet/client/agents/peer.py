@@ -1,4 +1,4 @@
-"""A peer among agents: `async with quintet.peer("peerbus://:TOKEN@HOST?name=alice") as me`. Bodies are JSON, names are enough.
+"""Defines Peer, what agents use in place of a bus: `async with quintet.peer("peerbus://:TOKEN@HOST?name=alice") as me`.
 
 A Peer is a bus of the peerbus door and a subscription to its own mailbox. What it hands out is verified and came once;
 it is acknowledged after it was consumed. Sending again after a lost connection uses the same id, by which the broker

@@ -1,4 +1,4 @@
-"""Objects of peerbus as they are, for a program that speaks the protocol by itself over a pipe: lines in, lines out.
+"""Passes peerbus objects through unchanged, for a program that speaks the protocol itself over a pipe: lines in, lines out.
 
 Nothing is signed, verified or acknowledged here: that is the other program's business. What this adds is the way to the
 broker: its address, TLS, WebSocket frames, and the register with the token, if the URL has a name.

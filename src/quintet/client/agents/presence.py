@@ -1,4 +1,4 @@
-"""Keeps one peer registered for as long as a program runs, and says why when it is not.
+"""Keeps one peer registered for as long as a program runs, and reports why when it is not.
 
 A Peer mends a lost connection by itself, but not everything: it does not start without a broker, and a name that was freed
 ends it. Presence makes a new Peer then:

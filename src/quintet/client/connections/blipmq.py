@@ -1,4 +1,4 @@
-"""The BlipMQ door: HELLO, AUTH, and then publishes under barriers and pushed deliveries.
+"""Speaks BlipMQ: HELLO, AUTH, then publishes confirmed by PING and PONG, and pushed deliveries.
 
 A publish has no answer when it succeeds, so a PING behind it is the answer: its PONG says that every earlier QoS 1
 publish of this connection is durable, and a failed one was NACKed with its correlation id before. All that is published

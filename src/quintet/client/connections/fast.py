@@ -1,4 +1,4 @@
-"""The Fast door: EXTEND, and then every request has an answer, and the token is shown once.
+"""Speaks Fast: EXTEND, so that every request has an answer and the token is sent once.
 
 The document's own packets have no answers. EXTEND asks for OK and ERROR, so that a publish is confirmed when it is
 durable and a refusal says why; a listener that does not know EXTEND closes the connection, which is said. Answers name

@@ -166,7 +166,7 @@ class FelixStream(PushConnection, RequestConnection):
         self.timeout = 0.0  # of acknowledgements; 0: the server did not say
         self._gone = asyncio.Event()
         self._out: list[bytes] = []  # written in this turn, not sent yet
-        self._heard: Callable[[Fields], None] | None = None
+        self._on_message: Callable[[Fields], None] | None = None
         self._topic = self._durable = ""
         self._qos = 0
         self._subscription = 0
@@ -263,11 +263,11 @@ class FelixStream(PushConnection, RequestConnection):
     def attach(self, subscription: int) -> None:
         raise AssertionError("a subscription of Felix ends with its connection; FelixSource subscribes again")
 
-    async def listen(self, name: str, fields: Fields, heard: Callable[[Fields], None], topic: str = "") -> Fields:
-        """`subscribe` or `cache_watch`: the answer. Events go to the target, all else of the event stream to `heard`."""
+    async def listen(self, name: str, fields: Fields, on_message: Callable[[Fields], None], topic: str = "") -> Fields:
+        """`subscribe` or `cache_watch`: the answer. Events go to the target, all else of the event stream to `on_message`."""
         self._trunk.listeners.pop(self._subscription, None)  # of an attempt that was refused
         id = self._subscription = self._trunk.new_id()
-        self._heard, self._topic = heard, topic
+        self._on_message, self._topic = on_message, topic
         self._qos = int(fields.get("ack") == "explicit")
         self._durable = str(fields.get("durable", ""))
         self._trunk.listeners[id] = self
@@ -422,8 +422,8 @@ class FelixStream(PushConnection, RequestConnection):
             elif message.get("type") == "event_batch":
                 values = [base64.b64decode(payload) for payload in message["payloads"]]
                 self._events_came(message.get("base_offset", -1), values)
-            elif self._heard is not None:
-                self._heard(message)
+            elif self._on_message is not None:
+                self._on_message(message)
 
     def _events_came(self, base: int, values: list[bytes], keys: list[bytes | None] | None = None) -> None:
         if self._lost is not None or not values:

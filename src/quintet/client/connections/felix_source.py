@@ -1,4 +1,4 @@
-"""A subscription over Felix: where it begins, where it goes on after a lost connection, and what was lost on the way.
+"""Reads a subscription over Felix: begins it, resumes it after a lost connection, and counts what was lost meanwhile.
 
 With durable= or group= the server keeps the position. Without, it is kept here, by partition: the first message that is
 not acknowledged (QoS 1), or the one behind the last that came (QoS 0). A tag is what the wire calls an offset: partition
@@ -40,7 +40,9 @@ class Listening(Protocol):
     @property
     def extended(self) -> bool: ...
 
-    async def listen(self, name: str, fields: Fields, heard: Callable[[Fields], None], topic: str = "") -> Fields: ...
+    async def listen(
+        self, name: str, fields: Fields, on_message: Callable[[Fields], None], topic: str = ""
+    ) -> Fields: ...
 
 
 class OffsetGone(OffsetNotFound):
@@ -172,7 +174,7 @@ class FelixSource(PushSource):
             known = bool(self._next) and not self._kept
             try:
                 return await connection.listen(
-                    "subscribe", {**fields, "start": self._start()}, self._heard, self._topic
+                    "subscribe", {**fields, "start": self._start()}, self._on_message, self._topic
                 )
             except OffsetGone as error:
                 if not known or not self._moved(error.asked, error.there):
@@ -248,7 +250,7 @@ class FelixSource(PushSource):
         if len(self._again) < AGAIN_MAX:
             self._again |= again
 
-    def _heard(self, message: Fields) -> None:
+    def _on_message(self, message: Fields) -> None:
         if message.get("type") == "lagged":
             missed, tag = int(message.get("missed", 0)), int(message.get("next_offset", 0))
             self._lost_before(tag >> PARTITION_SHIFT, tag & OFFSET_MASK, missed)

@@ -1,4 +1,4 @@
-"""Frames of Felix as the client sees them: JSON out, items in, what an error means, and publish calls that wait.
+"""Encodes and decodes frames of Felix for the client: JSON out, items in, and what an error means.
 
 No connection and no decision lives here; felix.py has them.
 """

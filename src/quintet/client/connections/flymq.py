@@ -1,4 +1,4 @@
-"""The FlyMQ door: AUTH, and then requests whose answers come in their order.
+"""Speaks FlyMQ: AUTH, and then requests whose answers come in their order.
 
     PRODUCE PRODUCE ... FETCH PRODUCE -->           all that is asked in one turn of the loop is one write
                                      <--  RECORD RECORD ... ERROR FETCH RECORD

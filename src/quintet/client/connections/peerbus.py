@@ -1,4 +1,4 @@
-"""The peerbus door: one registered connection for each bus, signed envelopes out, verified ones in.
+"""Speaks peerbus: one registered connection for each bus, signed envelopes out, verified ones in.
 
 A name is bound to one connection: a second one with the same name takes it over. So all connections of a bus are views of one
 Wire, and when it is lost the first view that comes back dials for all of them:

@@ -1,4 +1,4 @@
-"""Carries peerbus inside a WebSocket, by picows: the wire of peerbus.py, an object being a text message.
+"""Carries peerbus inside a WebSocket, by picows: peerbus_wire.Wire with one object in each text message.
 
 Loaded only for such a URL, because picows is not a package of every client (`quintet[peerbus]`).
 """
@@ -28,14 +28,14 @@ class SocketWire(Wire):
             self.socket.send(WSMsgType.TEXT, data)
 
     def message(self, data: bytes) -> None:
-        self._heard = True
+        self._received_since_beat = True
         try:
             self.object(data)
         except ProtocolError as error:
             self.fail(error)
 
     def heard(self) -> None:
-        self._heard = True
+        self._received_since_beat = True
 
     async def close(self) -> None:
         if self.socket is not None and self._lost is None:

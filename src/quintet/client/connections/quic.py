@@ -1,4 +1,4 @@
-"""One QUIC connection of a client: an endpoint of its own, streams by number, and who is told what happens on them.
+"""Opens one QUIC connection of a client: an endpoint of its own, streams by number, and a Flow that gets the events of each.
 
     connect() --> Connection --open--> stream number --send, pause, stop-->
                       |
@@ -161,7 +161,7 @@ class Connection:
         self._up: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._probe: asyncio.Task[None] | None = None
-        self._heard = 0
+        self._datagrams_seen = 0
         self._quiet = 0
         self._ended = False
         self._soon = False  # a flush is due
@@ -263,8 +263,8 @@ class Connection:
     def _watch(self) -> None:
         """Nothing heard although something should be: ask the host whether anybody is there."""
         heard = self._wire.figures()["datagrams_in"]
-        self._quiet = self._quiet + 1 if heard == self._heard else 0
-        self._heard = heard
+        self._quiet = self._quiet + 1 if heard == self._datagrams_seen else 0
+        self._datagrams_seen = heard
         waiting = self._quiet and any(flow.waits for flow in self._flows.values())
         if (waiting or self._quiet > QUIET_MAX) and (self._probe is None or self._probe.done()):
             self._probe = self._loop.create_task(self._ask_host(0))

@@ -314,7 +314,7 @@ class SocketConnection(ClientConnection, asyncio.Protocol):
         self._lost: QuintetError | None = None
         self._closing = False
         self._gone = asyncio.Event()
-        self._heard = True
+        self._received_since_beat = True
         self._missed = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -340,7 +340,7 @@ class SocketConnection(ClientConnection, asyncio.Protocol):
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._received_since_beat = True
         try:
             if not self._tail:
                 consumed, self._tail_wanted = self.received(data)
@@ -406,7 +406,7 @@ class SocketConnection(ClientConnection, asyncio.Protocol):
     def resume(self) -> None:
         if not self._reading and self._lost is None and self._transport is not None:
             self._reading = True
-            self._heard = True
+            self._received_since_beat = True
             self._transport.resume_reading()
 
     @property
@@ -426,13 +426,13 @@ class SocketConnection(ClientConnection, asyncio.Protocol):
 
     def _beat(self) -> None:
         """A peer that vanished without a word is noticed here. While we do not read, silence means nothing."""
-        self._missed = 0 if self._heard or not self._reading else self._missed + 1
+        self._missed = 0 if self._received_since_beat or not self._reading else self._missed + 1
         if self._missed > HEARTBEATS_MISSED_MAX:
             self.fail(ConnectionLost(f"{self._where} has not answered for {self._missed * HEARTBEAT_S:g} s"))
             return
         if self._missed:
             self.heartbeat()
-        self._heard = False
+        self._received_since_beat = False
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong on the client's side of the wire, continuing the tree of model/errors.py.
+"""Defines the errors of the client, continuing the tree of model/errors.py.
 
 Every error has `code`, `retryable` and `hint`, and is also the builtin that Python programmers already catch. What the
 server said is mapped to these (and to the shared ones) by each door; texts of a wire protocol do not belong here.

@@ -1,4 +1,4 @@
-"""What users send and get back: values, Ack, Message, MessageBatch, and the block that acknowledges.
+"""Defines what users send and get: values, Ack, Message, MessageBatch, and the block that acknowledges.
 
 A message knows who settles it (`Settler`, in practice its subscription) and nothing of connections or frames. Whole
 batches are two lists, values and tags, because an object per message is the dearest part of receiving.

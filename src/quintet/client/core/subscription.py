@@ -1,4 +1,4 @@
-"""From a source to an iterator: a bounded queue, and the acknowledgements on their way back.
+"""Hands messages of a source to an iterator through a bounded queue, and acknowledgements back to the source.
 
     source --put--> queue --next, batches--> user --ack, process--> source
 

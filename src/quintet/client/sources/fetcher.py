@@ -1,4 +1,4 @@
-"""Fetching: one connection that reads some partitions in turn, as long as there is room for what it finds.
+"""Fetches some partitions in turn over one connection, as long as there is room for the messages.
 
 A round asks for all of its partitions in one write. When the last round found nothing, the last question of the next one
 may wait at the server until something comes; which partition that is changes from round to round. A filter does not

@@ -1,4 +1,4 @@
-"""A subscription that asks (FlyMQ): joins a group, fetches the partitions it is given, commits what is acknowledged.
+"""Reads a subscription that fetches (FlyMQ): joins a group, fetches the assigned partitions, commits what is acknowledged.
 
     control connection    SUBSCRIBE (join, and every HEARTBEAT_S again), COMMIT: the membership belongs to this connection
     fetch connections     FETCH for the partitions, up to FETCHERS_MAX connections, since an answer that waits holds its line

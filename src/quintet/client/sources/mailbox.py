@@ -1,4 +1,4 @@
-"""The mailbox of a peer (peerbus): what is genuine, new and wanted goes on to the subscription; the rest is counted.
+"""Reads the mailbox of a peer (peerbus): passes on envelopes that are genuine, new and wanted, and counts the others.
 
     deliver ->  signature, or addressee, wrong: dropped, not acknowledged
                 id seen and settled: acknowledged again, not handed out

@@ -1,4 +1,4 @@
-"""Deliveries that the server pushes (BlipMQ): one subscription on one connection, known by an id that outlives it.
+"""Reads a subscription whose server pushes (BlipMQ): one connection, and an id by which it is resumed on another.
 
 When the connection is lost, queued QoS 1 messages are thrown away, because the server delivers them again on the next
 one; QoS 0 messages are kept, because nobody else has them. The last acknowledged tags are remembered: what the next

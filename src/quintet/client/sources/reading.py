@@ -1,6 +1,6 @@
-"""Reading without a subscription: a run of messages from an offset on, or all between two moments.
+"""Reads without a subscription: messages from an offset on, or all between two times.
 
-Nothing is acknowledged and nobody's progress moves. The wire finds offsets by time only for groups, so a group with a
+Nothing is acknowledged and no progress is moved. The wire finds offsets by time only for groups, so a group with a
 random name is made for the question and deleted with the answer.
 """
 

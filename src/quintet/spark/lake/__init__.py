@@ -1,4 +1,4 @@
-"""Lake tables: Parquet, Delta and Iceberg on a file system or in an object store, written by Spark exactly once and read by anything.
+"""Writes and reads lake tables: Parquet, Delta and Iceberg on a file system or in an object store, exactly once.
 
     lake.register(spark)                                     make format("quintet_lake") known (sink.py)
     lake.read(spark, path, format) -> DataFrame              the rows now, or in a version; no jars needed

@@ -1,4 +1,4 @@
-"""A Delta table, written without a virtual machine: Spark's tasks write the files, `deltalake` commits them.
+"""Writes a Delta table without a virtual machine: Spark's tasks write the files, `deltalake` commits them.
 
 The fence is Delta's own: a transaction of an application (`txn`: writer, epoch) in the same log entry as the files. Files are
 put in place before the log names them, under an intent (journal.py) that says whose they are if the driver dies in between.

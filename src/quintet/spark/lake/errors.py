@@ -1,4 +1,4 @@
-"""What can be wrong with a lake table, so that Spark shows the sentence and nothing else."""
+"""Defines the errors of lake tables, so that Spark shows the sentence and nothing else."""
 
 from quintet.model.errors import QuintetError
 

@@ -1,4 +1,4 @@
-"""An Iceberg table, written without a virtual machine: Spark's tasks write the files, `pyiceberg` commits them.
+"""Writes an Iceberg table without a virtual machine: Spark's tasks write the files, `pyiceberg` commits them.
 
 In a directory its catalog is a SQLite file in the table (_quintet/catalog.db), so a table is one directory and needs no server;
 Iceberg writes absolute paths, so it cannot be moved. In an object store, and wherever catalog.* options are given, it is a

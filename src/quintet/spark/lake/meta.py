@@ -1,4 +1,4 @@
-"""What a table is, in one small file that planning reads: TABLE/_quintet/table.json.
+"""Stores what a table is in one small file that planning reads: TABLE/_quintet/table.json.
 
 For Parquet it is the truth. Delta and Iceberg have logs of their own, which are asked at each commit; this copy spares Spark's
 planning processes and tasks from loading their libraries, and tells `read` the format.

@@ -1,4 +1,4 @@
-"""A table of plain Parquet files in an object store, where there is no rename, no lock and no directory to exchange.
+"""Writes a table of plain Parquet files in an object store, which has no rename, no lock and no directories to swap.
 
     TABLE/date=2026-11-16/topic=orders/part-...parquet              what readers see, as in a directory (parquet.py)
     TABLE/_quintet/staging/WRITER/EPOCH/ID.part                     what tasks wrote

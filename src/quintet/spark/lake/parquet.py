@@ -1,4 +1,4 @@
-"""A table of plain Parquet files in Hive's directories, for readers that know nothing of us: DuckDB, Polars, pandas, Spark.
+"""Writes a table of plain Parquet files in Hive's directories, which DuckDB, Polars, pandas and Spark can read.
 
     TABLE/_quintet/table.json                     columns and partition columns
     TABLE/_quintet/commits/WRITER/EPOCH.json      the moment of commitment (journal.py); the renames follow

@@ -21,7 +21,7 @@ from quintet.spark.lake.storage.files import may_have, opened
 from quintet.spark.lake.storage.objects import TablePath
 from quintet.spark.lake.storage.options import plain
 from quintet.spark.lake.table import LakeTable
-from quintet.spark.source.options import OptionError, plainly, plainly_each
+from quintet.spark.source.options import OptionError, errors_without_trace, errors_without_trace_each
 
 OPTIONS: Final = ("path", "format", "version", "columns", "between")
 BATCH_ROWS: Final = 10_000
@@ -84,7 +84,7 @@ class Reader(DataSourceReader):
         self._schema = schema
         self._paths = paths
 
-    @plainly
+    @errors_without_trace
     def partitions(self) -> Sequence[InputPartition]:
         groups: list[list[TablePath]] = []
         held = TASK_BYTES
@@ -97,7 +97,7 @@ class Reader(DataSourceReader):
             held += size
         return [Files(group) for group in groups] or [Files(())]
 
-    @plainly_each
+    @errors_without_trace_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Files)
         for path in partition.paths:

@@ -1,4 +1,4 @@
-"""format("quintet_lake"): the sink through which Spark writes lake tables, streams and batches, exactly once.
+"""Implements format("quintet_lake"), through which Spark writes lake tables, streams and batches, exactly once.
 
     df.writeStream.format("quintet_lake").option("path", DIR).option("format", "delta").option("partitionBy", "date,topic")
 
@@ -36,7 +36,7 @@ from quintet.spark.lake.storage.options import NOTHING, Storage
 from quintet.spark.lake.table import MERGED_BYTES, ONCE, LakeTable
 from quintet.spark.sessions import quiet
 from quintet.spark.source import sinks
-from quintet.spark.source.options import OptionError, checkpoint, plainly
+from quintet.spark.source.options import OptionError, checkpoint, errors_without_trace
 
 NAME: Final = "quintet_lake"
 QUERY: Final = "sql.streaming.queryId"
@@ -130,19 +130,19 @@ class LakeSource(DataSource):
     def name(cls) -> str:
         return NAME
 
-    @plainly
+    @errors_without_trace
     def schema(self) -> StructType:
         return Scan(self.options).struct()
 
-    @plainly
+    @errors_without_trace
     def reader(self, schema: StructType) -> DataSourceReader:
         return Scan(self.options).reader()
 
-    @plainly
+    @errors_without_trace
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
         return BatchWriter(settings(self.options), schema, overwrite)
 
-    @plainly
+    @errors_without_trace
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
         return StreamWriter(settings(self.options), schema, overwrite, checkpoint(self.options))
 
@@ -219,15 +219,15 @@ class BatchWriter(Sink, DataSourceArrowWriter):
             raise OptionError("txnAppId", "it needs txnVersion, and txnVersion needs it; set both or none of them")
         self._writer = given.writer or f"{ONCE}{uuid.uuid4().hex}"
 
-    @plainly
+    @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self._stage(self._writer, self._given.epoch or 0, iterator)
 
-    @plainly
+    @errors_without_trace
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._commit(messages)
 
-    @plainly
+    @errors_without_trace
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._abort(messages)
 
@@ -248,7 +248,7 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
         known = meta.load(self._path)
         return sinks.Sink("table", str(self._path), known.identity if known is not None else "")
 
-    @plainly
+    @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         context = TaskContext.get()
         query = context.getLocalProperty(QUERY) if context is not None else None
@@ -256,7 +256,7 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
         assert query is not None and batch is not None, "Spark sets both for the tasks of a stream"
         return self._stage(self._given.writer or query, int(batch), iterator)
 
-    @plainly
+    @errors_without_trace
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         assert all(message.epoch == batchId for message in messages if isinstance(message, Written))
         self._check()
@@ -264,6 +264,6 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
         if any(isinstance(message, Written) for message in messages):
             sinks.keep(self._checkpoint, self._there(), self._given.fail_on_data_loss)
 
-    @plainly
+    @errors_without_trace
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(messages)

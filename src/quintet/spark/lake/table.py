@@ -1,4 +1,4 @@
-"""What all lake tables have in common: how a batch is committed exactly once, and how small files become large ones.
+"""Defines what all lake tables share: committing a batch exactly once, and merging small files into large ones.
 
     state of a batch    commit called                                    cut off, then the next commit or read
     staged              -> files in place, committed, staging swept      staged: Spark replays the batch, its files are swept

@@ -1,4 +1,4 @@
-"""archive: topics into a table of Parquet, Delta or Iceberg files, exactly once, for as long as disks are cheap.
+"""archive: copies topics into a table of Parquet, Delta or Iceberg files, exactly once.
 
 Every record becomes a row: key, value, headers, topic, partition, offset, timestamp, origin, and the UTC day of its timestamp
 in `date`, by which the table is partitioned. With schema=registry the fields of the topic's schema are columns, too, a field

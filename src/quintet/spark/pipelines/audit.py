@@ -1,4 +1,4 @@
-"""audit: every record of the topics is read once and checked; an archive is compared with the topics it was made of.
+"""audit: reads every record of the topics once and checks it, and compares an archive with its topics.
 
     checksum of every batch     broken: named with its offsets and, where files are read, the file and the position in it
     offsets                     lost: they are in no file. `absent` are offsets whose records expired or were compacted away,

@@ -1,4 +1,4 @@
-"""What every pipeline is made of: its options, how it is started, what it gives back. Each pipeline is one short module.
+"""Defines what every pipeline has: options, a start, a result. Each pipeline is one short module.
 
 A module of this folder that is a pipeline has
 
@@ -127,7 +127,7 @@ class Stopped(Exception):
 _waiting = threading.local()  # .stop: the event that ends the pauses of a thread
 
 
-def heed(stop: threading.Event) -> None:
+def stop_on(stop: threading.Event) -> None:
     """From now on, pauses of this thread end when `stop` is set."""
     _waiting.stop = stop
 

@@ -1,4 +1,4 @@
-"""Keeps with a checkpoint what it is of: the pipeline, its topics, its sink and all options that make the rows what they are.
+"""Stores beside a checkpoint what it belongs to: the pipeline, its topics, its sink and the options that shape its rows.
 
     CHECKPOINT/quintet-pipeline.json      {"kind": "archive", "options": {"topics": "orders", "path": "/lake/orders", ...}}
 

@@ -1,4 +1,4 @@
-"""deadletters: what died, grouped by topic, cause and field; and those that are chosen, sent again.
+"""deadletters: groups dead letters by topic, cause and field, and replays those that are chosen.
 
 A dead letter is a record of the topic's dead-letter topic whose headers tell its story (quintet-dead-*). Spark makes columns
 of them, leaves out those that were resolved, and groups the rest. The field is the one the error names, as checks of schemas

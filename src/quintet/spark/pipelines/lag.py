@@ -1,4 +1,4 @@
-"""lag: how far each consumer group is behind, whether it catches up and when, and how long it takes from publish to commit.
+"""lag: measures how far each consumer group is behind, whether it catches up, and the time from publish to commit.
 
 Lag and its trend come from the broker, asked `samples` times over `over`: the slope between the first and the last answer.
 The latency comes from history: every commit that is in `__groups` from the last `history`, joined by Spark with the record

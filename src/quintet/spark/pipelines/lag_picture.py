@@ -1,4 +1,4 @@
-"""The picture of `lag`: the lag of each group over the samples, and its latency in percentiles.
+"""Draws the lag of each group over the samples, and its latency in percentiles.
 
 With matplotlib as PNG or SVG, as the name of the file says; without it a plain SVG of the lags, written by hand. The longest
 lags are drawn, a picture of more would not be read.

@@ -1,4 +1,4 @@
-"""The plan of a replay: which rows of an archive go to the topic together, in which order and when. No Spark, no broker.
+"""Plans a replay: which rows of an archive go to the topic together, in which order and when. No Spark, no broker.
 
     Chunk    some neighbouring offsets of one partition, with their count and times
     Slice    chunks that are published in one transaction, and when it is due

@@ -1,4 +1,4 @@
-"""restore: an archive (archive.py) back into a topic, with keys, values, headers, times and the order of each partition.
+"""restore: publishes an archive (archive.py) to a topic, with keys, values, headers, times and the order of each partition.
 
 The rows go in slices (replay.py): each is sorted by Spark within its partition, staged, and published in one transaction that
 the broker does once. Memory and transactions are bounded by a slice, whatever the archive's size. Run again after a crash,

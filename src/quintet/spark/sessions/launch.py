@@ -98,7 +98,7 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 def launch(
     java: Java, spark_home: Path, flags: Iterable[str], submit: Iterable[str], environment: Mapping[str, str]
 ) -> Machine:
-    """Start the machine; with an archive if there is one, else with one in the making, and plainly if that fails."""
+    """Start the machine; with an archive if there is one, else with one in the making, and without one if that fails."""
     flags = (*FLAGS, *flags)
     first = [flag.removeprefix(FIRST) for flag in flags if flag.startswith(FIRST)]
     classes = os.pathsep.join([*first, classpath(spark_home, environment)])

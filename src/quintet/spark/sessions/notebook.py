@@ -1,4 +1,4 @@
-"""The page of `quintet spark notebook`: a running query over one topic, as a marimo file or a Jupyter notebook.
+"""Writes the page of `quintet spark notebook`: a running query over one topic, as a marimo file or a Jupyter notebook.
 
 Both are made of the same cells. Where the broker is comes from the environment, never from the page: it may be shared. The
 query counts messages per ten seconds into a table in memory, so the page also works while the topic grows.

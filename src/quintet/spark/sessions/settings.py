@@ -1,4 +1,4 @@
-"""Resolves the settings of a session: the user's word goes over our defaults, whichever way the user said it.
+"""Resolves the settings of a session: what the user set, in any way, goes over our defaults.
 
     our defaults  <  spark-defaults.conf  <  environment, PYSPARK_SUBMIT_ARGS  <  conf=, --conf, --master
 

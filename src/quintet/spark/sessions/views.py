@@ -1,4 +1,4 @@
-"""Topics as tables of SQL: the statements of a text, and a view for each topic that one of them names.
+"""Makes topics tables of SQL: splits a text into statements, and makes a view for each topic that one of them names.
 
 A view is made when Spark misses its name, so a broker with thousands of topics costs nothing. It lives for one statement:
 Spark plans a read once for each view, so an older one would not have the rows that came since. A query reads only the

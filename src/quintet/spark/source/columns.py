@@ -1,4 +1,4 @@
-"""Which columns a read gives: ours in the order of the wire, and with schema=registry those of the topic's schema.
+"""Decides which columns a read has: ours in the order of the wire, and with schema=registry those of the topic's schema.
 
     raw        key, value, headers, topic, partition, offset, timestamp, origin     `columns` names some of them
     registry   the same without value, then one column for each field of the schema, then with onDecodeError=null

@@ -1,4 +1,4 @@
-"""The Flight client of Spark's driver, of its executors and of the commands: one method per action of the door.
+"""Connects Spark's driver, its executors and the commands to the Flight door: one method per action of the door.
 
 A `FlightConnection` logs in once and keeps the token; `FlightConnection.of` keeps one per process and target, because Spark runs many short tasks in
 one Python process. While the broker cannot be reached, calls are repeated with growing pauses for `retry_seconds`: every

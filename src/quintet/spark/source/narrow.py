@@ -1,4 +1,4 @@
-"""Filters that Spark pushes into a batch read, as bounds on what is read. No broker: numbers only.
+"""Turns filters that Spark pushes into a batch read into bounds on what is read. No broker: numbers only.
 
 Topic, partition and offset are known before a record is looked at, so such a filter is taken whole. A lower bound on the
 timestamp tells where to begin, since everything before the first record that is not older is older; Spark still applies

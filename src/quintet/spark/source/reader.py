@@ -1,4 +1,4 @@
-"""Batch reads: from offsets to tasks on the driver, and from a task to record batches on an executor.
+"""Reads batches: plans tasks from offsets on the driver, and turns a task into record batches on an executor.
 
     driver     select -> bounds -> narrow (pushed filters) -> tasks (split or packed) -> locate
     executor   for each part of the task: open_range -> shape -> Spark
@@ -31,7 +31,15 @@ from quintet.model.errors import CorruptData, DataLost, QuintetError
 from quintet.spark.source.columns import ReadColumns, newer
 from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.narrow import Narrowing
-from quintet.spark.source.options import EARLIEST, LATEST, OptionError, ReadOptions, Start, plainly, plainly_each
+from quintet.spark.source.options import (
+    EARLIEST,
+    LATEST,
+    OptionError,
+    ReadOptions,
+    Start,
+    errors_without_trace,
+    errors_without_trace_each,
+)
 from quintet.spark.source.rows import Shape
 from quintet.spark.source.spans import MappedSpan, Span
 
@@ -358,7 +366,7 @@ class BatchReader(DataSourceReader):
         self._table = table
         self._narrowing = Narrowing(table.columns)
 
-    @plainly
+    @errors_without_trace
     def partitions(self) -> Sequence[InputPartition]:
         options, connection = self._options, FlightConnection.of(self._options.target)
         spans = self._narrowing.spans(bounds(options, connection, select(options, connection)))
@@ -367,7 +375,7 @@ class BatchReader(DataSourceReader):
             spans = [cut(span, since[span.topic, span.partition], span.last) for span in spans]
         return tasks(options, self._table, spans)
 
-    @plainly_each
+    @errors_without_trace_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_task(self._options, self._table, partition)
 
@@ -375,6 +383,6 @@ class BatchReader(DataSourceReader):
 class PushingReader(BatchReader):
     """The same where the session lets filters be pushed: elsewhere Spark refuses a reader that could take them."""
 
-    @plainly
+    @errors_without_trace
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         return self._narrowing.push(filters)

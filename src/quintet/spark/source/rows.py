@@ -1,4 +1,4 @@
-"""On an executor: record batches as they come out of the log become the ones that Spark was promised.
+"""Turns record batches of the log into those that Spark was promised, on an executor.
 
 Without a schema that is at most a change of type names. With one, values are decoded. What becomes of a row that does not
 decode is the option onDecodeError; in no case is it lost without a word:

@@ -1,4 +1,4 @@
-"""`format("quintet")`: what Spark asks first, on the driver, before any task runs.
+"""Implements `format("quintet")`: what Spark calls on the driver, before any task runs.
 
 Everything that can be wrong with options, credentials, topics and columns is found here, where Spark shows the text of a
 Python error as its own. The work is in reader.py, stream.py and writer.py.
@@ -22,7 +22,7 @@ from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import (
     OptionError,
     ReadOptions,
-    plainly,
+    errors_without_trace,
     read_options,
     refuse_in_stream,
     write_options,
@@ -46,11 +46,11 @@ class QuintetSource(DataSource):
     def name(cls) -> str:
         return "quintet"
 
-    @plainly
+    @errors_without_trace
     def schema(self) -> StructType:
         return self._resolve(read_options(self.options)).schema
 
-    @plainly
+    @errors_without_trace
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
         table = self._checked(options, schema)
@@ -65,11 +65,11 @@ class QuintetSource(DataSource):
         except (QuintetError, OptionError) as error:
             return RefusedReader(error)
 
-    @plainly
+    @errors_without_trace
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         return BatchWriter(write_options(self.options), schema, overwrite)
 
-    @plainly
+    @errors_without_trace
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         return StreamWriter(write_options(self.options), schema, overwrite)
 

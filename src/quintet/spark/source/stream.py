@@ -1,4 +1,4 @@
-"""Streaming reads: which offsets a micro-batch covers. What is read then is the business of reader.py.
+"""Reads streams: decides which offsets a micro-batch covers. reader.py does the reading.
 
 Spark keeps one of these in a Python process beside its driver and asks it, for each micro-batch, how far it may go; the
 tasks run elsewhere, with copies. A query starts where startingOffsets (latest, unless given) or startingTimestamp says, and
@@ -27,7 +27,14 @@ from quintet.model.errors import QuintetError
 from quintet.spark.source.columns import ReadColumns
 from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.offsets import RECORD_BYTES, Marks, Offsets, dump, load, share
-from quintet.spark.source.options import BYTES_PER_TRIGGER, OptionError, ReadOptions, complain, plainly, plainly_each
+from quintet.spark.source.options import (
+    BYTES_PER_TRIGGER,
+    OptionError,
+    ReadOptions,
+    complain,
+    errors_without_trace,
+    errors_without_trace_each,
+)
 from quintet.spark.source.reader import at_time, cut, gone, lost, positions, read_task, select, tasks, whole
 from quintet.spark.source.spans import Span
 
@@ -41,7 +48,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._frozen: dict[str, wire.TopicInfo] | None = None  # with availableNow: the topics as they were at the start
         self._log = ""  # the log that answered last
 
-    @plainly
+    @errors_without_trace
     def initialOffset(self) -> dict[str, Any]:
         options, connection = self._options, self._connection()
         topics = self._frozen if self._frozen is not None else select(options, connection)
@@ -62,11 +69,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = self._options.rows_per_trigger
         return ReadMaxRows(rows) if rows else ReadMaxBytes(BYTES_PER_TRIGGER)
 
-    @plainly
+    @errors_without_trace
     def prepareForTriggerAvailableNow(self) -> None:
         self._frozen = self._known()
 
-    @plainly
+    @errors_without_trace
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = load(start)
         topics = self._frozen if self._frozen is not None else self._known()
@@ -89,7 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end[name] = Marks(info.identity, tuple(at))
         return dump(end)
 
-    @plainly
+    @errors_without_trace
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """For the query's progress alone, so it may carry what offsets do not: how large records are (describe.py)."""
         topics = self._known()
@@ -98,7 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         return {name: {**marks, RECORD_BYTES: _record_bytes(topics[name])} for name, marks in dump(ends).items()}
 
-    @plainly
+    @errors_without_trace
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, until = load(start), load(end)
         topics = self._named(until)
@@ -109,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             spans += self._spans(name, before.at if before is not None and same else (), marks, info)
         return tasks(self._options, self._table, spans)
 
-    @plainly_each
+    @errors_without_trace_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_task(self._options, self._table, partition)
 

@@ -39,7 +39,7 @@ from quintet.flight import wire
 from quintet.model.errors import OtherLog, QuintetError
 from quintet.spark.source import sinks
 from quintet.spark.source.connection import FlightConnection
-from quintet.spark.source.options import OptionError, WriteOptions, plainly
+from quintet.spark.source.options import OptionError, WriteOptions, errors_without_trace
 
 CHUNK_BYTES: Final = 64 << 20  # of rows that are kept until their stage is safe
 ONCE: Final = -1  # the epoch of a write that is no part of a sequence
@@ -231,15 +231,15 @@ class BatchWriter(Sink, DataSourceArrowWriter):
         self._writer = options.writer or str(uuid.uuid4())
         self._epoch = options.epoch if options.writer else ONCE
 
-    @plainly
+    @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._stage(self._writer, self._epoch, iterator)
 
-    @plainly
+    @errors_without_trace
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._commit(messages, None)
 
-    @plainly
+    @errors_without_trace
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._abort(_staged_by(messages))
 
@@ -253,7 +253,7 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
         if sinks.load(options.checkpoint) is not None:
             sinks.check(options.checkpoint, topic_there(self._connection(), options.topic), options.fail_on_data_loss)
 
-    @plainly
+    @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         query = context.getLocalProperty(QUERY) if context is not None else None
@@ -262,10 +262,10 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
             raise QuintetError("Spark did not tell its query id and batch id to a task; is this a streaming query?")
         return self._stage(query, int(batch), iterator)
 
-    @plainly
+    @errors_without_trace
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         self._commit(messages, batchId)
 
-    @plainly
+    @errors_without_trace
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(_staged_by(messages))

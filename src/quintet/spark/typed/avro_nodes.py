@@ -1,4 +1,4 @@
-"""What an Avro schema is made of: each node reads all cursors of a batch at once, or one row with words for what is wrong.
+"""Implements the nodes of an Avro schema: each reads all cursors of a batch at once, or one row with a reason for what is wrong.
 
     read(cursors)    an Arrow array with one element per cursor (cursors.py); unsound cursors are marked, their element is anything
     one(cursor)    a Python value of one row, or Refused; the node's `shape` makes arrays of such values
@@ -22,7 +22,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 from quintet.spark.typed.columns import INT64, Converted, List, Map, Member, Shape, Struct, places
 from quintet.spark.typed.cursors import Flags, Ints, RowCursors
 
-LANES_FEW = 32  # cursors: a step of fewer costs more than as many rows one by one
+CURSORS_FEW = 32  # cursors: a step of fewer costs more than as many rows one by one
 INT32 = range(-(1 << 31), 1 << 31)
 
 
@@ -344,22 +344,22 @@ class Items(Node):
         items: list[pa.Array] = []
         while True:
             self._headers(cursors, left, reading)
-            going = np.flatnonzero(reading)
-            if not going.size:
+            active = np.flatnonzero(reading)
+            if not active.size:
                 break
-            if going.size < LANES_FEW:
+            if active.size < CURSORS_FEW:
                 cursors.shared.steps -= 1
                 if cursors.shared.steps < 0:
-                    cursors.leave(going)
+                    cursors.leave(active)
                     break
-            part = cursors.part(going)
+            part = cursors.part(active)
             if self._key is not None:
                 keys.append(self._key.read(part))
             items.append(self._item.read(part))
-            cursors.back(going, part)
-            rows.append(going)
-            left[going] -= 1
-            length[going] += 1
+            cursors.back(active, part)
+            rows.append(active)
+            left[active] -= 1
+            length[active] += 1
             reading &= cursors.ok
         return self._array(cursors, length, rows, keys, items)
 

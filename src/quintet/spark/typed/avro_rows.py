@@ -1,4 +1,4 @@
-"""Avro values by their schema: all rows of a batch side by side in cursors, and one by one what cursors do not take.
+"""Decodes Avro values: all rows of a batch side by side in cursors, and row by row what cursors cannot decode.
 
     type                      column               |  type                           column
     null                      string, all null     |  record                         struct

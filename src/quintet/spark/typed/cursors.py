@@ -1,4 +1,4 @@
-"""Many Avro values read side by side: every step is one numpy operation over all rows, so no row costs Python time.
+"""Reads many Avro values side by side: every step is one numpy operation over all rows, so no row costs Python time.
 
 A cursor is one value: where its next byte is, where it ends, and whether it was sound so far. Rows lie behind each other in
 one buffer:

@@ -1,4 +1,4 @@
-"""Rows to Parquet files and small files to larger ones: the part of a lake table that touches rows. No commits here.
+"""Writes rows to Parquet files and merges small files into larger ones. Commits nothing.
 
 A task sorts its rows into one heap per partition value. A heap that reaches FILE_BYTES, or the largest one when all together
 reach HEAPS_BYTES_MAX, becomes a file: sorted by topic, partition and offset, compressed, on the disk before it is named to

@@ -1,4 +1,4 @@
-"""Which batches a table has taken: one small JSON file per batch, written whole or not at all; the fence of a writer.
+"""Records which batches a table has taken: one small JSON file per batch, written whole or not at all; the fence of a writer.
 
     TABLE/_quintet/commits/WRITER/EPOCH.json      the batch is committed, and these are its files
     TABLE/_quintet/commits/WRITER/EPOCH.intent    Delta, Iceberg: files are being put in place, the table's own log decides

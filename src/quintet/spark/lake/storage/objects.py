@@ -1,4 +1,4 @@
-"""A name in an object store, with as much of pathlib.Path as lake tables use, over pyarrow's file systems.
+"""Gives names in an object store the methods of pathlib.Path that lake tables use, over pyarrow's file systems.
 
 What differs from a directory: there is no rename, no lock and no fsync. A write is seen whole or not at all and lasts when it
 returns; a list shows every write that returned before (S3, GCS and ABFS all say so today). A "directory" is what names have

@@ -1,4 +1,4 @@
-"""What an audit does where its tasks run: a range of a partition is read whole, whatever is broken in it, into one `Slice`.
+"""Reads a range of a partition in a task of the audit, past any damage in it, into one `Slice`.
 
 Rows come as record batches and stay in this process; everything is done by the batch. A batch that does not check out is
 noted, and the reading goes on at the next offset that does. Nothing here decides what a finding means for the audit.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from quintet.flight.wire import PipelineReport
 from quintet.spark import pipelines
 from quintet.spark.failures import RESTARTS_NOW, Failure, Patience, explain
-from quintet.spark.pipelines.base import NOW, Common, Result, Streaming, heed
+from quintet.spark.pipelines.base import NOW, Common, Result, Streaming, stop_on
 from quintet.spark.pipelines.running import arguments as given
 from quintet.spark.pipelines.running import directories as places
 from quintet.spark.pipelines.running import sessions
@@ -226,7 +226,7 @@ class Runner:
         outcome: list[Result | BaseException] = []
 
         def work() -> None:
-            heed(self.stop)
+            stop_on(self.stop)
             try:
                 outcome.append(self.job.module.run(self.spark, self.job.options))
             except BaseException as error:
@@ -394,13 +394,13 @@ def run(
             listen()  # again: a new session takes SIGINT for itself
             return found
 
-        going = Runner(job, session, connection.pipeline_report, screen, stop=stop)
+        runner = Runner(job, session, connection.pipeline_report, screen, stop=stop)
         own = spark is None and not sessions.running()
         try:
-            return going.go()
+            return runner.go()
         finally:
-            if own and going.spark is not None:
-                sessions.end(going.spark)
+            if own and runner.spark is not None:
+                sessions.end(runner.spark)
 
 
 @contextlib.contextmanager
