@@ -85,7 +85,7 @@ class Storm:
         async with quintet.connect(self.broker.url("flymq", "")) as bus:
             await bus.publish("large", bytes(LARGE_BYTES))
             stuck = [asyncio.create_task(self.read_nothing()) for _ in range(choose.randrange(1, 4))]
-            rest = [asyncio.create_task(self.wake_if_room()), asyncio.create_task(self.subscribe_and_go())]
+            rest = [asyncio.create_task(self.look_again()), asyncio.create_task(self.subscribe_and_go())]
             work: list[Coroutine[Any, Any, None]] = [self.pair(door, Random(choose.random())) for door in DOORS]
             kinds = choose.choices((self.fetch, self.poll, self.pipeline), k=12)
             work += [kind(Random(choose.random())) for kind in kinds]
@@ -100,10 +100,10 @@ class Storm:
                     task.cancel()
                 await asyncio.gather(*stuck, *rest, return_exceptions=True)
 
-    async def wake_if_room(self) -> None:
+    async def look_again(self) -> None:
         while True:
             await asyncio.sleep(0.02)
-            self.broker.server.broker.access.wake_if_room()
+            self.broker.server.broker.access.look_again()
 
     async def pair(self, door: str, random: Random) -> None:
         """A publisher and a subscriber of one door: each message comes, the first time in its order."""

@@ -193,7 +193,7 @@ async def test_a_fault_costs_its_own_connection(
         late = await stack.enter_async_context(quintet.connect(broker.url(door, "late")))
         seen["late"] = await reader(door, late, "late", stack)
         if where == "recheck":
-            broker.server.broker.access.wake_if_room()
+            broker.server.broker.access.look_again()
         for name in ("early", "victim", "late"):
             await late.publish(mailbox(door, name), b'{"by": "late"}')
             await early.publish(mailbox(door, name), b'{"by": "early"}')

@@ -325,7 +325,7 @@ def publish_scheduled(
                 if wait > 0 and sent < count:
                     time.sleep(wait / 1e9)
                 continue
-            # Round up to whole milliseconds only when nothing is owed soon; below that the poll is a look, then a nap.
+            # Round up to whole milliseconds only when nothing is due soon; below that, poll without waiting and then sleep.
             if poller.poll(max(0, int(wait / 1e6))):
                 data = sock.recv(READ_BYTES)
                 if not data:

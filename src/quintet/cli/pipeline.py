@@ -162,7 +162,7 @@ def _run(
     found: dict[str, Any] = {**(given.file(config) if config else {}), **given.words(words)}
     found |= {"url": url} if url else {}
     found |= {"trigger": trigger} if trigger else {}
-    if "url" not in found:  # the environment's credentials are for the environment's broker, and for no other
+    if "url" not in found:  # credentials from the environment are used only for the broker that the environment names
         found = flight.access(None) | found
     return runner.run(
         kind,

@@ -305,13 +305,13 @@ class Watch(Silent):
     async def _attach(self, connection: ClientConnection) -> None:
         felix: FelixStream = connection  # type: ignore[assignment]
         self._paused = False
-        seen = dict(self._seen)  # of a key that is told of from here on, more will be told
+        seen = dict(self._seen)  # a key that changes after this is sent again
         await felix.listen("cache_watch", self._fields, self._on_message)
         for (key, before), entry in zip(seen.items(), await self._cache._many(list(seen), inf), strict=True):
             if entry is not None:
                 self._changed(Change(key, *entry))
             elif before[1] and self._seen.get(key) == before:
-                self._tell(Change(key, None, before[0]))  # at a version that nobody can tell any more
+                self._tell(Change(key, None, before[0]))  # its version is not known any more
         if self._key is not None and not seen:
             found = await self._cache.entry(self._key, timeout=inf)
             if self._key not in self._seen:

@@ -172,7 +172,7 @@ class Producer:
         self._buffer, self._buffer_bytes = [], 0
         self._keys = self._partitions = None
         for load in loads:
-            # the bytes are counted for one of them: their sum is what matters
+            # all bytes are counted with the first load: only their sum matters
             task = self._loop.create_task(self._deliver(load, size))
             size = 0
             self._tasks.add(task)

@@ -28,10 +28,10 @@ class LoopScheduler:
     ) -> None:
         self._loop = loop
         self.turns = turns or Turns(loop)
-        self._calls: list[Callable[[], None]] = []  # wanted soon
-        self._due = False  # a turn for them is on its way
+        self._calls: list[Callable[[], None]] = []  # calls for the end of this turn
+        self._due = False  # a callback for them is scheduled
         self._gathering = False  # a callback runs that will run them itself
-        self._running: object = None  # of them, the one that was called last
+        self._running: object = None  # the call that ran last
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"quintet-disk-{n}", daemon=True) for n in range(threads)

@@ -29,8 +29,8 @@ from quintet.protocols.base import LOST, Outlet, StreamSession
 TAKE_BYTES = limits.MIB  # of one wake-up; then other work of the loop has its turn
 EMPTY_US = 60_000_000  # a connection without any stream is shut after this, unless its host is at work on another
 CONNECTION_KEPT_BYTES_MAX = 64 * limits.MIB  # of unfinished frames over all streams of a connection
-STRANGER_KEPT_BYTES_MAX = 64 * limits.KIB  # ... while it is not known who is there
-GOODBYE_STEP_S = 0.02  # between looks at whether what was sent before the end is out ...
+STRANGER_KEPT_BYTES_MAX = 64 * limits.KIB  # ... before anybody authenticated
+GOODBYE_STEP_S = 0.02  # between checks whether all output before the close was sent ...
 GOODBYE_STEPS_MAX = 20  # ... and how many at most
 GOODBYE_STEPS_MIN = 4  # QUIC itself has some to send when the endpoint has none
 KEEP_ALIVES_PER_IDLE = 3  # a quiet peer is asked so often within the idle time: two may be lost ...
@@ -41,7 +41,7 @@ SEND_WINDOW_BYTES = 4 * limits.MIB  # unacknowledged bytes of a connection
 
 # Application close codes of a connection, beside CODE_LIMIT:
 CODE_UNAUTHENTICATED: Final = 0x41
-CODE_INTERNAL: Final = 0x49  # a mistake of ours
+CODE_INTERNAL: Final = 0x49  # an exception in the broker's own code
 CODE_REVOKED: Final = 0x52
 CODE_SHUTTING_DOWN: Final = 0x53
 
@@ -57,7 +57,7 @@ class QuicOptions:
     idle_ms: int = 30_000
     half_open_max: int = 2_000
     retry_above: int = 100
-    open: bool = True  # who does not say who he is may send long frames, too
+    open: bool = True  # clients may send long frames before they authenticate
 
 
 class QuicConnection:
@@ -83,7 +83,7 @@ class QuicConnection:
         self._outlets: dict[int, OutletStream] = {}
         self._watched: set[Writer] | None = None
         self._waiting: dict[Writer, None] = {}  # for a later turn of the loop, in their order
-        self._queued = False  # it has a place in the queue of turns, or goes on just now
+        self._queued = False  # it is in the queue of turns, or runs now
         self.crowded = False
         self._holds = False  # bytes of the output budget
         self._used = False  # the peer has opened a stream, at least once
@@ -95,7 +95,7 @@ class QuicConnection:
         number = -1 if self.closing else self.listener.endpoint.open(self.number, False)
         outlet = OutletStream(self, number, gone)
         if number < 0:
-            outlet.ending = True  # there is no such stream: nothing is handed on, and soon it is gone
+            outlet.ending = True  # there is no such stream: nothing is sent, and `gone` is called soon
             self.listener.loop.call_soon(outlet.gone, LOST)
         else:
             self._outlets[number] = outlet
@@ -128,7 +128,7 @@ class QuicConnection:
                 self.fault("turn", error)
             if self.turns.over():
                 break
-        self._waiting = waiting | self._waiting  # who went on just now is the last of them
+        self._waiting = waiting | self._waiting  # those that ran now are the last in the queue
         self._queued = bool(self._waiting) and not self.closing
         if self._queued:
             self.turns.later(self._go_on)
@@ -181,7 +181,7 @@ class QuicConnection:
     def recheck(self) -> None:
         for stream in list(self._streams.values()):
             stream.recheck()
-        recheck = getattr(self.shared, "recheck", None)  # subscriptions whose stream is long closed
+        recheck = getattr(self.shared, "recheck", None)  # subscriptions whose stream was closed before
         if recheck is not None:
             try:
                 recheck(self.listener.now())
@@ -257,10 +257,10 @@ class QuicConnection:
     def account(self) -> None:
         """What its peer has not taken counts against the bound of all connections, above the mark of one (ADR 16)."""
         if self.closing or not (self.unsent > limits.WRITE_HIGH_BYTES or self._holds):
-            return  # what a connection holds that ends is given back by `lost`
+            return  # `lost` returns what a closing connection holds
         self._holds = self.unsent > limits.WRITE_HIGH_BYTES
         if self._holds:
-            self.listener.watch(self)  # streams below their own mark say nothing when they are sent
+            self.listener.watch(self)  # streams below their own mark send no event when their bytes are sent
         self.listener.output.hold(self, self.unsent if self._holds else 0)
 
     def _room_again(self) -> None:
@@ -326,7 +326,7 @@ class QuicConnection:
             try:
                 if let_go is not None:
                     let_go()
-            except Exception as error:  # the others are let go of all the same
+            except Exception as error:  # the others are closed all the same
                 self.fault("closed", error)
         self.shared = None
 

@@ -32,7 +32,7 @@ from quintet.protocols.base import LOST, STALL, TOO_SLOW, WAIT, Streams, StreamS
 
 CONNECTION_HIGH_BYTES = 32 * limits.MIB  # unsent over all streams of a connection: above it none of them has room
 CODE_LIMIT: Final = 0x4C  # shuts the connection
-LINGER_S = 2.0  # until nothing more can come that was read before a stream was stopped
+LINGER_S = 2.0  # until no data can arrive any more that was read before the stream was stopped
 CODE_DONE: Final = 0  # of STOP_SENDING, when an answer ends a stream before its peer does
 READS_NOTHING = "the peer has read nothing of a stream for 10 seconds"
 
@@ -111,9 +111,10 @@ class Writer:
         self._out_bytes = 0
         self._queued = 0  # in the endpoint, when it last said so
         self._parked: list[Callable[[], None]] | None = None
-        self._going_on = False  # this turn is its own, and nothing was handed over in it
+        self._going_on = False  # this turn belongs to it, and it has sent nothing in it yet
         self._stalled_since: int | None = None
-        self._stalled_bytes = 0  # unsent when last looked at, and added since: fewer now means that the peer reads
+        # Bytes not sent at the last check, plus those added since: fewer now means that the peer reads.
+        self._stalled_bytes = 0
 
     def room(self) -> int:
         return 0 if self.connection.turns.over() and not self._going_on else self._unsent_room()
@@ -152,7 +153,7 @@ class Writer:
         """The turn is over: hand on what it made."""
         data, self._out = self._out or [], None
         size, self._out_bytes = self._out_bytes, 0
-        self.connection.unsent -= size  # from here on it is the endpoint's to say
+        self.connection.unsent -= size  # from here on the endpoint counts it
         finish = self.ending and not self._ended
         if self.dead or not (data or finish):
             return
@@ -162,7 +163,7 @@ class Writer:
         if queued < 0:
             return  # STOPPED or CLOSED is among the events to come
         listener.bytes_out += size
-        self._stalled_bytes += size  # else a peer that reads would seem not to, behind what is added
+        self._stalled_bytes += size  # otherwise added bytes would hide that the peer reads
         self._count(queued)
         self.connection.account()
         if queued > limits.WRITE_HIGH_BYTES or (finish and queued):
@@ -399,7 +400,7 @@ class Stream(Writer):
             self.connection.listener.stalls += 1
             self._stall(0)
         else:
-            self._apply()  # what came while it was paused was offered just now: read on
+            self._apply()  # the session has now seen what came while reading was paused
             self._end_if_done()
 
     def _count_failures(self) -> None:
@@ -556,7 +557,7 @@ class Stream(Writer):
                 self.connection.fault("completed", fault)
 
     def _answered(self) -> None:
-        if not self._receiving:  # else the read under way sends it, together with what else it makes
+        if not self._receiving:  # otherwise the read in progress sends it together with its other output
             self._drain()
             if self._held:
                 self._let_go()
@@ -611,7 +612,7 @@ class Stream(Writer):
         if self._session.close_code is not None:
             self.connection.shut(self._session.close_code, reason)
             return
-        if reason:  # empty: the peer wanted it, and there is nothing to say
+        if reason:  # empty: the peer closed, so there is nothing to report
             self.connection.report_closing(reason)
         self.ending = True
         self._parked = None

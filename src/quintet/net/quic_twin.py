@@ -37,7 +37,7 @@ from quintet.net.quic_engine import Engine, certificates, private_key, refusal
 from quintet.net.quic_events import CLOSED, CONNECTED, DATA, RESET, STOPPED
 from quintet.net.quic_twin_streams import EngineConnection, Event, Flow, StreamQueues
 
-logging.getLogger("quic").addHandler(logging.NullHandler())  # aioquic's: CLOSED says the same to those who asked
+logging.getLogger("quic").addHandler(logging.NullHandler())  # aioquic logs here what the event CLOSED says too
 
 HANDSHAKE_S = 5.0  # a handshake that takes longer is given up
 DATAGRAMS_PER_READ = 64  # of one wake-up; then other work of the loop has its turn
@@ -252,7 +252,7 @@ class QuicEndpoint:
         for _ in range(DATAGRAMS_PER_READ):
             try:
                 data, address = self._socket.recvfrom(DATAGRAM_BYTES_MAX)
-            except OSError:  # nothing more, or an answer of the network to an older datagram
+            except OSError:  # no more datagrams, or an ICMP error for an older one
                 break
             self._figures["datagrams_in"] += 1
             self._figures["bytes_in"] += len(data)
@@ -457,7 +457,7 @@ class QuicEndpoint:
         if link.connected or not link.cids or self._server is None:
             self._tell((CLOSED, link.number, code, reason))
         else:
-            self._links.pop(link.number, None)  # a client that never got in was never announced
+            self._links.pop(link.number, None)  # CONNECTED was not sent for a client whose handshake failed
 
     def _forget(self, link: EngineConnection) -> None:
         for cid in link.cids:
@@ -486,7 +486,7 @@ class QuicEndpoint:
         for data, address in link.quic.datagrams_to_send(now=self._loop.time()):
             self._put(data, address)
         if not link.gone:
-            self._collect(link)  # connection ids it has just told the peer
+            self._collect(link)  # new connection ids, which aioquic has just sent to the peer
         at = link.quic.get_timer()
         if link.timer is not None and at != link.timer_at:
             link.timer.cancel()

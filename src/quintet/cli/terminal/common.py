@@ -75,7 +75,7 @@ def run(url: str, timeout: float, use: Callable[[Bus], Coroutine[Any, Any, T]]) 
     except ValueError as error:
         if isinstance(error, QuintetError):
             raise
-        raise click.UsageError(f"{error}.") from error  # the client's word for an argument that makes no sense
+        raise click.UsageError(f"{error}.") from error  # the client raises it for an argument without meaning
 
 
 def manage(url: str, use: Callable[[Manage], Coroutine[Any, Any, T]], timeout: float = TIMEOUT_S) -> T:

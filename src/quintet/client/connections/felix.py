@@ -386,7 +386,7 @@ class FelixStream(PushConnection, RequestConnection):
         elif kind == "publish_ok" and id in self._owed:
             self._confirmed(cast(int, id), None)
         elif kind == "lagged":
-            # Here it says that the event stream was broken off; what is missing is asked for again.
+            # On this stream it says that the event stream was reset. The channel subscribes again from where it was.
             self.fail(ConnectionLost(f"{self._trunk.where} broke off the subscription: nobody read it for too long"))
         else:
             waiting = self._requests.get(self._first() if id is None else cast(int, id))
@@ -407,7 +407,7 @@ class FelixStream(PushConnection, RequestConnection):
             fail(waiting, error)
         elif self._subscription or isinstance(error, AuthError):
             self.fail(error)
-        elif str(error) != str(known):  # else it is the reason of what was told already, or of the stream's end
+        elif str(error) != str(known):  # otherwise it repeats an error that was already reported
             log.warning("the server refused something that nobody waits for: %s", error)
 
     def event(self, item: tuple[Any, ...]) -> None:
@@ -567,7 +567,7 @@ class FelixConnector:
         self._lock = asyncio.Lock()
 
     def for_bus(self, endpoint: Endpoint, name: str) -> Connector:
-        quic.endpoint_class()  # what is not installed is said by connect()
+        quic.endpoint_class()  # a missing package is reported by connect()
         return FelixConnector(endpoint)
 
     async def open(

@@ -142,7 +142,7 @@ class FelixSource(PushSource):
 
     async def _attach(self, connection: ClientConnection) -> None:
         felix = cast(Listening, connection)
-        await self._room.wait()  # nothing is asked for that there is no place for
+        await self._room.wait()  # subscribe only when the queue has room
         if len(self._acked_before) > ACKED_TAGS_MAX:
             self._acked_before.clear()
         self._acked_before.update(self._acked)
@@ -212,7 +212,7 @@ class FelixSource(PushSource):
         return {"offset": self._next[0]}
 
     async def flush(self) -> None:
-        self._room.set()  # as the connection is let go on: its subscription has no pause any more
+        self._room.set()  # the stream is resumed below
         await super().flush()
 
     def _let_go(self, rows: Rows, delay: float | None) -> None:
@@ -230,7 +230,7 @@ class FelixSource(PushSource):
         if self._qos:
             super()._down(error)
         elif self._inbox is not None and self._channel.failed is not None:
-            self._inbox.wake()  # what is queued is kept, and counts: nobody else has it
+            self._inbox.wake()  # QoS 0: queued messages are kept, because they are not delivered again
 
     def on_records(self, topic: str, rows: Rows) -> None:
         last = rows[-1][0]
@@ -260,7 +260,7 @@ class FelixSource(PushSource):
         self._missed += missed
         self._next[partition] = max(self._next.get(partition, 0), offset)
         if self._on_event is not None:
-            # later: what a callback raises is not the server's fault
+            # in a later callback, so that its exception does not end the connection
             asyncio.get_running_loop().call_soon(self._on_event, Lagged(self._topic, missed, offset))
         else:
             log.warning("%d messages of %r were gone before they were read", missed, self._topic)

@@ -173,7 +173,7 @@ class FlyConnection(SocketConnection, FetchConnection):
         """AUTH; without a user name, whatever the listener gives to strangers."""
         if not user:
             who = await self.request("WHOAMI", {})
-            if not who["success"] and not who["username"]:  # strangers are given nothing here, not even a role
+            if not who["success"] and not who["username"]:  # this listener has no role for clients without a name
                 raise AuthError(
                     f"{self._where}: authenticate first",
                     hint="put name and password into the URL: flymq://USER:PASSWORD@host",

@@ -51,7 +51,7 @@ SECRET_VARIABLE: Final = "QUINTET_PEERBUS_SECRET"
 STEADY_S: Final = 5.0  # a connection that ends sooner is followed by a pause: two with one name would fight for it
 FIGHT_FIRST_S: Final = 0.1
 FIGHT_MAX_S: Final = 5.0
-FIGHT_LOSSES_MAX: Final = 3  # in a row, each soon after the register; then who gives way gives the name up
+FIGHT_LOSSES_MAX: Final = 3  # in a row, each soon after registering; then a connector with give_way raises NameClaimed
 
 
 class PeerConnector:
@@ -108,7 +108,7 @@ class PeerConnector:
         if self._source is not None:
             hint = "iterate over one subscription with several tasks, or connect with another name"
             raise Taken(f"the mailbox of {self.me.name} is read by another subscription of this bus", hint=hint)
-        self._source = target  # before anything is dialled: a broker delivers at once
+        self._source = target  # before connecting: a broker delivers at once
         try:
             async with self._lock:
                 if self._wire is not None and self._wire.lost is None:

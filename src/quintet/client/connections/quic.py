@@ -39,9 +39,7 @@ TRY_FIRST_S: Final = 2.0  # one attempt to connect; each further one may take tw
 PROBE_AFTER_S: Final = 0.3
 PROBE_S: Final = 0.2  # for the host's refusal to come back
 WATCH_S: Final = 0.5
-QUIET_MAX: Final = int(
-    (KEEP_ALIVE_MS / 1000 + 1) / WATCH_S
-)  # looks without any datagram before it is asked whether somebody is there
+QUIET_MAX: Final = int((KEEP_ALIVE_MS / 1000 + 1) / WATCH_S)  # checks without any datagram before the host is probed
 
 TLS_CODES: Final = range(0x100, 0x200)  # of CONNECTION_CLOSE: 0x100 and an alert of TLS
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
@@ -221,7 +219,7 @@ class Connection:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _ready(self) -> None:
-        self._soon = True  # what the events bring about is flushed below
+        self._soon = True  # output caused by these events is flushed below
         self._wire.hold()
         try:
             for event in self._wire.take(TAKE_BYTES_MAX):
@@ -237,7 +235,7 @@ class Connection:
             flow = self._flows.get(stream)
             if flow is None:
                 if stream & 3 != 3 or stream in self._forgotten:
-                    return  # what was on its way: it is no beginning of anything
+                    return  # data of a stream that was given up, which was still in flight
                 flow = self._flows[stream] = self._incoming(stream)
             flow.data(data, end)
             if end and stream & 3 == 3:
@@ -284,7 +282,7 @@ class Connection:
         self.lost = error
         if not self._up.done():
             self._up.set_exception(error)
-            self._up.exception()  # whoever waits sees it; that nobody does is fine
+            self._up.exception()  # marks the exception as retrieved, in case nobody waits for it
         flows, self._flows = self._flows, {}
         for flow in flows.values():
             flow.gone(error)

@@ -41,7 +41,7 @@ WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # waiting for the socket; above it ca
 WRITE_LOW_BYTES: Final = 1024 * 1024
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 5.0
-CLOSE_S: Final = 2.0  # how long leaving politely may take
+CLOSE_S: Final = 2.0  # how long an orderly close may take
 HEARTBEAT_S: Final = 15.0
 HEARTBEATS_MISSED_MAX: Final = 2
 
@@ -56,7 +56,7 @@ class Fetched(NamedTuple):
     next_offset: int
 
 
-# What no later attempt can mend: reconnecting stops.
+# Errors that a later attempt would meet again: reconnecting stops.
 FATAL: Final = (AuthError, Forbidden, ProtocolError, BadUrl, SubscriptionEnded, PackageMissing)
 
 
@@ -335,7 +335,7 @@ class SocketConnection(ClientConnection, asyncio.Protocol):
     # -- the socket ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
 

@@ -22,7 +22,8 @@ from quintet.client.core.source import Source
 PREFETCH_DEFAULT: Final = 8_192  # messages
 PREFETCH_BYTES_MAX: Final = 16 * 1024 * 1024
 DELAY_S_MAX: Final = 30 * 86_400  # of a message that is given back
-STUCK_S: Final = 30.0  # without any acknowledgement while nothing comes for the lack of them: then it is said
+# Without an acknowledgement while the server waits for one before it sends more. Then it is reported.
+STUCK_S: Final = 30.0
 
 
 class Subscription:
@@ -77,7 +78,7 @@ class Subscription:
             return
         self._closed = True
         self.drop(lambda row: False)
-        async with self._opening:  # what is being opened is closed when it is there
+        async with self._opening:  # wait for an `open` in progress, then close it
             await self._source.close()
         self.wake()
 

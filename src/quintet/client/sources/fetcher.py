@@ -88,7 +88,7 @@ class Fetcher:
                     return
                 log.info("fetching %s: %s", self._topic, error)
                 await asyncio.sleep(RETRY_S)
-            except Exception as error:  # a fault here must not end in silence
+            except Exception as error:  # an exception of ours must reach the reader
                 self._reader.fail(crashed(f"fetching {self._topic!r}", error))
                 return
 
@@ -110,7 +110,7 @@ class Fetcher:
         found = False
         try:
             for part, answer in zip(parts, asked, strict=True):
-                found = self._reader.fetched(part, await answer) or found  # not held up by the one that waits
+                found = self._reader.fetched(part, await answer) or found  # before the answer that waits at the server
         finally:
             for answer in asked:
                 if not answer.cancel() and not answer.cancelled():

@@ -24,7 +24,7 @@ from quintet.model.errors import ProtocolError, QuintetError
 TOPIC_PREFIX: Final = "peerbus/"
 SEEN_MAX: Final = 4_096  # ids of settled messages that are remembered
 PENDING_MAX: Final = 100_000  # messages handed out and never settled that are remembered
-Known = tuple[str, str]  # sender and id: nobody can make us miss a message by using its id first
+Known = tuple[str, str]  # sender and id: another sender that uses the same id first hides nothing
 HEADERS: Final = ("from", "to", "ts", "source", "kind")  # of a message, from its envelope
 
 
@@ -164,7 +164,7 @@ class PeerSource(Source):
 
     def _drop(self, why: str) -> None:
         self.forged += 1
-        if str(self.forged).strip("0") == "1":  # 1, 10, 100, ...: a flood of them is not one of lines
+        if str(self.forged).strip("0") == "1":  # 1, 10, 100, ...: many of them make few lines in the log
             log.warning("dropped a message to %s because %s (%d so far)", self._me.name, why, self.forged)
 
     def _row(self, key: str, letter: envelope.Envelope) -> Row:

@@ -24,7 +24,7 @@ from quintet.client.core.source import Inbox, Source
 from quintet.model.errors import QuintetError
 
 ACKED_TAGS_MAX: Final = 100_000  # the last acknowledged deliveries that are remembered
-HELD_TIMEOUTS: Final = 10  # of the server, that it is told of a message that was handed out and not acknowledged
+HELD_TIMEOUTS: Final = 10  # time-outs for which the server is told that a message is still being processed
 WORDS_PER_TIMEOUT: Final = 3
 WORDS_S_MIN: Final = 0.01
 TRACKED_TAGS_MAX: Final = 100_000  # deliveries never acknowledged that are remembered
@@ -48,7 +48,7 @@ class PushSource(Source):
         self._refused = 0
         self._prefetch = credit  # messages as its user said; 0: as many as the server sends
         self._credit = credit  # what the server was told: more, while a reader has taken more
-        self._timeout = 0.0  # after which the server sends again what it hears nothing of; 0: it did not say
+        self._timeout = 0.0  # seconds after which the server redelivers what is not acknowledged; 0: not known
         self._hands: dict[int, float] = {}  # handed out -> until when the server is told that it is worked on
         self._speaking: asyncio.TimerHandle | None = None
 
@@ -113,7 +113,8 @@ class PushSource(Source):
         self._credit = credit
         assert self._id is not None
         task = asyncio.ensure_future(connection.credit(self._id, credit))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # a lost connection says so itself
+        # A lost connection is reported by its channel.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _words(self) -> PushConnection | None:
         """The connection, if it is there and its server knows more than acknowledgements."""
@@ -296,7 +297,7 @@ class PushSource(Source):
     async def working(self, tags: Sequence[int]) -> None:
         connection = self._channel.newest
         if not isinstance(connection, PushConnection) or connection.lost is not None or self._id is None:
-            return  # the next connection brings them again
+            return  # they are delivered again on the next connection
         if not connection.words:
             raise Unsupported("this server has no word for a message that takes longer", hint="raise its time-out")
         connection.working(self._id, tags)
