@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet.client.connections.flymq import FAILURES_KEPT_MAX
 from quintet.client.core import base, errors
+from quintet.client.core.publishing import FAILURES_KEPT_MAX
 from quintet.protocols.flymq import codec, frames
 from tests.client.fake import until
 from tests.client.fake_fly import FakeFly, Fields, FlyPeer, Script

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from quintet.spark.pipelines.base import Result
     from quintet.spark.pipelines.running.runner import Screen
 
-WATCH_S: Final = 2.0
 SILENT_S: Final = 15.0  # a pipeline reports more often than that
 TERMINAL_S: Final = 1.0
 SPINNER: Final = "dots"

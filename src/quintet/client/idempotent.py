@@ -20,13 +20,12 @@ from typing import Final
 
 from quintet.client.core.base import Channel, FetchConnection
 from quintet.client.core.errors import Closed, ConnectionLost, Forbidden, PartitionNotFound, TopicNotFound
-from quintet.client.core.publishing import ANY, Load, Outcome
+from quintet.client.core.publishing import ANY, FAILURES_KEPT_MAX, Load, Outcome
 from quintet.model.errors import QuintetError
 from quintet.model.keys import fnv1a
 
 WINDOW_PIECES: Final = 8
 RETRY_S: Final = 0.1  # after a refusal that may pass
-FAILURES_KEPT_MAX: Final = 1_000
 PRODUCER_ID_MAX: Final = (1 << 63) - 1
 _KEYS_CACHED: Final = 65_536
 

@@ -211,7 +211,7 @@ class QuicConnection:
             return
         if kind == WRITABLE:
             writer.writable()
-            self._uncrowd()
+            self._wake_if_uncrowded()
         elif kind == STOPPED:
             writer.gone(event[3])
         elif kind == RESET and isinstance(writer, Stream):
@@ -266,11 +266,11 @@ class QuicConnection:
     def _room_again(self) -> None:
         """Others gave back some of the bound of all connections."""
         try:
-            self._uncrowd()
+            self._wake_if_uncrowded()
         except Exception as error:
             self.fault("room", error)
 
-    def _uncrowd(self) -> None:
+    def _wake_if_uncrowded(self) -> None:
         if self.crowded and self.unsent <= CONNECTION_HIGH_BYTES and not self.listener.output.full:
             self.crowded = False
             for writer in self._writers():
@@ -297,7 +297,7 @@ class QuicConnection:
         if self.crowded or (self._holds and self.listener.output.pressed):
             for writer in self._writers():
                 writer.watch_unsent()
-            self._uncrowd()
+            self._wake_if_uncrowded()
         if self._holds:
             self.measure()
         for writer in list(self._watched or ()):

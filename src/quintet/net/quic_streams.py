@@ -98,7 +98,7 @@ class StreamConnection(Streams, Protocol):
 class Writer:
     """The sending side of one stream."""
 
-    __slots__ = ("_ended", "_going_on", "_out", "_out_bytes", "_parked", "_queued", "_stalled_bytes", "_stalled_since", "connection",
+    __slots__ = ("_ended", "_own_turn", "_out", "_out_bytes", "_parked", "_queued", "_stalled_bytes", "_stalled_since", "connection",
                  "dead", "ending", "number")  # fmt: skip
 
     def __init__(self, connection: StreamConnection, number: int) -> None:
@@ -111,13 +111,13 @@ class Writer:
         self._out_bytes = 0
         self._queued = 0  # in the endpoint, when it last said so
         self._parked: list[Callable[[], None]] | None = None
-        self._going_on = False  # this turn belongs to it, and it has sent nothing in it yet
+        self._own_turn = False  # this turn belongs to it, and it has sent nothing in it yet
         self._stalled_since: int | None = None
         # Bytes not sent at the last check, plus those added since: fewer now means that the peer reads.
         self._stalled_bytes = 0
 
     def room(self) -> int:
-        return 0 if self.connection.turns.over() and not self._going_on else self._unsent_room()
+        return 0 if self.connection.turns.over() and not self._own_turn else self._unsent_room()
 
     def _unsent_room(self) -> int:
         if self.dead or self.ending or self.connection.closing:
@@ -139,7 +139,7 @@ class Writer:
 
     def push(self, data: list[bytes]) -> None:
         """Output for the end of this turn."""
-        self._going_on = False
+        self._own_turn = False
         if self._out is None:
             self._out = data
         else:
@@ -210,12 +210,12 @@ class Writer:
 
     def go_on(self) -> None:
         """A later turn of the loop, which this asked for: something is handed over in any case."""
-        self._going_on = True
+        self._own_turn = True
         try:
             if not self.dead:
                 self.wake_if_room()
         finally:
-            self._going_on = False
+            self._own_turn = False
 
     def watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
@@ -497,15 +497,15 @@ class Stream(Writer):
     def writable(self) -> None:
         if self.dead:
             return
-        self._ease()
+        self._read_on_if_room()
         super().writable()
 
     def wake_if_room(self) -> None:
         if self._unsent_room() > 0:
-            self._ease()
+            self._read_on_if_room()
         super().wake_if_room()
 
-    def _ease(self) -> None:
+    def _read_on_if_room(self) -> None:
         """The peer took something: two reasons not to read may be gone."""
         if self._choked:
             self._choked = False
@@ -626,7 +626,7 @@ class Stream(Writer):
                 self.connection.listener.endpoint.stop(self.connection.number, self.number, CODE_DONE)
             self._let_session_go()
         elif (self._held or self._choked) and self._queued <= limits.WRITE_HIGH_BYTES and self._unsent_room() > 0:
-            self._ease()  # all of it was taken at once: the endpoint owes no WRITABLE
+            self._read_on_if_room()  # all of it was taken at once: the endpoint owes no WRITABLE
 
     def check(self, monotonic: int) -> None:
         """Called by the sweep while there is a deadline or a stalled write."""

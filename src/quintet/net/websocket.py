@@ -36,7 +36,6 @@ PINGS_MISSED_MAX: Final = 2
 PART_US: Final = 2_000_000
 SKIPPED_AT_ONCE: Final = 4_096  # frames behind our close; then others have their turn
 REASON_BYTES_MAX: Final = 123  # a control frame has 125 bytes, two are the code
-CONTROL_BYTES_MAX: Final = 125
 
 TEXT: Final = 1
 BINARY: Final = 2

@@ -167,7 +167,7 @@ class BlipConnection(SocketConnection, PushConnection):
         self.write(codec.poll(self._new_id(), subscription))
 
     @property
-    def words(self) -> bool:
+    def extends_deadlines(self) -> bool:
         return self._version == OURS
 
     async def credit(self, subscription: int, count: int) -> float:

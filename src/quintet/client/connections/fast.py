@@ -61,7 +61,6 @@ from quintet.model.keys import fnv1a
 from quintet.protocols.fast import codec, frames
 from quintet.protocols.fast import errors as wire
 
-FAILURES_KEPT_MAX: Final = 1_000  # per publish call; a storm of refusals beyond it is only counted
 PAYLOAD_READ_MAX: Final = 32 * 1024 * 1024  # the largest a listener can be told to take
 TOPIC_NONE: Final = 0  # of answers to EXTEND, and of the first packet that shows the token
 

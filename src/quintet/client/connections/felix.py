@@ -73,7 +73,7 @@ class EventReader:
             for item in self._inflow.feed(data):
                 if self._owner is not None:
                     self._owner.event(item)
-                elif not self._greeted(item):
+                elif not self._read_hello(item):
                     return
             if self._owner is None and self._inflow.wanted > HELLO_BYTES_MAX:
                 self._trunk.quic.forget(self._stream)
@@ -86,10 +86,10 @@ class EventReader:
         if end and self._owner is not None:
             self._owner.finished()
 
-    def _greeted(self, item: tuple[Any, ...]) -> bool:
+    def _read_hello(self, item: tuple[Any, ...]) -> bool:
         hello = decode_json(item[1]) if item[0] == 0 else {}
         owner = self._trunk.listeners.get(hello.get("subscription_id", -1))
-        if hello.get("type") != "event_stream_hello" or owner is None or not owner.greeted(self._stream):
+        if hello.get("type") != "event_stream_hello" or owner is None or not owner.take_event_stream(self._stream):
             self._trunk.quic.forget(self._stream)  # of a subscription that was closed meanwhile, or has one
             return False
         self._owner = owner
@@ -275,7 +275,7 @@ class FelixStream(PushConnection, RequestConnection):
         self.timeout = float(answer.get("ack_timeout_ms") or 0) / 1000
         return answer
 
-    def greeted(self, stream: int) -> bool:
+    def take_event_stream(self, stream: int) -> bool:
         """The event stream of this subscription is here; it has one."""
         if self._events >= 0:
             return False
@@ -306,7 +306,7 @@ class FelixStream(PushConnection, RequestConnection):
             self._flush_acks()
 
     @property
-    def words(self) -> bool:
+    def extends_deadlines(self) -> bool:
         return self.timeout > 0
 
     async def credit(self, subscription: int, count: int) -> float:
@@ -316,18 +316,18 @@ class FelixStream(PushConnection, RequestConnection):
         return self.timeout
 
     def working(self, subscription: int, tags: Sequence[int]) -> None:
-        self._say("working", tags)
+        self._send_ranges("working", tags)
 
     def nack(self, subscription: int, tags: Sequence[int], delay: float | None) -> None:
-        self._say("nack", tags, {} if delay is None else {"delay_ms": round(delay * 1000)})
+        self._send_ranges("nack", tags, {} if delay is None else {"delay_ms": round(delay * 1000)})
 
     def _flush_acks(self) -> None:
         if not self._acks or self._lost is not None:
             return
         tags, self._acks = self._acks, []
-        self._say("ack", tags)
+        self._send_ranges("ack", tags)
 
-    def _say(self, kind: str, said: Sequence[int], more: Fields | None = None) -> None:
+    def _send_ranges(self, kind: str, said: Sequence[int], more: Fields | None = None) -> None:
         """Something about these messages: runs of offsets as [first, count]."""
         if kind != "ack":
             self._flush_acks()
@@ -360,7 +360,7 @@ class FelixStream(PushConnection, RequestConnection):
                     self._last_error = refused or self._last_error
                     self._confirmed(id, refused)
                 elif item[0] == 0:
-                    self._said(decode_json(item[1]))
+                    self._on_reply(decode_json(item[1]))
         except UNREADABLE as error:
             self.fail(unreadable(self._trunk.where, error))
             return
@@ -374,7 +374,7 @@ class FelixStream(PushConnection, RequestConnection):
                 call.refuse(at, error, count)
             call.answered(count)
 
-    def _said(self, message: Fields) -> None:
+    def _on_reply(self, message: Fields) -> None:
         kind, id = message.get("type"), message.get("request_id")
         if kind in ("error", "publish_error"):
             self._refused(id, error_of(str(message.get("message", "")), message.get("code")))

@@ -42,7 +42,6 @@ from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.codec import Layout
 from quintet.protocols.flymq.errors import FATAL, INTERNAL
 
-FAILURES_KEPT_MAX: Final = 1_000  # per publish call; what is beyond it is only counted
 COMPRESS_BYTES_MIN: Final = 1024  # a smaller message is not worth it
 CREDENTIAL_BYTES_MAX: Final = 65_535
 

@@ -146,7 +146,7 @@ class PushConnection(ClientConnection):
         """Acknowledge deliveries: a single one soon, several with one write now."""
 
     @property
-    def words(self) -> bool:
+    def extends_deadlines(self) -> bool:
         """Whether the three calls below can be made: the server knows what they say (ADR 14)."""
         return False
 

@@ -49,8 +49,8 @@ class PushSource(Source):
         self._prefetch = credit  # messages as its user said; 0: as many as the server sends
         self._credit = credit  # what the server was told: more, while a reader has taken more
         self._timeout = 0.0  # seconds after which the server redelivers what is not acknowledged; 0: not known
-        self._hands: dict[int, float] = {}  # handed out -> until when the server is told that it is worked on
-        self._speaking: asyncio.TimerHandle | None = None
+        self._in_progress: dict[int, float] = {}  # handed out -> until when the server is told that it is worked on
+        self._extending: asyncio.TimerHandle | None = None
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
@@ -59,8 +59,8 @@ class PushSource(Source):
         await self._channel.open()
 
     async def close(self) -> None:
-        if self._speaking is not None:
-            self._speaking.cancel()
+        if self._extending is not None:
+            self._extending.cancel()
         connection = self._channel.current
         if connection is not None and self._qos:
             connection.resume()
@@ -122,7 +122,7 @@ class PushSource(Source):
         if (
             not isinstance(connection, PushConnection)
             or connection.lost is not None
-            or not connection.words
+            or not connection.extends_deadlines
             or not self._qos
         ):
             return None
@@ -139,7 +139,7 @@ class PushSource(Source):
             self._acked_before.update(self._acked)
             self._acked.clear()
         self._credit = self._prefetch
-        if connection.words:
+        if connection.extends_deadlines:
             self._timeout = await connection.credit(self._id, self._credit)
         elif known:
             connection.attach(self._id)
@@ -151,7 +151,7 @@ class PushSource(Source):
             if self._channel.failed is not None:
                 self._inbox.wake()
         self._tags.clear()
-        self._hands.clear()
+        self._in_progress.clear()
 
     # -- from the connection ---------------------------------------------------------------------------------------
 
@@ -216,30 +216,30 @@ class PushSource(Source):
     def taken(self, tags: Sequence[int]) -> None:
         self._tags.update(dict.fromkeys(tags, False))
         if self._timeout and tags:
-            self._speak_for(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
+            self._extend_until(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
 
-    def _speak_for(self, tags: Sequence[int], until: float) -> None:
-        self._hands.update(dict.fromkeys(tags, until))
-        if self._speaking is None:
+    def _extend_until(self, tags: Sequence[int], until: float) -> None:
+        self._in_progress.update(dict.fromkeys(tags, until))
+        if self._extending is None:
             pause = max(self._timeout / WORDS_PER_TIMEOUT, WORDS_S_MIN)
-            self._speaking = asyncio.get_running_loop().call_later(pause, self._speak)
+            self._extending = asyncio.get_running_loop().call_later(pause, self._speak)
 
     def _speak(self) -> None:
-        self._speaking = None
+        self._extending = None
         now = asyncio.get_running_loop().time()
-        kept = {tag: until for tag, until in self._hands.items() if until > now}
-        self._hands.clear()
+        kept = {tag: until for tag, until in self._in_progress.items() if until > now}
+        self._in_progress.clear()
         connection = self._words()
         if kept and connection is not None and self._id is not None:
             connection.working(self._id, list(kept))
             for until in set(kept.values()):
-                self._speak_for([tag for tag, its in kept.items() if its == until], until)
+                self._extend_until([tag for tag, its in kept.items() if its == until], until)
 
     async def settle(self, tags: Sequence[int], timeout: float) -> None:
         """Without a connection it is done when the next one brings them again."""
         for tag in tags:
             self._tags.pop(tag, None)
-            self._hands.pop(tag, None)
+            self._in_progress.pop(tag, None)
         self._acked.extend(tags)
         connection = self._channel.newest
         if connection is None or connection.lost is not None:
@@ -251,7 +251,7 @@ class PushSource(Source):
         )
         with suppress(ConnectionLost):
             connection.ack(self._id, tags)
-            if self._credit > self._prefetch and not self._tags and connection.words:
+            if self._credit > self._prefetch and not self._tags and connection.extends_deadlines:
                 self._tell_credit(connection, self._prefetch)
             if connection.full:
                 async with deadline(timeout, "acknowledging"):
@@ -269,7 +269,7 @@ class PushSource(Source):
         for tag in held:
             self._tags[tag] = True
         if self._timeout and held:
-            self._speak_for(held, inf)
+            self._extend_until(held, inf)
 
     async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
         self.release(rows)
@@ -282,14 +282,14 @@ class PushSource(Source):
     def _let_go(self, rows: Rows, delay: float | None) -> None:
         for row in rows:
             self._tags.pop(row[0], None)
-            self._hands.pop(row[0], None)
+            self._in_progress.pop(row[0], None)
         connection, tags = self._words(), [row[0] for row in rows if row[1]]
         if connection is not None and self._id is not None and tags:
             connection.nack(self._id, tags, delay)
 
     async def nack(self, rows: Rows, delay: float | None) -> None:
         connection = self._channel.newest
-        if isinstance(connection, PushConnection) and connection.lost is None and not connection.words:
+        if isinstance(connection, PushConnection) and connection.lost is None and not connection.extends_deadlines:
             hint = "leave it unacknowledged: it comes again after the server's time-out"
             raise Unsupported("this server has no word for a message that failed", hint=hint)
         self._let_go(rows, delay)
@@ -298,11 +298,11 @@ class PushSource(Source):
         connection = self._channel.newest
         if not isinstance(connection, PushConnection) or connection.lost is not None or self._id is None:
             return  # they are delivered again on the next connection
-        if not connection.words:
+        if not connection.extends_deadlines:
             raise Unsupported("this server has no word for a message that takes longer", hint="raise its time-out")
         connection.working(self._id, tags)
         if self._timeout:
-            self._speak_for(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
+            self._extend_until(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
 
     def position_of(self, tag: int) -> LogPosition | None:
         return None

@@ -42,7 +42,6 @@ LINE_S: Final = 10.0  # between two lines where nobody looks at a terminal
 BATCH_ENDS_S: Final = 30.0  # how long a batch under way may take to end before it is broken off
 DRAIN_S: Final = 0.1
 GREETING_S: Final = "5"  # how long the first call waits for a broker that is not there
-US: Final = 1_000_000
 
 
 class Clock(Protocol):
