@@ -45,7 +45,7 @@ def changes(old: Section, new: Section, prefix: str = "") -> Iterator[tuple[str,
 
 
 def split(old: Section, new: Section) -> tuple[list[str], list[str]]:
-    """Paths of what is taken, and of what waits for a restart. Values are not told: some are secrets."""
+    """Paths of what is taken, and of what waits for a restart. Without values, because some are secrets."""
     taken: list[str] = []
     waits: list[str] = []
     for path, before, after in changes(old, new):

@@ -432,7 +432,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.fault("records", fault)
 
     def fault(self, where: str, error: Exception) -> None:
-        """An exception of ours in its session ends this connection and no other: whoever called goes on with the next."""
+        """An exception in its session ends this connection and no other: the caller continues with the next one."""
         self._lost = True  # nothing more enters the session but `closed`
         self._parked = None
         self._listener.fault(self, where, error)

@@ -106,4 +106,4 @@ class LoopScheduler:
             try:
                 self._loop.call_soon_threadsafe(self.turns.run, done, result)
             except RuntimeError:
-                return  # the loop is closed: the broker is going down and nobody waits for this
+                return  # the loop is closed: the broker stops, and no caller waits for this

@@ -93,7 +93,7 @@ class OutputBudget:
         self.hold(holder, self.held(holder) + size)
 
     def _wake(self) -> None:
-        """Less is held: grant claims, then call who is parked. Called again by what those do, it only takes note."""
+        """Bytes were returned: grant claims, then run parked calls. A call from within only sets a flag."""
         self._freed = True
         if self._waking:
             return

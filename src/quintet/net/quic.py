@@ -163,13 +163,13 @@ class QuicConnection:
 
     @property
     def at_work(self) -> bool:
-        """Somebody who is known has a stream open on it."""
+        """An authenticated client has a stream open on it."""
         return not self.closing and bool(self._streams or self._outlets) and self.who is not None
 
     @property
     def in_reserve(self) -> bool:
         """Without a stream, while another connection of its host is at work: the published client opens connections for
-        subscriptions long before the first one. Who had a stream and never said who he is, is no such."""
+        subscriptions long before the first one. One that had a stream and did not authenticate does not count."""
         if self._streams or self._outlets or (self._used and self.who is None):
             return False
         return self.host in self.listener.hosts_at_work()
@@ -247,7 +247,7 @@ class QuicConnection:
             self.listener.watch(self)
 
     def crowd(self) -> None:
-        """Too much is unsent over all streams, or over all connections: the sweep finds out who reads, and who does not."""
+        """Too much is unsent over all streams, or over all connections: from now on the sweep checks which streams are read."""
         if self.listener.output.full:
             self.listener.output.park(self, self._room_again)
         if not self.crowded:
@@ -317,7 +317,7 @@ class QuicConnection:
         self.lost()
 
     def lost(self) -> None:
-        """It is gone: let go of everything."""
+        """The connection is closed: close its streams and return what it holds."""
         self.closing = True
         self.listener.output.drop(self)
         self.listener.closed(self)
@@ -564,7 +564,7 @@ class QuicListener:
         self.endpoint.set_accepting(False)
 
     def close_all(self, reason: str) -> None:
-        """Say goodbye to everyone, when output already made has been sent or enough time has passed; then let go of the
+        """Close all connections when their output was sent or enough time has passed; then close the
         socket. `connections` is empty when it is done."""
         if self._sweeper is not None:
             self._sweeper.cancel()

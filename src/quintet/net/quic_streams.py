@@ -308,7 +308,7 @@ class Stream(Writer):
         self._held = self._choked = self._stalling = self._paused = False
         self._receiving = False
         self._failures = 0
-        self._open = True  # the session has not been told that the stream is gone
+        self._open = True  # `closed` of the session was not called yet
         self._session: StreamSession = connection.listener.make_session(self)
 
     @property
@@ -344,7 +344,7 @@ class Stream(Writer):
         self._look()
 
     def _crowded_out(self) -> bool:
-        """Deliveries stop at the mark itself: so much more are answers that nobody takes, of whatever streams."""
+        """Deliveries stop at the mark itself, so bytes above it are answers that the peer does not read, on any of its streams."""
         connection = self.connection
         most = limits.WRITE_HIGH_BYTES if connection.listener.output.full else 2 * CONNECTION_HIGH_BYTES
         if connection.unsent > most and not connection.crowded:
@@ -487,7 +487,7 @@ class Stream(Writer):
             self.connection.listener.endpoint.pause(self.connection.number, self.number, paused)
 
     def _end_if_done(self) -> None:
-        """The peer finished its side and the session has seen all of it: it is told, once."""
+        """The peer finished its side and the session has seen all of it: call `ended`, once."""
         if self._fin and not (self._told_end or self._fresh or self._held or self.ending or self.dead):
             self._told_end = True
             self._forget_rest()
@@ -514,7 +514,7 @@ class Stream(Writer):
             self._let_go()
 
     def was_reset(self, code: int) -> None:
-        """The peer took its side back: there is nobody to answer. While a stream ends it is only what we asked for."""
+        """The peer reset its side, so no answer can be read. While the stream ends, this is the reply to our STOP_SENDING."""
         if self.ending:
             return
         self._fin = True  # nothing more comes

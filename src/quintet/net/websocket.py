@@ -407,7 +407,7 @@ class WebSocketSession:
     # -- beats -----------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Nothing was heard since the last beat: ping; two pings that nothing followed end it."""
+        """Nothing was received since the last beat: send a PING. After two without any answer the connection is closed."""
         if self._state is not OPEN:
             return
         self._pings = 0

@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 
 def lines(found: Dissection) -> Iterator[str]:
-    """The frame as coloured lines; `show` takes the colours off where nobody sees them."""
+    """The frame as coloured lines; `show` removes the colours when the output is not a terminal."""
     title = f"{found.name} {found.kind}, {found.size} bytes"
     if found.inflated:
         title += f"; the payload was {found.inflated}, {len(found.data) - frames.HEADER_BYTES} bytes inflated"

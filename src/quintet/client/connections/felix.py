@@ -53,7 +53,7 @@ from quintet.protocols.felix import frames
 ACKS_PER_WRITE: Final = 4_096  # single acknowledgements gathered at most before they are written
 CONNECT_SHARE: Final = 0.9  # of the time a caller has, so that the reason comes before its timeout
 LAST_WORDS_S: Final = 1.0  # for what a server says behind the moment at which it reads no more
-HELLO_BYTES_MAX: Final = 4_096  # of the first frame of an event stream: whoever sends more says something else
+HELLO_BYTES_MAX: Final = 4_096  # of the first frame of an event stream; a longer one is not a hello
 TOO_SLOW: Final = 0x51  # an event stream that was reset because nobody read it
 
 
@@ -285,8 +285,8 @@ class FelixStream(PushConnection, RequestConnection):
         return True
 
     def finished(self) -> None:
-        """The server ended the event stream and means it. Coming back under the same durable name would take it from whoever
-        has it now, who would come back, too, without end."""
+        """The server ended the event stream on purpose. Subscribing again under the same durable name would end the subscription
+        of another client, which would do the same, without end."""
         what = f"{self._trunk.where} ended the subscription"
         if self._durable and self.extended:
             why = f"another client subscribed as durable {self._durable!r}, or the topic was deleted"
@@ -452,7 +452,7 @@ class FelixStream(PushConnection, RequestConnection):
         self._flowing.set()
 
     def stopped(self, code: int) -> None:
-        """Its last words, and the reason among them, may still be on their way."""
+        """Its last frames, with the reason, may still be in flight."""
         error = ConnectionLost(f"{self._trunk.where} reads no more of the stream (code {code:#x})")
         self._loop.call_later(LAST_WORDS_S, self.fail, error)
 
@@ -505,7 +505,7 @@ class FelixStream(PushConnection, RequestConnection):
         self._loop.call_soon(self._trunk.leave, self)
 
     async def close(self) -> None:
-        """End the subscription, then the stream. Whoever is cancelled meanwhile leaves nothing open."""
+        """End the subscription, then the stream. Cancelled meanwhile, it still closes the stream."""
         try:
             if self._lost is None:
                 await self._leave()

@@ -169,7 +169,7 @@ class FelixSource(PushSource):
                 self._next.setdefault(partition, offset)
 
     async def _listen(self, connection: Listening, fields: Fields) -> Fields:
-        """The answer of the server. What is gone where this subscription was is passed over, and told."""
+        """The answer of the server. If messages at its position are gone, it continues behind them and reports how many."""
         while True:
             known = bool(self._next) and not self._kept
             try:

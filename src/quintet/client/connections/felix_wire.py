@@ -50,7 +50,7 @@ _TEXTS: Final[tuple[tuple[str, type[QuintetError], str], ...]] = (
     ("unexpected message type", ProtocolError, "the server does not know this message"),
     ("unsupported frame flags", ProtocolError, "the server does not know this frame"),
 )
-# Application code of a closed connection -> what no later attempt can mend.
+# Application code of a closed connection -> an error that a later attempt would meet again.
 CLOSE_CODES: Final[dict[int, tuple[type[QuintetError], str]]] = {
     frames.PROTOCOL_ERROR: (ProtocolError, "are the versions of client and server far apart?"),
     frames.LIMIT: (LimitExceeded, "raise the limit in the server's configuration"),

@@ -89,7 +89,7 @@ class PeerConnector:
     def __init__(self, me: Identity | None = None) -> None:
         self.me = me or Identity("", b"", False)
         self._wire: Wire | None = None
-        self._source: PeerSource | None = None  # who reads the mailbox, through reconnects
+        self._source: PeerSource | None = None  # the subscription of the mailbox, kept over reconnects
         self._lock = asyncio.Lock()
         self._pause = 0.0
         self._losses = 0
@@ -148,7 +148,7 @@ class PeerConnector:
     # -- connecting ------------------------------------------------------------------------------------------------
 
     async def _wait(self, setup: Setup) -> None:
-        """Two who are given one name would take it from each other without end: each lets the other be for a while."""
+        """Two clients with one name would take it from each other without end, so each waits a while before it reconnects."""
         last = self._wire
         if last is None or asyncio.get_running_loop().time() - last.opened > STEADY_S:
             self._pause, self._losses = 0.0, 0

@@ -99,7 +99,7 @@ def body_of(value: bytes) -> bytes:
 
 
 class _Group(NamedTuple):
-    """What one reply to `peers` completes: publish calls, and whoever wants to know the names."""
+    """What one reply to `peers` completes: publish calls, and a request for the names."""
 
     calls: list[PublishCall]
     names: "asyncio.Future[Fields] | None"
@@ -120,7 +120,7 @@ class Wire(SocketConnection):
         self._acks: list[str] = []
         self._early: list[tuple[str, bytes]] = []
         self._early_bytes = 0
-        self.missed = False  # a delivery came that nobody could take: it comes again with the next connection
+        self.missed = False  # a delivery came without a subscription: it is delivered again on the next connection
         self._full = self._has_name = False
         self.no_key = 0  # deliveries without a delivery key
         self.unreadable = 0  # deliveries that are not JSON as it must be, or nested too deeply
@@ -285,7 +285,7 @@ class Wire(SocketConnection):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def count_loss(self) -> int:
-        """1 if it was registered and then dropped without a word, as who is taken over is; only the first time."""
+        """1 if it was registered and then closed without a reason, as a takeover does; only the first time."""
         counts, self._has_name = self._has_name and type(self._lost) is ConnectionLost, False
         return int(counts)
 

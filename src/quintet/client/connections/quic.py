@@ -167,7 +167,7 @@ class Connection:
         self._loop.add_reader(self._wire.fileno(), self._ready)
 
     async def establish(self, where: Endpoint, proof: Proof, seconds: float) -> None:
-        """The handshake; ConnectionLost says why it failed, TimeoutError that nobody answered."""
+        """The handshake; ConnectionLost says why it failed, TimeoutError that no answer came."""
         host, port = self._address.address[:2]
         try:
             self._number = self._wire.connect(host, port, where.host, *proof)
@@ -259,7 +259,7 @@ class Connection:
                     self._flows.pop(event[2], None)
 
     def _watch(self) -> None:
-        """Nothing heard although something should be: ask the host whether anybody is there."""
+        """No datagram came although one is due: probe whether the port is open."""
         heard = self._wire.figures()["datagrams_in"]
         self._quiet = self._quiet + 1 if heard == self._datagrams_seen else 0
         self._datagrams_seen = heard
@@ -305,7 +305,7 @@ class Connection:
 
 
 class Shut(ConnectionLost):
-    """A connection that ended with a code; `tls` if it was about who is there."""
+    """A connection that ended with a code; `tls` if TLS refused a certificate."""
 
     def __init__(self, message: str, code: int, hint: str = "", tls: bool = False) -> None:
         super().__init__(message, hint=hint)

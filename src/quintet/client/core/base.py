@@ -147,7 +147,7 @@ class PushConnection(ClientConnection):
 
     @property
     def extends_deadlines(self) -> bool:
-        """Whether the three calls below can be made: the server knows what they say (ADR 14)."""
+        """Whether the server knows the three calls below (ADR 14)."""
         return False
 
     async def credit(self, subscription: int, count: int) -> float:
@@ -155,11 +155,11 @@ class PushConnection(ClientConnection):
         raise NotImplementedError
 
     def working(self, subscription: int, tags: Sequence[int]) -> None:
-        """Their clocks start again."""
+        """The server restarts their acknowledgement time-outs."""
         raise NotImplementedError
 
     def nack(self, subscription: int, tags: Sequence[int], delay: float | None) -> None:
-        """They come again after so many seconds, or as configured."""
+        """The server redelivers them after so many seconds, or as configured."""
         raise NotImplementedError
 
 
@@ -425,7 +425,7 @@ class SocketConnection(ClientConnection, asyncio.Protocol):
             self._transport.abort()
 
     def _beat(self) -> None:
-        """A peer that vanished without a word is noticed here. While we do not read, silence means nothing."""
+        """Notices a server that does not answer any more. While reading is paused, silence means nothing."""
         self._missed = 0 if self._received_since_beat or not self._reading else self._missed + 1
         if self._missed > HEARTBEATS_MISSED_MAX:
             self.fail(ConnectionLost(f"{self._where} has not answered for {self._missed * HEARTBEAT_S:g} s"))
@@ -459,7 +459,7 @@ class Channel:
         self.reconnects = 0
 
     async def open(self) -> None:
-        """The first connection. Its failure is the caller's; only later ones are mended silently."""
+        """The first connection. Its failure is raised; after that, lost connections are replaced without an error."""
         await self._connect()
 
     @property

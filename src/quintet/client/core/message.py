@@ -79,7 +79,7 @@ class Settler(Protocol):
         """They were not dealt with: let them come again, or put them aside. What becomes of them, for the log."""
 
     def release(self, rows: Rows) -> None:
-        """Whoever worked on them was stopped: let them come again."""
+        """Processing was cancelled: let the server deliver them again."""
 
     async def nack(self, rows: Rows, delay: float | None) -> None:
         """They failed: let them come again after so many seconds, or after those that are configured."""

@@ -48,13 +48,13 @@ class Outcome(NamedTuple):
 
 
 def complete(future: "asyncio.Future[T]", result: T) -> None:
-    """Set the result, unless whoever waited has given up or was told something else already."""
+    """Set the result, unless the future is cancelled or has an outcome already."""
     if not future.done():
         future.set_result(result)
 
 
 def fail(future: "asyncio.Future[T]", error: BaseException) -> None:
-    """Set the exception, unless whoever waited has given up or was told something else already."""
+    """Set the exception, unless the future is cancelled or has an outcome already."""
     if not future.done():
         future.set_exception(error)
 

@@ -103,7 +103,7 @@ class Source(ABC):
 
     @abstractmethod
     def release(self, rows: Rows) -> None:
-        """Whoever worked on them was stopped: let them come again."""
+        """Processing was cancelled: let the server deliver them again."""
 
     @abstractmethod
     async def nack(self, rows: Rows, delay: float | None) -> None:

@@ -276,7 +276,7 @@ class PushSource(Source):
         return "will be delivered again"
 
     def release(self, rows: Rows) -> None:
-        """The server need not wait: it is told at once, and sends them again after the pause that is configured there."""
+        """Tell the server at once; it redelivers them after its configured delay."""
         self._let_go(rows, None)
 
     def _let_go(self, rows: Rows, delay: float | None) -> None:

@@ -23,7 +23,7 @@ Moment = str | datetime | timedelta
 
 
 class Unsettled:
-    """The settler of messages that nobody waits for an acknowledgement of."""
+    """The settler of messages that need no acknowledgement."""
 
     async def settle(self, tags: Sequence[int], timeout: float | None) -> None:
         """Nothing is kept of who read what."""
