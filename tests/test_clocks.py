@@ -101,7 +101,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/broker/identity/users.py::Users._set_password",
         "src/quintet/broker/identity/users.py::Users._write_configured",
         "src/quintet/broker/identity/users.py::Users._bury",
-        "src/quintet/client/connections/peerbus_wire.py::Wire._sealed",
+        "src/quintet/client/links/peerbus_wire.py::Wire._sealed",
         "src/quintet/log/embedded/anchoring.py::Anchoring._write",
         "src/quintet/log/embedded/compact.py::_last_timed",
         "src/quintet/log/embedded/engine.py::EmbeddedLog._quarantine",

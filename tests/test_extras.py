@@ -160,7 +160,7 @@ ENOUGH: Final = {
     "server": r"quintet\.(?!spark|bench|testing|flight|__main__|client\.blocking\.generate).*",
 }
 NEEDS_ANOTHER: Final = {
-    "quintet.client.connections.peerbus_ws",
+    "quintet.client.links.peerbus_ws",
     "quintet.model.zstd",
 }  # loaded where they are used, with a sentence
 
@@ -174,10 +174,10 @@ def test_modules_load_with_what_an_extra_brings(extra: str) -> None:
 
 def test_the_loader_finds_a_module_that_needs_more() -> None:
     """A control: these three do, whatever else is right."""
-    found = failures("", ["quintet.server", "quintet.client.connections.peerbus_ws", "quintet.spark.source.connection"])
+    found = failures("", ["quintet.server", "quintet.client.links.peerbus_ws", "quintet.spark.source.connection"])
     assert found == {
         "quintet.server": "structlog",
-        "quintet.client.connections.peerbus_ws": "picows",
+        "quintet.client.links.peerbus_ws": "picows",
         "quintet.spark.source.connection": "pyarrow",
     }
 

@@ -17,7 +17,7 @@ import quintet
 from quintet.client.agents import mcp
 from quintet.client.agents.mcp import Frames
 from quintet.client.agents.presence import Presence
-from quintet.client.connections.peerbus import SECRET_VARIABLE
+from quintet.client.links.peerbus import SECRET_VARIABLE
 from tests.client.server import Server, running
 
 SECRET = "0123456789abcdef0123456789abcdef"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.client.connections.peerbus import SECRET_VARIABLE
+from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.model import envelope
 from quintet.protocols.peerbus import codec
 from tests.cli.conftest import Commands

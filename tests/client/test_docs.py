@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quintet.client.connections.peerbus import SECRET_VARIABLE
 from quintet.client.core import errors
+from quintet.client.links.peerbus import SECRET_VARIABLE
 from tests.client.server import Server
 
 GUIDE = Path(__file__).parents[2] / "docs" / "CLIENT.md"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quintet.client.connections.blipmq import error_of
 from quintet.client.core import errors
+from quintet.client.links.blipmq import error_of
 from quintet.model.errors import QuintetError
 from quintet.protocols.blipmq import errors as wire
 

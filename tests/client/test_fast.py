@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 import quintet
-from quintet.client.connections import fast
-from quintet.client.connections.fast import KeyUpdate, Queues
 from quintet.client.core.errors import (
     ALL,
     AuthError,
@@ -25,6 +23,8 @@ from quintet.client.core.errors import (
     Unsupported,
     WrongKey,
 )
+from quintet.client.links import fast
+from quintet.client.links.fast import KeyUpdate, Queues
 from quintet.model.errors import QuintetError
 from quintet.protocols.fast import codec, frames
 from quintet.protocols.fast import errors as wire

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet.client.connections import felix, felix_batches
-from quintet.client.connections.felix_source import Lagged, Names
 from quintet.client.core.errors import (
     AuthError,
     BadUrl,
@@ -25,6 +23,8 @@ from quintet.client.core.errors import (
     Unsupported,
 )
 from quintet.client.core.url import parse
+from quintet.client.links import felix, felix_batches
+from quintet.client.links.felix_source import Lagged, Names
 from quintet.model.errors import QuintetError
 from quintet.protocols.felix import codec, frames
 from tests.client.fake_felix import FakeFelix, Message, fake

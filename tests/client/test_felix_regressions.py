@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet.client.connections import quic
-from quintet.client.connections.felix_source import Lagged
 from quintet.client.core.errors import (
     BadName,
     Closed,
@@ -24,6 +22,8 @@ from quintet.client.core.errors import (
     OffsetNotFound,
     SubscriptionEnded,
 )
+from quintet.client.links import quic
+from quintet.client.links.felix_source import Lagged
 from quintet.protocols.felix import codec, frames
 from tests.client.fake_felix import FakeFelix, Message, fake
 from tests.client.server import Server
@@ -227,7 +227,7 @@ async def test_a_server_that_is_never_content_with_an_offset(tmp_path: Path) -> 
 async def test_acknowledged_messages_are_remembered_within_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintet.client.connections.felix_source.ACKED_TAGS_MAX", 10)
+    monkeypatch.setattr("quintet.client.links.felix_source.ACKED_TAGS_MAX", 10)
     subscriptions = 0
 
     def answer(server: FakeFelix, stream: int, message: Message) -> None:

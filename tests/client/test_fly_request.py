@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 import quintet
-from quintet.client.connections.flymq import BY_NAME, encode
 from quintet.client.core import errors
+from quintet.client.links.flymq import BY_NAME, encode
 from tests.client.server import Server
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet.client.connections import peerbus
-from quintet.client.connections.fast import Queues
 from quintet.client.core import errors
 from quintet.client.core.subscription import Subscription
+from quintet.client.links import peerbus
+from quintet.client.links.fast import Queues
 from tests.client.server import Server
 
 

@@ -13,7 +13,6 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 import quintet
-from quintet.client.connections import peerbus, peerbus_wire
 from quintet.client.core.errors import (
     ALL,
     AuthError,
@@ -28,6 +27,7 @@ from quintet.client.core.errors import (
     TooLarge,
     Unsupported,
 )
+from quintet.client.links import peerbus, peerbus_wire
 from quintet.client.sources import mailbox
 from quintet.model import envelope
 from quintet.model.envelope import MEMBERS

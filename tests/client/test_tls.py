@@ -7,8 +7,8 @@ import pytest
 import trustme
 
 import quintet
-from quintet.client.connections.fast import Queues
 from quintet.client.core.errors import BadUrl, ConnectionLost
+from quintet.client.links.fast import Queues
 from tests.client.server import running
 
 

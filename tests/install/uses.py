@@ -39,7 +39,7 @@ async def use(url: str, topic: str) -> None:
 async def prepare(bus: quintet.Bus, url: str, topic: str) -> None:
     """Two doors subscribe to what is there, and to nothing else."""
     if url.startswith("fast:"):
-        from quintet.client.connections.fast import Queues
+        from quintet.client.links.fast import Queues
 
         await Queues(bus).create(topic)
     elif url.startswith("flymq:"):

@@ -14,8 +14,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import pytest
 
 import quintet
-from quintet.client.connections.fast import Queues
-from quintet.client.connections.peerbus import SECRET_VARIABLE
+from quintet.client.links.fast import Queues
+from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.config import DEV_PEERBUS_SECRET
 from tests.client.server import Server, running
 from tests.flight.client import Client

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet.client.connections.fast import Queues
+from quintet.client.links.fast import Queues
 from quintet.model import limits
 from quintet.net import connection, quic_streams, turns
 from tests.abuse import fly_wire

@@ -17,8 +17,8 @@ import quintet
 from quintet import server as server_module
 from quintet.broker.identity.tokens import mint
 from quintet.client.bus import Bus
-from quintet.client.connections.fast import Queues
-from quintet.client.connections.peerbus import SECRET_VARIABLE
+from quintet.client.links.fast import Queues
+from quintet.client.links.peerbus import SECRET_VARIABLE
 from quintet.config import DEV_FAST_MASTER_SECRET, DEV_PEERBUS_SECRET, DEV_PEERBUS_TOKEN, Settings
 from quintet.model.errors import QuintetError
 from quintet.net.certificates import CERTIFICATE_NAME

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from quintet import kernel
 from quintet.broker.identity.tokens import mint
-from quintet.client.connections import quic
+from quintet.client.links import quic
 from quintet.config import (
     DEV_BLIPMQ_KEY,
     DEV_FAST_MASTER_SECRET,

@@ -42,11 +42,11 @@ PUBLISH_CHUNK_BYTES: Final = 8 * 1024 * 1024  # of one publish_batch: encoded an
 
 COMPRESSORS: Final = {"lz4": "cramjam", "snappy": "cramjam", "zstd": "quintet.model.zstd"}  # gzip is Python's own
 DOORS: Final = {
-    "blipmq": "quintet.client.connections.blipmq",
-    "flymq": "quintet.client.connections.flymq",
-    "fast": "quintet.client.connections.fast",
-    "peerbus": "quintet.client.connections.peerbus",
-    "felix": "quintet.client.connections.felix",
+    "blipmq": "quintet.client.links.blipmq",
+    "flymq": "quintet.client.links.flymq",
+    "fast": "quintet.client.links.fast",
+    "peerbus": "quintet.client.links.peerbus",
+    "felix": "quintet.client.links.felix",
 }
 
 

@@ -21,7 +21,7 @@ from quintet.client.core.message import log, to_bytes
 from quintet.model.errors import BadName, BadRequest, ProtocolError, QuintetError
 
 if TYPE_CHECKING:
-    from quintet.client.connections.felix import FelixStream
+    from quintet.client.links.felix import FelixStream
 
 LANES: Final = 4
 MANY_KEYS_MAX: Final = 1_000  # of one request

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quintet.client.connections.flymq import encode
+from quintet.client.links.flymq import encode
 from quintet.protocols.flymq import frames
 from tests.protocols.flymq.helpers import DIALECTS, Client, Refused, make_sim, payload_of, raw, request
 

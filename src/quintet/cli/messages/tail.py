@@ -14,10 +14,10 @@ import click
 from quintet.cli.terminal import common, hexview
 from quintet.cli.terminal.common import json_option, shown, text_or_base64, topic_argument, url_option
 from quintet.cli.terminal.output import echo
-from quintet.client.connections.flymq import COMPRESSION, CONNECTOR, FlyConnection
 from quintet.client.core import url as urls
 from quintet.client.core.base import Connector, Setup, dial
 from quintet.client.core.errors import TopicNotFound
+from quintet.client.links.flymq import COMPRESSION, CONNECTOR, FlyConnection
 from quintet.client.manage import Manage, Peeked, TopicInfo
 from quintet.protocols.flymq import frames
 

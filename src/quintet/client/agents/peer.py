@@ -43,7 +43,7 @@ def peer(
         raise BadUrl(f"peers meet at the peerbus door, not at {endpoint.door}", hint="use peerbus:// or peerbus+tcp://")
     bus = connect(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls)
     if give_way:
-        from quintet.client.connections.peerbus import PeerConnector
+        from quintet.client.links.peerbus import PeerConnector
 
         assert isinstance(bus.door, PeerConnector), "the door of the URL, which was looked at above"
         bus.door.give_way = True

@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from quintet.client.bus import TIMEOUT_S
-from quintet.client.connections.peerbus import CONNECTOR, check_packages
-from quintet.client.connections.peerbus_wire import Wire
 from quintet.client.core import url as urls
 from quintet.client.core.base import Setup, deadline, dial
 from quintet.client.core.errors import BadUrl
+from quintet.client.links.peerbus import CONNECTOR, check_packages
+from quintet.client.links.peerbus_wire import Wire
 from quintet.client.sources.mailbox import Identity
 from quintet.protocols.peerbus import codec
 
@@ -54,7 +54,7 @@ async def pipe(
             connection = _Lines(str(endpoint), write)
             await dial(setup, connection)
         else:
-            from quintet.client.connections import peerbus_ws
+            from quintet.client.links import peerbus_ws
 
             connection = wire = peerbus_ws.PipedWire(str(endpoint), write)
             await peerbus_ws.dial_socket(setup, wire)

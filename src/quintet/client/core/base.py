@@ -2,7 +2,7 @@
 
 A ClientConnection is one authenticated connection, and is never reopened. A Channel owns the current ClientConnection of one
 purpose (all publishing, or one subscription), replaces it when it is lost, and is where callers wait for it. Bus, Producer and
-Subscription know only these two; frames and codes are known in client/connections/ alone.
+Subscription know only these two; frames and codes are known in client/links/ alone.
 
     Channel:  opening --> up --> waiting --> up ...      lost: back-off, then a new ClientConnection
                  |         |        |

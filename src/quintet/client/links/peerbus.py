@@ -22,7 +22,6 @@ from pathlib import Path
 from random import uniform
 from typing import Final
 
-from quintet.client.connections.peerbus_wire import ENVELOPE_BYTES_MAX, View, Wire
 from quintet.client.core.base import (
     ClientConnection,
     Connector,
@@ -36,6 +35,7 @@ from quintet.client.core.base import (
 from quintet.client.core.errors import BadUrl, ConnectionLost
 from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
+from quintet.client.links.peerbus_wire import ENVELOPE_BYTES_MAX, View, Wire
 from quintet.client.sources.mailbox import PENDING_MAX, TOPIC_PREFIX, Identity, PeerSource
 from quintet.model import envelope
 from quintet.model.errors import (
@@ -166,7 +166,7 @@ class PeerConnector:
             shared = Wire(str(endpoint), self.me, lambda: self._source)
             await dial(setup, shared)
         else:
-            from quintet.client.connections import peerbus_ws
+            from quintet.client.links import peerbus_ws
 
             shared = wire = peerbus_ws.SocketWire(str(endpoint), self.me, lambda: self._source)
             await peerbus_ws.dial_socket(setup, wire)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
-from quintet.client.connections.peerbus_wire import READ_BYTES_MAX, Wire, closed_because
 from quintet.client.core.base import Setup, dial
 from quintet.client.core.errors import Closed, ConnectionLost
+from quintet.client.links.peerbus_wire import READ_BYTES_MAX, Wire, closed_because
 from quintet.client.sources.mailbox import Identity, PeerSource
 from quintet.model.errors import ProtocolError
 

@@ -18,18 +18,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final, cast
 
-from quintet.client.connections import quic
-from quintet.client.connections.felix_batches import Share, batches
-from quintet.client.connections.felix_source import FelixSource, Names, OffsetGone
-from quintet.client.connections.felix_wire import (
-    CLOSE_CODES,
-    UNREADABLE,
-    Inflow,
-    decode_json,
-    error_of,
-    json_frame,
-    unreadable,
-)
 from quintet.client.core.base import (
     CLOSE_S,
     ClientConnection,
@@ -47,6 +35,18 @@ from quintet.client.core.message import Rows, log
 from quintet.client.core.publishing import Load, Outcome, PublishCall, PublishQueue, complete, fail, runs
 from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
+from quintet.client.links import quic
+from quintet.client.links.felix_batches import Share, batches
+from quintet.client.links.felix_source import FelixSource, Names, OffsetGone
+from quintet.client.links.felix_wire import (
+    CLOSE_CODES,
+    UNREADABLE,
+    Inflow,
+    decode_json,
+    error_of,
+    json_frame,
+    unreadable,
+)
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
 from quintet.protocols.felix import frames
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from quintet import kernel
-from quintet.client.connections.felix_source import Names
-from quintet.client.connections.felix_wire import json_frame, packed
 from quintet.client.core.publishing import PublishCall
+from quintet.client.links.felix_source import Names
+from quintet.client.links.felix_wire import json_frame, packed
 from quintet.protocols.felix import frames
 
 FRAME_VALUES_MAX: Final = 65_536  # messages of one batch frame; a call may have several frames
