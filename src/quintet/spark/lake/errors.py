@@ -9,7 +9,7 @@ class LakeError(QuintetError, ValueError):
     code = "E2110"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        # Spark carries the text alone, so the hint is in it, and only there: whoever prints an error with its hint would say it twice.
+        # Spark carries the text alone, so the hint is in it, and only there: printing an error with its hint would repeat it.
         super().__init__(f"{message}; {hint}" if hint else message)
 
 

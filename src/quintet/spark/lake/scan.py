@@ -29,7 +29,7 @@ TASK_BYTES: Final = 128 << 20  # of files that one task reads, about; a file is 
 
 
 class Scan:
-    """What a reader was told, checked."""
+    """The options of a reader, checked."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         given = {name.lower(): value for name, value in options.items()}

@@ -51,7 +51,7 @@ _log = logging.getLogger("quintet.spark")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a writer was told."""
+    """The options of a writer."""
 
     path: str
     format: str

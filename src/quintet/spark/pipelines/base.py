@@ -65,7 +65,7 @@ DECODING: Final = (
     ("value_prefix", "valuePrefix", "auto"),
     ("schema_ids", "schemaIds", ""),
 )
-START_SECONDS_MAX: Final = 60.0  # between the first batch of a query and the moment it has told its id
+START_SECONDS_MAX: Final = 60.0  # between the first batch of a query and its id being known
 MESSAGE: Final = frozenset({"key", "value", "headers", "timestamp", "partition"})  # the columns that make a message
 
 

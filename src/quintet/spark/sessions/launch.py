@@ -186,7 +186,7 @@ def _archive(
 
 
 def _take_or_record(java: Java, stem: Path, flags: tuple[str, ...], lock: IO[bytes]) -> Archive:
-    """We hold the lock: nobody is writing. Take what the last writer left, or write."""
+    """We hold the lock, so no other process writes. Use the archive of the last writer, or write one."""
     part, ready = stem.with_suffix(".part"), stem.with_suffix(".jsa")
     if sound(part):
         stem.with_suffix(".lock").write_text(str(part.stat().st_size))

@@ -150,5 +150,5 @@ def _cell(kind: str, number: int, text: str) -> dict[str, Any]:
 
 
 def _title(topic: str) -> str:
-    """A name that cannot end the words around it."""
+    """A name, quoted so that it cannot end the string around it."""
     return (topic if topic.isprintable() else ascii(topic)[1:-1]).replace("`", "'")

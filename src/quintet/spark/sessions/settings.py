@@ -117,7 +117,7 @@ def join(ours: str, theirs: str) -> str:
 
 
 def submitted(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """PYSPARK_SUBMIT_ARGS as settings, and the words that are none."""
+    """PYSPARK_SUBMIT_ARGS as settings, and the arguments that are none."""
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -185,7 +185,7 @@ def errors_without_trace_each(function: Callable[P, Iterator[R]]) -> Callable[P,
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """What a reader was told. OptionError is about the first thing that is wrong."""
+    """The options of a reader. OptionError names the first one that is wrong."""
     given = _known(options, READ_OPTIONS)
     topics, pattern = _selection(given)
     for place, moment in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
@@ -222,7 +222,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """What a writer was told."""
+    """The options of a writer."""
     given = _known(options, WRITE_OPTIONS)
     if ("txnAppId" in given) != ("txnVersion" in given):
         raise OptionError("txnAppId", "it needs txnVersion, and txnVersion needs it; set both or none of them")

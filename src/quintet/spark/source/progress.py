@@ -4,7 +4,7 @@ The group is `groupIdPrefix` (spark-quintet), a dash, and the name of the query,
 for people and dashboards: a query starts again from its checkpoint, never from its group. What the source itself sees is not
 enough for this: Spark never tells it about the last batch, nor which query it belongs to. A listener knows both.
 
-A listener is told offsets, but neither url nor credentials. They are taken, when a query starts, from the plan of the query
+Spark gives a listener the offsets, but neither url nor credentials. They are taken, when a query starts, from the plan of the query
 in the virtual machine of this process, and are kept in memory until it ends; so any session with this listener shows its
 queries, however they were made. On Spark Connect there is no such plan, and nothing is published.
 

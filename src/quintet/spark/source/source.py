@@ -6,7 +6,7 @@ Python error as its own. The work is in reader.py, stream.py and writer.py.
 Filters are pushed into a read only with the option pushFilters=true. Spark (4.3 and before) keeps the filters of one query with
 the DataFrame and lets the next query of the same DataFrame have its rows: after df.filter("partition = 1").count() the
 count of df itself is that of partition 1, and of two filters in one query the last one counts for both. So it is for a
-DataFrame that is loaded for one query; who does not ask for it gets what the query says.
+DataFrame that is loaded for one query; otherwise the schema is what the query says.
 """
 
 import sys

@@ -181,7 +181,7 @@ class Sink:
         sinks.keep(self._options.checkpoint, sink, self._options.fail_on_data_loss)
 
     def _abort(self, stages: Iterable[str]) -> None:
-        """Let go of stages. The broker sweeps those that it is not told of, so a failure here hides no other one."""
+        """Discard stages. The broker removes forgotten ones by itself, so a failure here must not hide another error."""
         known = tuple(stages)
         if known:
             with contextlib.suppress(QuintetError):
@@ -189,7 +189,7 @@ class Sink:
 
 
 def topic_there(connection: FlightConnection, topic: str) -> sinks.Sink:
-    """The topic as the broker has it now. Its own identity is not told to a user who may only write."""
+    """The topic as the broker has it now. A user who may only write does not get its identity."""
     found = connection.topics(wire.Selection((topic or NO_TOPIC,)))
     known = [info.identity for info in found.topics if info.name == topic]
     return sinks.Sink("topic", topic, known[0] if known else f"{found.log}/")

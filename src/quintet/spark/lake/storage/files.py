@@ -160,7 +160,7 @@ def repeats(kind: pa.DataType) -> bool:
 
 def tellable(rows: pa.Table, field: pa.Field) -> bool:
     """Whether a column gets statistics: not one with a time beyond the years 1 to 9999, which readers in Python (pyiceberg)
-    could not take, and no nested one, which nobody looks for."""
+    could not take, and no nested one, because no query searches by it."""
     if pa.types.is_nested(field.type):
         return False
     if not pa.types.is_temporal(field.type):

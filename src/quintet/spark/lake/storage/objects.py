@@ -231,7 +231,7 @@ def writing(place: TablePath) -> Iterator[Any]:
             yield stream
             stream.close()
         except BaseException:
-            with contextlib.suppress(Exception):  # what is half written has a name that nobody knows
+            with contextlib.suppress(Exception):  # a file that is half written has a random name, so no reader finds it
                 stream.close()
                 place.unlink(missing_ok=True)
             raise

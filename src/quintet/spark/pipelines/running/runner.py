@@ -38,7 +38,7 @@ EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 TICK_S: Final = 1.0
 REPORT_S: Final = 2.0
-LINE_S: Final = 10.0  # between two lines where nobody looks at a terminal
+LINE_S: Final = 10.0  # between two lines when the output is not a terminal
 BATCH_ENDS_S: Final = 30.0  # how long a batch under way may take to end before it is broken off
 DRAIN_S: Final = 0.1
 GREETING_S: Final = "5"  # how long the first call waits for a broker that is not there
@@ -219,7 +219,7 @@ class Runner:
     # -- pipelines that end -------------------------------------------------------------------------------------------
 
     def _batch(self) -> int:
-        """In a thread, so that signals and orders are heard meanwhile."""
+        """In a thread, so that signals and stop orders are handled meanwhile."""
         from pyspark.util import InheritableThread
 
         outcome: list[Result | BaseException] = []
@@ -247,7 +247,7 @@ class Runner:
         self.screen.result(found)
         return EXIT_DONE if found.ok else EXIT_FAILED
 
-    # -- what is shown and told ---------------------------------------------------------------------------------------
+    # -- what is shown and reported ---------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         monotonic = self.clock.monotonic()
