@@ -47,6 +47,9 @@ class Outcome(NamedTuple):
     durable: bool = True
 
 
+_STORED: Final = Outcome(0, ())
+
+
 def complete(future: "asyncio.Future[T]", result: T) -> None:
     """Set the result, unless the future is cancelled or has an outcome already."""
     if not future.done():
@@ -89,21 +92,28 @@ class PublishCall:
             self.complete()
 
     def complete(self, durable: bool = True) -> None:
-        self._end_timeout()
-        complete(self.done, Outcome(self.refused, tuple(self.failures), self.places, durable))
+        """The last answer is here. Called for every publish, so it makes an Outcome only where there is more to say."""
+        timeout = self.timeout
+        if timeout is not None:
+            self.timeout = None
+            timeout.call_ended()
+        if self.done.done():
+            return
+        if durable and not self.refused and not self.places:
+            self.done.set_result(_STORED)
+        else:
+            self.done.set_result(Outcome(self.refused, tuple(self.failures), self.places, durable))
 
     def fail(self, error: BaseException) -> None:
-        self._end_timeout()
+        timeout = self.timeout
+        if timeout is not None:
+            self.timeout = None
+            timeout.call_ended()
         fail(self.done, error)
 
     def fail_with_refusal(self, error: QuintetError) -> None:
         """For a server that closes after too many refusals: what it refused for is the better answer."""
         self.fail(self.failures[0][1] if self.failures else error)
-
-    def _end_timeout(self) -> None:
-        timeout, self.timeout = self.timeout, None
-        if timeout is not None:
-            timeout.call_ended()
 
 
 class WriteTimeout:
@@ -160,11 +170,12 @@ class PublishQueue:
         return PublishCall(load, wait, self._loop.time() + wait, self._loop.create_future())
 
     def add(self, load: Load, wait: float) -> "asyncio.Future[Outcome]":
+        loop = self._loop
         if not self._calls:
-            self._loop.call_soon(self.flush)
-        call = self.call(load, wait)
-        self._calls.append(call)
-        return call.done
+            loop.call_soon(self.flush)
+        done: asyncio.Future[Outcome] = loop.create_future()
+        self._calls.append(PublishCall(load, wait, loop.time() + wait, done))
+        return done
 
     def flush(self) -> None:
         """Send what was queued so far, now."""
