@@ -16,7 +16,7 @@ import struct
 import time
 from dataclasses import dataclass, field
 
-from quintet.bench.processes import Link
+from quintet.bench.processes import ControlPipe
 from quintet.bench.wire import STALL_S, Address, BenchError, open_socket, read_until
 
 READ_BYTES = 1024 * 1024
@@ -134,7 +134,9 @@ class Ring:
     busy_s: float
 
 
-def run_ring(link: Link, address: Address, token: str, peers: int, window: int, count: int, echo: bool) -> Ring:
+def run_ring(
+    control: ControlPipe, address: Address, token: str, peers: int, window: int, count: int, echo: bool
+) -> Ring:
     """Each of `peers` connections sends count // peers messages to the next one, `window` of them under way. With `echo`
     the server sends them back by itself, and nobody acknowledges."""
     run = time.time_ns() >> 27 & 0xFFFFFF  # ids are used once, also by the next run
@@ -146,7 +148,7 @@ def run_ring(link: Link, address: Address, token: str, peers: int, window: int, 
         sock.setblocking(False)
         members.append(_Peer(sock, frame, frame.index(ID_PLACE.encode()), next_id=run << 40 | number << 24))
     each = count // peers
-    link.ready()
+    control.ready()
     busy, start = time.process_time(), time.monotonic()
     _drive(members, each, window, echo)
     if not echo:

@@ -26,7 +26,7 @@ from quintet.bench.generators import Load
 from quintet.bench.wire import BenchError
 from quintet.flight import wire
 from quintet.spark.sessions.views import Views
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import target
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ class Run:
         return f"flight://admin:admin@{self.broker.listeners['flight']}"
 
     @property
-    def link(self) -> Link:
-        return Link.of(target({"url": self.url}))
+    def link(self) -> FlightConnection:
+        return FlightConnection.of(target({"url": self.url}))
 
     @property
     def spark(self) -> "SparkSession":

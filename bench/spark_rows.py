@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.bench.wire import BenchError
 from quintet.flight import wire
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 
 PARTITIONS = 4
 VALUE_BYTES = 100
@@ -56,7 +56,7 @@ def batches(rows: int, size: int = VALUE_BYTES, seed: int = SEED) -> Iterator[pa
         yield pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def load(link: Link, topic: str, rows: int) -> None:
+def load(link: FlightConnection, topic: str, rows: int) -> None:
     """Put the rows into a topic that is there and empty, as a writer of Flight does: staged, then committed."""
     kept: list[pa.RecordBatch] = []
     epoch = 0
@@ -71,7 +71,7 @@ def load(link: Link, topic: str, rows: int) -> None:
         raise BenchError(f"{topic} was given {rows} rows and has {held}. Look at the server's log.")
 
 
-def _publish(link: Link, topic: str, epoch: int, kept: list[pa.RecordBatch]) -> None:
+def _publish(link: FlightConnection, topic: str, epoch: int, kept: list[pa.RecordBatch]) -> None:
     writer = f"bench.{topic}"
     staged = link.stage(wire.StageRequest(writer, epoch, topic), SCHEMA, kept)
     done = link.stage_commit(wire.StageCommit(writer, epoch, (staged.stage,), staged.rows))
@@ -81,7 +81,7 @@ def _publish(link: Link, topic: str, epoch: int, kept: list[pa.RecordBatch]) -> 
         )
 
 
-def ends(link: Link, topic: str) -> int:
+def ends(link: FlightConnection, topic: str) -> int:
     """How many rows a topic has, all partitions together."""
     found = link.topics(wire.Selection((topic,))).topics
     return sum(part.end - part.first for info in found for part in info.partitions)

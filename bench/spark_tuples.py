@@ -13,7 +13,7 @@ from quintet.flight import columns, wire
 from quintet.log import mapped
 from quintet.log.mapped import Gathered
 from quintet.spark.source import reader
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import ReadOptions, read_options
 
 NAME = "quintet_tuples"
@@ -44,7 +44,7 @@ class TupleReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        link = Link.of(self._options.target)
+        link = FlightConnection.of(self._options.target)
         spans = reader.bounds(self._options, link, reader.select(self._options, link))
         return [InputPartition(part) for part in reader.locate(self._options, link, spans)]
 

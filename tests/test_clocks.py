@@ -101,7 +101,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/broker/identity/users.py::Users.change_password",
         "src/quintet/broker/identity/users.py::Users._configured",
         "src/quintet/broker/identity/users.py::Users._bury",
-        "src/quintet/client/links/peerbus.py::Wire._sealed",
+        "src/quintet/client/links/peerbus_wire.py::Wire._sealed",
         "src/quintet/log/embedded/anchoring.py::Anchoring._write",
         "src/quintet/log/embedded/compact.py::_last_timed",
         "src/quintet/log/embedded/engine.py::EmbeddedLog._quarantine",

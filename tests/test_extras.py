@@ -154,7 +154,7 @@ ENOUGH: Final = {
     "peerbus": r"quintet\.client\..*",
     "felix": r"quintet\.net\.quic_twin",
     "compression": r"quintet\.model\.zstd",
-    "flight": r"quintet\.spark\.source\.link|quintet\.flight\.(wire|columns)",
+    "flight": r"quintet\.spark\.source\.connection|quintet\.flight\.(wire|columns)",
     "spark": r"pyspark_quintet.*|quintet\.spark\b(?!\.lake\.(delta|iceberg|storage\.claims|object_parquet)).*",
     "spark,lake": r"quintet\.spark\.lake\..*",
     "server": r"quintet\.(?!spark|bench|testing|flight|__main__|client\.blocking\.generate).*",
@@ -174,11 +174,11 @@ def test_modules_load_with_what_an_extra_brings(extra: str) -> None:
 
 def test_the_loader_finds_a_module_that_needs_more() -> None:
     """A control: these three do, whatever else is right."""
-    found = failures("", ["quintet.server", "quintet.client.links.peerbus_ws", "quintet.spark.source.link"])
+    found = failures("", ["quintet.server", "quintet.client.links.peerbus_ws", "quintet.spark.source.connection"])
     assert found == {
         "quintet.server": "structlog",
         "quintet.client.links.peerbus_ws": "picows",
-        "quintet.spark.source.link": "pyarrow",
+        "quintet.spark.source.connection": "pyarrow",
     }
 
 
@@ -231,7 +231,7 @@ def test_a_table_names_the_extra_of_its_format(
         name for name in sys.modules if name.partition(".")[0] in missing
     }:  # what was imported is found, too
         monkeypatch.setitem(sys.modules, name, None)
-    from quintet.spark.lake.sink import table_of
+    from quintet.spark.lake.opening import table_of
 
     where = " in an object store" if "://" in place else ""
     if not package and not where:

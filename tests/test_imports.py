@@ -1,5 +1,6 @@
 """The import rules of pyproject.toml hold, and each of them is seen to fail when it is broken."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -10,6 +11,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+# Modules that import each other in a circle, imports for type checkers and inside functions included. A set may leave this
+# list and none may come: what two modules need of each other belongs into a third one below them, often as a Protocol.
+CYCLES_LEFT = [
+    {
+        "quintet.broker.schemas.avro",
+        "quintet.broker.schemas.json_schema",
+        "quintet.broker.schemas.protobuf",
+        "quintet.broker.schemas.protofile",
+        "quintet.broker.schemas.validators",
+    },
+]
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 
 # Contract -> a file that breaks it. Imports hidden in functions count too.
@@ -76,3 +88,59 @@ def test_a_module_outside_the_layers_is_reported(copy: Path) -> None:
     code, words = lint(copy)
     assert code == 1
     assert "planted" in words
+
+
+def imports(root: Path) -> dict[str, set[str]]:
+    """Module -> the modules of `root` it names in any import statement, wherever that stands."""
+    files = {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    found: dict[str, set[str]] = {}
+    for module, path in files.items():
+        named = found[module] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module is not None and not node.level, f"{path}:{node.lineno}: a relative import"
+                wholes = [f"{node.module}.{alias.name}" for alias in node.names]
+                named |= {whole if whole in files else node.module for whole in wholes}
+        named &= files.keys() - {module}
+    return found
+
+
+def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The largest sets of modules of which each is imported by each other, directly or not."""
+    reached = {module: _reachable(graph, module) for module in graph}
+    found: list[set[str]] = []
+    for module in sorted(graph):
+        circle = {other for other in reached[module] if module in reached[other]}
+        if circle and circle not in found:
+            found.append(circle)
+    return found
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting += graph[module]
+    return seen
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert cycles(imports(ROOT / "src")) == CYCLES_LEFT
+
+
+def test_a_planted_circle_is_found(copy: Path) -> None:
+    folder = copy / "src" / "quintet" / "net"
+    hidden = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from quintet.net.planted_b import B\n"
+    (folder / "planted_a.py").write_text(hidden)
+    (folder / "planted_b.py").write_text("def b() -> None:\n    from quintet.net import planted_c\n")
+    (folder / "planted_c.py").write_text("import quintet.net.planted_a\n")
+    planted = {f"quintet.net.planted_{letter}" for letter in "abc"}
+    assert planted in cycles(imports(copy / "src"))

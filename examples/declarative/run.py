@@ -22,7 +22,7 @@ import yaml
 
 from quintet.flight import wire
 from quintet.spark.sessions import java, start
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import target
 
 HERE = Path(__file__).parent
@@ -78,7 +78,7 @@ def results(folder: Path) -> None:
     for row in sorted(ds.dataset(folder / "tables" / "totals").to_table().to_pylist(), key=lambda row: row["customer"]):
         print("table", row["customer"], row["paid"], row["orders"])
     newest: dict[str, dict[str, int]] = {}
-    with Link(target({"url": URL})) as link:
+    with FlightConnection(target({"url": URL})) as link:
         for topic in link.topics(wire.Selection(("shop.totals",))).topics:
             for partition in range(len(topic.partitions)):
                 for batch in link.read(wire.Ticket(topic.name, partition, columns=("key", "value"))):

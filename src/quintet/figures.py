@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 from urllib.parse import quote
 
 from quintet import __version__, config, kernel
@@ -15,6 +15,7 @@ from quintet.admin.health import Check
 from quintet.admin.metrics import Family
 from quintet.broker.doors.pipelines import ENDED, Report
 from quintet.net.listener import Listener
+from quintet.net.output import OutputBudget
 from quintet.net.quic import QuicListener
 from quintet.net.turns import BOUNDS_S, Turns
 from quintet.protocols.door import Development
@@ -23,7 +24,7 @@ from quintet.protocols.doors import DOORS, Doors
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
     from quintet.flight.server import Door
-    from quintet.server import Server
+    from quintet.log.embedded.engine import EmbeddedLog
 
 _LOG_GAUGES = (
     "cache_bytes",
@@ -169,10 +170,22 @@ _PIPELINE_FIGURES: Final[tuple[tuple[str, Literal["counter", "gauge"], str, Call
 )
 
 
+class RunningServer(Protocol):
+    """The parts of server.Server that are read here."""
+
+    listeners: dict[str, Listener | QuicListener]
+    output: OutputBudget
+    flight: "Door | None"
+    draining: bool
+    log: "EmbeddedLog"
+    broker: "Broker"
+    turns: Turns
+
+
 class View:
     """Health and metrics of one server, for admin/."""
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: RunningServer) -> None:
         self._server = server
 
     def checks(self) -> Sequence[Check]:

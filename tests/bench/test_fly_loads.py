@@ -14,7 +14,8 @@ from bench import closed_loop, floors, peers
 from quintet.bench import run
 from quintet.bench.flymq import FlymqWire, frame, str16
 from quintet.bench.generators import Load, payload_of
-from quintet.bench.wire import BenchError, target
+from quintet.bench.targets import target
+from quintet.bench.wire import BenchError
 
 SECONDS, WARMUP_S = 0.2, 0.1
 SIZE = 128

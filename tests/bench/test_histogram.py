@@ -10,7 +10,7 @@ from quintet.bench import blipmq
 from quintet.bench.blipmq import BlipmqWire
 from quintet.bench.generators import Load, publish_scheduled, publish_windows
 from quintet.bench.histogram import percentiles
-from quintet.bench.processes import Link
+from quintet.bench.processes import ControlPipe
 from quintet.bench.wire import Address
 
 STALL_S = 0.4
@@ -18,7 +18,7 @@ RATE = 1000.0
 COUNT = 1000
 
 
-class Now(Link):
+class Now(ControlPipe):
     """A link for a generator that runs in the test's own thread."""
 
     def __init__(self) -> None:

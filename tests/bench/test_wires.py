@@ -12,7 +12,8 @@ from quintet import kernel
 from quintet.bench import blipmq
 from quintet.bench.blipmq import BlipmqWire
 from quintet.bench.generators import Load, encode_varied, payload_of
-from quintet.bench.wire import BenchError, target
+from quintet.bench.targets import target
+from quintet.bench.wire import BenchError
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "blipmq" / "document.json").read_text())
 FRAMES = {vector["name"]: bytes.fromhex(vector["hex"]) for vector in VECTORS}

@@ -100,7 +100,7 @@ class Life:
         except BaseException:
             self.log.abandon()
             raise
-        self.scheduler.settle()
+        self.scheduler.run_all()
 
     def report(self, kind: str, fields: dict[str, object]) -> None:
         self.reports.append(kind)
@@ -109,7 +109,7 @@ class Life:
         topic = self.broker.topics.ensure(name.encode(), True)
         for value in values:
             topic.publish(kernel.build([value], origin=b"test:1"), 1, True, None)
-            self.scheduler.settle()
+            self.scheduler.run_all()
 
     def read(self, name: str) -> list[bytes]:
         partition = self.broker.topics.find(name.encode()).partitions[0]
@@ -123,7 +123,7 @@ class Life:
     def stop(self) -> None:
         closed: list[bool] = []
         self.broker.drain(lambda: closed.append(True))
-        self.scheduler.settle()
+        self.scheduler.run_all()
         assert closed
 
     def topic(self, name: str) -> Path:
@@ -215,7 +215,7 @@ def test_what_a_deletion_left_behind_is_removed_and_not_taken_for_a_lost_topic(l
     if header != "synced":
         content = bytes(len(content)) if header == "never synced" else b""
     life.broker.topics.delete(b"orders")
-    life.scheduler.settle()
+    life.scheduler.run_all()
     life.stop()
     assert not folder.exists()
     (life.folder / "anchors").unlink()  # they would say that it was deleted
@@ -234,7 +234,7 @@ def test_a_topic_without_row_and_header_is_not_removed_if_there_is_something_in_
     segment = next(folder.rglob("*.seg"))
     content = segment.read_bytes()
     life.broker.topics.delete(b"orders")
-    life.scheduler.settle()
+    life.scheduler.run_all()
     life.stop()
     (life.folder / "anchors").unlink()
     segment.parent.mkdir(parents=True)
@@ -272,7 +272,7 @@ def test_a_folder_made_again_by_another_is_left_alone_by_a_stop(life: Life) -> N
     other.publish("others", TEN)
     before = {file: file.read_bytes() for file in life.folder.rglob("*") if file.is_file()}
     life.broker.tick()
-    life.scheduler.settle()
+    life.scheduler.run_all()
     with pytest.raises(DataDirError, match="removed or replaced"):
         life.publish("orders", [b"more"])
     life.publish("another", [])
@@ -303,7 +303,7 @@ def test_an_older_folder_of_a_topic_is_said_to_its_groups_and_subscriptions(life
     topic = life.broker.topics.find(b"orders")
     start(life.broker.groups.offsets.commit("ann", True, topic, "g", 0, 10, None, None))
     life.broker.subscriptions.create("ann", topic, 1)
-    life.scheduler.settle()
+    life.scheduler.run_all()
     life.stop()
     for file, data in older.items():
         file.write_bytes(data)
@@ -316,11 +316,11 @@ def test_an_older_folder_of_a_topic_is_said_to_its_groups_and_subscriptions(life
 
 def test_a_cache_that_lost_a_row_is_refused_until_that_is_accepted(life: Life) -> None:
     cache = life.broker.caches.open(("a", "b", "c"))
-    life.scheduler.settle()
+    life.scheduler.run_all()
     topic = cache.topic
     for value in (b"old", b"new"):
         topic.put(kernel.build([value], [b"k"], origin=b"test:1"), 1, lambda offset, error: None)
-        life.scheduler.settle()
+        life.scheduler.run_all()
     segment = next(life.topic(topic.name).rglob("*.seg"))
     life.stop()
     whole = segment.read_bytes()

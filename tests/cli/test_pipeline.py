@@ -17,7 +17,7 @@ from quintet.cli.main import cli
 from quintet.flight.wire import PipelineReport
 from quintet.spark.pipelines import PIPELINES
 from quintet.spark.sessions import views
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import target
 from tests.cli.conftest import Commands
 from tests.spark.conftest import FlightServer, flying
@@ -46,7 +46,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> Commands:
 
 def report(door: FlightServer, **fields: object) -> bool:
     values = {"name": "archive-orders", "kind": "archive", "state": "running", "started_us": 1, **fields}
-    with Link(target({"url": door.flight})) as link:
+    with FlightConnection(target({"url": door.flight})) as link:
         return link.pipeline_report(PipelineReport(**values))  # type: ignore[arg-type]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from quintet import kernel
 from quintet.net.certificates import development_certificate
-from quintet.net.quic_endpoint import CONNECTED, DATA, make_endpoint
+from quintet.net.quic_endpoint import make_endpoint
+from quintet.net.quic_events import CONNECTED, DATA
 from quintet.protocols.felix import codec, frames
 
 Message = dict[str, Any]  # JSON; a binary batch is {"type": "batch", "count": n, "request_id": n}

@@ -438,7 +438,7 @@ async def test_every_request_goes_without_its_token_and_is_judged_by_it(server: 
     sent: list[bytes] = []
     async with quintet.connect(server.fast) as bus:
         link = bus._channel.current if bus._channel else None
-        assert isinstance(link, fast.FastLink)
+        assert isinstance(link, fast.FastConnection)
         write = link.write
 
         def noted(data: bytes) -> None:

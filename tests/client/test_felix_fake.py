@@ -23,7 +23,7 @@ from quintet.client.core.errors import (
     Unsupported,
 )
 from quintet.client.core.url import parse
-from quintet.client.links import felix
+from quintet.client.links import felix, felix_batches
 from quintet.client.links.felix_source import Lagged, Names
 from quintet.model.errors import QuintetError
 from quintet.protocols.felix import codec, frames
@@ -85,10 +85,10 @@ async def test_a_server_that_says_no_flags_gets_what_the_first_version_had(tmp_p
 
 async def test_large_calls_are_several_frames_and_one_answer(tmp_path: Path) -> None:
     async with fake(tmp_path, friendly) as server, quintet.connect(server.url) as bus:
-        ack = await bus.publish_batch("t", [b""] * (felix.FRAME_VALUES_MAX + 5))
-        assert ack.count == felix.FRAME_VALUES_MAX + 5
-        assert [message["count"] for message in server.heard[1:]] == [felix.FRAME_VALUES_MAX, 5]
-        big = bytes(felix.FRAME_VALUE_BYTES_MAX // 2 + 1)
+        ack = await bus.publish_batch("t", [b""] * (felix_batches.FRAME_VALUES_MAX + 5))
+        assert ack.count == felix_batches.FRAME_VALUES_MAX + 5
+        assert [message["count"] for message in server.heard[1:]] == [felix_batches.FRAME_VALUES_MAX, 5]
+        big = bytes(felix_batches.FRAME_VALUE_BYTES_MAX // 2 + 1)
         await asyncio.gather(*(bus.publish("t", big) for _ in range(3)))
         assert [message["count"] for message in server.heard[3:]] == [1, 1, 1]
         await asyncio.gather(*(bus.publish("t", b"x") for _ in range(50)), bus.publish("u", b"y"))

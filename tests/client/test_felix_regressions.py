@@ -424,9 +424,9 @@ async def test_an_address_without_a_socket_is_not_the_last(tmp_path: Path, monke
             raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
         return real(family)
 
-    async def places(where: Any) -> list[quic.Place]:
-        six = quic.Place(socket.AF_INET6, ("::1", where.port, 0, 0))
-        return [six, quic.Place(socket.AF_INET, ("127.0.0.1", where.port))]
+    async def places(where: Any) -> list[quic.Address]:
+        six = quic.Address(socket.AF_INET6, ("::1", where.port, 0, 0))
+        return [six, quic.Address(socket.AF_INET, ("127.0.0.1", where.port))]
 
     monkeypatch.setattr(quic, "endpoint", endpoint)
     monkeypatch.setattr(quic, "_places", places)

@@ -7,7 +7,7 @@ import pytest
 
 import quintet
 from quintet.client.core import base, errors
-from quintet.client.links.flymq import FAILURES_KEPT_MAX
+from quintet.client.core.publishing import FAILURES_KEPT_MAX
 from quintet.protocols.flymq import codec, frames
 from tests.client.fake import until
 from tests.client.fake_fly import FakeFly, Fields, FlyPeer, Script

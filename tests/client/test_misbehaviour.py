@@ -8,7 +8,7 @@ import pytest
 import quintet
 from quintet.client.core import base
 from quintet.client.core.errors import ConnectionLost, DeliveryError, ProtocolError, StorageError, Timeout
-from quintet.client.links.blipmq import FAILURES_KEPT_MAX
+from quintet.client.core.publishing import FAILURES_KEPT_MAX
 from quintet.protocols.blipmq import codec
 from quintet.protocols.blipmq.codec import Frame
 from quintet.protocols.blipmq.frames import ACK, HELLO, PING, POLL, PUBLISH, SUBSCRIBE

@@ -27,7 +27,7 @@ from quintet.client.core.errors import (
     TooLarge,
     Unsupported,
 )
-from quintet.client.links import peerbus
+from quintet.client.links import peerbus, peerbus_wire
 from quintet.client.sources import mailbox
 from quintet.model import envelope
 from quintet.model.envelope import MEMBERS
@@ -137,7 +137,7 @@ async def test_a_message_whose_handling_raised_comes_again(server: Server, names
 async def test_a_lost_connection_hands_nothing_out_twice(
     server: Server, names: tuple[str, str], lines: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peerbus, "EARLY_MAX", 0)  # whichever link comes back first: the mailbox has its reader
+    monkeypatch.setattr(peerbus_wire, "EARLY_MAX", 0)  # whichever link comes back first: the mailbox has its reader
     a, b = names
     async with quintet.peer(server.peer(a, lines=lines)) as alice, quintet.peer(server.peer(b, lines=lines)) as bob:
         for n in range(3):
@@ -158,7 +158,7 @@ async def test_a_lost_connection_hands_nothing_out_twice(
 def _cut(peer: quintet.Peer) -> None:
     """End its connection, as a network may."""
     channel = peer._bus._channel
-    assert channel is not None and isinstance(channel.current, peerbus.View)
+    assert channel is not None and isinstance(channel.current, peerbus_wire.View)
     channel.current.wire.fail(ConnectionLost("a cable was cut"))
 
 
@@ -235,8 +235,8 @@ async def test_messages_that_came_before_anybody_subscribed(
     server: Server, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = names
-    for most in (peerbus.EARLY_MAX, 2):
-        monkeypatch.setattr(peerbus, "EARLY_MAX", most)
+    for most in (peerbus_wire.EARLY_MAX, 2):
+        monkeypatch.setattr(peerbus_wire, "EARLY_MAX", most)
         async with quintet.peer(server.peer(a)) as alice, quintet.connect(server.peer(b)) as bus:
             for n in range(5):
                 await alice.send(b, n)
@@ -529,14 +529,14 @@ async def test_two_with_one_name_do_not_fight_without_pause(caplog: pytest.LogCa
         async with asyncio.timeout(20):
             while len(came) < 5:
                 await asyncio.sleep(0.01)
-        door = bob._bus._setup.door
-        assert isinstance(door, peerbus.PeerDoor)
+        door = bob._bus._setup.connector
+        assert isinstance(door, peerbus.PeerConnector)
         assert door._pause >= 0.4, "doubled with every connection that did not last"
 
 
 @pytest.mark.parametrize("close", [value for name, value in vars(wire).items() if name.isupper()])
 def test_every_close_has_an_error(close: tuple[int, str]) -> None:
-    error = peerbus.closed_because("here", *close)
+    error = peerbus_wire.closed_because("here", *close)
     assert type(error) in ALL
     assert close[1] in str(error)
 

@@ -8,7 +8,7 @@ import pytest
 
 import quintet
 from quintet import kernel
-from quintet.client.core.base import StreamLink
+from quintet.client.core.base import SocketConnection
 from quintet.client.core.errors import (
     AuthError,
     BadName,
@@ -46,7 +46,7 @@ async def test_a_batch_is_one_kernel_call_and_one_write(url: str, topic: str) ->
     async with quintet.connect(url) as bus:
         with (
             patch.object(kernel, "blip_publish", wraps=kernel.blip_publish) as encode,
-            patch.object(StreamLink, "write", autospec=True, side_effect=StreamLink.write) as write,
+            patch.object(SocketConnection, "write", autospec=True, side_effect=SocketConnection.write) as write,
         ):
             ack = await bus.publish_batch(topic, values)
         assert (encode.call_count, write.call_count) == (1, 1)
@@ -55,7 +55,7 @@ async def test_a_batch_is_one_kernel_call_and_one_write(url: str, topic: str) ->
 
 async def test_concurrent_publishes_share_a_write(url: str, topic: str) -> None:
     async with quintet.connect(url) as bus, bus.subscribe(topic) as sub:
-        with patch.object(StreamLink, "write", autospec=True, side_effect=StreamLink.write) as write:
+        with patch.object(SocketConnection, "write", autospec=True, side_effect=SocketConnection.write) as write:
             await asyncio.gather(*(bus.publish(topic, str(i)) for i in range(500)))
         assert write.call_count == 1
         got: list[bytes] = []

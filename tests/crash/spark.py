@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.flight import wire
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import target
 from tests.client.server import Server
 from tests.crash import load
@@ -182,8 +182,8 @@ class Campaign:
             self._server.kill()
         return self.verdict
 
-    def _link(self) -> Link:
-        return Link.of(target({"url": self._server.flight}))
+    def _link(self) -> FlightConnection:
+        return FlightConnection.of(target({"url": self._server.flight}))
 
     def _feed(self) -> None:
         """Numbered rows of one shape, so that nothing can be taken for something else."""

@@ -14,7 +14,7 @@ from pyarrow import flight
 
 import quintet
 from quintet.cli.terminal.common import manage
-from quintet.client.manage import Asked
+from quintet.client.manage_access import Asked
 from quintet.flight import wire
 from tests.abuse.process import Broker as Process
 from tests.abuse.process import config

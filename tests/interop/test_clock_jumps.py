@@ -154,7 +154,7 @@ def message_in_pieces() -> Armed:
     heart = Heartbeat(asyncio.new_event_loop(), 30)
     heart._loop.close()
 
-    class Link(Peer):
+    class FlightConnection(Peer):
         def watch(self) -> None:
             """Deadlines are looked at by whoever lets time pass."""
 
@@ -162,7 +162,7 @@ def message_in_pieces() -> Armed:
         inner = PeerSession(broker, sink, monotonic, framed=False)
         return WebSocketSession(inner, sink, heart, sim.scheduler.monotonic)
 
-    peer = Link(sim, make)
+    peer = FlightConnection(sim, make)
     peer.feed(
         b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
@@ -469,7 +469,7 @@ ELSEWHERE = {
     "protocols/base.py": "the contract",
     "server.py": "hands the time to sessions; collects garbage",
     "spark/sessions/launch.py": "waits for a process",
-    "spark/source/link.py": "tries again",
+    "spark/source/connection.py": "tries again",
     "spark/pipelines/lag.py": "waits between two samples",
     "spark/pipelines/restore.py": "tests/spark/test_archive.py, by a clock of its own",
     "spark/pipelines/running/runner.py": "tests/spark/test_runner.py, by a clock of its own",

@@ -12,7 +12,7 @@ from typing import Any
 
 from quintet import kernel
 from quintet.model.batch import RecordBatch
-from quintet.net import quic_endpoint, quic_twin
+from quintet.net import quic_events, quic_twin
 from quintet.net.certificates import development_certificate
 from quintet.net.listener import SWEEP_S, ListenerOptions
 from quintet.net.quic import QuicListener, QuicOptions
@@ -189,17 +189,17 @@ class Peer:
     def _ready(self) -> None:
         for event in self.endpoint.take(1 << 20):
             kind = event[0]
-            if kind == quic_endpoint.CONNECTED:
+            if kind == quic_events.CONNECTED:
                 self.connected = True
-            elif kind == quic_endpoint.DATA:
+            elif kind == quic_events.DATA:
                 self.data.setdefault(event[2], bytearray()).extend(event[3])
                 if event[4]:
                     self.fin.add(event[2])
-            elif kind == quic_endpoint.RESET:
+            elif kind == quic_events.RESET:
                 self.resets[event[2]] = event[3]
-            elif kind == quic_endpoint.STOPPED:
+            elif kind == quic_events.STOPPED:
                 self.stopped[event[2]] = event[3]
-            elif kind == quic_endpoint.CLOSED:
+            elif kind == quic_events.CLOSED:
                 self.closed = (event[2], event[3])
 
     def open(self) -> int:

@@ -1,4 +1,4 @@
-"""LoopScheduler: what is wanted soon while a callback gathers is done by its `settle`, all of it and in order."""
+"""LoopScheduler: what is wanted soon while a callback gathers is done by its `run_gathered`, all of it and in order."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ def test_gathered_calls_run_when_they_are_settled_although_one_fails() -> None:
         scheduler.soon(lambda: said.append(said[99]))
         scheduler.soon(lambda: scheduler.soon(lambda: said.append("behind")))
         assert said == []
-        scheduler.settle()
+        scheduler.run_gathered()
         assert said == ["before", "first", IndexError]
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quintet.model import limits
-from quintet.net import quic_endpoint, quic_twin
+from quintet.net import quic_endpoint, quic_events, quic_twin
 from tests.net import quic_peers
 from tests.net.quic_peers import NATIVE, EchoSession, peer_of, serving, until
 
@@ -91,9 +91,9 @@ async def test_what_was_on_its_way_to_a_stream_that_is_gone_is_no_new_stream(tmp
     async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
         stream, other = await peer.login(), await peer.login()
         (connection,) = listener.connections
-        connection.event(quic_endpoint.STOPPED, stream, (quic_endpoint.STOPPED, connection.number, stream, 7))
-        data = (quic_endpoint.DATA, connection.number, stream, b"the rest of a frame\n", False)
-        connection.event(quic_endpoint.DATA, stream, data)  # as when both came with one datagram
+        connection.event(quic_events.STOPPED, stream, (quic_events.STOPPED, connection.number, stream, 7))
+        data = (quic_events.DATA, connection.number, stream, b"the rest of a frame\n", False)
+        connection.event(quic_events.DATA, stream, data)  # as when both came with one datagram
         assert len(seen.sessions) == 2
         peer.send(other, b"hello\n")
         await peer.answer(other, b"hello\n")

@@ -9,7 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 import quintet
 from quintet.client.manage import Manage
 from quintet.flight import wire
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import target
 from tests.spark.conftest import FlightServer
 
@@ -18,8 +18,8 @@ START_US = 1_700_000_000_000_000  # the time of the first record of every partit
 SECOND_US = 1_000_000
 
 
-def link_to(broker: FlightServer) -> Link:
-    return Link.of(target({"url": broker.flight, "retrySeconds": "5"}))
+def link_to(broker: FlightServer) -> FlightConnection:
+    return FlightConnection.of(target({"url": broker.flight, "retrySeconds": "5"}))
 
 
 def manage(broker: FlightServer, use: Callable[[Manage], Coroutine[Any, Any, T]]) -> T:

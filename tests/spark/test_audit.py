@@ -10,7 +10,7 @@ import pytest
 
 from quintet.flight import wire
 from quintet.flight.columns import SCHEMA
-from quintet.spark.lake.sink import table_of
+from quintet.spark.lake.opening import table_of
 from quintet.spark.lake.storage.files import Heaps
 from quintet.spark.pipelines import audit
 from quintet.spark.pipelines.audit import Options

@@ -9,7 +9,8 @@ import pytest
 from quintet.model.errors import ConfigError
 from quintet.spark import lake
 from quintet.spark.lake.errors import LakeError
-from quintet.spark.lake.sink import StreamWriter, settings, table_of
+from quintet.spark.lake.opening import table_of
+from quintet.spark.lake.sink import StreamWriter, settings
 from quintet.spark.pipelines import aggregate, archive, checkpoints, dedupe, join
 from quintet.spark.pipelines.base import Streaming
 from quintet.spark.pipelines.running import runner

@@ -9,8 +9,9 @@ import pytest
 from quintet.broker.consumers.group import GroupRow as BrokerRow
 from quintet.flight import wire
 from quintet.spark.pipelines import lag, lag_picture
-from quintet.spark.pipelines.lag import GroupRow, Options, Sample, sampled
-from quintet.spark.source.link import Link
+from quintet.spark.pipelines.lag import GroupRow, Options, sampled
+from quintet.spark.pipelines.lag_picture import Sample
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import target
 from tests.spark.conftest import FlightServer
 from tests.spark.data import link_to, manage
@@ -72,7 +73,7 @@ def test_who_may_not_read_the_history_is_told(spark: "SparkSession", broker: Fli
     made(broker, topic, rows=4)
     manage(broker, lambda admin: admin.create_user(topic, "a password", ["consumer"]))
     user = {"user": topic, "password": "a password", "url": broker.flight.replace("admin:admin@", "")}
-    Link.of(target(user)).group_commit(wire.GroupCommit("mine", {topic: {0: 1}}))
+    FlightConnection.of(target(user)).group_commit(wire.GroupCommit("mine", {topic: {0: 1}}))
     options = Options(url=user["url"], user=topic, password="a password", samples=1, picture="")
     result = lag.run(spark, options)
     assert [(row[:3], row[6:]) for row in result.rows] == [(("mine", topic, 3), (None, None, None, 0))]

@@ -20,11 +20,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from quintet.spark import lake
 from quintet.spark.lake import meta, schema
 from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.opening import FORMATS, table_of
 from quintet.spark.lake.parquet import ParquetTable
-from quintet.spark.lake.sink import FORMATS, BatchWriter, Sink, settings, table_of
+from quintet.spark.lake.sink import BatchWriter, Sink, settings
 from quintet.spark.lake.storage import files, journal, swap
 from quintet.spark.lake.storage.files import File, Heaps
-from quintet.spark.lake.table import Table
+from quintet.spark.lake.table import LakeTable
 from quintet.spark.source.options import OptionError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def rows(first: int, count: int, topics: tuple[str, ...] = ("orders",), step: in
     )
 
 
-def stage(table: Table, writer: str, epoch: int, *parts: pa.Table) -> list[File]:
+def stage(table: LakeTable, writer: str, epoch: int, *parts: pa.Table) -> list[File]:
     """What the tasks of one batch do, one for each part."""
     staged = []
     for part in parts:
@@ -75,32 +76,32 @@ def stage(table: Table, writer: str, epoch: int, *parts: pa.Table) -> list[File]
     return staged
 
 
-def put(table: Table, writer: str, epoch: int, *parts: pa.Table) -> bool:
+def put(table: LakeTable, writer: str, epoch: int, *parts: pa.Table) -> bool:
     return table.commit(writer, epoch, stage(table, writer, epoch, *parts), parts[0].schema)
 
 
-def offsets(table: Table) -> list[int]:
+def offsets(table: LakeTable) -> list[int]:
     _, paths = table.listing()
     found = files.read_files(paths).column("offset").to_pylist() if paths else []
     return sorted(found)
 
 
-def folder(table: Table) -> Path:
+def folder(table: LakeTable) -> Path:
     assert isinstance(table.path, Path)
     return table.path
 
 
-def left(table: Table) -> list[Path]:
+def left(table: LakeTable) -> list[Path]:
     return [path for path in (folder(table) / files.STAGING).rglob("*") if path.is_file()]
 
 
 @pytest.fixture(params=sorted(FORMATS))
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> LakeTable:
     return table_of(str(tmp_path / "table"), request.param, BY)
 
 
 class TestCommit:
-    def test_batches_are_there_once_however_often_they_come(self, table: Table) -> None:
+    def test_batches_are_there_once_however_often_they_come(self, table: LakeTable) -> None:
         assert put(table, "q", 0, rows(0, 10), rows(10, 10))
         assert not put(table, "q", 0, rows(0, 10), rows(10, 10))
         assert put(table, "q", 1, rows(20, 5))
@@ -109,12 +110,12 @@ class TestCommit:
         assert table.fence("q") == 1
         assert left(table) == []
 
-    def test_writers_have_fences_of_their_own(self, table: Table) -> None:
+    def test_writers_have_fences_of_their_own(self, table: LakeTable) -> None:
         assert put(table, "one", 3, rows(0, 5))
         assert put(table, "other/äö", 3, rows(5, 5))
         assert offsets(table) == list(range(10))
 
-    def test_a_replay_that_differs_is_refused(self, table: Table) -> None:
+    def test_a_replay_that_differs_is_refused(self, table: LakeTable) -> None:
         put(table, "q", 0, rows(0, 10))
         with pytest.raises(LakeError, match=r"batch 0 of q was written .* with 10 rows, and now has 11"):
             put(table, "q", 0, rows(0, 11))
@@ -123,7 +124,7 @@ class TestCommit:
         assert offsets(table) == list(range(10))
         assert left(table) == []
 
-    def test_files_that_nobody_committed_are_not_seen_and_go(self, table: Table) -> None:
+    def test_files_that_nobody_committed_are_not_seen_and_go(self, table: LakeTable) -> None:
         put(table, "q", 0, rows(0, 3))
         stage(table, "q", 1, rows(100, 50))  # a task that was tried twice
         assert offsets(table) == [0, 1, 2]
@@ -131,7 +132,7 @@ class TestCommit:
         assert offsets(table) == list(range(6))
         assert left(table) == []
 
-    def test_what_others_stage_stays_for_a_day(self, table: Table) -> None:
+    def test_what_others_stage_stays_for_a_day(self, table: LakeTable) -> None:
         stage(table, "other", 7, rows(0, 1))
         put(table, "q", 0, rows(0, 3))
         assert len(left(table)) == 1
@@ -139,7 +140,7 @@ class TestCommit:
         put(table, "q", 1, rows(3, 3))
         assert left(table) == []
 
-    def test_partition_values_are_directories_with_any_name(self, table: Table) -> None:
+    def test_partition_values_are_directories_with_any_name(self, table: LakeTable) -> None:
         long = "ü" * 127
         put(table, "q", 0, rows(0, 30, (*TOPICS, long)))
         schema, paths = table.listing()
@@ -150,19 +151,19 @@ class TestCommit:
             assert len(set(files.read_files([path]).column("topic").to_pylist())) == 1
         assert schema == SCHEMA
 
-    def test_null_is_a_partition_value(self, table: Table) -> None:
+    def test_null_is_a_partition_value(self, table: LakeTable) -> None:
         nulls = rows(0, 4).set_column(2, "topic", pa.nulls(4, pa.string()))
         put(table, "q", 0, nulls)
         put(table, "q", 1, rows(4, 2))
         assert offsets(table) == list(range(6))
         assert schema.NULL_DIRECTORY in str(table.listing()[1])
 
-    def test_an_empty_batch_makes_a_table_without_rows(self, table: Table) -> None:
+    def test_an_empty_batch_makes_a_table_without_rows(self, table: LakeTable) -> None:
         assert table.commit("q", 0, [], SCHEMA)
         assert table.listing() == (SCHEMA, [])
         assert put(table, "q", 0, rows(0, 1))
 
-    def test_a_write_that_comes_once_leaves_no_fence(self, table: Table) -> None:
+    def test_a_write_that_comes_once_leaves_no_fence(self, table: LakeTable) -> None:
         put(table, "once-1", 0, rows(0, 1))
         put(table, "once-2", 0, rows(1, 1))
         assert offsets(table) == [0, 1]
@@ -267,7 +268,7 @@ class TestCutOff:
         put(table, "other", 0, rows(4, 1))
         assert offsets(table) == [0, 1, 2, 3, 4]
 
-    def test_before_the_table_is_written_down(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_before_the_table_is_written_down(self, table: LakeTable, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(meta, "save", _cut)
             with pytest.raises(RuntimeError, match="cut off"):
@@ -289,7 +290,7 @@ class TestCutOff:
         assert offsets(table) == [0, 1, 2]
         assert list(tmp_path.iterdir()) == [table.path]
 
-    def test_spark_gives_up_what_is_committed_half_way(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_spark_gives_up_what_is_committed_half_way(self, table: LakeTable, monkeypatch: pytest.MonkeyPatch) -> None:
         """A rename fails when the batch is in the log already, Spark says abort: no row may go with it."""
         sink = Sink(settings({"path": str(table.path), "format": table.format}), from_arrow_schema(SCHEMA), False)
         staged = sink._stage("q", 0, iter(rows(0, 3).to_batches()))
@@ -301,7 +302,7 @@ class TestCutOff:
         put(table_of(str(table.path), table.format), "q", 0, rows(0, 3))  # Spark runs it again
         assert offsets(table) == [0, 1, 2]
 
-    def test_spark_gives_up_what_was_only_staged(self, table: Table) -> None:
+    def test_spark_gives_up_what_was_only_staged(self, table: LakeTable) -> None:
         sink = Sink(settings({"path": str(table.path), "format": table.format}), from_arrow_schema(SCHEMA), False)
         sink._abort([sink._stage("q", 0, iter(rows(0, 3).to_batches()))])
         assert left(table) == []
@@ -336,7 +337,7 @@ def _break(patch: pytest.MonkeyPatch, format: str) -> None:
 
 
 class TestColumns:
-    def test_a_new_column_is_added_and_null_before(self, table: Table) -> None:
+    def test_a_new_column_is_added_and_null_before(self, table: LakeTable) -> None:
         put(table, "q", 0, rows(0, 2))
         wider = rows(2, 2).append_column("region", pa.array(["eu", None]))
         put(table, "q", 1, wider)
@@ -346,20 +347,20 @@ class TestColumns:
         found = files.read_files(paths).sort_by("offset")
         assert found.column("region").to_pylist() == [None, None, "eu", None, None]
 
-    def test_a_changed_type_is_refused(self, table: Table) -> None:
+    def test_a_changed_type_is_refused(self, table: LakeTable) -> None:
         put(table, "q", 0, rows(0, 2))
         other = rows(2, 2).set_column(4, "offset", pa.array(["2", "3"]))
         with pytest.raises(LakeError, match=r"column 'offset' is int64 in the table and string in the rows; cast it"):
             put(table, "q", 1, other)
         assert offsets(table) == [0, 1]
 
-    def test_names_that_differ_by_case_alone_are_refused(self, table: Table) -> None:
+    def test_names_that_differ_by_case_alone_are_refused(self, table: LakeTable) -> None:
         put(table, "q", 0, rows(0, 2))
         twin = rows(2, 2).append_column("Offset", pa.array(["eu", None]))
         with pytest.raises(LakeError, match="column 'Offset' of the rows and 'offset' of the table differ by case"):
             put(table, "q", 1, twin)
 
-    def test_other_partition_columns_are_refused(self, table: Table) -> None:
+    def test_other_partition_columns_are_refused(self, table: LakeTable) -> None:
         put(table, "q", 0, rows(0, 2))
         with pytest.raises(LakeError, match="partitioned by date, topic, not by date;"):
             table_of(str(table.path), table.format, ("date",)).check(SCHEMA)
@@ -372,7 +373,7 @@ class TestColumns:
         with pytest.raises(LakeError, match=words):
             ParquetTable(str(tmp_path / "t"), by).check(SCHEMA)
 
-    def test_every_type_that_spark_writes_survives(self, table: Table) -> None:
+    def test_every_type_that_spark_writes_survives(self, table: LakeTable) -> None:
         item = pa.struct([pa.field("a", pa.int32()), pa.field("b", pa.list_(pa.field("element", pa.string())))])
         kinds = {
             "boolean": (pa.bool_(), True),
@@ -395,7 +396,7 @@ class TestColumns:
             assert found.column(name).to_pylist() == [value, value]
         assert table.listing()[0] == schema.normal(wide.schema)
 
-    def test_times_that_no_calendar_has_are_kept(self, table: Table) -> None:
+    def test_times_that_no_calendar_has_are_kept(self, table: LakeTable) -> None:
         odd = [-(1 << 56), 1 << 61, 0]
         for epoch in range(2):
             some = rows(3 * epoch, 3).set_column(5, "timestamp", pa.array(odd, pa.timestamp("us", tz="UTC")))
@@ -508,7 +509,7 @@ class TestOtherReaders:
 
 
 class TestCompaction:
-    def test_small_files_become_one_of_each_partition_value(self, table: Table) -> None:
+    def test_small_files_become_one_of_each_partition_value(self, table: LakeTable) -> None:
         for epoch in range(4):
             put(table, "q", epoch, rows(epoch * 10, 10, ("a", "b")))
         done = table.compact()
@@ -521,7 +522,7 @@ class TestCompaction:
         assert offsets(table) == list(range(50))
         assert left(table) == []
 
-    def test_large_files_stay_and_groups_end_at_the_target(self, table: Table) -> None:
+    def test_large_files_stay_and_groups_end_at_the_target(self, table: LakeTable) -> None:
         for epoch in range(6):
             put(table, "q", epoch, rows(epoch * 10, 10))
         size = max(path.stat().st_size for path in table.paths())
@@ -560,7 +561,7 @@ class TestCompaction:
         assert offsets(table) == list(range(6))
         assert len(table.paths()) == 1
 
-    def test_null_and_nothing_are_two_values(self, table: Table) -> None:
+    def test_null_and_nothing_are_two_values(self, table: LakeTable) -> None:
         for epoch in range(2):
             some = rows(2 * epoch, 2).set_column(2, "topic", pa.array([None, ""], pa.string()))
             put(table, "q", epoch, some)

@@ -20,11 +20,12 @@ from quintet.model.errors import ConfigError
 from quintet.spark import failures, lake
 from quintet.spark.lake import object_parquet
 from quintet.spark.lake.errors import LakeError, Outrun, StoreUnreachable
-from quintet.spark.lake.sink import FORMATS, Sink, settings, table_of
+from quintet.spark.lake.opening import FORMATS, table_of
+from quintet.spark.lake.sink import Sink, settings
 from quintet.spark.lake.storage import claims, files, journal
 from quintet.spark.lake.storage import options as storage
 from quintet.spark.lake.storage.objects import Info, ObjectPath, located
-from quintet.spark.lake.table import Table
+from quintet.spark.lake.table import LakeTable
 from quintet.spark.pipelines import archive, base, restore
 from quintet.spark.pipelines.checks.reconcile import reconcile
 from quintet.spark.pipelines.running import arguments as given
@@ -63,7 +64,7 @@ class Maker:
     def beside(self, name: str) -> "Maker":
         return Maker(self.store, f"{self.path}_{name}", self.catalog["uri"])
 
-    def open(self, format: str) -> Table:
+    def open(self, format: str) -> LakeTable:
         catalog = self.catalog if format == "iceberg" else {}
         return table_of(self.path, format, BY, storage.parse(self.store.options), catalog)
 
@@ -137,14 +138,14 @@ class TestCommit:
         kept = {"delta.checkpointInterval": "3", "delta.logRetentionDuration": "interval 0 seconds"}
         monkeypatch.setattr(claims, "KEPT", claims.KEPT | kept)
         at = make.where
-        claims.Claims(at).make("early", 7, 5)
+        claims.CommitClaims(at).make("early", 7, 5)
         for epoch in range(7):
-            claims.Claims(at).make("q", epoch, 1)
+            claims.CommitClaims(at).make("q", epoch, 1)
         assert not [name for name in make.names() if name.endswith("00000000000000000001.json")]
-        assert claims.Claims(at).last("early") == (7, 5)
-        assert claims.Claims(at).last("q") == (6, 1)
+        assert claims.CommitClaims(at).last("early") == (7, 5)
+        assert claims.CommitClaims(at).last("q") == (6, 1)
         with pytest.raises(LakeError, match="the limit is"):
-            claims.Claims(at).make("q", 1 << 43, 1)
+            claims.CommitClaims(at).make("q", 1 << 43, 1)
 
 
 class TestCutOff:
@@ -205,7 +206,7 @@ def _cut(*args: Any, **more: Any) -> Any:
 def where_it_commits(format: str) -> tuple[Any, str]:
     """The call by which the log of a format gets a batch."""
     if format == "parquet":
-        return claims.Claims, "make"
+        return claims.CommitClaims, "make"
     if format == "delta":
         return deltalake.DeltaTable, "create_write_transaction"
     from pyiceberg.catalog.sql import SqlCatalog
@@ -251,7 +252,7 @@ class TestTwoDrivers:
         real = type(other)._publish
         result = []
 
-        def late(table: Table, commit: Any) -> None:
+        def late(table: LakeTable, commit: Any) -> None:
             monkeypatch.setattr(type(other), "_publish", real)
             result.append(other.commit("q", 1, theirs, SCHEMA))
             real(table, commit)
@@ -279,7 +280,7 @@ class TestTwoDrivers:
             monkeypatch.setattr(type(table), "fence", second)
             return commit_table(*args, **more)
 
-        def second(self: Table, writer: str) -> int:
+        def second(self: LakeTable, writer: str) -> int:
             monkeypatch.setattr(type(table), "fence", fence)
             found = fence(self, writer)
             other.commit("q", 1, theirs, SCHEMA)
@@ -355,10 +356,10 @@ class TestTwoDrivers:
             settings({"path": make.path, "format": "parquet"} | make.store.prefixed), from_arrow_schema(SCHEMA), False
         )
         staged = sink._stage("q", 0, iter(rows(0, 3).to_batches()))
-        real = claims.Claims.make
+        real = claims.CommitClaims.make
         with monkeypatch.context() as patch:
             if cut == "claim":
-                patch.setattr(claims.Claims, "make", lambda *args: [real(*args), _cut()])
+                patch.setattr(claims.CommitClaims, "make", lambda *args: [real(*args), _cut()])
             else:
                 patch.setattr(ObjectPath, "move_to", _cut)
             with pytest.raises(RuntimeError, match="cut off"):
@@ -624,7 +625,7 @@ class TestSpark:
 def _drive(endpoint: str, *told: str) -> None:
     """A driver that never gets beyond its data files: says so for each table, and waits to be killed."""
 
-    def commit(format: str, table: Table, staged: Any) -> None:
+    def commit(format: str, table: LakeTable, staged: Any) -> None:
         def wait(*args: Any, **more: Any) -> None:
             sys.stdout.write(f"{format}\n")
             sys.stdout.flush()

@@ -202,11 +202,11 @@ def test_secrets_are_in_no_repr() -> None:
 
 
 def test_in_a_worker_the_stack_trace_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    @opt.plainly
+    @opt.errors_without_trace
     def fails() -> None:
         raise ConnectionLost("gone")
 
-    @opt.plainly_each
+    @opt.errors_without_trace_each
     def yields() -> Iterator[int]:
         yield 1
         raise OptionError("url", "bad")

@@ -19,7 +19,7 @@ from quintet.spark.pipelines.base import Result
 from quintet.spark.pipelines.running import arguments as given
 from quintet.spark.pipelines.running import directories as places
 from quintet.spark.pipelines.running import runner
-from quintet.spark.pipelines.running.progress import Figures, Watch, lag, line
+from quintet.spark.pipelines.running.progress import Figures, ProgressPoller, lag, line
 from quintet.spark.source.options import OptionError
 from tests.spark import ticks
 from tests.spark.conftest import CACHE, QUICK, FlightServer
@@ -534,7 +534,7 @@ def progress(at: int, rows: int, ran: bool = True, **more: Any) -> FakeProgress:
 
 def test_figures_count_each_trigger_once() -> None:
     query = FakeQuery(10**9, None, [])
-    watch = Watch()
+    watch = ProgressPoller()
     watch.begin(1)
     assert watch.look([query]) == Figures()
     query.recentProgress += [progress(1, 10, sink={"numOutputRows": -1}), progress(2, 20, sink={"numOutputRows": 7})]
@@ -617,7 +617,7 @@ sys.exit(runner.run(
 
 def test_a_machine_that_dies_is_replaced_and_sigterm_ends_it(broker: FlightServer, tmp_path: Path) -> None:
     """The whole of it: a process, a broker that hears of it, the virtual machine killed under it."""
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import target
 
     environment = {**os.environ, "XDG_CACHE_HOME": str(CACHE)}
@@ -627,7 +627,7 @@ def test_a_machine_that_dies_is_replaced_and_sigterm_ends_it(broker: FlightServe
     ) as process:
         assert process.stdout is not None
         first = int(process.stdout.readline().split()[1])
-        with Link(target({"url": broker.flight})) as link:
+        with FlightConnection(target({"url": broker.flight})) as link:
 
             def until(wanted: Callable[[PipelineReport], bool]) -> None:
                 while process.poll() is None:

@@ -30,11 +30,12 @@ from pyspark.sql.datasource import (
 from quintet.client.core.errors import AuthError, ConnectionLost, CorruptData
 from quintet.flight import wire
 from quintet.spark.source import reader as reading
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.narrow import Narrowing
 from quintet.spark.source.options import OptionError, Target, read_options, target
-from quintet.spark.source.reader import PushingReader, Span
+from quintet.spark.source.reader import PushingReader
 from quintet.spark.source.source import QuintetSource
+from quintet.spark.source.spans import Span
 from tests.spark.conftest import FlightServer, flying
 from tests.spark.data import SECOND_US, START_US, create, fill, filled, link_to, manage, publish, put
 
@@ -256,14 +257,14 @@ def test_a_topic_that_is_not_there_and_columns_of_ones_own(broker: FlightServer,
 def test_wrong_credentials_and_a_broker_that_is_not_there(broker: FlightServer) -> None:
     port = broker.ports["flight"]
     with pytest.raises(AuthError, match=r"options user and password: the broker at .* refused user 'admin'") as caught:
-        Link(Target("127.0.0.1", port, user="admin", password="s3cr3t")).login()
+        FlightConnection(Target("127.0.0.1", port, user="admin", password="s3cr3t")).login()
     assert "s3cr3t" not in str(caught.value)
     with pytest.raises(AuthError, match=r"option token: the broker at .* refused the caller"):
-        Link(Target("127.0.0.1", port, token="t0k3n")).topics(wire.Selection())
+        FlightConnection(Target("127.0.0.1", port, token="t0k3n")).topics(wire.Selection())
     with pytest.raises(ConnectionLost, match=r"option url: no broker could be reached at 127\.0\.0\.1:1 for 0\.1 s"):
-        Link(Target("127.0.0.1", 1, user="admin", password="admin", retry_seconds=0.1)).login()
+        FlightConnection(Target("127.0.0.1", 1, user="admin", password="admin", retry_seconds=0.1)).login()
     with pytest.raises(OptionError, match=r"option url: the file of .ca= cannot be read"):
-        Link(Target("127.0.0.1", port, tls=True, ca="missing.pem")).topics(wire.Selection())
+        FlightConnection(Target("127.0.0.1", port, tls=True, ca="missing.pem")).topics(wire.Selection())
 
 
 def test_a_link_over_tls(tmp_path: Path, topic: str) -> None:
@@ -280,12 +281,12 @@ def test_a_link_over_tls(tmp_path: Path, topic: str) -> None:
         url = f"flights://admin:admin@localhost:{broker.ports['flight']}"
         own = f"&cert={tmp_path}/mine.pem&key={tmp_path}/mine.pem"
         good = target({"url": f"{url}?ca={tmp_path}/ca.pem{own}"})
-        assert Link(good).topics(wire.Selection((topic,))).missing == ()
+        assert FlightConnection(good).topics(wire.Selection((topic,))).missing == ()
         bad = target({"url": f"{url}?ca={tmp_path}/ca.pem", "retrySeconds": "0.1"})
         with pytest.raises(
             ConnectionLost, match=r"option url: no broker could be reached .* do .ca=, .cert= and .key= fit"
         ):
-            Link(bad).login()
+            FlightConnection(bad).login()
 
 
 def test_a_link_logs_in_again_and_waits_for_a_broker_that_restarts(own_broker: FlightServer, topic: str) -> None:

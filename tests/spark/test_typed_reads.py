@@ -9,7 +9,7 @@ import pytest
 
 from quintet.client.core.errors import TopicNotFound
 from quintet.flight import wire
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import OptionError, target
 from tests.spark.conftest import FlightServer
 from tests.spark.data import create, link_to, manage, put
@@ -134,4 +134,4 @@ def test_values_of_a_producer_with_another_registry(broker: FlightServer, topic:
 
 def test_the_links_of_two_users_are_two(broker: FlightServer, typed: dict[str, str]) -> None:
     """Otherwise the tests above would read as the administrator."""
-    assert Link.of(target(typed)) is not link_to(broker)
+    assert FlightConnection.of(target(typed)) is not link_to(broker)

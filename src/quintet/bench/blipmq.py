@@ -1,4 +1,4 @@
-"""BlipMQ as the load generators speak it: version 2, so that deliveries are pushed.
+"""Speaks BlipMQ for the load generators: version 2, so that deliveries are pushed.
 
     frame       u32 length | u8 type | u64 correlation id | payload          (big-endian; length counts type and id)
     PUBLISH 3   u8 qos | u16 topic length | topic | message

@@ -1,4 +1,4 @@
-"""A list of nanoseconds as compact as C has it: millions of latencies travel from the generators to the report."""
+"""Stores latencies as an array of nanoseconds: millions of them go from the generators to the report."""
 
 import array
 from typing import TYPE_CHECKING

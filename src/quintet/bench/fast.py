@@ -1,4 +1,4 @@
-"""Fast TCP Pub/Sub as the load generators speak it.
+"""Speaks Fast TCP Pub/Sub for the load generators.
 
     CREATE    1 | u8 n | JWT | u8 t | topic name | u8 flags                         (big-endian)
     SUBSCRIBE 2 | u8 n | JWT | u32 topic id

@@ -1,4 +1,4 @@
-"""FlyMQ as the load generators speak it, in the dialect of the document.
+"""Speaks FlyMQ for the load generators, in the dialect of the document.
 
     frame     0xAF | 1 | op | flags (1: binary) | u32 length | payload                    (big-endian)
     PRODUCE   topic:str16 key:bytes32 value:bytes32 partition:i32       answered, each by itself, with the offset

@@ -1,4 +1,4 @@
-"""The load generators: how bytes are pushed at a server and counted when they come back.
+"""Publishes load to a server and counts the answers.
 
 Four shapes: a pipelined publisher, a publisher in windows over many connections, a publisher on a fixed schedule, and a
 subscriber that counts. They are written so that they cost as little as they can per message: blocks are encoded
@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from quintet.bench.clock import Nanoseconds, nanoseconds
-from quintet.bench.processes import Counters, Link
+from quintet.bench.processes import ControlPipe, Counters
 from quintet.bench.wire import STALL_S, Address, BenchError, Wire
 
 READ_BYTES = 1024 * 1024
@@ -105,14 +105,14 @@ def wait_answers(load: Load, sock: socket.socket, owed: int) -> None:
         owed -= came
 
 
-def publish_pipelined(link: Link, load: Load, count: int, progress: Counters = None, slot: int = 0) -> Sent:
+def publish_pipelined(control: ControlPipe, load: Load, count: int, progress: Counters = None, slot: int = 0) -> Sent:
     """Send everything on one connection without waiting; the clock stops when the final barrier is answered."""
     with load.wire.connect(load.address) as sock:
         per_block = block_messages(load, count)
         block = encode_varied(load, per_block)
         blocks, left = divmod(count, per_block)
         tail = encode_varied(load, left) + load.wire.barrier(load.qos)
-        link.ready()
+        control.ready()
         busy = time.process_time()
         start = time.monotonic_ns()
         for number in range(blocks):
@@ -124,14 +124,14 @@ def publish_pipelined(link: Link, load: Load, count: int, progress: Counters = N
         return Sent(count, start, time.monotonic_ns(), busy_s=time.process_time() - busy)
 
 
-def publish_rotating(link: Link, load: Load, topics: int, run: int, passes: int) -> Sent:
+def publish_rotating(control: ControlPipe, load: Load, topics: int, run: int, passes: int) -> Sent:
     """Like publish_pipelined, but over many topics, `run` messages to one before the next; `passes` times over all."""
     with load.wire.connect(load.address) as sock:
         whole = b"".join(
             encode_varied(replace(load, topic=f"{load.topic}.{number:05d}"), run) for number in range(topics)
         )
         view = memoryview(whole)
-        link.ready()
+        control.ready()
         start = time.monotonic_ns()
         for _ in range(passes):
             for at in range(0, len(whole), BLOCK_BYTES):
@@ -141,7 +141,7 @@ def publish_rotating(link: Link, load: Load, topics: int, run: int, passes: int)
         return Sent(topics * run * passes, start, time.monotonic_ns())
 
 
-def publish_flow(link: Link, load: Load, count: int, ahead: int, seen: Counters, stamped: bool) -> Sent:
+def publish_flow(control: ControlPipe, load: Load, count: int, ahead: int, seen: Counters, stamped: bool) -> Sent:
     """Send to subscribers as fast as they take it: never more than `ahead` messages before the slowest of them.
 
     Without this bound a server that keeps a bounded amount for a slow reader would rightly drop messages, and one that
@@ -152,7 +152,7 @@ def publish_flow(link: Link, load: Load, count: int, ahead: int, seen: Counters,
         stride = len(block) // per_block
         payload = payload_of(load.size)
         stamp_at = load.wire.encode(load.topic, payload, load.qos, 1).rindex(payload)
-        link.ready()
+        control.ready()
         start = time.monotonic_ns()
         sent = 0
         while sent < count:
@@ -214,7 +214,14 @@ class _Windows:
 
 
 def publish_windows(
-    link: Link, load: Load, connections: int, in_flight: int, depth: int, seconds: float, count: int, progress: Counters
+    control: ControlPipe,
+    load: Load,
+    connections: int,
+    in_flight: int,
+    depth: int,
+    seconds: float,
+    count: int,
+    progress: Counters,
 ) -> Sent:
     """Many connections, each with `depth` windows of `in_flight` messages under way, until seconds or count are over.
 
@@ -231,7 +238,7 @@ def publish_windows(
         states[sock.fileno()] = _Windows(sock, window)
         epoll.register(sock.fileno(), select.EPOLLIN)
     latencies = nanoseconds()
-    link.ready()
+    control.ready()
     busy = time.process_time()
     start = time.monotonic_ns()
     stop = start + int(seconds * 1e9) if seconds else 1 << 62
@@ -279,7 +286,7 @@ def publish_windows(
 
 
 def publish_scheduled(
-    link: Link, load: Load, rate: float, count: int, answered: bool, progress: Counters = None
+    control: ControlPipe, load: Load, rate: float, count: int, answered: bool, progress: Counters = None
 ) -> Sent:
     """Message i leaves at start + i / rate whatever the server does; late ones keep the time they were due.
 
@@ -297,7 +304,7 @@ def publish_scheduled(
         rest = b""
         poller = select.poll()
         poller.register(sock.fileno(), select.POLLIN)
-        link.ready()
+        control.ready()
         start = time.monotonic_ns()
         sent = 0
         while sent < count or owed:
@@ -318,7 +325,7 @@ def publish_scheduled(
                 if wait > 0 and sent < count:
                     time.sleep(wait / 1e9)
                 continue
-            # Round up to whole milliseconds only when nothing is owed soon; below that the poll is a look, then a nap.
+            # Round up to whole milliseconds only when nothing is due soon; below that, poll without waiting and then sleep.
             if poller.poll(max(0, int(wait / 1e6))):
                 data = sock.recv(READ_BYTES)
                 if not data:

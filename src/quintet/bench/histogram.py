@@ -1,4 +1,4 @@
-"""Latency percentiles by HdrHistogram, with the words that say how far they can be trusted.
+"""Computes latency percentiles with HdrHistogram, and says how far they can be trusted.
 
 Latencies arrive already measured from the moment a message was due (a schedule), or from the moment it was sent (a
 closed loop, where a stalled server is asked less often and so looks better than it is: coordinated omission). The two

@@ -1,4 +1,4 @@
-"""Facts about the machine a figure was measured on: a figure without them means nothing."""
+"""Describes the machine that a figure was measured on."""
 
 import datetime
 import os

@@ -1,4 +1,4 @@
-"""Pictures of results: bars of ratios, and latency over percentiles with the tail spread out.
+"""Draws results: bars of ratios, and latency over percentiles with the tail spread out.
 
 The file name decides between PNG and SVG.
 """

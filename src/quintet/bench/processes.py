@@ -1,7 +1,7 @@
-"""Generator processes: started, lined up, let go together, and their results collected.
+"""Starts generator processes, lets them begin together, and collects their results.
 
 Publishers and subscribers run in processes of their own so that neither slows the other. A generator is a function
-`work(link, ...)` at the top level of a module: it prepares, calls link.ready(), runs when that returns, and gives back
+`work(control, ...)` at the top level of a module: it prepares, calls control.ready(), runs when that returns, and gives back
 a picklable result. This module knows nothing about protocols.
 """
 
@@ -28,7 +28,7 @@ def counters(count: int) -> Counters:
     return CONTEXT.RawArray("Q", count)
 
 
-class Link:
+class ControlPipe:
     """A generator's line to the process that started it."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -42,7 +42,7 @@ class Link:
 
 def _child(pipe: Connection, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
     try:
-        pipe.send(("done", work(Link(pipe), *arguments)))
+        pipe.send(("done", work(ControlPipe(pipe), *arguments)))
     except BenchError as error:
         pipe.send(("failed", str(error)))
     except (EOFError, KeyboardInterrupt):
@@ -74,7 +74,7 @@ class Crew:
             process.close()
 
     def add(self, name: str, work: Callable[..., object], *arguments: object) -> None:
-        """Start a process that prepares work(link, *arguments)."""
+        """Start a process that prepares work(control, *arguments)."""
         ours, theirs = CONTEXT.Pipe()
         process = CONTEXT.Process(target=_child, args=(theirs, work, arguments), daemon=True)
         process.start()

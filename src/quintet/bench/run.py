@@ -1,4 +1,4 @@
-"""One measured run: generator processes lined up, let go, and their counts turned into a rate.
+"""Runs one measurement: starts the generator processes together and turns their counts into a rate.
 
 Used by the CLI and by the side-by-side harness alike, so that both measure the same thing. What is printed or drawn is
 decided elsewhere.

@@ -1,4 +1,4 @@
-"""The counting side of the load generators: subscribers that know how many bytes they are owed, to the byte.
+"""Counts deliveries: subscribers that know exactly how many bytes they must receive.
 
 All deliveries of a run have one length, so messages are bytes divided by it, and the remainder must be nothing (or the
 server's own keep-alives, if its protocol has them). Latency is read from the payload's stamp.
@@ -11,7 +11,7 @@ import time
 
 from quintet.bench.clock import Nanoseconds, nanoseconds
 from quintet.bench.generators import QUIET_S, READ_BYTES, STAMP, SURPLUS_NOISE_MAX, Load, Received, payload_of
-from quintet.bench.processes import Counters, Link
+from quintet.bench.processes import ControlPipe, Counters
 from quintet.bench.wire import STALL_S, BenchError
 
 
@@ -49,14 +49,16 @@ def _closed(load: Load, reader: _Reader, owed: int) -> BenchError:
     )
 
 
-def receive(link: Link, load: Load, connections: int, count: int, sample: bool, seen: Counters, slot: int) -> Received:
+def receive(
+    control: ControlPipe, load: Load, connections: int, count: int, sample: bool, seen: Counters, slot: int
+) -> Received:
     """Count `count` deliveries on each of the connections. With `sample`, one stamp per read becomes a latency."""
     with contextlib.ExitStack() as stack:
         readers = _subscribe(load, connections, stack)
         epoll = stack.enter_context(select.epoll())
         for fd in readers:
             epoll.register(fd, select.EPOLLIN)
-        link.ready()
+        control.ready()
         return _count(load, readers, epoll, count, sample, seen, slot)
 
 
@@ -132,7 +134,7 @@ def _check_surplus(load: Load, reader: _Reader, owed: int) -> None:
         raise BenchError(f"{load.wire.name}: {surplus} bytes more than the {owed} owed: duplicates or a wrong frame.")
 
 
-def receive_scheduled(link: Link, load: Load, count: int, seen: Counters = None, slot: int = 0) -> Received:
+def receive_scheduled(control: ControlPipe, load: Load, count: int, seen: Counters = None, slot: int = 0) -> Received:
     """Read every stamp of a scheduled flow: latency is receive time less the time the message was due."""
     payload = payload_of(load.size)
     template = load.wire.delivered(load.topic, payload, load.qos)
@@ -143,7 +145,7 @@ def receive_scheduled(link: Link, load: Load, count: int, seen: Counters = None,
     sock = load.wire.connect(load.address)
     with sock:
         subscription = load.wire.subscribe(sock, load.topic, load.qos)
-        link.ready()
+        control.ready()
         first = 0
         data = b""
         while len(latencies) < count:

@@ -1,4 +1,4 @@
-"""What a load generator must know of a protocol, and the table of doors that `quintet bench` can reach by URL.
+"""Defines what a load generator must know of a protocol, and the socket calls that protocols share.
 
 A wire only makes and counts bytes; sockets are driven in generators.py. Wires are small frozen dataclasses, because
 they travel to the generator processes.
@@ -7,9 +7,7 @@ they travel to the generator processes.
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
 from quintet.model.errors import QuintetError
 
@@ -103,58 +101,3 @@ def fixed_answers(answer: bytes, data: bytes, explain: Callable[[bytes], str]) -
     if data[:whole] != answer * count or not answer.startswith(rest):
         raise BenchError(explain(data))
     return count, rest
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A door to load: which wire, where."""
-
-    wire: Wire
-    address: Address
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
-class Door:
-    """How a URL scheme becomes a wire: make(user, password)."""
-
-    make: Callable[[str, str], Wire]
-    port: int
-    example: str
-
-
-def doors() -> dict[str, Door]:
-    """The doors that can be loaded, by URL scheme."""
-    from quintet.bench.blipmq import BlipmqWire
-    from quintet.bench.flymq import FlymqWire
-
-    return {
-        "blipmq": Door(
-            lambda user, password: BlipmqWire(key=password or user or "dev-key"),
-            5555,
-            "blipmq://:dev-key@127.0.0.1:5555",
-        ),
-        "flymq": Door(
-            lambda user, password: FlymqWire(user or "admin", password or "admin"),
-            9092,
-            "flymq://admin:admin@127.0.0.1:9092",
-        ),
-    }
-
-
-def target(url: str) -> Target:
-    """Parse a URL such as blipmq://:KEY@HOST:PORT."""
-    table = doors()
-    parts = urlsplit(url)
-    door = table.get(parts.scheme)
-    if door is None:
-        known = ", ".join(entry.example for entry in table.values())
-        raise BenchError(f"no load generator for the scheme {parts.scheme!r} in {url!r}. Use one of: {known}")
-    try:
-        port = parts.port
-    except ValueError as error:
-        raise BenchError(f"bad port in {url!r}: {error}. Write it as in {door.example}") from error
-    wire = door.make(unquote(parts.username or ""), unquote(parts.password or ""))
-    host = parts.hostname or "127.0.0.1"
-    shown = f"{parts.scheme}://{host}:{port or door.port}"
-    return Target(wire, (host, port or door.port), shown)

@@ -1,4 +1,4 @@
-"""`quintet bench`: publish, end-to-end and fan-out loads against any door, with honest percentiles.
+"""`quintet bench`: measures publish, end-to-end and fan-out loads against a broker, with percentiles.
 
 Options and what is shown live here; the measuring is quintet.bench. With --rate, latency counts from the time a message
 was due, so a stalled server cannot hide; without, the report says `closed loop`.
@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from quintet.bench.wire import BenchError, Target, doors, target
+from quintet.bench.targets import Target, schemes, target
+from quintet.bench.wire import BenchError
 from quintet.cli.terminal.output import echo
 from quintet.model import extras
 
@@ -197,7 +198,7 @@ def _check_packages(picture: Path | None) -> None:
 @bench.command("doors")
 def list_doors() -> None:
     """Name the doors that can be measured."""
-    for name, door in doors().items():
+    for name, door in schemes().items():
         echo(f"{name:10} {door.example}")
 
 

@@ -1,4 +1,4 @@
-"""What `quintet pipeline` and `quintet spark` share: where the Flight door is, and a link to it. Knows no command."""
+"""Finds and opens the Flight door for `quintet pipeline` and `quintet spark`. Knows no command."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from quintet.model.errors import QuintetError
 from quintet.model.extras import needed_by
 
 if TYPE_CHECKING:
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ conf_option: Final = click.option(
 
 
 def access(url: str | None) -> dict[str, str]:
-    """The options of a link: url, and token where another door's URL brings one. --url, QUINTET_FLIGHT_URL, QUINTET_URL."""
+    """The options of a connection: url, and token where another door's URL brings one. --url, QUINTET_FLIGHT_URL, QUINTET_URL."""
     found = url or os.environ.get(VARIABLE)
     if found:
         return {"url": found}
@@ -70,20 +70,20 @@ def access(url: str | None) -> dict[str, str]:
     return made | ({"token": end.secret} if end.door == "blipmq" and end.secret else {})
 
 
-def ask(url: str | None, use: "Callable[[Link], T]", seconds: str = RETRY_SECONDS) -> T:
+def ask(url: str | None, use: "Callable[[FlightConnection], T]", seconds: str = RETRY_SECONDS) -> T:
     """What the broker answers over its Flight door. Needs pyarrow, and no Spark."""
     with needed_by("the Flight door", "flight"):
-        from quintet.spark.source.link import Link
+        from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import OptionError, target
 
     try:
-        with Link(target({**access(url), "retrySeconds": seconds})) as link:
-            return use(link)
+        with FlightConnection(target({**access(url), "retrySeconds": seconds})) as connection:
+            return use(connection)
     except OptionError as error:
         raise click.UsageError(f"{error}.") from error
 
 
-def complete(ctx: click.Context, use: "Callable[[Link], list[str]]", incomplete: str) -> Any:
+def complete(ctx: click.Context, use: "Callable[[FlightConnection], list[str]]", incomplete: str) -> Any:
     """Names from the broker, if one answers at once; a shell is no place for errors."""
     try:
         names = ask(ctx.params.get("url"), use, str(COMPLETION_S))

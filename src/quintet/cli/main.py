@@ -1,4 +1,4 @@
-"""The root of the `quintet` command: one table of commands, loaded only when they are used.
+"""Defines the root of the `quintet` command: one table of commands, each loaded when it is used.
 
 `quintet --help` must start at once, so this file imports click and nothing else; a command's module is imported when it
 runs. Failures end here too: a ConfigError is one line and exit code 2, any other QuintetError one line and 1. A package that

@@ -1,4 +1,4 @@
-"""`quintet pipeline`: list, run, watch and stop the pipelines. What is shown lives here; running is quintet.spark.pipelines.
+"""`quintet pipeline`: lists, runs, watches and stops pipelines. Shows only; quintet.spark.pipelines runs them.
 
 `list` needs neither Spark nor pyarrow, `status` and `stop` need pyarrow only. stdout carries the answer: the table or JSON of
 a pipeline that ends, the last figures of one that went on; how far it is goes to stderr, one line that is drawn anew on a
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from quintet.spark.pipelines.base import Result
     from quintet.spark.pipelines.running.runner import Screen
 
-WATCH_S: Final = 2.0
 SILENT_S: Final = 15.0  # a pipeline reports more often than that
 TERMINAL_S: Final = 1.0
 SPINNER: Final = "dots"
@@ -162,7 +161,7 @@ def _run(
     found: dict[str, Any] = {**(given.file(config) if config else {}), **given.words(words)}
     found |= {"url": url} if url else {}
     found |= {"trigger": trigger} if trigger else {}
-    if "url" not in found:  # the environment's credentials are for the environment's broker, and for no other
+    if "url" not in found:  # credentials from the environment are used only for the broker that the environment names
         found = flight.access(None) | found
     return runner.run(
         kind,
@@ -282,7 +281,9 @@ def _field(value: object) -> str:
 
 
 def _complete_name(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
-    return flight.complete(ctx, lambda link: [each.report.name for each in link.pipelines().pipelines], incomplete)
+    return flight.complete(
+        ctx, lambda connection: [each.report.name for each in connection.pipelines().pipelines], incomplete
+    )
 
 
 @pipeline.command()
@@ -301,7 +302,7 @@ def status(name: str | None, url: str | None, watch: bool, every: int, count: in
     quintet pipeline status --json | jq '.[] | select(.lag > 1000) | .name'
     """
     if not watch:
-        _show(flight.ask(url, lambda link: link.pipelines()), name, as_json, line=False)
+        _show(flight.ask(url, lambda connection: connection.pipelines()), name, as_json, line=False)
         return
     try:
         _watch(name, url, every / 1000, count, as_json)
@@ -319,7 +320,7 @@ def _watch(name: str | None, url: str | None, every_s: float, count: int | None,
             if taken:
                 time.sleep(every_s)
             taken += 1
-            found = flight.ask(url, lambda link: link.pipelines())
+            found = flight.ask(url, lambda connection: connection.pipelines())
             if as_json:
                 _show(found, name, as_json, line=True)
                 continue
@@ -382,5 +383,5 @@ def stop(name: str, url: str | None, as_json: bool) -> None:
     \b
     quintet pipeline stop archive-orders
     """
-    flight.ask(url, lambda link: link.pipeline_stop(name))
+    flight.ask(url, lambda connection: connection.pipeline_stop(name))
     say(as_json, {"name": name, "asked": True}, f"{name}: asked to stop when the batch under way has ended")

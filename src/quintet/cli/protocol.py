@@ -1,4 +1,4 @@
-"""`quintet protocol`: the reference of a wire protocol, and its frames taken apart.
+"""`quintet protocol`: prints the reference of a wire protocol, and takes its frames apart.
 
 All of it is drawn from the one table in protocols/flymq/frames.py; the table of operations in that folder's README is the
 same text, written there by `make docs`.

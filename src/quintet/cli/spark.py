@@ -1,4 +1,4 @@
-"""`quintet spark`: SQL over topics, and a notebook with a running query.
+"""`quintet spark`: runs SQL over topics, and opens a notebook with a running query.
 
 Every topic the user may read is a table by its name. Results go to stdout: a table, with --json one object a line, with --csv
 comma-separated values. Bytes are shown as text where they are text; else as hex in a table, and as base64 elsewhere.
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from quintet.spark.sessions.views import Views
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
 
 LIMIT_ROWS: Final = 1_000  # of a table; --json and --csv have no limit unless --limit sets one
 
 
 def _complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> Any:
-    return flight.complete(ctx, lambda link: sorted(_topics(link)), incomplete)
+    return flight.complete(ctx, lambda connection: sorted(_topics(connection)), incomplete)
 
 
-def _topics(link: "Link") -> frozenset[str]:
+def _topics(connection: "FlightConnection") -> frozenset[str]:
     from quintet.spark.sessions.views import names
 
-    return names(link)
+    return names(connection)
 
 
 @click.group()

@@ -1,4 +1,4 @@
-"""What users hold: `connect(url)` gives a Bus, with which they publish and subscribe. The same for every door.
+"""Defines `connect(url)` and Bus, with which users publish and subscribe. The same for every door.
 
 All publishing of a bus goes over one connection, so that callers who publish in the same turn of the loop share a write
 and a confirmation. Each subscription has a connection of its own, so that a slow reader stops only itself.
@@ -13,24 +13,22 @@ from typing import Any, Final, cast
 
 from quintet.client.core import url as urls
 from quintet.client.core.base import (
-    ANY,
-    AskLink,
     Channel,
-    Door,
-    Load,
-    Outcome,
-    RequestLink,
+    Connector,
+    FetchConnection,
+    RequestConnection,
     Setup,
     Silent,
     Start,
     Wanted,
     deadline,
 )
-from quintet.client.core.errors import BadName, BadUrl, Closed, ConnectionLost, DeliveryError, TooLarge, Unsupported
+from quintet.client.core.errors import BadName, BadUrl, Closed, ConnectionLost, DeliveryError, Unsupported, too_large
 from quintet.client.core.message import Ack, Message, MessageBatch, key_bytes, to_bytes
+from quintet.client.core.publishing import ANY, Load, Outcome
 from quintet.client.core.subscription import PREFETCH_DEFAULT, Subscription
 from quintet.client.core.url import COMPRESSIONS
-from quintet.client.kv import Cache, Lanes
+from quintet.client.kv import Cache, CacheStreams
 from quintet.client.producer import Producer
 from quintet.client.sources.reading import Moment, batch_of, replay
 from quintet.client.transaction import Transaction
@@ -75,18 +73,14 @@ def connect(
             hint="use flymq:// or blipmq://",
         )
     check_compression(endpoint.compression)
-    door = cast(Door, import_module(DOORS[endpoint.door]).DOOR).for_bus(endpoint, name or "")
-    return Bus(Setup(endpoint, door, name or "", timeout, reconnect, tls, on_event))
+    connector = cast(Connector, import_module(DOORS[endpoint.door]).CONNECTOR).for_bus(endpoint, name or "")
+    return Bus(Setup(endpoint, connector, name or "", timeout, reconnect, tls, on_event))
 
 
 def check_compression(name: str) -> None:
     """PackageMissing if this client cannot do what it is asked for."""
     if name in COMPRESSORS:
         load(COMPRESSORS[name], f"compression {name}", "compression")
-
-
-def too_large(size: int, most: int) -> TooLarge:
-    return TooLarge(f"a message of {size} bytes is over the {most} that fit into one frame", hint="split it")
 
 
 class Bus:
@@ -97,7 +91,7 @@ class Bus:
         self._channel: Channel | None = None
         self._reader: Channel | None = None
         self._subscriptions: set[Subscription] = set()
-        self._lanes: Lanes | None = None
+        self._streams: CacheStreams | None = None
 
     async def __aenter__(self) -> "Bus":
         await self.open()
@@ -119,8 +113,8 @@ class Bus:
         """Close the subscriptions and the connection."""
         await asyncio.gather(*(subscription.close() for subscription in self._subscriptions))
         self._subscriptions.clear()
-        if self._lanes is not None:
-            await self._lanes.close()
+        if self._streams is not None:
+            await self._streams.close()
         if self._reader is not None:
             await self._reader.close()
         if self._channel is not None:
@@ -132,9 +126,9 @@ class Bus:
         return self._setup.name
 
     @property
-    def door(self) -> Door:
+    def door(self) -> Connector:
         """The door of its URL."""
-        return self._setup.door
+        return self._setup.connector
 
     @property
     def connected(self) -> bool:
@@ -149,8 +143,8 @@ class Bus:
     async def ping(self, *, timeout: float | None = None) -> None:
         """Ask the server for an answer. All QoS 1 messages published before are durable when it returns."""
         async with deadline(self._limit(timeout), "the server's answer"):
-            link = await self._open().link()
-            await link.barrier()
+            connection = await self._open().connection()
+            await connection.barrier()
 
     async def request(self, operation: str, *, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
         """Any operation of a door that works by request and answer, by its name in the protocol's table, with its fields
@@ -158,10 +152,10 @@ class Bus:
         """
         self._carries(request=operation)
         async with deadline(self._limit(timeout), operation):
-            link = await self._open().link()
-            assert isinstance(link, RequestLink), "a door without requests says so in `lacks`"
-            await link.writable()
-            return await link.request(operation, fields)
+            connection = await self._open().connection()
+            assert isinstance(connection, RequestConnection), "a door without requests says so in `lacks`"
+            await connection.writable()
+            return await connection.request(operation, fields)
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
@@ -312,7 +306,7 @@ class Bus:
             self._open(),
             load,
             value_bytes_max=self._value_bytes_max(topic),
-            lacks=self._setup.door.lacks,
+            lacks=self._setup.connector.lacks,
             linger=linger,
             max_bytes=max_bytes,
             idempotent=idempotent,
@@ -322,15 +316,15 @@ class Bus:
 
     async def _publish(self, load: Load, timeout: float | None, retry: bool) -> Outcome:
         channel = self._open()
-        link = channel.current
-        if link is not None and not link.full and not retry:
-            return await link.publish(load, self._limit(timeout))
+        connection = channel.current
+        if connection is not None and not connection.full and not retry:
+            return await connection.publish(load, self._limit(timeout))
         async with deadline(self._limit(timeout), f"publishing to {load.topic!r}"):
             while True:
                 try:
-                    link = await channel.link()
-                    await link.writable()
-                    return await link.publish(load)
+                    connection = await channel.connection()
+                    await connection.writable()
+                    return await connection.publish(load)
                 except ConnectionLost:
                     if not retry or channel.failed is not None:
                         raise
@@ -388,11 +382,11 @@ class Bus:
         self._open()
         self._check(topic, qos, None)
         self._carries(resume=resume, group=group, start=start, member=member, filter=filter, durable=durable)
-        if not isinstance(start, str | None) and "durable" in self._setup.door.lacks:
+        if not isinstance(start, str | None) and "durable" in self._setup.connector.lacks:
             raise Unsupported("this door begins at no offset and no time", hint="the Felix door does")
         if prefetch < 1:
             raise ValueError("prefetch is a number of messages from 1 up")
-        door = self._setup.door
+        door = self._setup.connector
         wanted = Wanted(topic, qos, resume, group or "", start, member or "", filter or "", durable or "", prefetch)
         subscription = Subscription(
             door.source(self._setup, wanted), topic, prefetch=prefetch, timeout=self._limit(timeout)
@@ -423,9 +417,9 @@ class Bus:
         if wait:
             fields["wait_ms"] = round(wait * 1000)
         async with deadline(self._limit(timeout) + wait, f"fetching from {topic!r}"):
-            link = await (await self._reading()).link()
-            assert isinstance(link, AskLink)
-            return batch_of(topic, partition, await link.fetch(fields))
+            connection = await (await self._reading()).connection()
+            assert isinstance(connection, FetchConnection)
+            return batch_of(topic, partition, await connection.fetch(fields))
 
     async def replay(
         self,
@@ -460,9 +454,9 @@ class Bus:
         """A cache of the broker as a mapping (Felix): `cache = bus.kv("sessions")`, or "tenant/namespace/sessions"."""
         self._carries(kv=name)
         self._open()
-        if self._lanes is None:
-            self._lanes = Lanes(self._setup)
-        return Cache(self._lanes, name)
+        if self._streams is None:
+            self._streams = CacheStreams(self._setup)
+        return Cache(self._streams, name)
 
     # -- transactions ----------------------------------------------------------------------------------------------
 
@@ -491,21 +485,21 @@ class Bus:
 
     def _carries(self, **options: object) -> None:
         for option, value in options.items():
-            if value is not None and option in self._setup.door.lacks:
-                door = self._setup.door
+            if value is not None and option in self._setup.connector.lacks:
+                door = self._setup.connector
                 raise Unsupported(f"{door.name} cannot carry {option}=", hint=door.lacks[option])
 
     def _check(self, topic: str, qos: int, ttl: float | None) -> int:
         """The TTL in milliseconds, 0 for none, if all three can be sent."""
-        limits = self._setup.door.limits
+        limits = self._setup.connector.limits
         size = len(topic.encode())
         if not 0 < size <= limits.topic_bytes_max or "\0" in topic:
             raise BadName(
                 f"the topic name has {size} bytes" if "\0" not in topic else "the topic name contains a NUL",
                 hint=f"a topic has 1 to {limits.topic_bytes_max} bytes of UTF-8 without NUL",
             )
-        if qos == 0 and "qos=0" in self._setup.door.lacks:
-            raise Unsupported(f"{self._setup.door.name} has no qos=0", hint=self._setup.door.lacks["qos=0"])
+        if qos == 0 and "qos=0" in self._setup.connector.lacks:
+            raise Unsupported(f"{self._setup.connector.name} has no qos=0", hint=self._setup.connector.lacks["qos=0"])
         if qos not in (0, 1):
             raise ValueError(f"qos is 0 (at most once) or 1 (durable, at least once), not {qos!r}")
         if ttl is None:
@@ -516,7 +510,7 @@ class Bus:
         return ttl_ms
 
     def _value_bytes_max(self, topic: str, key: str | bytes | None = None) -> int:
-        limits = self._setup.door.limits
+        limits = self._setup.connector.limits
         return limits.frame_bytes_max - limits.frame_overhead_bytes - len(topic.encode()) - len(key_bytes(key) or b"")
 
 

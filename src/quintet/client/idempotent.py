@@ -1,11 +1,11 @@
-"""Each message exactly once: what stands between an idempotent producer and a link that may be lost at any moment.
+"""Numbers the messages of an idempotent producer, so that a retry after a lost connection makes no duplicate.
 
 Every partition has its own numbers, from 0 on, under a random producer id. What is not answered stays in line with its
-number; a new link gets all of it again, in order, and the server answers what it already has with where it is.
+number; a new connection gets all of it again, in order, and the server answers what it already has with where it is.
 
     piece:   waiting --> sent --> answered               stored, or stored before: both are a place
                 ^          |
-                +----------+  link lost, or refused in a way that may pass: it and all behind it in its partition
+                +----------+  connection lost, or refused in a way that may pass: it and all behind it in its partition
 
 A refusal that does not pass leaves a hole that the server would not have behind it: the pieces behind start over under a
 new id. At most WINDOW_PIECES are sent and unanswered, because the server remembers only so many runs of each producer.
@@ -18,14 +18,14 @@ from functools import lru_cache, partial
 from random import SystemRandom
 from typing import Final
 
-from quintet.client.core.base import ANY, AskLink, Channel, Load, Outcome
+from quintet.client.core.base import Channel, FetchConnection
 from quintet.client.core.errors import Closed, ConnectionLost, Forbidden, PartitionNotFound, TopicNotFound
+from quintet.client.core.publishing import ANY, FAILURES_KEPT_MAX, Load, Outcome
 from quintet.model.errors import QuintetError
 from quintet.model.keys import fnv1a
 
 WINDOW_PIECES: Final = 8
 RETRY_S: Final = 0.1  # after a refusal that may pass
-FAILURES_KEPT_MAX: Final = 1_000
 PRODUCER_ID_MAX: Final = (1 << 63) - 1
 _KEYS_CACHED: Final = 65_536
 
@@ -104,16 +104,16 @@ class Sequencer:
         self._task = asyncio.get_running_loop().create_task(self._pump())
 
     async def _partitions(self) -> int:
-        link = await self._channel.link()
-        assert isinstance(link, AskLink), "a door without idempotent producers says so in `lacks`"
+        connection = await self._channel.connection()
+        assert isinstance(connection, FetchConnection), "a door without idempotent producers says so in `lacks`"
         try:
-            found = await link.request("METADATA", {"topic": self._topic})
+            found = await connection.request("METADATA", {"topic": self._topic})
         except TopicNotFound as missing:
             try:
-                await link.request("CREATE_TOPIC", {"topic": self._topic, "partitions": 0})
+                await connection.request("CREATE_TOPIC", {"topic": self._topic, "partitions": 0})
             except Forbidden:
                 raise missing from None
-            found = await link.request("METADATA", {"topic": self._topic})
+            found = await connection.request("METADATA", {"topic": self._topic})
         return len(found["partitions"])
 
     async def close(self) -> None:
@@ -161,7 +161,7 @@ class Sequencer:
     # -- sending ---------------------------------------------------------------------------------------------------
 
     async def _pump(self) -> None:
-        """All that is in line and not sent, in order, on the link there is now."""
+        """All that is in line and not sent, in order, on the connection there is now."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -169,13 +169,13 @@ class Sequencer:
                 await asyncio.sleep(self._pause_s)
                 self._pause_s = 0.0
             try:
-                link = await self._channel.link()
-                await link.writable()
+                connection = await self._channel.connection()
+                await connection.writable()
                 for piece in list(self._line):
                     if self._in_flight >= WINDOW_PIECES:
                         break
                     if not piece.sent:
-                        answer = link.publish(piece.load)
+                        answer = connection.publish(piece.load)
                         piece.sent = True
                         self._in_flight += 1
                         answer.add_done_callback(partial(self._answered, piece, piece.attempt))

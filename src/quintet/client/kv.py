@@ -1,6 +1,6 @@
-"""The broker's cache as a mapping: `bus.kv("sessions")`. Values by key, with an age, a version, and watchers.
+"""Gives the broker's cache as a mapping: `bus.kv("sessions")`. Values by key, with an age, a version, and watchers.
 
-    Cache --request--> Lanes: up to LANES streams, one for the keys of a hash, each with many requests under way
+    Cache --request--> CacheStreams: up to LANES streams, one for the keys of a hash, each with many requests under way
     Watch <--changes-- a stream of its own; the latest of each key, so a slow reader skips and never falls behind
 
 What is asked about one key goes over one stream, and is done in the order it was asked. A read that lost its connection is
@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
-from quintet.client.core.base import Channel, Fields, Link, RequestLink, Setup, Silent, deadline
+from quintet.client.core.base import Channel, ClientConnection, Fields, RequestConnection, Setup, Silent, deadline
 from quintet.client.core.errors import Closed, ConnectionLost, Timeout, VersionConflict
 from quintet.client.core.message import log, to_bytes
 from quintet.model.errors import BadName, BadRequest, ProtocolError, QuintetError
 
 if TYPE_CHECKING:
-    from quintet.client.links.felix import FelixLink
+    from quintet.client.links.felix import FelixStream
 
 LANES: Final = 4
 MANY_KEYS_MAX: Final = 1_000  # of one request
@@ -37,7 +37,7 @@ class Change(NamedTuple):
     version: int
 
 
-class Lanes:
+class CacheStreams:
     """The streams that all caches of a bus share."""
 
     def __init__(self, setup: Setup) -> None:
@@ -52,21 +52,21 @@ class Lanes:
         limit = self.setup.timeout if timeout is None else timeout
         lane = crc32(key.encode()) % LANES
         channel = self._channels[lane]
-        link = None if channel is None else channel.current
-        if isinstance(link, RequestLink) and not link.full:
+        connection = None if channel is None else channel.current
+        if isinstance(connection, RequestConnection) and not connection.full:
             try:
-                return await _within(limit, link.request(name, fields), name, key)
+                return await _within(limit, connection.request(name, fields), name, key)
             except ConnectionLost:
                 if not again:
                     raise
         async with deadline(limit, f"{name} of {key!r}"):
             channel = await self._channel(lane)
             while True:
-                link = await channel.link()
-                assert isinstance(link, RequestLink), "a door without a cache says so in `lacks`"
+                connection = await channel.connection()
+                assert isinstance(connection, RequestConnection), "a door without a cache says so in `lacks`"
                 try:
-                    await link.writable()
-                    return await link.request(name, fields)
+                    await connection.writable()
+                    return await connection.request(name, fields)
                 except ConnectionLost:
                     if not again or channel.failed is not None:
                         raise
@@ -111,10 +111,10 @@ class Cache:
     Keys are text. Values are bytes as they are, str as UTF-8, anything else as JSON; they come back as bytes.
     """
 
-    def __init__(self, lanes: Lanes, name: str) -> None:
-        self._lanes = lanes
+    def __init__(self, streams: CacheStreams, name: str) -> None:
+        self._streams = streams
         self._name = name
-        door: Any = lanes.setup.door
+        door: Any = streams.setup.connector
         if name.count("/") not in (0, 2):
             raise BadName(f"{name!r} is no name of a cache", hint="a name without /, or TENANT/NAMESPACE/NAME")
         tenant, namespace, cache = door.names.scope(name)
@@ -188,11 +188,11 @@ class Cache:
         the last is told."""
         if key is not None and prefix is not None:
             raise ValueError("watch one of key= and prefix=")
-        return Watch(self, self._lanes, self._scope, key, prefix)
+        return Watch(self, self._streams, self._scope, key, prefix)
 
     async def _ask(self, name: str, key: str, fields: Fields, timeout: float | None, again: bool = False) -> Fields:
         check_key(key)
-        answer = await self._lanes.ask(key, name, {**self._scope, **fields}, timeout, again)
+        answer = await self._streams.ask(key, name, {**self._scope, **fields}, timeout, again)
         if answer.get("type") == "cache_conflict":
             version = int(answer.get("version", 0))
             raise VersionConflict(
@@ -230,14 +230,14 @@ class Watch(Silent):
     are looked at again, so none of their last changes is missed; one that was new meanwhile is told of when it changes
     again."""
 
-    def __init__(self, cache: Cache, lanes: Lanes, scope: Fields, key: str | None, prefix: str | None) -> None:
+    def __init__(self, cache: Cache, streams: CacheStreams, scope: Fields, key: str | None, prefix: str | None) -> None:
         self._cache = cache
-        self._lanes = lanes
+        self._streams = streams
         self._fields: Fields = {**scope, **({"key": key} if key is not None else {})}
         if prefix is not None:
             self._fields["prefix"] = prefix
         self._key = key
-        self._channel = Channel(lanes.setup, self, on_up=self._attach, on_down=self._down)
+        self._channel = Channel(streams.setup, self, on_up=self._attach, on_down=self._down)
         self._waiting: dict[str, Change] = {}  # the latest of each key, not taken yet
         self._seen: dict[str, tuple[int, bool]] = {}  # key -> its version, and whether it is there
         self._ready = asyncio.Event()
@@ -259,19 +259,19 @@ class Watch(Silent):
         if self._closed:
             raise Closed("the watch is closed", hint="cache.watch() makes a new one")
         if not self._opened:
-            self._lanes.opened(self)
+            self._streams.opened(self)
             self._opened = True
             try:
                 await self._channel.open()
             except BaseException:
                 self._opened = False
-                self._lanes.closed(self)
+                self._streams.closed(self)
                 raise
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._lanes.closed(self)
+            self._streams.closed(self)
             await self._channel.close()
             self._ready.set()
 
@@ -296,22 +296,22 @@ class Watch(Silent):
 
     async def get(self, *, timeout: float | None = None) -> Change:
         """The next change; Timeout if none comes in time."""
-        async with deadline(self._lanes.setup.timeout if timeout is None else timeout, "waiting for a change"):
+        async with deadline(self._streams.setup.timeout if timeout is None else timeout, "waiting for a change"):
             try:
                 return await self.__anext__()
             except StopAsyncIteration:
                 raise Closed("the watch is closed") from None
 
-    async def _attach(self, link: Link) -> None:
-        felix: FelixLink = link  # type: ignore[assignment]
+    async def _attach(self, connection: ClientConnection) -> None:
+        felix: FelixStream = connection  # type: ignore[assignment]
         self._paused = False
-        seen = dict(self._seen)  # of a key that is told of from here on, more will be told
-        await felix.listen("cache_watch", self._fields, self._heard)
+        seen = dict(self._seen)  # a key that changes after this is sent again
+        await felix.listen("cache_watch", self._fields, self._on_message)
         for (key, before), entry in zip(seen.items(), await self._cache._many(list(seen), inf), strict=True):
             if entry is not None:
                 self._changed(Change(key, *entry))
             elif before[1] and self._seen.get(key) == before:
-                self._tell(Change(key, None, before[0]))  # at a version that nobody can tell any more
+                self._tell(Change(key, None, before[0]))  # its version is not known any more
         if self._key is not None and not seen:
             found = await self._cache.entry(self._key, timeout=inf)
             if self._key not in self._seen:
@@ -321,7 +321,7 @@ class Watch(Silent):
         if self._channel.failed is not None:
             self._ready.set()
 
-    def _heard(self, message: Fields) -> None:
+    def _on_message(self, message: Fields) -> None:
         if message.get("type") == "cache_event":
             check_key(message["key"])
             self._changed(Change(message["key"], _value(message.get("value")), int(message.get("version", 0))))
@@ -335,10 +335,10 @@ class Watch(Silent):
         self._remember(change.key, change.version, change.value is not None)
         self._waiting[change.key] = change
         self._ready.set()
-        link = self._channel.newest
-        if len(self._waiting) >= WATCH_KEYS_MAX and not self._paused and link is not None:
+        connection = self._channel.newest
+        if len(self._waiting) >= WATCH_KEYS_MAX and not self._paused and connection is not None:
             self._paused = True
-            link.pause()
+            connection.pause()
 
     def _remember(self, key: str, version: int, there: bool) -> None:
         self._seen.pop(key, None)

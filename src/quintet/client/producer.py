@@ -1,4 +1,4 @@
-"""From many small sends to few large writes: what `bus.producer(topic)` gives.
+"""Gathers many small sends into few large writes: `bus.producer(topic)`.
 
 `send` only appends to a buffer. The buffer is shipped when it holds SHIP_BYTES, when its first message is `linger`
 seconds old, or on `flush`. Everything between `send` and the server's confirmation counts against `max_bytes` and
@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
-from quintet.client.core.base import ANY, Channel, Load, Outcome, deadline
-from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, DeliveryError, Unsupported
+from quintet.client.core.base import Channel, deadline
+from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, DeliveryError, Unsupported, too_large
 from quintet.client.core.message import key_bytes, to_bytes
+from quintet.client.core.publishing import ANY, Load, Outcome
 from quintet.client.idempotent import Sequencer, split
 from quintet.model.errors import QuintetError
 
@@ -105,8 +106,6 @@ class Producer:
             )
         data = to_bytes(value)
         if len(data) > self._value_bytes_max:
-            from quintet.client.bus import too_large
-
             raise too_large(len(data), self._value_bytes_max)
         size = len(data) + SEND_OVERHEAD_BYTES
         if key is not None or partition is not None:
@@ -173,7 +172,7 @@ class Producer:
         self._buffer, self._buffer_bytes = [], 0
         self._keys = self._partitions = None
         for load in loads:
-            # the bytes are counted for one of them: their sum is what matters
+            # all bytes are counted with the first load: only their sum matters
             task = self._loop.create_task(self._deliver(load, size))
             size = 0
             self._tasks.add(task)
@@ -212,9 +211,9 @@ class Producer:
     async def _publish(self, load: Load) -> Outcome:
         if self._sequencer is not None:
             return await self._sequencer.publish(load)
-        link = await self._channel.link()
-        await link.writable()
-        return await link.publish(load)
+        connection = await self._channel.connection()
+        await connection.writable()
+        return await connection.publish(load)
 
     def _note(self, refused: int, failures: tuple[tuple[int, QuintetError], ...]) -> None:
         self._failed += refused

@@ -1,4 +1,4 @@
-"""Messages and consumed offsets that appear together or not at all: what `bus.transaction()` gives.
+"""Publishes messages and commits consumed offsets together or not at all: `bus.transaction()`.
 
     begun --publish, commit_offsets--> begun --block ends well--> committing --> done
                                          |                            |  ^
@@ -12,9 +12,10 @@ import asyncio
 from types import TracebackType
 from typing import Final
 
-from quintet.client.core.base import ANY, AskLink, Channel, Fields, deadline
+from quintet.client.core.base import Channel, FetchConnection, Fields, deadline
 from quintet.client.core.errors import Closed, ConnectionLost, StorageFull, TransactionNotFound
 from quintet.client.core.message import Ack, Message, MessageBatch, Settler, key_bytes, log, settling, to_bytes
+from quintet.client.core.publishing import ANY
 from quintet.model.errors import QuintetError
 
 RETRY_S: Final = 0.1
@@ -90,7 +91,7 @@ class Transaction:
         settler, tags = settling(message)
         last: dict[int, int] = {}
         for tag in tags:
-            place = settler.place(tag)
+            place = settler.position_of(tag)
             number = ANY if place is None else place.partition
             last[number] = max(last.get(number, 0), tag)
         async with deadline(self._timeout, "committing offsets"):
@@ -135,7 +136,7 @@ class Transaction:
             return await self._request(name, fields)
 
     async def _request(self, name: str, fields: Fields) -> Fields:
-        link = await self._channel.link()
-        assert isinstance(link, AskLink), "a door without transactions says so in `lacks`"
-        await link.writable()
-        return await link.request(name, fields)
+        connection = await self._channel.connection()
+        assert isinstance(connection, FetchConnection), "a door without transactions says so in `lacks`"
+        await connection.writable()
+        return await connection.request(name, fields)

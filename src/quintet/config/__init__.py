@@ -1,4 +1,4 @@
-"""The one typed tree of options, and how a file, the environment and flags are laid over each other.
+"""Defines the typed tree of options, and merges defaults, file, environment and flags.
 
 Layers, each over the one before: defaults, the --dev preset, the TOML file, environment variables
 (QUINTET_SECTION__KEY), flags. They are merged as plain dictionaries first and checked once, so that an error can name

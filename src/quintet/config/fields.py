@@ -1,4 +1,4 @@
-"""What fields of the configuration are made of beside those of protocols/options.py: patterns, secrets in files."""
+"""Defines types of configuration fields beside those of protocols/options.py: patterns, secrets in files."""
 
 import os
 import stat

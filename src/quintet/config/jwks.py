@@ -1,4 +1,4 @@
-"""Key sets in files: the public keys by which tokens of Felix tenants are judged.
+"""Reads key sets from files: the public keys that verify tokens of Felix tenants.
 
 The configuration names the files; the broker's rules for what they hold are in quintet.broker.identity.tenant_tokens. A key set
 holds no secret, so anybody may read the file; but who may write it decides who gets in, so not everybody may.

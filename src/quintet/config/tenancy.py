@@ -1,4 +1,4 @@
-"""The sections of the Felix door that are not about its socket: its caches, its tenants, and the keys of their tokens."""
+"""Defines the sections of the Felix door beside its socket: caches, tenants, and the keys of their tokens."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""The sections about trust: what tokens are signed with, what peers may do, what the audit proves."""
+"""Defines the sections about trust: keys of tokens, rights of peers, proofs of the audit."""
 
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self

@@ -1,6 +1,6 @@
 """What crosses the Flight door: the tickets, the descriptors, the actions and their answers. Words only, no work.
 
-Both ends use these: the door (server.py) and the link of Spark and the pipelines (quintet.spark.source.link). All of it is JSON,
+Both ends use these: the door (server.py) and the link of Spark and the pipelines (quintet.spark.source.connection). All of it is JSON,
 so that any Arrow client can use the door without this package; bytes of a message never go this way, they are columns.
 
     get_flight_info   path [TOPIC], or command Selection      one endpoint per partition, each with a ticket

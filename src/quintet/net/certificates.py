@@ -1,4 +1,4 @@
-"""Makes the certificate of a door that needs one and was given none, and says what is wrong with a given one.
+"""Makes the certificate of a door that needs one and has none, and checks a configured one.
 
 The made one is an end-entity certificate and no authority (CA:FALSE): published QUIC clients refuse an authority as the
 certificate of a server, and a copy of it lets nobody sign for another name. Clients trust the file itself (`ca=`).

@@ -21,22 +21,20 @@ import termios
 from collections.abc import Callable
 from functools import partial
 from time import time_ns
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
-from quintet.net.output import OWN_BYTES_MAX, PRESSED_BYTES_MIN, PRESSED_STALL_US
+from quintet.net.output import OWN_BYTES_MAX, PRESSED_BYTES_MIN, PRESSED_STALL_US, OutputBudget
+from quintet.net.turns import Turns
 from quintet.protocols.base import STALL, WAIT, Session
 
-if TYPE_CHECKING:
-    from quintet.net.listener import Listener
-
 LARGE_REST_BYTES = 64 * limits.KIB  # of an unfinished frame: above this it is collected in a buffer of its own
-HELD_BYTES_MAX = 16 * limits.KIB  # read while an answer is waited for, to notice a peer that goes
+HELD_BYTES_MAX = 16 * limits.KIB  # read while an answer is pending, to notice a peer that disconnects
 LARGE_SPARE_BYTES = limits.MIB  # of such a buffer when it is made; then it doubles
-STALL_STEP_S = 0.001  # how long a congested publisher is not read from before looking again ...
+STALL_STEP_S = 0.001  # how long reading from a congested publisher stops before the next check ...
 STALL_STEPS_MAX = 10  # ... and how often, when the reason is a slow subscriber and not the disk
-STALL_STEPS_EVEN = 16  # looks of the same distance, then they come further apart, up to ...
+STALL_STEPS_EVEN = 16  # checks at the same interval; then the interval grows up to ...
 STALL_STEP_MAX_S = 0.02  # ... this: thousands of connections may wait for one slow disk
 JOINED_BYTES_MAX = limits.MIB  # of output in pieces: before Python 3.12 asyncio joins them, one more copy
 CHOKE_BYTES = OWN_BYTES_MAX  # of answers the peer does not take: above this it may not ask for more
@@ -49,7 +47,7 @@ READS_TOO_SLOWLY = (
 )
 
 
-# Private: what is added to a shared mapping has no memory behind it.
+# Private: pages added to a shared mapping have no memory behind them.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 
 
@@ -79,6 +77,38 @@ def queued_bytes(of: socket.socket | None) -> int:
         return 0
 
 
+class Owner(Protocol):
+    """What a connection needs of its listener (listener.Listener): shared buffers, counters, and whom to tell."""
+
+    turns: Turns
+    output: OutputBudget
+    loop: asyncio.AbstractEventLoop
+    read_view: memoryview
+    make_session: "Callable[[Connection], Session]"
+    bytes_in: int
+    bytes_out: int
+    stalls: int
+
+    @property
+    def name(self) -> str: ...
+
+    def now(self) -> int: ...
+
+    def monotonic(self) -> int: ...
+
+    def opened(self, connection: "Connection") -> None: ...
+
+    def auth_failed(self, connection: "Connection", count: int) -> None: ...
+
+    def watch_stall(self, connection: "Connection") -> None: ...
+
+    def closing(self, connection: "Connection", reason: str) -> None: ...
+
+    def fault(self, connection: "Connection", where: str, error: Exception) -> None: ...
+
+    def closed(self, connection: "Connection") -> None: ...
+
+
 class Connection(asyncio.BufferedProtocol):
     """One accepted socket. Implements delivery's Sink for its session."""
 
@@ -87,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
         "_session", "_stalled_bytes", "_stalled_since", "_transport", "_turns", "_waking", "peer",
     )  # fmt: skip
 
-    def __init__(self, listener: "Listener") -> None:
+    def __init__(self, listener: Owner) -> None:
         self._listener = listener
         self._turns = listener.turns
         self._transport: asyncio.Transport | None = None
@@ -97,7 +127,8 @@ class Connection(asyncio.BufferedProtocol):
         self._large_used = 0
         self._parked: list[Callable[[], None]] | None = None
         self._stalled_since: int | None = None
-        self._stalled_bytes = 0  # untaken when last looked at, and added since: fewer now means that the peer reads
+        # Bytes not taken at the last check, plus those added since: fewer now means that the peer reads.
+        self._stalled_bytes = 0
         self._failures = 0
         self._lost = False
         self._choked = False
@@ -106,13 +137,13 @@ class Connection(asyncio.BufferedProtocol):
         self._receiving = False
         self._queued = False  # what the session left is offered again in a later turn
         self._waking = False  # those that are parked are woken in a later turn
-        self._fresh = False  # and have this one: one run is handed over in any case
+        self._fresh = False  # this turn belongs to the parked calls: at least one of them runs
         self.peer = ""
 
     # -- from the socket -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one, but does not derive from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "local"
         self._transport.set_write_buffer_limits(high=limits.WRITE_HIGH_BYTES, low=limits.WRITE_LOW_BYTES)
@@ -167,7 +198,8 @@ class Connection(asyncio.BufferedProtocol):
             if consumed != len(available) or self._rest or self._large is not None:
                 self._keep(available[consumed:])
             if self._session.stopped or self._session.holding:
-                self._held = True  # before draining: that may bring the late answer about, which goes on with the rest
+                # Before draining, which may produce the late answer: that continues with the rest.
+                self._held = True
             self._drain()
             self._count_failures()
         except Exception as fault:
@@ -194,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def turn_facts(self) -> dict[str, object]:
         operation = getattr(self._session, "operation", "")
-        return {"door": self._listener.options.name, "operation": operation, "peer": self.peer, "who": self.who}
+        return {"door": self._listener.name, "operation": operation, "peer": self.peer, "who": self.who}
 
     def turn_over(self) -> bool:
         return self._turns.over()
@@ -225,7 +257,7 @@ class Connection(asyncio.BufferedProtocol):
             left = memoryview(self._large)[: self._large_used] if self._large is not None else memoryview(self._rest)
             self._offer(left)
             if not self._held or self._waits_its_turn():
-                return  # draining brought a late answer about, and that went on with the rest
+                return  # draining produced a late answer, and that continued with the rest
             if not session.stopped and not session.holding:
                 self._go_on()
                 return
@@ -334,7 +366,7 @@ class Connection(asyncio.BufferedProtocol):
         nobody would offer the rest again when others have sent theirs."""
         if self._transport is None or self._transport.is_closing():
             return 0
-        # One more than the mark: at the mark itself the transport has not paused, so nobody would wake who parks.
+        # One more than the mark: at the mark itself the transport has not paused, so no parked call would be woken.
         return limits.WRITE_HIGH_BYTES + 1 - self._transport.get_write_buffer_size()
 
     def park(self, call: Callable[[], None]) -> None:
@@ -343,7 +375,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parked.append(call)
         if self._own_room() <= 0:
             return  # the transport calls
-        if self._listener.output.full:  # its own socket has room, all together have none
+        if self._listener.output.full:  # this socket has room, but the budget of all sockets is used up
             self._listener.output.park(self, self._wake)
         elif not self._waking:  # only the turn is over
             self._waking = True
@@ -385,7 +417,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.fault("completed", fault)
 
     def _answered(self) -> None:
-        if not self._receiving:  # else the read under way sends it, together with what else it makes
+        if not self._receiving:  # otherwise the read in progress sends it together with its other output
             self._drain()
             if self._held:
                 self._let_go()
@@ -400,7 +432,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.fault("records", fault)
 
     def fault(self, where: str, error: Exception) -> None:
-        """An exception of ours in its session ends this connection and no other: whoever called goes on with the next."""
+        """An exception in its session ends this connection and no other: the caller continues with the next one."""
         self._lost = True  # nothing more enters the session but `closed`
         self._parked = None
         self._listener.fault(self, where, error)
@@ -419,7 +451,7 @@ class Connection(asyncio.BufferedProtocol):
     def recheck(self) -> None:
         """Credentials changed: let the session look at its own now, not only when the peer speaks next."""
         if not self._lost:
-            self._receiving = True  # it may act on requests that it left, and those may be answered at once
+            self._receiving = True  # it may act on requests that it left before, and those may be answered at once
             try:
                 self._session.receive(memoryview(b""), self._listener.now())
                 self._receiving = False
@@ -441,7 +473,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if output:
             size = sum(map(len, output))
-            self._stalled_bytes += size  # else a peer that reads would seem not to, behind what is added
+            self._stalled_bytes += size  # otherwise added bytes would hide that the peer reads
             if len(output) == 1:
                 transport.write(output[0])
             elif size <= JOINED_BYTES_MAX:
@@ -459,7 +491,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._choked = True  # deliveries stop by themselves (room); only replies come this far
                 transport.pause_reading()
         if self._session.closing is not None and not transport.is_closing():
-            if self._session.closing:  # empty: the peer wanted it, and there is nothing to say
+            if self._session.closing:  # empty: the peer closed, so there is nothing to report
                 self._listener.closing(self, self._session.closing)
             transport.close()
             if transport.get_write_buffer_size():

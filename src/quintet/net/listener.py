@@ -107,6 +107,10 @@ class Listener:
         self._sweep()
 
     @property
+    def name(self) -> str:
+        return self.options.name
+
+    @property
     def address(self) -> str:
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()[:2]
@@ -137,7 +141,7 @@ class Listener:
         """Count them against the address; past the limit, its connections end and new ones are refused for the minute."""
         address = connection.peer.rpartition(":")[0]
         self._failures.add(address, self.monotonic(), count)
-        self._report("authentication_failed", {"door": self.options.name, "peer": connection.peer})
+        self._report("authentication_failed", {"door": self.name, "peer": connection.peer})
         if self._failures.blocked(address, self.monotonic()):
             connection.evict("too many failed authentications")
 
@@ -155,7 +159,7 @@ class Listener:
     def closing(self, connection: Connection, reason: str) -> None:
         """We close a connection: say why, once."""
         self.cut += 1
-        self._report("connection_closed", {"door": self.options.name, "peer": connection.peer, "who": connection.who,
+        self._report("connection_closed", {"door": self.name, "peer": connection.peer, "who": connection.who,
                                            "reason": reason})  # fmt: skip
 
     def fault(self, connection: Connection, where: str, error: Exception) -> None:

@@ -28,10 +28,10 @@ class LoopScheduler:
     ) -> None:
         self._loop = loop
         self.turns = turns or Turns(loop)
-        self._calls: list[Callable[[], None]] = []  # wanted soon
-        self._due = False  # a turn for them is on its way
-        self._gathering = False  # a callback runs that will settle them itself
-        self._running: object = None  # of them, the one that was called last
+        self._calls: list[Callable[[], None]] = []  # calls for the end of this turn
+        self._due = False  # a callback for them is scheduled
+        self._gathering = False  # a callback runs that will run them itself
+        self._running: object = None  # the call that ran last
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"quintet-disk-{n}", daemon=True) for n in range(threads)
@@ -56,11 +56,11 @@ class LoopScheduler:
             self._loop.call_soon(self._turn)
 
     def gather(self) -> None:
-        """A callback of the loop that brings many things about begins: what is wanted soon is done by its `settle`, which
+        """A callback of the loop that brings many things about begins: what is wanted soon is done by its `run_gathered`, which
         must follow, and not only after another look at all sockets."""
         self._gathering = True
 
-    def settle(self) -> None:
+    def run_gathered(self) -> None:
         self._gathering = False
         self._run()
 
@@ -106,4 +106,4 @@ class LoopScheduler:
             try:
                 self._loop.call_soon_threadsafe(self.turns.run, done, result)
             except RuntimeError:
-                return  # the loop is closed: the broker is going down and nobody waits for this
+                return  # the loop is closed: the broker stops, and no caller waits for this

@@ -25,12 +25,10 @@ class OutputBudget:
         self._held: dict[object, int] = {}
         self._making: set[object] = set()  # holders whose claimed answer is being made
         self._claims: deque[tuple[object, int, Callable[[], None]]] = deque()
-        self._passed: deque[tuple[object, int, Callable[[], None]]] = (
-            deque()
-        )  # of them, those that were looked at and do not fit
+        self._passed: deque[tuple[object, int, Callable[[], None]]] = deque()  # claims that were checked and do not fit
         self._parked: dict[object, Callable[[], None]] = {}
         self._waking = False
-        self._freed = False  # something was given back since it was last looked at who waits
+        self._freed = False  # bytes were returned since the waiting claims were last checked
 
     @property
     def full(self) -> bool:
@@ -62,7 +60,7 @@ class OutputBudget:
             return True
         self.waited += 1
         self._claims.append((holder, size, granted))
-        self._wake()  # it may only have to wait behind those of one holder
+        self._wake()  # other claims that wait may all belong to one holder
         return False
 
     def answered(self, holder: object, unsent: int) -> None:
@@ -95,7 +93,7 @@ class OutputBudget:
         self.hold(holder, self.held(holder) + size)
 
     def _wake(self) -> None:
-        """Less is held: grant claims, then call who is parked. Called again by what those do, it only takes note."""
+        """Bytes were returned: grant claims, then run parked calls. A call from within only sets a flag."""
         self._freed = True
         if self._waking:
             return
@@ -104,7 +102,8 @@ class OutputBudget:
             while self._freed:
                 self._freed = False
                 self._grant_all()
-                while self._parked and not self.full:  # who parks again has made it full, or waits for a later turn
+                # A call that parks again has used up the room, or waits for a later turn.
+                while self._parked and not self.full:
                     self._parked.pop(next(iter(self._parked)))()
         finally:
             self._waking = False

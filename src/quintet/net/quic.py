@@ -20,7 +20,8 @@ from quintet.model import limits
 from quintet.net.listener import SHUTTING_DOWN, SWEEP_S, Failures, ListenerOptions, Report
 from quintet.net.loop import LoopScheduler
 from quintet.net.output import OutputBudget
-from quintet.net.quic_endpoint import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE, Endpoint, make_endpoint
+from quintet.net.quic_endpoint import Endpoint, make_endpoint
+from quintet.net.quic_events import CLOSED, CONNECTED, DATA, RESET, SENT, STOPPED, WRITABLE
 from quintet.net.quic_streams import CODE_LIMIT, CONNECTION_HIGH_BYTES, OutletStream, Stream, Writer
 from quintet.net.turns import Turns
 from quintet.protocols.base import LOST, Outlet, StreamSession
@@ -28,8 +29,8 @@ from quintet.protocols.base import LOST, Outlet, StreamSession
 TAKE_BYTES = limits.MIB  # of one wake-up; then other work of the loop has its turn
 EMPTY_US = 60_000_000  # a connection without any stream is shut after this, unless its host is at work on another
 CONNECTION_KEPT_BYTES_MAX = 64 * limits.MIB  # of unfinished frames over all streams of a connection
-STRANGER_KEPT_BYTES_MAX = 64 * limits.KIB  # ... while it is not known who is there
-GOODBYE_STEP_S = 0.02  # between looks at whether what was sent before the end is out ...
+STRANGER_KEPT_BYTES_MAX = 64 * limits.KIB  # ... before anybody authenticated
+GOODBYE_STEP_S = 0.02  # between checks whether all output before the close was sent ...
 GOODBYE_STEPS_MAX = 20  # ... and how many at most
 GOODBYE_STEPS_MIN = 4  # QUIC itself has some to send when the endpoint has none
 KEEP_ALIVES_PER_IDLE = 3  # a quiet peer is asked so often within the idle time: two may be lost ...
@@ -40,7 +41,7 @@ SEND_WINDOW_BYTES = 4 * limits.MIB  # unacknowledged bytes of a connection
 
 # Application close codes of a connection, beside CODE_LIMIT:
 CODE_UNAUTHENTICATED: Final = 0x41
-CODE_INTERNAL: Final = 0x49  # a mistake of ours
+CODE_INTERNAL: Final = 0x49  # an exception in the broker's own code
 CODE_REVOKED: Final = 0x52
 CODE_SHUTTING_DOWN: Final = 0x53
 
@@ -56,14 +57,14 @@ class QuicOptions:
     idle_ms: int = 30_000
     half_open_max: int = 2_000
     retry_above: int = 100
-    open: bool = True  # who does not say who he is may send long frames, too
+    open: bool = True  # clients may send long frames before they authenticate
 
 
 class QuicConnection:
     """One connection, for the sessions of its streams (Streams) and for the server (recheck, evict, who)."""
 
-    __slots__ = ("_code", "_crowded", "_empty_since", "_holds", "_opened_at", "_outlets", "_queued", "_reason", "_streams", "_used", "_waiting",
-                 "_watched", "_who", "closing", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
+    __slots__ = ("_code", "_empty_since", "_holds", "_opened_at", "_outlets", "_queued", "_reason", "_streams", "_used", "_waiting",
+                 "_watched", "_who", "closing", "crowded", "kept", "listener", "number", "peer", "shared", "turns", "unsent")  # fmt: skip
 
     def __init__(self, listener: "QuicListener", number: int, peer: str) -> None:
         self.listener = listener
@@ -82,8 +83,8 @@ class QuicConnection:
         self._outlets: dict[int, OutletStream] = {}
         self._watched: set[Writer] | None = None
         self._waiting: dict[Writer, None] = {}  # for a later turn of the loop, in their order
-        self._queued = False  # it has a place in the queue of turns, or goes on just now
-        self._crowded = False
+        self._queued = False  # it is in the queue of turns, or runs now
+        self.crowded = False
         self._holds = False  # bytes of the output budget
         self._used = False  # the peer has opened a stream, at least once
         self._who: str | None = None
@@ -94,7 +95,7 @@ class QuicConnection:
         number = -1 if self.closing else self.listener.endpoint.open(self.number, False)
         outlet = OutletStream(self, number, gone)
         if number < 0:
-            outlet.ending = True  # there is no such stream: nothing is handed on, and soon it is gone
+            outlet.ending = True  # there is no such stream: nothing is sent, and `gone` is called soon
             self.listener.loop.call_soon(outlet.gone, LOST)
         else:
             self._outlets[number] = outlet
@@ -106,7 +107,7 @@ class QuicConnection:
             self.closing = True
             self._code, self._reason = code, reason
             if reason:
-                self.listener.closing(self, reason)
+                self.report_closing(reason)
             self.listener.shut_later(self)
 
     def later(self, writer: Writer) -> None:
@@ -127,7 +128,7 @@ class QuicConnection:
                 self.fault("turn", error)
             if self.turns.over():
                 break
-        self._waiting = waiting | self._waiting  # who went on just now is the last of them
+        self._waiting = waiting | self._waiting  # those that ran now are the last in the queue
         self._queued = bool(self._waiting) and not self.closing
         if self._queued:
             self.turns.later(self._go_on)
@@ -162,13 +163,13 @@ class QuicConnection:
 
     @property
     def at_work(self) -> bool:
-        """Somebody who is known has a stream open on it."""
+        """An authenticated client has a stream open on it."""
         return not self.closing and bool(self._streams or self._outlets) and self.who is not None
 
     @property
     def in_reserve(self) -> bool:
         """Without a stream, while another connection of its host is at work: the published client opens connections for
-        subscriptions long before the first one. Who had a stream and never said who he is, is no such."""
+        subscriptions long before the first one. One that had a stream and did not authenticate does not count."""
         if self._streams or self._outlets or (self._used and self.who is None):
             return False
         return self.host in self.listener.hosts_at_work()
@@ -180,7 +181,7 @@ class QuicConnection:
     def recheck(self) -> None:
         for stream in list(self._streams.values()):
             stream.recheck()
-        recheck = getattr(self.shared, "recheck", None)  # subscriptions whose stream is long closed
+        recheck = getattr(self.shared, "recheck", None)  # subscriptions whose stream was closed before
         if recheck is not None:
             try:
                 recheck(self.listener.now())
@@ -210,7 +211,7 @@ class QuicConnection:
             return
         if kind == WRITABLE:
             writer.writable()
-            self._uncrowd()
+            self._wake_if_uncrowded()
         elif kind == STOPPED:
             writer.gone(event[3])
         elif kind == RESET and isinstance(writer, Stream):
@@ -224,6 +225,19 @@ class QuicConnection:
         self._watched.add(writer)
         self.listener.watch(self)
 
+    def keep(self, stream: Stream) -> None:
+        """Its number stays taken until `forget`."""
+        self._streams[stream.number] = stream
+
+    def auth_failed(self, count: int) -> None:
+        self.listener.auth_failed(self, count)
+
+    def report_closing(self, reason: str) -> None:
+        self.listener.closing(self, reason)
+
+    def report_reset(self, reason: str) -> None:
+        self.listener.stream_reset(self, reason)
+
     def forget(self, writer: Writer) -> None:
         (self._streams if isinstance(writer, Stream) else self._outlets).pop(writer.number, None)
         if self._watched is not None:
@@ -233,34 +247,34 @@ class QuicConnection:
             self.listener.watch(self)
 
     def crowd(self) -> None:
-        """Too much is unsent over all streams, or over all connections: the sweep finds out who reads, and who does not."""
+        """Too much is unsent over all streams, or over all connections: from now on the sweep checks which streams are read."""
         if self.listener.output.full:
             self.listener.output.park(self, self._room_again)
-        if not self._crowded:
-            self._crowded = True
+        if not self.crowded:
+            self.crowded = True
             self.listener.watch(self)
 
     def account(self) -> None:
         """What its peer has not taken counts against the bound of all connections, above the mark of one (ADR 16)."""
         if self.closing or not (self.unsent > limits.WRITE_HIGH_BYTES or self._holds):
-            return  # what a connection holds that ends is given back by `lost`
+            return  # `lost` returns what a closing connection holds
         self._holds = self.unsent > limits.WRITE_HIGH_BYTES
         if self._holds:
-            self.listener.watch(self)  # streams below their own mark say nothing when they are sent
+            self.listener.watch(self)  # streams below their own mark send no event when their bytes are sent
         self.listener.output.hold(self, self.unsent if self._holds else 0)
 
     def _room_again(self) -> None:
         """Others gave back some of the bound of all connections."""
         try:
-            self._uncrowd()
+            self._wake_if_uncrowded()
         except Exception as error:
             self.fault("room", error)
 
-    def _uncrowd(self) -> None:
-        if self._crowded and self.unsent <= CONNECTION_HIGH_BYTES and not self.listener.output.full:
-            self._crowded = False
+    def _wake_if_uncrowded(self) -> None:
+        if self.crowded and self.unsent <= CONNECTION_HIGH_BYTES and not self.listener.output.full:
+            self.crowded = False
             for writer in self._writers():
-                writer.look_again()
+                writer.wake_if_room()
 
     def measure(self) -> None:
         for writer in self._writers():
@@ -280,10 +294,10 @@ class QuicConnection:
             self.shut(CODE_UNAUTHENTICATED, "not authenticated within 5 seconds")
         elif self._empty_since is not None and monotonic - self._empty_since >= EMPTY_US and not self.in_reserve:
             self.shut(CODE_LIMIT, "no stream was open for 60 seconds")
-        if self._crowded or (self._holds and self.listener.output.pressed):
+        if self.crowded or (self._holds and self.listener.output.pressed):
             for writer in self._writers():
                 writer.watch_unsent()
-            self._uncrowd()
+            self._wake_if_uncrowded()
         if self._holds:
             self.measure()
         for writer in list(self._watched or ()):
@@ -295,7 +309,7 @@ class QuicConnection:
 
     @property
     def watched(self) -> bool:
-        waits = self._watched is not None or self._empty_since is not None or self._crowded or self._holds
+        waits = self._watched is not None or self._empty_since is not None or self.crowded or self._holds
         return not self.closing and (waits or self.who is None)
 
     def shut_now(self) -> None:
@@ -303,7 +317,7 @@ class QuicConnection:
         self.lost()
 
     def lost(self) -> None:
-        """It is gone: let go of everything."""
+        """The connection is closed: close its streams and return what it holds."""
         self.closing = True
         self.listener.output.drop(self)
         self.listener.closed(self)
@@ -312,7 +326,7 @@ class QuicConnection:
             try:
                 if let_go is not None:
                     let_go()
-            except Exception as error:  # the others are let go of all the same
+            except Exception as error:  # the others are closed all the same
                 self.fault("closed", error)
         self.shared = None
 
@@ -410,7 +424,7 @@ class QuicListener:
                 self._event(event)
         finally:
             if self._scheduler is not None:
-                self._scheduler.settle()  # what needs no disk is answered in the same turn
+                self._scheduler.run_gathered()  # what needs no disk is answered in the same turn
             self._flush()
 
     def _event(self, event: tuple[Any, ...]) -> None:
@@ -465,7 +479,7 @@ class QuicListener:
                     try:
                         writer.flush()
                     except Exception as error:
-                        self.fault(writer.connection, "flush", error)
+                        writer.connection.fault("flush", error)
                 ending, self._to_shut = self._to_shut, []
                 for connection in ending:
                     if connection in self.connections:
@@ -550,7 +564,7 @@ class QuicListener:
         self.endpoint.set_accepting(False)
 
     def close_all(self, reason: str) -> None:
-        """Say goodbye to everyone, when output already made has been sent or enough time has passed; then let go of the
+        """Close all connections when their output was sent or enough time has passed; then close the
         socket. `connections` is empty when it is done."""
         if self._sweeper is not None:
             self._sweeper.cancel()

@@ -1,22 +1,13 @@
-"""Defines the QUIC endpoint as net/ uses it, its methods and events, and chooses between its two implementations.
+"""Defines the methods of a QUIC endpoint, and chooses between its two implementations.
 
 The kernel's endpoint has a thread of its own and is used when the kernel is native; else its twin on aioquic. Both are
 driven the same way: when `fileno` is readable, `take` the events; between `hold` and `flush` calls are gathered, so that a
 turn of the loop is answered as a whole. No decision about a connection lives here.
 """
 
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from quintet import kernel
-
-# Kinds of events, the first of each tuple:
-CONNECTED: Final = 1  # connection, peer
-DATA: Final = 2  # connection, stream, data, fin
-WRITABLE: Final = 3  # connection, stream
-STOPPED: Final = 4  # connection, stream, code
-RESET: Final = 5  # connection, stream, code
-CLOSED: Final = 6  # connection, code, reason
-SENT: Final = 7  # connection, stream
 
 
 class Endpoint(Protocol):

@@ -10,8 +10,9 @@ Turns belong to the connection (QuicConnection.later): its streams that wait for
 as many as one turn has time for. A stream that ends keeps its place until the endpoint has sent everything, so that a peer which reads nothing is noticed.
 """
 
+import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -24,26 +25,83 @@ from quintet.net.connection import (
     STALL_STEPS_EVEN,
     STALL_STEPS_MAX,
 )
-from quintet.net.output import PRESSED_BYTES_MIN, PRESSED_STALL_US
+from quintet.net.output import PRESSED_BYTES_MIN, PRESSED_STALL_US, OutputBudget
+from quintet.net.quic_endpoint import Endpoint
+from quintet.net.turns import Turns
 from quintet.protocols.base import LOST, STALL, TOO_SLOW, WAIT, Streams, StreamSession
-
-if TYPE_CHECKING:
-    from quintet.net.quic import QuicConnection
 
 CONNECTION_HIGH_BYTES = 32 * limits.MIB  # unsent over all streams of a connection: above it none of them has room
 CODE_LIMIT: Final = 0x4C  # shuts the connection
-LINGER_S = 2.0  # until nothing more can come that was read before a stream was stopped
+LINGER_S = 2.0  # until no data can arrive any more that was read before the stream was stopped
 CODE_DONE: Final = 0  # of STOP_SENDING, when an answer ends a stream before its peer does
 READS_NOTHING = "the peer has read nothing of a stream for 10 seconds"
+
+
+class StreamListener(Protocol):
+    """The listener of a stream's connection (quic.QuicListener)."""
+
+    endpoint: Endpoint
+    output: OutputBudget
+    loop: asyncio.AbstractEventLoop
+    make_session: "Callable[[Stream], StreamSession]"
+    bytes_out: int
+    stalls: int
+
+    def now(self) -> int: ...
+
+    def monotonic(self) -> int: ...
+
+    def touch(self, writer: "Writer") -> None: ...
+
+
+class StreamConnection(Streams, Protocol):
+    """The connection of a stream (quic.QuicConnection)."""
+
+    turns: Turns
+    number: int
+    closing: bool
+    crowded: bool
+    unsent: int
+    kept: int
+
+    @property
+    def listener(self) -> StreamListener: ...
+
+    @property
+    def kept_max(self) -> int: ...
+
+    def later(self, writer: "Writer") -> None: ...
+
+    def watch(self, writer: "Writer") -> None: ...
+
+    def forget(self, writer: "Writer") -> None: ...
+
+    def keep(self, stream: "Stream") -> None: ...
+
+    def crowd(self) -> None: ...
+
+    def measure(self) -> None: ...
+
+    def account(self) -> None: ...
+
+    def remember(self, name: str | None) -> None: ...
+
+    def turn_facts(self) -> dict[str, object]: ...
+
+    def auth_failed(self, count: int) -> None: ...
+
+    def report_closing(self, reason: str) -> None: ...
+
+    def report_reset(self, reason: str) -> None: ...
 
 
 class Writer:
     """The sending side of one stream."""
 
-    __slots__ = ("_ended", "_going_on", "_out", "_out_bytes", "_parked", "_queued", "_stalled_bytes", "_stalled_since", "connection",
+    __slots__ = ("_ended", "_own_turn", "_out", "_out_bytes", "_parked", "_queued", "_stalled_bytes", "_stalled_since", "connection",
                  "dead", "ending", "number")  # fmt: skip
 
-    def __init__(self, connection: "QuicConnection", number: int) -> None:
+    def __init__(self, connection: StreamConnection, number: int) -> None:
         self.connection = connection
         self.number = number
         self.dead = False  # nothing is sent or received any more
@@ -53,12 +111,13 @@ class Writer:
         self._out_bytes = 0
         self._queued = 0  # in the endpoint, when it last said so
         self._parked: list[Callable[[], None]] | None = None
-        self._going_on = False  # this turn is its own, and nothing was handed over in it
+        self._own_turn = False  # this turn belongs to it, and it has sent nothing in it yet
         self._stalled_since: int | None = None
-        self._stalled_bytes = 0  # unsent when last looked at, and added since: fewer now means that the peer reads
+        # Bytes not sent at the last check, plus those added since: fewer now means that the peer reads.
+        self._stalled_bytes = 0
 
     def room(self) -> int:
-        return 0 if self.connection.turns.over() and not self._going_on else self._unsent_room()
+        return 0 if self.connection.turns.over() and not self._own_turn else self._unsent_room()
 
     def _unsent_room(self) -> int:
         if self.dead or self.ending or self.connection.closing:
@@ -80,7 +139,7 @@ class Writer:
 
     def push(self, data: list[bytes]) -> None:
         """Output for the end of this turn."""
-        self._going_on = False
+        self._own_turn = False
         if self._out is None:
             self._out = data
         else:
@@ -94,7 +153,7 @@ class Writer:
         """The turn is over: hand on what it made."""
         data, self._out = self._out or [], None
         size, self._out_bytes = self._out_bytes, 0
-        self.connection.unsent -= size  # from here on it is the endpoint's to say
+        self.connection.unsent -= size  # from here on the endpoint counts it
         finish = self.ending and not self._ended
         if self.dead or not (data or finish):
             return
@@ -104,7 +163,7 @@ class Writer:
         if queued < 0:
             return  # STOPPED or CLOSED is among the events to come
         listener.bytes_out += size
-        self._stalled_bytes += size  # else a peer that reads would seem not to, behind what is added
+        self._stalled_bytes += size  # otherwise added bytes would hide that the peer reads
         self._count(queued)
         self.connection.account()
         if queued > limits.WRITE_HIGH_BYTES or (finish and queued):
@@ -144,19 +203,19 @@ class Writer:
                     self.park(later)
                 return
 
-    def look_again(self) -> None:
+    def wake_if_room(self) -> None:
         """The connection as a whole has room again."""
         if self._parked is not None and self._unsent_room() > 0:
             self._wake()
 
     def go_on(self) -> None:
         """A later turn of the loop, which this asked for: something is handed over in any case."""
-        self._going_on = True
+        self._own_turn = True
         try:
             if not self.dead:
-                self.look_again()
+                self.wake_if_room()
         finally:
-            self._going_on = False
+            self._own_turn = False
 
     def watch_unsent(self) -> None:
         """From now on the peer has to take something every WRITE_STALL_US."""
@@ -177,7 +236,7 @@ class Writer:
         if self._stalled_bytes - unsent >= (PRESSED_BYTES_MIN if pressed else 1):
             self._stalled_since, self._stalled_bytes = monotonic, unsent
         elif monotonic - self._stalled_since >= (PRESSED_STALL_US if pressed else limits.WRITE_STALL_US):
-            self.connection.listener.stream_reset(self.connection, READS_TOO_SLOWLY if pressed else READS_NOTHING)
+            self.connection.report_reset(READS_TOO_SLOWLY if pressed else READS_NOTHING)
             self.connection.listener.endpoint.reset(self.connection.number, self.number, TOO_SLOW)
             self.gone(TOO_SLOW)
 
@@ -208,7 +267,7 @@ class OutletStream(Writer):
 
     __slots__ = ("_tell",)
 
-    def __init__(self, connection: "QuicConnection", number: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, connection: StreamConnection, number: int, tell: Callable[[int], None]) -> None:
         super().__init__(connection, number)
         self._tell: Callable[[int], None] | None = tell
 
@@ -239,7 +298,7 @@ class Stream(Writer):
     __slots__ = ("_choked", "_failures", "_fin", "_fresh", "_held", "_open", "_paused", "_receiving", "_rest", "_session",
                  "_stalling", "_told_end", "streams")  # fmt: skip
 
-    def __init__(self, connection: "QuicConnection", number: int) -> None:
+    def __init__(self, connection: StreamConnection, number: int) -> None:
         super().__init__(connection, number)
         self.streams: Streams = connection
         self._rest: bytes | bytearray = b""  # not consumed by the session
@@ -249,7 +308,7 @@ class Stream(Writer):
         self._held = self._choked = self._stalling = self._paused = False
         self._receiving = False
         self._failures = 0
-        self._open = True  # the session has not been told that the stream is gone
+        self._open = True  # `closed` of the session was not called yet
         self._session: StreamSession = connection.listener.make_session(self)
 
     @property
@@ -285,10 +344,10 @@ class Stream(Writer):
         self._look()
 
     def _crowded_out(self) -> bool:
-        """Deliveries stop at the mark itself: so much more are answers that nobody takes, of whatever streams."""
+        """Deliveries stop at the mark itself, so bytes above it are answers that the peer does not read, on any of its streams."""
         connection = self.connection
         most = limits.WRITE_HIGH_BYTES if connection.listener.output.full else 2 * CONNECTION_HIGH_BYTES
-        if connection.unsent > most and not connection._crowded:
+        if connection.unsent > most and not connection.crowded:
             connection.crowd()
             connection.measure()
         return connection.unsent > most
@@ -341,13 +400,13 @@ class Stream(Writer):
             self.connection.listener.stalls += 1
             self._stall(0)
         else:
-            self._apply()  # what came while it was paused was offered just now: read on
+            self._apply()  # the session has now seen what came while reading was paused
             self._end_if_done()
 
     def _count_failures(self) -> None:
         failed = self._session.auth_failures - self._failures
         self._failures += failed
-        self.connection.listener.auth_failed(self.connection, failed)
+        self.connection.auth_failed(failed)
 
     def _let_go(self, fresh: bool = False) -> None:
         """The session left whole frames behind: offer them again, unless it still waits for a late answer or the peer
@@ -428,7 +487,7 @@ class Stream(Writer):
             self.connection.listener.endpoint.pause(self.connection.number, self.number, paused)
 
     def _end_if_done(self) -> None:
-        """The peer finished its side and the session has seen all of it: it is told, once."""
+        """The peer finished its side and the session has seen all of it: call `ended`, once."""
         if self._fin and not (self._told_end or self._fresh or self._held or self.ending or self.dead):
             self._told_end = True
             self._forget_rest()
@@ -438,15 +497,15 @@ class Stream(Writer):
     def writable(self) -> None:
         if self.dead:
             return
-        self._ease()
+        self._read_on_if_room()
         super().writable()
 
-    def look_again(self) -> None:
+    def wake_if_room(self) -> None:
         if self._unsent_room() > 0:
-            self._ease()
-        super().look_again()
+            self._read_on_if_room()
+        super().wake_if_room()
 
-    def _ease(self) -> None:
+    def _read_on_if_room(self) -> None:
         """The peer took something: two reasons not to read may be gone."""
         if self._choked:
             self._choked = False
@@ -455,7 +514,7 @@ class Stream(Writer):
             self._let_go()
 
     def was_reset(self, code: int) -> None:
-        """The peer took its side back: there is nobody to answer. While a stream ends it is only what we asked for."""
+        """The peer reset its side, so no answer can be read. While the stream ends, this is the reply to our STOP_SENDING."""
         if self.ending:
             return
         self._fin = True  # nothing more comes
@@ -468,7 +527,7 @@ class Stream(Writer):
             if code != LOST and not self._fin:
                 connection.listener.endpoint.stop(connection.number, self.number, CODE_DONE)
                 # It keeps its number for a while: what the endpoint read before it was stopped is no new stream.
-                connection._streams[self.number] = self
+                connection.keep(self)
                 connection.listener.loop.call_later(LINGER_S, connection.forget, self)
             self._let_session_go()
 
@@ -498,7 +557,7 @@ class Stream(Writer):
                 self.connection.fault("completed", fault)
 
     def _answered(self) -> None:
-        if not self._receiving:  # else the read under way sends it, together with what else it makes
+        if not self._receiving:  # otherwise the read in progress sends it together with its other output
             self._drain()
             if self._held:
                 self._let_go()
@@ -553,8 +612,8 @@ class Stream(Writer):
         if self._session.close_code is not None:
             self.connection.shut(self._session.close_code, reason)
             return
-        if reason:  # empty: the peer wanted it, and there is nothing to say
-            self.connection.listener.closing(self.connection, reason)
+        if reason:  # empty: the peer closed, so there is nothing to report
+            self.connection.report_closing(reason)
         self.ending = True
         self._parked = None
         self.connection.listener.touch(self)
@@ -567,7 +626,7 @@ class Stream(Writer):
                 self.connection.listener.endpoint.stop(self.connection.number, self.number, CODE_DONE)
             self._let_session_go()
         elif (self._held or self._choked) and self._queued <= limits.WRITE_HIGH_BYTES and self._unsent_room() > 0:
-            self._ease()  # all of it was taken at once: the endpoint owes no WRITABLE
+            self._read_on_if_room()  # all of it was taken at once: the endpoint owes no WRITABLE
 
     def check(self, monotonic: int) -> None:
         """Called by the sweep while there is a deadline or a stalled write."""

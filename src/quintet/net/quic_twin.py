@@ -4,7 +4,7 @@ The native endpoint has a thread of its own; this one lives on the running loop.
 sockets that is readable while events wait, so whoever drives an endpoint drives both the same way:
 
     UDP socket -> _read -> aioquic -> _collect -> events -> take()
-    send() -> queue of the stream -> _pump -> aioquic -> _transmit -> UDP socket
+    send() -> StreamQueues.pump -> aioquic -> _transmit -> UDP socket
 
 aioquic raises flow control limits by what has arrived. Here they follow what was taken, or a slow reader would be no
 back-pressure at all: `net/quic_engine.py` replaces these two steps, and is the only place that leans on aioquic's inside.
@@ -17,9 +17,8 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from aioquic._buffer import Buffer
 from aioquic.quic import events
@@ -35,16 +34,10 @@ from aioquic.quic.packet import (
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from quintet.net.quic_engine import Engine, certificates, private_key, refusal
+from quintet.net.quic_events import CLOSED, CONNECTED, DATA, RESET, STOPPED
+from quintet.net.quic_twin_streams import EngineConnection, Event, Flow, StreamQueues
 
-logging.getLogger("quic").addHandler(logging.NullHandler())  # aioquic's: CLOSED says the same to those who asked
-
-CONNECTED: Final = 1
-DATA: Final = 2
-WRITABLE: Final = 3
-STOPPED: Final = 4
-RESET: Final = 5
-CLOSED: Final = 6
-SENT: Final = 7
+logging.getLogger("quic").addHandler(logging.NullHandler())  # aioquic logs here what the event CLOSED says too
 
 HANDSHAKE_S = 5.0  # a handshake that takes longer is given up
 DATAGRAMS_PER_READ = 64  # of one wake-up; then other work of the loop has its turn
@@ -53,51 +46,6 @@ SOCKET_BUFFER_BYTES = 4 * 1024 * 1024  # asked for; the system gives what it all
 REASON_BYTES_MAX = 256  # of a CONNECTION_CLOSE
 
 Address = tuple[Any, ...]  # as the socket gives it: two parts, or four for IPv6
-Event = tuple[Any, ...]
-
-
-class _Flow:
-    """One stream."""
-
-    __slots__ = ("above", "consumed", "end", "ended", "fin", "held", "later", "marked", "paused", "queue", "queued", "sent",
-                 "silent", "stopped")  # fmt: skip
-
-    def __init__(self) -> None:
-        self.queue: deque[bytes] = deque()
-        self.queued = 0
-        self.above = False  # queued was above write_high: WRITABLE is owed
-        self.end = False  # FIN behind the queue ...
-        self.ended = False  # ... was given to aioquic
-        self.silent = False  # reset, or stopped by the peer: nothing more is sent
-        self.held: list[bytes] = []
-        self.fin = False
-        self.sent = False  # the end, or the reset, is acknowledged
-        self.marked = False  # an event for `held` is in the list
-        self.paused = False
-        self.stopped = False  # what comes is dropped
-        self.consumed = 0
-        self.later: list[Callable[[], None]] = []
-
-
-class _Link:
-    """One connection."""
-
-    __slots__ = ("alive", "cids", "connected", "consumed", "flows", "gone", "half_open", "number", "overdue", "peer",
-                 "quic", "timer", "timer_at", "unfinished")  # fmt: skip
-
-    def __init__(self, number: int, quic: Engine) -> None:
-        self.number = number
-        self.quic = quic
-        self.flows: dict[int, _Flow] = {}
-        self.unfinished: set[int] = set()  # streams with a queue, or whose end is not acknowledged
-        self.cids: set[bytes] = set()
-        self.consumed = 0
-        self.connected = self.gone = self.half_open = False
-        self.peer = ""
-        self.timer: asyncio.TimerHandle | None = None
-        self.timer_at: float | None = None
-        self.overdue: asyncio.TimerHandle | None = None
-        self.alive: asyncio.TimerHandle | None = None
 
 
 class QuicEndpoint:
@@ -114,16 +62,20 @@ class QuicEndpoint:
         self._idle_ms, self._keep_alive_ms = idle_ms, keep_alive_ms
         self._connections_max, self._half_open_max, self._retry_above = connections_max, half_open_max, retry_above
         self._stream_window, self._connection_window = stream_window, connection_window
-        self._send_window, self._write_high, self._write_low = send_window, write_high, write_low
+        self._write_high = write_high
+        self._streams = StreamQueues(
+            self._tell, self._touch, stream_window=stream_window, connection_window=connection_window,
+            send_window=send_window, write_low=write_low,
+        )  # fmt: skip
         self._server = self._server_configuration(certificate, key, client_ca) if certificate else None
         self._loop = asyncio.get_running_loop()
         self._retry = QuicRetryTokenHandler()
         self._accepting = True
-        self._links: dict[int, _Link] = {}
-        self._by_cid: dict[bytes, _Link] = {}
+        self._links: dict[int, EngineConnection] = {}
+        self._by_cid: dict[bytes, EngineConnection] = {}
         self._count = 0
         self._events: deque[Event] = deque()
-        self._dirty: dict[_Link, None] = {}
+        self._dirty: dict[EngineConnection, None] = {}
         self._flushing = False
         self._figures = dict.fromkeys(
             ("accepted", "refused", "retries", "half_open", "datagrams_in", "datagrams_out", "bytes_in", "bytes_out",
@@ -154,10 +106,10 @@ class QuicEndpoint:
                 data = flow.held[0] if len(flow.held) == 1 else b"".join(flow.held)
                 flow.held = []
                 taken += len(data)
-                self._credit(link, stream, flow, len(data))
+                self._streams.credit(link, stream, flow, len(data))
                 event = (DATA, link.number, stream, data, flow.fin)
                 if flow.fin:
-                    self._tidy(link, stream)
+                    self._streams.tidy(link, stream)
             elif event[0] == CLOSED:
                 self._links.pop(event[1], None)
             found.append(event)
@@ -182,7 +134,7 @@ class QuicEndpoint:
             flow.queued += len(piece)
         flow.end = end
         link.unfinished.add(stream)
-        self._pump(link, stream, flow)
+        self._streams.pump(link, stream, flow)
         flow.above = flow.above or flow.queued > self._write_high
         self._touch(link)
         return flow.queued
@@ -197,7 +149,7 @@ class QuicEndpoint:
         if link is None or link.gone:
             return -1
         number = link.quic.open_stream(bidirectional)
-        link.flows[number] = _Flow()
+        link.flows[number] = Flow()
         self._touch(link)
         return number
 
@@ -208,32 +160,23 @@ class QuicEndpoint:
             return
         flow.paused = paused
         if not paused and (flow.held or flow.fin):
-            self._mark(link, stream, flow)
+            self._streams.mark(link, stream, flow)
 
     def reset(self, connection: int, stream: int, code: int) -> None:
         link = self._links.get(connection)
         flow = link.flows.get(stream) if link is not None and not link.gone else None
         if link is None or flow is None or flow.silent:
             return
-        self._silence(flow)
-        self._order(link, stream, flow, partial(link.quic.reset_stream, stream, code))
+        self._streams.silence(flow)
+        self._streams.order(link, stream, flow, partial(link.quic.reset_stream, stream, code))
 
     def stop(self, connection: int, stream: int, code: int) -> None:
         link = self._links.get(connection)
         flow = link.flows.get(stream) if link is not None and not link.gone else None
         if link is None or flow is None or flow.stopped or flow.fin:
             return
-        self._drop(link, stream, flow)
-        self._order(link, stream, flow, partial(link.quic.stop_stream, stream, code))
-
-    def _order(self, link: _Link, stream: int, flow: _Flow, call: Callable[[], None]) -> None:
-        """Reset or stop a stream, now or when the peer allows that it begins."""
-        link.unfinished.add(stream)
-        if link.quic.blocked(stream):
-            flow.later.append(call)
-        else:
-            call()
-            self._touch(link)
+        self._streams.drop(link, stream, flow)
+        self._streams.order(link, stream, flow, partial(link.quic.stop_stream, stream, code))
 
     def shut(self, connection: int, code: int, reason: bytes) -> None:
         link = self._links.get(connection)
@@ -309,7 +252,7 @@ class QuicEndpoint:
         for _ in range(DATAGRAMS_PER_READ):
             try:
                 data, address = self._socket.recvfrom(DATAGRAM_BYTES_MAX)
-            except OSError:  # nothing more, or an answer of the network to an older datagram
+            except OSError:  # no more datagrams, or an ICMP error for an older one
                 break
             self._figures["datagrams_in"] += 1
             self._figures["bytes_in"] += len(data)
@@ -320,7 +263,7 @@ class QuicEndpoint:
                 self._dirty[link] = None
         self._flush()
 
-    def _link_of(self, data: bytes, address: Address) -> _Link | None:
+    def _link_of(self, data: bytes, address: Address) -> EngineConnection | None:
         """The connection of a datagram; a new one if it asks for one and may have it."""
         try:
             header = pull_quic_header(Buffer(data=data), host_cid_length=8)
@@ -346,7 +289,7 @@ class QuicEndpoint:
             return None
         return self._admit(header, address, settings)
 
-    def _admit(self, header: QuicHeader, address: Address, settings: QuicConfiguration) -> _Link | None:
+    def _admit(self, header: QuicHeader, address: Address, settings: QuicConfiguration) -> EngineConnection | None:
         half_open = self._figures["half_open"]
         if not self._accepting or len(self._links) >= self._connections_max or half_open >= self._half_open_max:
             self._figures["refused"] += 1
@@ -408,15 +351,15 @@ class QuicEndpoint:
 
     # -- connections -----------------------------------------------------------------------------------------------
 
-    def _begin(self, quic: Engine) -> _Link:
+    def _begin(self, quic: Engine) -> EngineConnection:
         quic.limit_streams(self._streams_max, self._uni_max)
         self._count += 1
-        link = _Link(self._count, quic)
+        link = EngineConnection(self._count, quic)
         self._links[link.number] = link
         link.overdue = self._loop.call_later(HANDSHAKE_S, self._overdue, link)
         return link
 
-    async def _resolve(self, link: _Link, host: str, port: int) -> None:
+    async def _resolve(self, link: EngineConnection, host: str, port: int) -> None:
         try:
             address = await self._loop.run_in_executor(None, _resolved, self._socket.family, host, port)
         except OSError as error:
@@ -425,34 +368,34 @@ class QuicEndpoint:
             if not link.gone:
                 self._go(link, address)
 
-    def _go(self, link: _Link, address: Address) -> None:
+    def _go(self, link: EngineConnection, address: Address) -> None:
         link.quic.connect(address, now=self._loop.time())
         link.cids.add(link.quic.host_cid)
         self._by_cid[link.quic.host_cid] = link
         self._transmit(link)
 
-    def _overdue(self, link: _Link) -> None:
+    def _overdue(self, link: EngineConnection) -> None:
         if not link.connected and not link.gone:
             self.shut(link.number, 0, b"the handshake took too long")
 
-    def _collect(self, link: _Link) -> None:
+    def _collect(self, link: EngineConnection) -> None:
         """What aioquic found out, as events."""
         while (event := link.quic.next_event()) is not None:
             if isinstance(event, events.StreamDataReceived):
-                self._received(link, event.stream_id, event.data, event.end_stream)
+                self._streams.received(link, event.stream_id, event.data, event.end_stream)
             elif isinstance(event, events.HandshakeCompleted):
                 self._connected(link)
             elif isinstance(event, events.StopSendingReceived):
-                flow = self._flow(link, event.stream_id)
+                flow = self._streams.flow(link, event.stream_id)
                 if not flow.silent:
-                    self._silence(flow)
+                    self._streams.silence(flow)
                     link.unfinished.add(event.stream_id)
                     self._tell((STOPPED, link.number, event.stream_id, event.error_code))
             elif isinstance(event, events.StreamReset):
-                flow = self._flow(link, event.stream_id)
-                self._drop(link, event.stream_id, flow)
+                flow = self._streams.flow(link, event.stream_id)
+                self._streams.drop(link, event.stream_id, flow)
                 self._tell((RESET, link.number, event.stream_id, event.error_code))
-                self._tidy(link, event.stream_id)
+                self._streams.tidy(link, event.stream_id)
             elif isinstance(event, events.ConnectionIdIssued):
                 link.cids.add(event.connection_id)
                 self._by_cid[event.connection_id] = link
@@ -466,9 +409,9 @@ class QuicEndpoint:
             self._ended(link, link.quic.ending)
         if not link.gone:
             for stream in list(link.unfinished):
-                self._pump(link, stream, link.flows[stream])
+                self._streams.pump(link, stream, link.flows[stream])
 
-    def _connected(self, link: _Link) -> None:
+    def _connected(self, link: EngineConnection) -> None:
         link.connected = True
         address = link.quic.get_peer_address()
         assert address is not None, "a handshake has two sides"
@@ -478,7 +421,7 @@ class QuicEndpoint:
         self._tell((CONNECTED, link.number, link.peer))
         self._keep_alive(link)
 
-    def _settled(self, link: _Link) -> None:
+    def _settled(self, link: EngineConnection) -> None:
         """The handshake is over, one way or the other."""
         if link.half_open:
             link.half_open = False
@@ -487,21 +430,21 @@ class QuicEndpoint:
             link.overdue.cancel()
             link.overdue = None
 
-    def _keep_alive(self, link: _Link) -> None:
+    def _keep_alive(self, link: EngineConnection) -> None:
         if self._keep_alive_ms and not link.gone:
             if link.alive is not None:
                 link.quic.send_ping(0)
                 self._transmit(link)
             link.alive = self._loop.call_later(self._keep_alive_ms / 1000, self._keep_alive, link)
 
-    def _ended(self, link: _Link, event: events.ConnectionTerminated) -> None:
+    def _ended(self, link: EngineConnection, event: events.ConnectionTerminated) -> None:
         if event.reason_phrase == "Idle timeout":
             self._gone(link, 0, f"idle for {self._idle_ms // 1000} s")
         else:
             who = "closed by peer" if event.frame_type is None else "ended by QUIC"
             self._gone(link, event.error_code, f"{who}: {event.reason_phrase}" if event.reason_phrase else who)
 
-    def _gone(self, link: _Link, code: int, reason: str) -> None:
+    def _gone(self, link: EngineConnection, code: int, reason: str) -> None:
         if link.gone:
             return
         link.gone = True
@@ -514,119 +457,18 @@ class QuicEndpoint:
         if link.connected or not link.cids or self._server is None:
             self._tell((CLOSED, link.number, code, reason))
         else:
-            self._links.pop(link.number, None)  # a client that never got in was never announced
+            self._links.pop(link.number, None)  # CONNECTED was not sent for a client whose handshake failed
 
-    def _forget(self, link: _Link) -> None:
+    def _forget(self, link: EngineConnection) -> None:
         for cid in link.cids:
             self._by_cid.pop(cid, None)
         if link.timer is not None:
             link.timer.cancel()
         self._dirty.pop(link, None)
 
-    # -- streams ---------------------------------------------------------------------------------------------------
-
-    def _flow(self, link: _Link, stream: int) -> _Flow:
-        flow = link.flows.get(stream)
-        if flow is None:
-            flow = link.flows[stream] = _Flow()
-        return flow
-
-    def _received(self, link: _Link, stream: int, data: bytes, fin: bool) -> None:
-        flow = self._flow(link, stream)
-        if flow.stopped:
-            self._credit(link, stream, flow, len(data))
-            return
-        if data:
-            flow.held.append(data)
-        flow.fin = fin
-        if not flow.paused:
-            self._mark(link, stream, flow)
-
-    def _mark(self, link: _Link, stream: int, flow: _Flow) -> None:
-        if not flow.marked:
-            flow.marked = True
-            self._tell((DATA, link, stream, flow))
-
-    def _credit(self, link: _Link, stream: int, flow: _Flow, size: int) -> None:
-        """Bytes are taken: the peer may send as many more. Told when it is worth a frame."""
-        before, all_before = flow.consumed, link.consumed
-        flow.consumed += size
-        link.consumed += size
-        half = self._stream_window // 2
-        if before // half != flow.consumed // half:
-            link.quic.raise_stream_limit(stream, flow.consumed + self._stream_window)
-            self._touch(link)
-        half = self._connection_window // 2
-        if all_before // half != link.consumed // half:
-            link.quic.raise_limit(link.consumed + self._connection_window)
-            self._touch(link)
-
-    def _drop(self, link: _Link, stream: int, flow: _Flow) -> None:
-        """Nobody reads on: what the peer has used of the connection's limit is given back."""
-        if not flow.stopped:
-            flow.stopped = True
-            flow.held = []
-            self._credit(link, stream, flow, max(0, link.quic.received(stream) - flow.consumed))
-
-    def _silence(self, flow: _Flow) -> None:
-        flow.silent = True
-        flow.queue.clear()
-        flow.queued = 0
-
-    def _pump(self, link: _Link, stream: int, flow: _Flow) -> None:
-        """From the queue into aioquic, as far as its own buffer may grow; then what the owner waits to hear."""
-        if flow.later:
-            if link.quic.blocked(stream):
-                return
-            orders, flow.later = flow.later, []
-            for order in orders:
-                order()
-            self._touch(link)
-        if flow.silent:
-            if link.quic.sent_whole(stream):
-                self._sent(link, stream)
-            return
-        room = link.quic.room(stream, self._send_window)
-        while flow.queue and room > 0:
-            piece = flow.queue.popleft()
-            if len(piece) > room:
-                flow.queue.appendleft(piece[room:])
-                piece = piece[:room]
-            room -= len(piece)
-            flow.queued -= len(piece)
-            link.quic.send_stream_data(stream, piece)
-        if flow.above and flow.queued <= self._write_low:
-            flow.above = False
-            self._tell((WRITABLE, link.number, stream))
-        if flow.queue:
-            return
-        if not flow.end:
-            link.unfinished.discard(stream)
-        elif not flow.ended:
-            flow.ended = True
-            link.quic.send_stream_data(stream, b"", end_stream=True)
-        elif link.quic.sent_whole(stream):
-            self._sent(link, stream)
-
-    def _sent(self, link: _Link, stream: int) -> None:
-        link.unfinished.discard(stream)
-        link.flows[stream].sent = True
-        self._tell((SENT, link.number, stream))
-        self._tidy(link, stream)
-
-    def _tidy(self, link: _Link, stream: int) -> None:
-        """Forget a stream both of whose sides are done."""
-        flow = link.flows.get(stream)
-        if flow is None:
-            return
-        ours = bool(stream & 1) != link.quic.is_client
-        read = flow.stopped or (flow.fin and not flow.held) or (stream & 2 and ours)
-        if read and (flow.sent or (stream & 2 and not ours)):
-            del link.flows[stream]
-
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def _touch(self, link: _Link) -> None:
+    def _touch(self, link: EngineConnection) -> None:
         """Something is to be sent: once, at the end of this turn of the loop."""
         self._dirty[link] = None
         if not self._flushing:
@@ -638,13 +480,13 @@ class QuicEndpoint:
         while self._dirty:
             self._transmit(self._dirty.popitem()[0])
 
-    def _transmit(self, link: _Link) -> None:
+    def _transmit(self, link: EngineConnection) -> None:
         if not link.cids:
             return  # its address is not known yet
         for data, address in link.quic.datagrams_to_send(now=self._loop.time()):
             self._put(data, address)
         if not link.gone:
-            self._collect(link)  # connection ids it has just told the peer
+            self._collect(link)  # new connection ids, which aioquic has just sent to the peer
         at = link.quic.get_timer()
         if link.timer is not None and at != link.timer_at:
             link.timer.cancel()
@@ -653,7 +495,7 @@ class QuicEndpoint:
             link.timer = self._loop.call_at(at, self._time, link)
         link.timer_at = at
 
-    def _time(self, link: _Link) -> None:
+    def _time(self, link: EngineConnection) -> None:
         link.timer = None
         if self._closed:
             return

@@ -120,7 +120,7 @@ class Turns:
                 call = self._queue.popleft()
                 try:
                     call()
-                except Exception as error:  # the others have their turn all the same
+                except Exception as error:  # the other calls run all the same
                     self._loop.call_exception_handler({"message": f"in {call}", "exception": error})
                 if self.over():
                     break

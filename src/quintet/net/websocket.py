@@ -31,12 +31,11 @@ PARTING: Final = "parting"
 HEAD_BYTES_MAX: Final = 8 * limits.KIB  # of the HTTP request
 FRAGMENTS_MAX: Final = 1_024  # of one message
 FRAGMENTS_US: Final = 10_000_000  # from the first fragment of a message to its last
-PINGS_MAX: Final = 100  # answered between two beats, then the peer is cut
+PINGS_MAX: Final = 100  # PINGs answered between two beats; above it the connection is closed
 PINGS_MISSED_MAX: Final = 2
 PART_US: Final = 2_000_000
 SKIPPED_AT_ONCE: Final = 4_096  # frames behind our close; then others have their turn
 REASON_BYTES_MAX: Final = 123  # a control frame has 125 bytes, two are the code
-CONTROL_BYTES_MAX: Final = 125
 
 TEXT: Final = 1
 BINARY: Final = 2
@@ -99,7 +98,7 @@ class Messages(Protocol):
     def closed(self) -> None: ...
 
 
-class Link(Protocol):
+class MessageConnection(Protocol):
     """What it needs of its connection."""
 
     def completed(self, token: object, result: object, error: Exception | None) -> None: ...
@@ -119,7 +118,7 @@ class WebSocketSession:
     def __init__(
         self,
         inner: Messages,
-        link: Link,
+        link: MessageConnection,
         heart: "Heartbeat",
         monotonic: Callable[[], int],
         origins: frozenset[str] = frozenset(),
@@ -163,7 +162,7 @@ class WebSocketSession:
         if self._state is OPEN:
             self._quiet = 0
             if not view:
-                self._inner.receive(view, now)  # rights changed: it looks
+                self._inner.receive(view, now)  # access rights changed: the session checks its own
             position = self._frames(view, position, now)
             self._inner.settle()
         self._look()
@@ -272,7 +271,7 @@ class WebSocketSession:
                 if taken and inner.enough:  # this one and those behind it are split again when it goes on
                     self.stopped = True
                     return kernel.ws_split(view, before, inner.message_bytes_max, number)[1] if number else before
-                taken = True  # one in any case, however late in the turn it is
+                taken = True  # at least one, even if the turn is over
                 if isinstance(item, bytes):
                     self._text(item, now)
                 else:
@@ -304,7 +303,7 @@ class WebSocketSession:
                 self._out.append(head(PONG, len(data)) + data)
         elif opcode == CLOSE:
             self._peer_closes(data)
-        elif opcode != PONG:  # that we heard it is all it says
+        elif opcode != PONG:  # a PONG has no other meaning than that it arrived
             self._fragment(opcode, last, data, now)
 
     def _fragment(self, opcode: int, last: bool, data: bytes, now: int) -> None:
@@ -408,14 +407,14 @@ class WebSocketSession:
     # -- beats -----------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Nothing was heard since the last beat: ping; two pings that nothing followed end it."""
+        """Nothing was received since the last beat: send a PING. After two without any answer the connection is closed."""
         if self._state is not OPEN:
             return
         self._pings = 0
         if self._inner.principal_name is None:
             return  # the deadline of the handshake ends it
         if self._inner.holding or self._inner.congestion():
-            return  # it is not read from: the silence is ours
+            return  # reading is paused, so silence means nothing
         self._quiet += 1
         if self._quiet > PINGS_MISSED_MAX + 1:
             self._say_close(SILENT)
@@ -432,7 +431,7 @@ class Heartbeat:
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
         self._step_s = seconds / self.SHARES
-        self._shares: list[dict[WebSocketSession, Link]] = [{} for _ in range(self.SHARES)]
+        self._shares: list[dict[WebSocketSession, MessageConnection]] = [{} for _ in range(self.SHARES)]
         self._turn = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -449,13 +448,13 @@ class Heartbeat:
             link.completed(self, None, None)
         self.start()
 
-    def add(self, session: WebSocketSession, link: Link) -> None:
+    def add(self, session: WebSocketSession, link: MessageConnection) -> None:
         self._share_of(session)[session] = link
 
     def remove(self, session: WebSocketSession) -> None:
         self._share_of(session).pop(session, None)
 
-    def _share_of(self, session: WebSocketSession) -> dict[WebSocketSession, Link]:
+    def _share_of(self, session: WebSocketSession) -> dict[WebSocketSession, MessageConnection]:
         return self._shares[id(session) // 64 % self.SHARES]
 
 

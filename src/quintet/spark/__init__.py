@@ -1,4 +1,4 @@
-"""Topics in Apache Spark: the data source `quintet`, a session that is set up for it, and the pipelines.
+"""Connects topics with Apache Spark: the data source `quintet`, a session that is set up for it, and the pipelines.
 
 Importing this package imports no Spark, so that commands which only name a pipeline start quickly: `session` fetches what
 it needs when it is called. Its work is done in start.py; a module named session would take this function's name.

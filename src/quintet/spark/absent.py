@@ -1,4 +1,4 @@
-"""Stands in for a data source of ours whose packages are not installed: Spark goes on, and who uses the source is told.
+"""Stands in for a data source whose packages are not installed: Spark goes on, and using the source raises a clear error.
 
 Spark imports every top-level module `pyspark_*` when it first looks for a data source, and an error there would end the
 user's query, whatever it reads. A client alone (`pip install quintet`) beside somebody's own pyspark is such a case.

@@ -1,4 +1,4 @@
-"""What failed, in a sentence, and whether starting again can help. Knows the shapes of Spark's exceptions, starts nothing.
+"""Describes a failure of Spark in a sentence, and says whether starting again can help. Starts nothing.
 
 An error of the source or sink comes out of Spark as text: the class and the sentence of a Python exception inside the message
 of a Java one, inside that of the query. `explain` finds the innermost. What a restart cannot cure is a row in INCURABLE

@@ -347,7 +347,7 @@ class TestBeats:
         loop = asyncio.new_event_loop()
         visited: list[int] = []
 
-        class Link:
+        class MessageConnection:
             def __init__(self, number: int) -> None:
                 self.number = number
 
@@ -361,7 +361,7 @@ class TestBeats:
         sessions = [registered(broker()).session for _ in range(5)]
         for number, session in enumerate(sessions):
             assert isinstance(session, WebSocketSession)
-            heart.add(session, Link(number))
+            heart.add(session, MessageConnection(number))
         heart.start()
         loop.run_until_complete(asyncio.sleep(0.2))
         assert set(visited) == set(range(5))

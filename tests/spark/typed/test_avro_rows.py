@@ -1,4 +1,4 @@
-"""Avro to columns: the same rows as fastavro, the same verdict as the broker, and lanes agree with the reader of rows."""
+"""Avro to columns: the same rows as fastavro, the same verdict as the broker, and cursors agree with the reader of rows."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from quintet.broker.schemas.avro import AvroSchema
 from quintet.model.errors import SchemaInvalid
 from quintet.spark.typed import decoder
-from quintet.spark.typed.avro_nodes import LANES_FEW
+from quintet.spark.typed.avro_nodes import CURSORS_FEW
 from quintet.spark.typed.avro_rows import STEPS_MAX, AvroRows
 from quintet.spark.typed.columns import COLUMNS_MAX, DEPTH_MAX
 from tests.spark.typed.parts import binary, cause, decoded, good
@@ -155,7 +155,7 @@ def test_the_same_rows_as_fastavro(rows: list[dict[str, Any]]) -> None:
 
 
 def _one_by_one(values: list[bytes]) -> tuple[list[pa.Array], list[bool]]:
-    """The rows by the reader that lanes are checked against."""
+    """The rows by the reader that cursors are checked against."""
     read = [ROWS._one(value) for value in values]
     return ROWS._root.shape.children([row for row in read if not isinstance(row, str)]), [
         not isinstance(row, str) for row in read
@@ -256,7 +256,7 @@ def test_lists_that_are_too_long_for_lanes() -> None:
     assert good(decoder("avro", json.dumps(schema)), *values) == [short, long, short, long]
     rows, causes = decoded(decoder("avro", json.dumps(schema)), [values[1][:-1], values[1] + b"\0", *values])
     assert causes[0] and causes[1] and rows[2:] == [short, long, short, long]
-    many = [{"a": n, "c": ["z"] * (STEPS_MAX + n)} for n in range(LANES_FEW + 3)]
+    many = [{"a": n, "c": ["z"] * (STEPS_MAX + n)} for n in range(CURSORS_FEW + 3)]
     assert good(decoder("avro", json.dumps(schema)), *(write(schema, row) for row in many)) == many
 
 

@@ -232,7 +232,7 @@ def point(message: Any) -> dict[str, Any]:
     return {"x": message.x, "y": message.y if message.HasField("y") else None}
 
 
-def plainly(value: bytes) -> dict[str, Any]:
+def errors_without_trace(value: bytes) -> dict[str, Any]:
     """Some columns of a row by the plain library."""
     row = ROW.FromString(value)
     return {
@@ -251,7 +251,7 @@ def compare(values: list[bytes]) -> None:
         assert bool(BROKER.check(value)) == bool(why), (value, why)
         if why is None:
             row["places"].sort()
-            assert repr({name: row[name] for name in plainly(value)}) == repr(plainly(value))
+            assert repr({name: row[name] for name in errors_without_trace(value)}) == repr(errors_without_trace(value))
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,4 +1,4 @@
-"""`quintet audit`: who did what, as the broker wrote it down."""
+"""`quintet audit`: shows who did what, from the broker's audit."""
 
 import sys
 from typing import Final
@@ -9,7 +9,7 @@ from quintet.cli.folder import audit_tail, chain
 from quintet.cli.terminal import common
 from quintet.cli.terminal.common import json_option, manage, plain, say_json, say_table, url_option, when
 from quintet.cli.terminal.output import echo
-from quintet.client.manage import Asked
+from quintet.client.manage_access import Asked
 
 EVENTS_DEFAULT: Final = 50
 EVENTS_MAX: Final = 1_000  # of one answer of the broker; an export has no limit of its own

@@ -1,4 +1,4 @@
-"""`quintet audit tail`: what happened to messages, out of a data folder, in the order of time. Read-only.
+"""`quintet audit tail`: shows what happened to messages, from a data folder, in the order of time. Read-only.
 
 A record is its own row of being sent; who got it and who settled it are the rows of `__events` (broker/audit/delivery_events.py). Values
 are not shown unless asked for. This runs on the broker's machine, beside the broker or after it, and asks it for nothing.

@@ -1,4 +1,4 @@
-"""`quintet audit verify` and `quintet audit head`: is the log what it was? Works on files, beside a running broker or without.
+"""`quintet audit verify` and `quintet audit head`: check that the log was not changed. Works on files, beside a running broker or without.
 
 The work is done by quintet.log.chain; this file chooses, prints, and turns the verdict into an exit code.
 """

@@ -1,4 +1,4 @@
-"""`quintet log repair`: shows what of a data folder is lost for the broker itself, and accepts it when told to.
+"""`quintet log repair`: shows what the broker lost of its own tables in a data folder, and accepts the loss when told to.
 
 The work is done by quintet.broker.repair; this file opens the folder, asks and prints. docs/DAMAGE.md says what each line means.
 """
@@ -23,7 +23,7 @@ ANCHORS = "anchors"  # where the broker keeps them unless the configuration says
 
 
 class Inline:
-    """A scheduler without a loop: everything is done here, in its order, when `settle` is called."""
+    """A scheduler without a loop: everything is done here, in its order, when `run_all` is called."""
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
@@ -50,7 +50,7 @@ class Inline:
 
         self._calls.append(run)
 
-    def settle(self) -> None:
+    def run_all(self) -> None:
         while self._calls:
             self._calls.popleft()()
 
@@ -87,9 +87,9 @@ def repair(ctx: click.Context, folder: Path, accept_loss: bool, anchors: Path | 
     if accept_loss and found.rows:
         log = _open(folder, scheduler, "")
         write_rows(log, found.rows)
-        scheduler.settle()
+        scheduler.run_all()
         log.close(lambda: None)
-        scheduler.settle()
+        scheduler.run_all()
     ctx.exit(0 if found.sound or (accept_loss and not found.nameless) else 1)
 
 

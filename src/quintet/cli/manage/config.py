@@ -1,4 +1,4 @@
-"""`quintet config`: the options as a file to start from, checked, shown with their origin, and explained.
+"""`quintet config`: writes an example file, checks a configuration, and shows and explains its options.
 
 Everything here is drawn from the one tree in quintet/config; docs/CONFIGURATION.md is `quintet config reference`. The tree is
 loaded by what uses it: pydantic, of which it is made, comes with the server, and --help does not need it.
@@ -48,7 +48,7 @@ class Option(NamedTuple):
         return ENV_PREFIX + ENV_SEPARATOR.join(self.path).upper()
 
 
-class Table(NamedTuple):
+class TomlTable(NamedTuple):
     """One table of the file with its own keys, in the order of the tree."""
 
     path: tuple[str, ...]
@@ -57,13 +57,15 @@ class Table(NamedTuple):
     options: list[Option]
 
 
-def tables(section: "type[Section] | None" = None, path: tuple[str, ...] = (), listed: bool = False) -> Iterator[Table]:
+def tables(
+    section: "type[Section] | None" = None, path: tuple[str, ...] = (), listed: bool = False
+) -> Iterator[TomlTable]:
     """A section, the whole tree if none is given: tables before the tables in them."""
     from quintet.config import Settings, section_of
 
     section = section or Settings
     options: list[Option] = []
-    below: list[Iterator[Table]] = []
+    below: list[Iterator[TomlTable]] = []
     for name, field in section.model_fields.items():
         here = (*path, name)
         inner = section_of(field.annotation)
@@ -73,7 +75,7 @@ def tables(section: "type[Section] | None" = None, path: tuple[str, ...] = (), l
             continue
         kind = _kind(field.annotation)
         options.append(Option(here, kind, field.default, field.is_required(), field.description or "", listed))
-    yield Table(path, " ".join((section.__doc__ or "").split()), listed, options)
+    yield TomlTable(path, " ".join((section.__doc__ or "").split()), listed, options)
     for one in below:
         yield from one
 

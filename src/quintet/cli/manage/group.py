@@ -1,4 +1,4 @@
-"""`quintet group`: consumer groups, how far they are behind, and moving them.
+"""`quintet group`: lists consumer groups and their lag, and resets their offsets.
 
 A group is a name on a topic. Where only the name is given and it is on one topic, that topic is meant. `lag --watch` samples
 and works out from the samples how fast messages come and go, and when the group will have caught up.

@@ -1,4 +1,4 @@
-"""`quintet schema`: the registry of JSON Schema, Avro and Protobuf schemas."""
+"""`quintet schema`: registers, lists and checks JSON Schema, Avro and Protobuf schemas."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The half of `quintet token` that is about Felix: a pair of keys, a token for a tenant, and what such a token allows.
+"""`quintet token` for Felix: makes a key pair and tokens of a tenant, and shows what such a token allows.
 
 A tenant's tokens are signed with a private key that no broker has; the broker gets the public half as a JSON Web Key Set
 (tokens.jwks_file, or jwks_file of a [[tenants]] table). What is minted was verified by the broker's own rules

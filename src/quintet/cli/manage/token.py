@@ -1,4 +1,4 @@
-"""`quintet token`: make tokens for the doors Fast and Felix, and look inside of any.
+"""`quintet token`: makes tokens for the doors Fast and Felix, and shows what a token contains.
 
 Whoever holds the master secret, or a tenant's private key, makes tokens; no broker is asked, and none needs to run. The
 rules are those by which the broker judges (quintet.broker.identity.tokens): what `mint` prints was verified by them, and `inspect`

@@ -1,4 +1,4 @@
-"""`quintet topic`: make, list, describe and delete topics."""
+"""`quintet topic`: creates, lists, describes and deletes topics."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`quintet user`, `quintet acl` and `quintet role`: who there is, what they may, and who may use a topic.
+"""`quintet user`, `quintet acl` and `quintet role`: manage users, their roles, and access rules of topics.
 
 Passwords are typed, piped or read from a file; never an argument, which every user of the machine can see. API keys are
 made by the broker and printed once.
@@ -24,7 +24,8 @@ from quintet.cli.terminal.common import (
     yes_option,
 )
 from quintet.cli.terminal.output import echo
-from quintet.client.manage import Explanation, Manage, Rule, User
+from quintet.client.manage import Manage
+from quintet.client.manage_access import Explanation, Rule, User
 from quintet.model.errors import AclNotFound, QuintetError
 
 EXPLAIN_REFUSED: Final = 1  # exit codes of `quintet acl explain`

@@ -1,4 +1,4 @@
-"""`quintet dlq`: dead letters, what could not be delivered or was rejected: browse, replay, purge, add.
+"""`quintet dlq`: lists, replays, purges and adds dead letters.
 
 A replay publishes a letter to its topic again and resolves it, both or none, in the broker. Here is only which ones, how
 fast, and with which value.

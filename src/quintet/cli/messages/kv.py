@@ -1,4 +1,4 @@
-"""`quintet kv`: the broker's cache on the command line, made for scripts and pipes.
+"""`quintet kv`: reads and writes the broker's caches, made for scripts and pipes.
 
 stdout carries values, versions and numbers; what is said to a person goes to stderr. Exit codes: 0 done, 1 failed or the key
 is not there, 2 wrong usage.

@@ -1,4 +1,4 @@
-"""`quintet mcp`: a peer of the bus as an MCP server on stdin and stdout, for hosts of models.
+"""`quintet mcp`: runs a peer of the bus as an MCP server on stdin and stdout.
 
 stdout carries JSON-RPC and nothing else; logs go to stderr. What the messages mean is in client/agents/mcp.py.
 """

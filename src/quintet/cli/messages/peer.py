@@ -1,4 +1,4 @@
-"""`quintet peer`: a peer of the bus on the command line, made for scripts and pipes.
+"""`quintet peer`: sends and receives as a peer of the bus, made for scripts and pipes.
 
 stdout carries messages, ids or names; what is said to a person goes to stderr. A message that `listen` writes is
 acknowledged after it is written. Exit codes: 0 done, 1 failed, 2 wrong usage.

@@ -1,4 +1,4 @@
-"""`quintet pub` and `quintet sub`: the client on the command line, made for pipes.
+"""`quintet pub` and `quintet sub`: publish and subscribe, made for pipes.
 
 stdout carries messages (sub) or the one line of the result (pub); everything said to a person goes to stderr. Input and
 output go through in batches and in bounded memory. Exit codes: 0 done, 1 failed, 2 wrong usage.

@@ -1,7 +1,7 @@
-"""`quintet tail`: look at the messages of a topic. Nothing is consumed, committed or moved.
+"""`quintet tail`: shows the messages of a topic. Nothing is consumed, committed or moved.
 
 Messages come by PEEK, which tells their time, expiry, headers and origin. With --hex they come by FETCH, and the frames
-themselves are shown: a link that keeps each reply's bytes stands in for the client's own.
+themselves are shown: a connection that keeps each reply's bytes stands in for the client's own.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from quintet.cli.terminal import common, hexview
 from quintet.cli.terminal.common import json_option, shown, text_or_base64, topic_argument, url_option
 from quintet.cli.terminal.output import echo
 from quintet.client.core import url as urls
-from quintet.client.core.base import Door, Setup, dial
+from quintet.client.core.base import Connector, Setup, dial
 from quintet.client.core.errors import TopicNotFound
-from quintet.client.links.flymq import COMPRESSION, DOOR, FlyLink
+from quintet.client.links.flymq import COMPRESSION, CONNECTOR, FlyConnection
 from quintet.client.manage import Manage, Peeked, TopicInfo
 from quintet.protocols.flymq import frames
 
@@ -226,8 +226,8 @@ def _say(row: Peeked, as_json: bool) -> None:
 # -- frames -----------------------------------------------------------------------------------------------------------
 
 
-class _KeepingLink(FlyLink):
-    """A link that keeps the bytes it received."""
+class _KeepingConnection(FlyConnection):
+    """A connection that keeps the bytes it received."""
 
     kept = b""
 
@@ -240,31 +240,35 @@ class _KeepingLink(FlyLink):
 async def _frames(look: _Look, url: str) -> None:
     """FETCH replies as they come over the wire, one partition after the other."""
     endpoint = urls.parse(url)
-    setup = Setup(endpoint, cast(Door, DOOR), "", common.TIMEOUT_S, False, None)
+    setup = Setup(endpoint, cast(Connector, CONNECTOR), "", common.TIMEOUT_S, False, None)
     dialect: frames.Dialect = "sdk" if endpoint.dialect == "sdk" else "document"
     kind: hexview.Kind = "reply (sdk)" if dialect == "sdk" else "reply"
-    link = _KeepingLink(str(endpoint), dialect, COMPRESSION[endpoint.compression], lambda _link, _error: None)
+    connection = _KeepingConnection(
+        str(endpoint), dialect, COMPRESSION[endpoint.compression], lambda _connection, _error: None
+    )
     async with asyncio.timeout(common.TIMEOUT_S):
-        await dial(setup, link)
-        await link.handshake(endpoint.user, endpoint.secret)
+        await dial(setup, connection)
+        await connection.handshake(endpoint.user, endpoint.secret)
     try:
         async for behind in look.rounds():
             for number in behind:
                 if look.left == 0:
                     break
-                link.kept = b""
+                connection.kept = b""
                 fields: dict[str, Any] = {"topic": look.topic, "partition": number, "offset": look.positions[number]}
-                found = await link.request("FETCH", fields | {"max": look.page(SHOWN_BEFORE), "filter": look.chosen})
-                for each in hexview.dissect_all(link.kept, kind):
+                found = await connection.request(
+                    "FETCH", fields | {"max": look.page(SHOWN_BEFORE), "filter": look.chosen}
+                )
+                for each in hexview.dissect_all(connection.kept, kind):
                     _say_frame(each, look.as_json)
                 look.go_on(number, found["next_offset"])
                 look.took(len(found["messages"]))
     finally:
-        await link.close()
+        await connection.close()
 
 
 def _say_frame(found: hexview.Dissection, as_json: bool) -> None:
-    if found.name != "FETCH":  # the link's own heartbeat
+    if found.name != "FETCH":  # the connection's own heartbeat
         return
     if as_json:
         common.say_json(hexview.as_json(found), line=True)

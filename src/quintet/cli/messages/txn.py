@@ -1,4 +1,4 @@
-"""`quintet txn`: messages of several topics, and offsets, that appear together or not at all.
+"""`quintet txn`: publishes messages of several topics, and commits offsets, all together or not at all.
 
 `run` reads and checks its whole input before it begins, and rolls back whatever goes wrong. The other commands are the steps,
 for scripts; the broker rolls back what is left open.
@@ -17,7 +17,8 @@ import click
 from quintet.cli.terminal import common
 from quintet.cli.terminal.common import json_option, manage, say, topic_argument, url_option
 from quintet.client.core.errors import ConnectionLost, Timeout
-from quintet.client.manage import ANY, Manage
+from quintet.client.core.publishing import ANY
+from quintet.client.manage import Manage
 from quintet.model.errors import BadRequest, QuintetError
 
 AT_ONCE: Final = 500  # messages on their way to the broker

@@ -1,1 +1,1 @@
-"""What commands share: arguments, output, standard input, frames in hexadecimal."""
+"""Shares code between commands: arguments, output, standard input, frames in hexadecimal."""

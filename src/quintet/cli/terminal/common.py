@@ -1,4 +1,4 @@
-"""What the commands that talk to a broker share: the URL, a run with an open bus, tables and JSON, times and passwords.
+"""Shares code between commands that talk to a broker: the URL, an open bus, tables and JSON, times and passwords.
 
 stdout carries the answer, as a table for people or with --json as one JSON value (streams: one a line); everything else
 said to a person goes to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage.
@@ -75,7 +75,7 @@ def run(url: str, timeout: float, use: Callable[[Bus], Coroutine[Any, Any, T]]) 
     except ValueError as error:
         if isinstance(error, QuintetError):
             raise
-        raise click.UsageError(f"{error}.") from error  # the client's word for an argument that makes no sense
+        raise click.UsageError(f"{error}.") from error  # the client raises it for an argument without meaning
 
 
 def manage(url: str, use: Callable[[Manage], Coroutine[Any, Any, T]], timeout: float = TIMEOUT_S) -> T:
@@ -297,7 +297,7 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     text = f"{value:,}" if isinstance(value, int) else str(value)
-    return text if text.isprintable() else ascii(text)[1:-1]  # nobody's words may steer the terminal
+    return text if text.isprintable() else ascii(text)[1:-1]  # so that a name cannot control the terminal
 
 
 def say_table(columns: Sequence[str], rows: Sequence[Sequence[object]], nothing: str, title: str = "") -> None:

@@ -1,4 +1,4 @@
-"""FlyMQ frames for the eye: every byte with its place, its field's name and its value, as protocol analysers show them.
+"""Prints FlyMQ frames in hexadecimal: every byte with its position, its field's name and its value.
 
 The layouts are compiled by codec.py, which is also the one decoder; here is only which layout a frame has, and how it is
 printed. Used by `quintet tail --hex` and `quintet protocol flymq --decode`.
@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 
 def lines(found: Dissection) -> Iterator[str]:
-    """The frame as coloured lines; `show` takes the colours off where nobody sees them."""
+    """The frame as coloured lines; `show` removes the colours when the output is not a terminal."""
     title = f"{found.name} {found.kind}, {found.size} bytes"
     if found.inflated:
         title += f"; the payload was {found.inflated}, {len(found.data) - frames.HEADER_BYTES} bytes inflated"

@@ -1,4 +1,4 @@
-"""Prints what commands say. Words that come from elsewhere (names, keys, errors) cannot steer the terminal they appear on.
+"""Prints output of commands. Text from elsewhere (names, keys, errors) is escaped, so that it cannot control the terminal.
 
 Every command prints through `echo`; tests/cli/test_hostile_names.py finds one that does not. Values that a command writes as
 they are, for a pipe, go to stdout's buffer.

@@ -1,4 +1,4 @@
-"""stdin for commands that wait for other things at the same time: in chunks, or in lines of bounded length."""
+"""Reads stdin without blocking the event loop: in chunks, or in lines of bounded length."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ async def chunks() -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     wanted: queue.SimpleQueue[asyncio.Future[bytes]] = queue.SimpleQueue()
 
-    def settle(future: asyncio.Future[bytes], data: bytes) -> None:
+    def complete(future: asyncio.Future[bytes], data: bytes) -> None:
         if not future.done():
             future.set_result(data)
 
@@ -26,7 +26,7 @@ async def chunks() -> AsyncIterator[bytes]:
         while True:
             future = wanted.get()
             data = os.read(0, READ_BYTES)
-            loop.call_soon_threadsafe(settle, future, data)
+            loop.call_soon_threadsafe(complete, future, data)
             if not data:
                 return
 

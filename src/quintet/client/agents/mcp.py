@@ -1,4 +1,4 @@
-"""A peer as an MCP server: JSON-RPC 2.0 in, JSON-RPC 2.0 out, four tools between a model and the bus.
+"""Serves a peer over MCP: JSON-RPC 2.0 in and out, and four tools by which a model uses the bus.
 
     in    one object a line, or with a Content-Length header before each (as in LSP); which of them, each message shows
     out   one object a line

@@ -1,4 +1,4 @@
-"""A peer among agents: `async with quintet.peer("peerbus://:TOKEN@HOST?name=alice") as me`. Bodies are JSON, names are enough.
+"""Defines Peer, what agents use in place of a bus: `async with quintet.peer("peerbus://:TOKEN@HOST?name=alice") as me`.
 
 A Peer is a bus of the peerbus door and a subscription to its own mailbox. What it hands out is verified and came once;
 it is acknowledged after it was consumed. Sending again after a lost connection uses the same id, by which the broker
@@ -43,9 +43,9 @@ def peer(
         raise BadUrl(f"peers meet at the peerbus door, not at {endpoint.door}", hint="use peerbus:// or peerbus+tcp://")
     bus = connect(url, name=name, timeout=timeout, reconnect=reconnect, tls=tls)
     if give_way:
-        from quintet.client.links.peerbus import PeerDoor
+        from quintet.client.links.peerbus import PeerConnector
 
-        assert isinstance(bus.door, PeerDoor), "the door of the URL, which was looked at above"
+        assert isinstance(bus.door, PeerConnector), "the door of the URL, which was looked at above"
         bus.door.give_way = True
     return Peer(bus, endpoint.name or name or "")
 

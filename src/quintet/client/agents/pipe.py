@@ -1,4 +1,4 @@
-"""Objects of peerbus as they are, for a program that speaks the protocol by itself over a pipe: lines in, lines out.
+"""Passes peerbus objects through unchanged, for a program that speaks the protocol itself over a pipe: lines in, lines out.
 
 Nothing is signed, verified or acknowledged here: that is the other program's business. What this adds is the way to the
 broker: its address, TLS, WebSocket frames, and the register with the token, if the URL has a name.
@@ -11,7 +11,8 @@ from quintet.client.bus import TIMEOUT_S
 from quintet.client.core import url as urls
 from quintet.client.core.base import Setup, deadline, dial
 from quintet.client.core.errors import BadUrl
-from quintet.client.links.peerbus import DOOR, Wire, check_packages
+from quintet.client.links.peerbus import CONNECTOR, check_packages
+from quintet.client.links.peerbus_wire import Wire
 from quintet.client.sources.mailbox import Identity
 from quintet.protocols.peerbus import codec
 
@@ -46,22 +47,22 @@ async def pipe(
     if endpoint.door != "peerbus":
         raise BadUrl(f"peers meet at the peerbus door, not at {endpoint.door}", hint="use peerbus:// or peerbus+tcp://")
     check_packages(endpoint)
-    setup = Setup(endpoint, DOOR, "", timeout, False, None)
+    setup = Setup(endpoint, CONNECTOR, "", timeout, False, None)
     async with deadline(timeout, f"connecting to {endpoint}"):
-        link: Wire
+        connection: Wire
         if endpoint.lines:
-            link = _Lines(str(endpoint), write)
-            await dial(setup, link)
+            connection = _Lines(str(endpoint), write)
+            await dial(setup, connection)
         else:
             from quintet.client.links import peerbus_ws
 
-            link = wire = peerbus_ws.PipedWire(str(endpoint), write)
+            connection = wire = peerbus_ws.PipedWire(str(endpoint), write)
             await peerbus_ws.dial_socket(setup, wire)
     try:
         if endpoint.name or name:
-            link.send([codec.register(endpoint.secret, endpoint.name or name)])
-        sending = asyncio.create_task(_send(link, lines))
-        ended = asyncio.create_task(link.ended())
+            connection.send([codec.register(endpoint.secret, endpoint.name or name)])
+        sending = asyncio.create_task(_send(connection, lines))
+        ended = asyncio.create_task(connection.ended())
         await asyncio.wait({sending, ended}, return_when=asyncio.FIRST_COMPLETED)
         if sending.done() and not ended.done():
             await asyncio.wait({ended}, timeout=linger)
@@ -70,15 +71,15 @@ async def pipe(
         await asyncio.gather(sending, ended, return_exceptions=True)
         if sending.done() and not sending.cancelled() and (failed := sending.exception()) is not None:
             raise failed
-        if link.lost is not None:
-            raise link.lost
+        if connection.lost is not None:
+            raise connection.lost
     finally:
-        await link.close()
+        await connection.close()
 
 
-async def _send(link: Wire, lines: AsyncIterator[list[bytes]]) -> None:
+async def _send(connection: Wire, lines: AsyncIterator[list[bytes]]) -> None:
     async for some in lines:
         objects = [line for line in some if line.strip()]
         if objects:
-            await link.writable()
-            link.send(objects)
+            await connection.writable()
+            connection.send(objects)

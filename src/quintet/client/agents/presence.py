@@ -1,14 +1,14 @@
-"""Keeps one peer registered for as long as a program runs, and says why when it is not.
+"""Keeps one peer registered for as long as a program runs, and reports why when it is not.
 
-A Peer mends a lost connection by itself, but not everything: it does not start without a broker, and a name that was freed
+A Peer reconnects by itself after a lost connection, but not always: it does not start without a broker, and a name that was freed
 ends it. Presence makes a new Peer then:
 
     no broker, or a busy one      tried again, RETRY_FIRST_S to RETRY_MAX_S apart
-    refused before the first      `run` raises it: a wrong token or name is not mended by waiting
+    refused before the first      `run` raises it: waiting does not correct a wrong token or name
     name freed, token revoked     registered again; while that is refused, tried again
     name taken over and over      given up for good: another process uses it, and both would have it half of the time
 
-Whoever asks while there is no peer gets the error that is the reason.
+A call while there is no peer raises the error that is the reason.
 """
 
 import asyncio

@@ -46,7 +46,7 @@ HIDDEN: Final = {
     "settle",
     "hold",
     "give_back",
-    "place",
+    "position_of",
     "commit_in",
     "committed",
     "put",

@@ -1,4 +1,4 @@
-"""What the blocking twin of a cache has beside the methods of the asynchronous one: the operators of a dictionary."""
+"""Adds the operators of a dictionary to the blocking twin of a cache."""
 
 from abc import ABC, abstractmethod
 

@@ -1,4 +1,4 @@
-"""From a blocking caller to the event loop and back: what the generated sync.py stands on.
+"""Runs coroutines for blocking callers on an event loop in a thread; the generated sync.py uses it.
 
 One portal is one thread with one event loop, started at first use and stopped by the bus that owns it. Callers may be
 many threads; each waits for its own result. No part of the client's logic belongs here.

@@ -17,7 +17,7 @@ from quintet.client.blocking.portal import Portal, inner_of
 from quintet.client.blocking.sync_kv import Cache, Watch
 from quintet.client.blocking.sync_peer import Peer, PeerMessage, peer
 from quintet.client.bus import LINGER_S, PRODUCER_BYTES_MAX, TIMEOUT_S
-from quintet.client.core.base import Door, Start
+from quintet.client.core.base import Connector, Start
 from quintet.client.core.message import Ack, Rows, T
 from quintet.client.core.subscription import PREFETCH_DEFAULT
 from quintet.client.sources.reading import Moment
@@ -447,7 +447,7 @@ class Bus:
         return self._inner.name
 
     @property
-    def door(self) -> Door:
+    def door(self) -> Connector:
         """The door of its URL."""
         return self._inner.door
 

@@ -1,1 +1,1 @@
-"""What every part of the client stands on: errors, URLs, messages, the contract of a link, subscriptions."""
+"""Holds what every part of the client uses: errors, URLs, messages, the contract of a connection, subscriptions."""

@@ -1,10 +1,10 @@
-"""What a door must offer (Link), the socket part that stream doors share, and a connection that comes back (Channel).
+"""Defines what each protocol of the client must offer, the socket part they share, and connections that come back.
 
-A Link is one authenticated connection: it lives once and is never mended. A Channel owns the current Link of one purpose
-(all publishing, or one subscription), replaces it when it is lost, and is where callers wait for it. Bus, Producer and
-Subscription know only these two; frames and codes are known by the doors alone.
+A ClientConnection is one authenticated connection, and is never reopened. A Channel owns the current ClientConnection of one
+purpose (all publishing, or one subscription), replaces it when it is lost, and is where callers wait for it. Bus, Producer and
+Subscription know only these two; frames and codes are known in client/links/ alone.
 
-    Channel:  opening --> up --> waiting --> up ...      lost: back-off, then a new Link
+    Channel:  opening --> up --> waiting --> up ...      lost: back-off, then a new ClientConnection
                  |         |        |
                  +---------+--------+--> failed          refused by the server, reconnect=False, or closed
 """
@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from math import inf
 from random import uniform
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from quintet.client.core.errors import (
     AuthError,
@@ -31,50 +31,22 @@ from quintet.client.core.errors import (
     Timeout,
 )
 from quintet.client.core.message import Rows, log
+from quintet.client.core.publishing import Load, Outcome
+from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.model.errors import QuintetError
 from quintet.model.extras import PackageMissing
-
-if TYPE_CHECKING:
-    from quintet.client.core.subscription import Source
 
 WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # waiting for the socket; above it callers wait
 WRITE_LOW_BYTES: Final = 1024 * 1024
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 5.0
-CLOSE_S: Final = 2.0  # how long leaving politely may take
+CLOSE_S: Final = 2.0  # how long an orderly close may take
 HEARTBEAT_S: Final = 15.0
 HEARTBEATS_MISSED_MAX: Final = 2
 
-ANY: Final = -1  # the partition when the broker chooses
-
 Start = str | int | datetime  # where a subscription begins: a word, an offset, a time
 Fields = dict[str, Any]  # of a request or its answer, by name
-
-
-class Load(NamedTuple):
-    """What one publish call sends: messages of one topic that go the same way."""
-
-    topic: str
-    values: Sequence[bytes]
-    qos: int = 1
-    ttl_ms: int = 0
-    keys: Sequence[bytes | None] | None = None
-    partition: int = ANY
-    producer_id: int = 0  # of an idempotent producer, whose messages are numbered from `sequence` on; 0: none
-    sequence: int = 0
-    compression: str | None = None  # None: as the URL says
-
-
-class Outcome(NamedTuple):
-    """What became of one publish call: how many were refused, the first of them as (place in the call, why), and where
-    the messages are as (partition, offset, time in ms): none, where the door does not tell; None for a refused one.
-    `durable`: whether a confirmation of this door says that they are on disk."""
-
-    refused: int
-    failures: tuple[tuple[int, QuintetError], ...]
-    places: "Sequence[tuple[int, int, int] | None]" = ()
-    durable: bool = True
 
 
 class Fetched(NamedTuple):
@@ -84,7 +56,7 @@ class Fetched(NamedTuple):
     next_offset: int
 
 
-# What no later attempt can mend: reconnecting stops.
+# Errors that a later attempt would meet again: reconnecting stops.
 FATAL: Final = (AuthError, Forbidden, ProtocolError, BadUrl, SubscriptionEnded, PackageMissing)
 
 
@@ -101,7 +73,7 @@ async def deadline(seconds: float | None, what: str) -> AsyncIterator[None]:
 
 
 class Target(Protocol):
-    """Who a link reports to."""
+    """Who a connection reports to."""
 
     def on_records(self, topic: str, rows: Rows) -> None:
         """Deliveries of one topic, in order."""
@@ -111,7 +83,7 @@ class Target(Protocol):
 
 
 class Silent:
-    """The target of a link that only publishes: nothing is delivered on it, and that is all there is to do."""
+    """The target of a connection that only publishes: nothing is delivered on it, and that is all there is to do."""
 
     def on_records(self, topic: str, rows: Rows) -> None:
         log.warning("%d deliveries of topic %r on a connection without subscription", len(rows), topic)
@@ -120,7 +92,7 @@ class Silent:
         log.warning("a refused acknowledgement on a connection without subscription: %s", error)
 
 
-class Link(ABC):
+class ClientConnection(ABC):
     """One authenticated connection through a door."""
 
     @abstractmethod
@@ -158,8 +130,8 @@ class Link(ABC):
     async def close(self) -> None: ...
 
 
-class PushLink(Link):
-    """A link whose server sends deliveries by itself."""
+class PushConnection(ClientConnection):
+    """A connection whose server sends deliveries by itself."""
 
     @abstractmethod
     async def subscribe(self, topic: str, qos: int) -> int:
@@ -174,8 +146,8 @@ class PushLink(Link):
         """Acknowledge deliveries: a single one soon, several with one write now."""
 
     @property
-    def words(self) -> bool:
-        """Whether the three calls below can be made: the server knows what they say (ADR 14)."""
+    def extends_deadlines(self) -> bool:
+        """Whether the server knows the three calls below (ADR 14)."""
         return False
 
     async def credit(self, subscription: int, count: int) -> float:
@@ -183,24 +155,24 @@ class PushLink(Link):
         raise NotImplementedError
 
     def working(self, subscription: int, tags: Sequence[int]) -> None:
-        """Their clocks start again."""
+        """The server restarts their acknowledgement time-outs."""
         raise NotImplementedError
 
     def nack(self, subscription: int, tags: Sequence[int], delay: float | None) -> None:
-        """They come again after so many seconds, or as configured."""
+        """The server redelivers them after so many seconds, or as configured."""
         raise NotImplementedError
 
 
-class RequestLink(Link):
-    """A link of a door that has operations beside publishing and receiving."""
+class RequestConnection(ClientConnection):
+    """A connection of a door that has operations beside publishing and receiving."""
 
     @abstractmethod
     def request(self, name: str, fields: Fields) -> "asyncio.Future[Fields]":
         """Ask, in order with all that was asked before; the answer's fields, or the error it was refused with."""
 
 
-class AskLink(RequestLink):
-    """A link of a door in which every operation is a request with an answer."""
+class FetchConnection(RequestConnection):
+    """A connection of a door in which every operation is a request with an answer."""
 
     @abstractmethod
     def fetch(self, fields: Fields) -> "asyncio.Future[Fetched]":
@@ -217,8 +189,8 @@ class Limits(NamedTuple):
     in_flight_max: int  # deliveries the server leaves unacknowledged per subscription
 
 
-class Door(Protocol):
-    """A module's entry: how to open links, and what its protocol cannot carry."""
+class Connector(Protocol):
+    """Opens connections of one protocol, and says what the protocol cannot carry."""
 
     name: str
     limits: Limits
@@ -227,13 +199,15 @@ class Door(Protocol):
     def lacks(self) -> dict[str, str]:
         """Option of the API -> which doors have it."""
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> "Door":
-        """The door of one bus: itself, or one of its own where the links of a bus share something."""
+    def for_bus(self, endpoint: Endpoint, name: str) -> "Connector":
+        """The connector of one bus: itself, or a new one if the connections of a bus share something."""
 
-    async def open(self, setup: "Setup", target: Target, lost: Callable[["Link", QuintetError], None]) -> Link:
-        """A link past its handshake, or the reason why not."""
+    async def open(
+        self, setup: "Setup", target: Target, lost: Callable[["ClientConnection", QuintetError], None]
+    ) -> ClientConnection:
+        """A connection past its handshake, or the reason why not."""
 
-    def source(self, setup: "Setup", wanted: "Wanted") -> "Source":
+    def source(self, setup: "Setup", wanted: "Wanted") -> Source:
         """Where a subscription's messages come from, not yet open."""
 
 
@@ -255,7 +229,7 @@ class Setup(NamedTuple):
     """All that is needed to connect, again and again."""
 
     endpoint: Endpoint
-    door: Door
+    connector: Connector
     name: str
     timeout: float
     reconnect: bool
@@ -263,53 +237,19 @@ class Setup(NamedTuple):
     on_event: Callable[[object], None] | None = None
 
 
-class Sent(Protocol):
-    """A publish call on its way, as its Watch sees it."""
-
-    load: Load
-    wait: float
-    expires: float
-    done: "asyncio.Future[Outcome]"
-
-
-class Watch:
-    """One timer for all publish calls that share a write."""
-
-    __slots__ = ("_calls", "_timer")
-
-    def __init__(self, calls: Sequence[Sent]) -> None:
-        self._calls = calls
-        self._timer: asyncio.TimerHandle | None = None
-
-    def look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fail the calls whose time is over, and come again when the next one's is."""
-        now = loop.time()
-        waiting = [call for call in self._calls if not call.done.done()]
-        for call in waiting:
-            if call.expires <= now:
-                what = f"publishing to {call.load.topic!r} took longer than {call.wait:g} s"
-                call.done.set_exception(Timeout(what))
-        soonest = min((call.expires for call in waiting if call.expires > now), default=inf)
-        self._timer = loop.call_at(soonest, self.look, loop) if soonest < inf else None
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-
 Connect = Callable[[ssl.SSLContext | None], Awaitable[object]]
 
 
-async def dial(setup: "Setup", link: "StreamLink", connect: Connect | None = None) -> None:
-    """Connect this link's socket, with TLS if the endpoint has it; ConnectionLost says what to look at. `connect` is for
-    a link whose frames are inside those of another protocol."""
+async def dial(setup: "Setup", connection: "SocketConnection", connect: Connect | None = None) -> None:
+    """Open the socket, with TLS if the endpoint has it; ConnectionLost says what to check. `connect` is for a protocol whose
+    frames are inside those of another one."""
     endpoint = setup.endpoint
     tls = _tls(setup) if endpoint.tls else None
     try:
         if connect is not None:
             await connect(tls)
             return
-        await asyncio.get_running_loop().create_connection(lambda: link, endpoint.host, endpoint.port, ssl=tls)
+        await asyncio.get_running_loop().create_connection(lambda: connection, endpoint.host, endpoint.port, ssl=tls)
     except ssl.SSLError as error:
         hint = "add ?ca=FILE with the authority that signed the server's certificate, or pass tls="
         raise ConnectionLost(f"TLS with {endpoint} failed: {error}", hint=hint) from error
@@ -327,18 +267,18 @@ async def dial(setup: "Setup", link: "StreamLink", connect: Connect | None = Non
 def _port_hint(setup: "Setup") -> str:
     """For a server that is there and speaks something else."""
     other = "one without TLS" if setup.endpoint.tls else "one with TLS"
-    return f"is {setup.endpoint} a {setup.door.name} port of a Quintet broker, and not {other}?"
+    return f"is {setup.endpoint} a {setup.connector.name} port of a Quintet broker, and not {other}?"
 
 
-async def shake_hands(setup: "Setup", link: "StreamLink", hands: Coroutine[Any, Any, None]) -> None:
-    """Log in on a link that was just dialled; one that ends instead is most likely not the port it was taken for."""
+async def shake_hands(setup: "Setup", connection: "SocketConnection", hands: Coroutine[Any, Any, None]) -> None:
+    """Log in on a connection that was just dialled; one that ends instead is most likely not the port it was taken for."""
     try:
         await hands
     except ConnectionLost as error:
-        await link.close()
+        await connection.close()
         raise ConnectionLost(str(error), hint=error.hint or _port_hint(setup)) from error
     except BaseException:
-        await link.close()
+        await connection.close()
         raise
 
 
@@ -358,10 +298,10 @@ def _tls(setup: "Setup") -> ssl.SSLContext:
     return context
 
 
-class StreamLink(Link, asyncio.Protocol):
-    """The part of a link that every door over a byte stream shares: one socket, flow control, partial frames."""
+class SocketConnection(ClientConnection, asyncio.Protocol):
+    """The part of a connection that every door over a byte stream shares: one socket, flow control, partial frames."""
 
-    def __init__(self, where: str, lost: Callable[[Link, QuintetError], None]) -> None:
+    def __init__(self, where: str, lost: Callable[[ClientConnection, QuintetError], None]) -> None:
         self._where = where
         self._on_lost = lost
         self._loop = asyncio.get_running_loop()
@@ -374,7 +314,7 @@ class StreamLink(Link, asyncio.Protocol):
         self._lost: QuintetError | None = None
         self._closing = False
         self._gone = asyncio.Event()
-        self._heard = True
+        self._received_since_beat = True
         self._missed = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -395,12 +335,12 @@ class StreamLink(Link, asyncio.Protocol):
     # -- the socket ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._received_since_beat = True
         try:
             if not self._tail:
                 consumed, self._tail_wanted = self.received(data)
@@ -429,7 +369,7 @@ class StreamLink(Link, asyncio.Protocol):
         self._gone.set()
 
     def fail(self, error: QuintetError) -> None:
-        """End the connection at once, for this reason. Nobody is to find a link that is dead and not yet known to be."""
+        """End the connection at once, for this reason. Callers see it as lost from here on."""
         self._end(error)
         if self._transport is not None:
             self._transport.abort()
@@ -466,7 +406,7 @@ class StreamLink(Link, asyncio.Protocol):
     def resume(self) -> None:
         if not self._reading and self._lost is None and self._transport is not None:
             self._reading = True
-            self._heard = True
+            self._received_since_beat = True
             self._transport.resume_reading()
 
     @property
@@ -485,93 +425,93 @@ class StreamLink(Link, asyncio.Protocol):
             self._transport.abort()
 
     def _beat(self) -> None:
-        """A peer that vanished without a word is noticed here. While we do not read, silence means nothing."""
-        self._missed = 0 if self._heard or not self._reading else self._missed + 1
+        """Notices a server that does not answer any more. While reading is paused, silence means nothing."""
+        self._missed = 0 if self._received_since_beat or not self._reading else self._missed + 1
         if self._missed > HEARTBEATS_MISSED_MAX:
             self.fail(ConnectionLost(f"{self._where} has not answered for {self._missed * HEARTBEAT_S:g} s"))
             return
         if self._missed:
             self.heartbeat()
-        self._heard = False
+        self._received_since_beat = False
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
 
 
 class Channel:
-    """The current link of one purpose, and its replacement when it is lost."""
+    """The current connection of one purpose, and its replacement when it is lost."""
 
     def __init__(
         self,
         setup: Setup,
         target: Target,
         *,
-        on_up: Callable[[Link], Awaitable[None]] | None = None,
+        on_up: Callable[[ClientConnection], Awaitable[None]] | None = None,
         on_down: Callable[[QuintetError], None] | None = None,
     ) -> None:
         self._setup = setup
         self._target = target
         self._on_up = on_up
         self._on_down = on_down
-        self._link: Link | None = None
-        self._newest: Link | None = None
+        self._connection: ClientConnection | None = None
+        self._newest: ClientConnection | None = None
         self._failed: QuintetError | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.reconnects = 0
 
     async def open(self) -> None:
-        """The first link. Its failure is the caller's; only later ones are mended silently."""
+        """The first connection. Its failure is raised; after that, lost connections are replaced without an error."""
         await self._connect()
 
     @property
-    def current(self) -> Link | None:
-        """The link if there is one right now."""
-        return self._link
+    def current(self) -> ClientConnection | None:
+        """The connection if there is one right now."""
+        return self._connection
 
     @property
-    def newest(self) -> Link | None:
-        """The link opened last, also while it is not yet handed to callers."""
+    def newest(self) -> ClientConnection | None:
+        """The connection opened last, also while it is not yet handed to callers."""
         return self._newest
 
     @property
     def failed(self) -> QuintetError | None:
-        """Why there will never be a link again, or None."""
+        """Why there will never be a connection again, or None."""
         return self._failed
 
-    async def link(self) -> Link:
-        """The link, waiting for the next one if it was lost. Callers bound the wait."""
-        while self._link is None:
+    async def connection(self) -> ClientConnection:
+        """The connection, waiting for the next one if it was lost. Callers bound the wait."""
+        while self._connection is None:
             if self._failed is not None:
                 raise self._failed
             await self._changed.wait()
-        return self._link
+        return self._connection
 
     async def close(self) -> None:
         self._fail(Closed("the connection was closed", hint="use it inside its `with` block"))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._link is not None:
-            await self._link.close()
+        if self._connection is not None:
+            await self._connection.close()
 
     async def _connect(self) -> None:
         setup = self._setup
         async with deadline(setup.timeout, f"connecting to {setup.endpoint}"):
-            link = self._newest = await setup.door.open(setup, self._target, self._lost)
+            connection = self._newest = await setup.connector.open(setup, self._target, self._lost)
             try:
                 if self._on_up is not None:
-                    await self._on_up(link)
+                    await self._on_up(connection)
             except BaseException:
-                await link.close()
+                await connection.close()
                 raise
-        if link.lost is not None:
-            raise link.lost
-        self._link = link
+        if connection.lost is not None:
+            raise connection.lost
+        self._connection = connection
         self._changed.set()
 
-    def _lost(self, link: Link, error: QuintetError) -> None:
-        if link is not self._link:
+    def _lost(self, connection: ClientConnection, error: QuintetError) -> None:
+        if connection is not self._connection:
             return
-        self._link = None
+        self._connection = None
         if self._on_down is not None:
             self._on_down(error)
         if self._failed is not None:
@@ -604,6 +544,6 @@ class Channel:
     def _fail(self, error: QuintetError) -> None:
         if self._failed is None:
             self._failed = error
-            if self._on_down is not None and self._link is None:
+            if self._on_down is not None and self._connection is None:
                 self._on_down(error)
         self._changed.set()

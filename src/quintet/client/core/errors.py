@@ -1,4 +1,4 @@
-"""What can go wrong on the client's side of the wire, continuing the tree of model/errors.py.
+"""Defines the errors of the client, continuing the tree of model/errors.py.
 
 Every error has `code`, `retryable` and `hint`, and is also the builtin that Python programmers already catch. What the
 server said is mapped to these (and to the shared ones) by each door; texts of a wire protocol do not belong here.
@@ -115,6 +115,11 @@ class SubscriptionEnded(QuintetError):
     """The server ended a subscription: its token expired, the key was rotated, or the topic is gone."""
 
     code = "E2008"
+
+
+def too_large(size: int, most: int) -> TooLarge:
+    """A message that does not fit into one frame of its protocol."""
+    return TooLarge(f"a message of {size} bytes is over the {most} that fit into one frame", hint="split it")
 
 
 def crashed(what: str, error: BaseException) -> QuintetError:

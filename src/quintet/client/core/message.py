@@ -1,4 +1,4 @@
-"""What users send and get back: values, Ack, Message, MessageBatch, and the block that acknowledges.
+"""Defines what users send and get: values, Ack, Message, MessageBatch, and the block that acknowledges.
 
 A message knows who settles it (`Settler`, in practice its subscription) and nothing of connections or frames. Whole
 batches are two lists, values and tags, because an object per message is the dearest part of receiving.
@@ -58,7 +58,7 @@ def to_bytes(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """Where a delivery is in the log, and how often it was handed out before."""
 
     partition: int
@@ -79,7 +79,7 @@ class Settler(Protocol):
         """They were not dealt with: let them come again, or put them aside. What becomes of them, for the log."""
 
     def release(self, rows: Rows) -> None:
-        """Whoever worked on them was stopped: let them come again."""
+        """Processing was cancelled: let the server deliver them again."""
 
     async def nack(self, rows: Rows, delay: float | None) -> None:
         """They failed: let them come again after so many seconds, or after those that are configured."""
@@ -87,7 +87,7 @@ class Settler(Protocol):
     async def working(self, tags: Sequence[int]) -> None:
         """They are being worked on, and it takes longer."""
 
-    def place(self, tag: int) -> Place | None:
+    def position_of(self, tag: int) -> LogPosition | None:
         """Where it is, if the door tells."""
 
     async def commit_in(self, transaction: str, tag: int) -> None:
@@ -172,19 +172,19 @@ class Message:
     @property
     def partition(self) -> int | None:
         """The partition it is in."""
-        place = self._settler.place(self.tag)
+        place = self._settler.position_of(self.tag)
         return None if place is None else place.partition
 
     @property
     def offset(self) -> int | None:
         """Its number in the partition."""
-        place = self._settler.place(self.tag)
+        place = self._settler.position_of(self.tag)
         return None if place is None else place.offset
 
     @property
     def redelivered(self) -> bool | None:
         """Whether it was handed out before, by this subscription."""
-        place = self._settler.place(self.tag)
+        place = self._settler.position_of(self.tag)
         return None if place is None else place.attempts > 0
 
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""From a source to an iterator: a bounded queue, and the acknowledgements on their way back.
+"""Hands messages of a source to an iterator through a bounded queue, and acknowledgements back to the source.
 
     source --put--> queue --next, batches--> user --ack, process--> source
 
@@ -8,144 +8,22 @@ push.py for servers that deliver by themselves, group.py for those that are aske
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final
 
 from quintet.client.core.base import deadline
 from quintet.client.core.errors import Closed, Unsupported
-from quintet.client.core.message import Message, MessageBatch, Place, Row, Rows, log
-from quintet.model.errors import QuintetError
+from quintet.client.core.message import LogPosition, Message, MessageBatch, Row, Rows, log
+from quintet.client.core.source import Source
 
 PREFETCH_DEFAULT: Final = 8_192  # messages
 PREFETCH_BYTES_MAX: Final = 16 * 1024 * 1024
 DELAY_S_MAX: Final = 30 * 86_400  # of a message that is given back
-STUCK_S: Final = 30.0  # without any acknowledgement while nothing comes for the lack of them: then it is said
-
-
-class Inbox(Protocol):
-    """The queue as its source sees it."""
-
-    @property
-    def closed(self) -> bool: ...
-
-    @property
-    def room(self) -> int:
-        """Messages it takes before it is full."""
-
-    def put(self, topic: str, rows: Rows, *, first: bool = False) -> None:
-        """Queue these, at the end or before all others. Takes the list over."""
-
-    def drop(self, keep: Callable[[Row], bool]) -> None:
-        """Throw queued messages away, but those that pass."""
-
-    def wake(self) -> None:
-        """Something changed that those who wait should look at: the source failed."""
-
-
-class Source(ABC):
-    """Where a subscription's messages come from, and where their acknowledgements go."""
-
-    @abstractmethod
-    async def open(self, inbox: Inbox) -> None: ...
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Stop, after the server has taken the acknowledgements."""
-
-    @property
-    @abstractmethod
-    def id(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def connected(self) -> bool: ...
-
-    @property
-    @abstractmethod
-    def failed(self) -> QuintetError | None:
-        """Why nothing will ever come again, or None."""
-
-    @property
-    @abstractmethod
-    def refused(self) -> int: ...
-
-    @property
-    def missed(self) -> int:
-        """Messages the server says were gone before they were read; 0 where it does not tell."""
-        return 0
-
-    @property
-    @abstractmethod
-    def reconnects(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def assigned(self) -> tuple[int, ...]: ...
-
-    @property
-    @abstractmethod
-    def stuck(self) -> bool:
-        """Nothing comes before something is acknowledged."""
-
-    def stuck_error(self) -> QuintetError | None:
-        """What a reader is told that waits while it is stuck; None: a warning in the log is enough, because the server
-        delivers again what is not acknowledged."""
-        return None
-
-    @abstractmethod
-    def pause(self) -> None: ...
-
-    @abstractmethod
-    def resume(self) -> None: ...
-
-    @abstractmethod
-    def taken(self, tags: Sequence[int]) -> None:
-        """These were handed to the user."""
-
-    @abstractmethod
-    async def settle(self, tags: Sequence[int], timeout: float) -> None: ...
-
-    @abstractmethod
-    async def flush(self) -> None: ...
-
-    @abstractmethod
-    def hold(self, tags: Sequence[int], retry: int | None) -> None: ...
-
-    @abstractmethod
-    async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
-        """They could not be dealt with; what becomes of them, for the log."""
-
-    @abstractmethod
-    def release(self, rows: Rows) -> None:
-        """Whoever worked on them was stopped: let them come again."""
-
-    @abstractmethod
-    async def nack(self, rows: Rows, delay: float | None) -> None:
-        """They failed: let them come again after so many seconds, or as configured. Unsupported where that cannot be said."""
-
-    @abstractmethod
-    async def working(self, tags: Sequence[int]) -> None:
-        """They take longer. Does nothing where no time runs out; Unsupported where it does and that cannot be said."""
-
-    def want_more(self) -> bool:
-        """A reader waits, although all that the server sends before an acknowledgement was handed out. Whether the server
-        was asked for more."""
-        return False
-
-    @abstractmethod
-    def place(self, tag: int) -> Place | None: ...
-
-    @abstractmethod
-    async def commit_in(self, transaction: str, tag: int) -> None:
-        """Make this message, and those of its partition before it, settled when the transaction commits."""
-
-    @abstractmethod
-    def committed(self, tag: int) -> None:
-        """The transaction did."""
+# Without an acknowledgement while the server waits for one before it sends more. Then it is reported.
+STUCK_S: Final = 30.0
 
 
 class Subscription:
@@ -200,7 +78,7 @@ class Subscription:
             return
         self._closed = True
         self.drop(lambda row: False)
-        async with self._opening:  # what is being opened is closed when it is there
+        async with self._opening:  # wait for an `open` in progress, then close it
             await self._source.close()
         self.wake()
 
@@ -443,8 +321,8 @@ class Subscription:
         self._settled += 1
         await self._source.working(tags)
 
-    def place(self, tag: int) -> Place | None:
-        return self._source.place(tag)
+    def position_of(self, tag: int) -> LogPosition | None:
+        return self._source.position_of(tag)
 
     async def commit_in(self, transaction: str, tag: int) -> None:
         await self._source.commit_in(transaction, tag)

@@ -1,4 +1,4 @@
-"""From a URL to an endpoint: which door, which host and port, which secret, which TLS.
+"""Parses a URL: which door, which host and port, which secret, which TLS.
 
     blipmq://:API_KEY@HOST:PORT            plain TCP
     blipmqs://:API_KEY@HOST:PORT?ca=FILE   TLS; ca names the authority to trust in place of the system's

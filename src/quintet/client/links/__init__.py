@@ -1,1 +1,1 @@
-"""One link a protocol: bytes of the wire on the client's side."""
+"""Speaks the wire protocols on the client's side, one module for each."""

@@ -1,4 +1,4 @@
-"""The BlipMQ door: HELLO, AUTH, and then publishes under barriers and pushed deliveries.
+"""Speaks BlipMQ: HELLO, AUTH, then publishes confirmed by PING and PONG, and pushed deliveries.
 
 A publish has no answer when it succeeds, so a PING behind it is the answer: its PONG says that every earlier QoS 1
 publish of this connection is durable, and a failed one was NACKed with its correlation id before. All that is published
@@ -21,27 +21,25 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from quintet import kernel
 from quintet.client.core.base import (
-    Door,
+    ClientConnection,
+    Connector,
     Limits,
-    Link,
-    Load,
-    Outcome,
-    PushLink,
+    PushConnection,
     Setup,
-    StreamLink,
+    SocketConnection,
     Target,
     Wanted,
-    Watch,
     dial,
     shake_hands,
 )
 from quintet.client.core.errors import BadUrl, ServerError, SubscriptionEnded
 from quintet.client.core.message import Rows, log
-from quintet.client.core.subscription import Source
+from quintet.client.core.publishing import Load, Outcome, PublishCall, PublishQueue, complete, fail, runs, values_of
+from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.client.sources.push import PushSource
 from quintet.model.errors import (
@@ -75,7 +73,6 @@ VERSIONS: Final = (OURS, 2)  # in the order they are asked for
 IDS_FROM: Final = 1 << 63
 HEARTBEAT_ID: Final = (1 << 64) - 1
 ACKS_PER_WRITE: Final = 256  # single acknowledgements gathered at most before they are written
-FAILURES_KEPT_MAX: Final = 1_000  # per publish call; a storm of NACKs beyond it is only counted
 KEY_BYTES_MAX: Final = 65_535
 U32_MAX: Final = (1 << 32) - 1
 
@@ -115,51 +112,27 @@ def error_of(code: int, text: str) -> QuintetError:
     raise AssertionError("the last row of each code matches every text")
 
 
-class _Call:
-    """One publish call: which ids are its messages', and who waits."""
-
-    __slots__ = ("done", "expires", "failures", "first", "load", "refused", "wait")
-
-    def __init__(self, load: Load, wait: float, expires: float, done: "asyncio.Future[Outcome]") -> None:
-        self.load = load
-        self.wait = wait
-        self.expires = expires
-        self.done = done
-        self.first = 0
-        self.refused = 0
-        self.failures: list[tuple[int, QuintetError]] = []
-
-    def like(self, other: "_Call") -> bool:
-        mine, its = self.load, other.load
-        return mine.topic == its.topic and mine.qos == its.qos and mine.ttl_ms == its.ttl_ms
+def _like(one: Load, other: Load) -> bool:
+    """May both be frames of one kernel call?"""
+    return one.topic == other.topic and one.qos == other.qos and one.ttl_ms == other.ttl_ms
 
 
-class _Group:
-    """The calls that one PING settles, and the one timer for all of them."""
+class _Group(NamedTuple):
+    """The calls that one PING completes."""
 
-    __slots__ = ("calls", "ping", "watch")
-
-    def __init__(self, ping: int, calls: list[_Call]) -> None:
-        self.ping = ping
-        self.calls = calls
-        self.watch = Watch(calls)
-
-    def settle(self) -> None:
-        self.watch.end()
-        for call in self.calls:
-            if not call.done.done():
-                call.done.set_result(Outcome(call.refused, tuple(call.failures)))
+    ping: int
+    calls: list[PublishCall]
 
 
-class BlipLink(StreamLink, PushLink):
+class BlipConnection(SocketConnection, PushConnection):
     """One BlipMQ connection, from HELLO on."""
 
-    def __init__(self, where: str, target: Target, lost: Callable[[Link, QuintetError], None]) -> None:
+    def __init__(self, where: str, target: Target, lost: Callable[[ClientConnection, QuintetError], None]) -> None:
         super().__init__(where, lost)
         self._target = target
         self._next_id = IDS_FROM
         self._requests: dict[int, asyncio.Future[bytes]] = {}
-        self._calls: list[_Call] = []  # published in this turn, not sent yet
+        self._publishes = PublishQueue(self._loop, self._send_calls)
         self._groups: deque[_Group] = deque()  # in the order of their PINGs
         self._acks: list[bytes] = []
         self._version = 0  # as agreed
@@ -194,7 +167,7 @@ class BlipLink(StreamLink, PushLink):
         self.write(codec.poll(self._new_id(), subscription))
 
     @property
-    def words(self) -> bool:
+    def extends_deadlines(self) -> bool:
         return self._version == OURS
 
     async def credit(self, subscription: int, count: int) -> float:
@@ -249,42 +222,21 @@ class BlipLink(StreamLink, PushLink):
     def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
         if self._lost is not None:
             raise self._lost
-        done: asyncio.Future[Outcome] = self._loop.create_future()
-        if not self._calls:
-            self._loop.call_soon(self._flush_calls)
-        self._calls.append(_Call(load, wait, self._loop.time() + wait, done))
-        return done
+        return self._publishes.add(load, wait)
 
-    def _flush_calls(self) -> None:
+    def _send_calls(self, calls: list[PublishCall]) -> None:
         """All calls of this turn: neighbours of one kind in one kernel call, everything in one write."""
-        calls, self._calls = self._calls, []
-        if self._lost is not None:
-            return
-        parts: list[bytes] = []
-        at = 0
-        while at < len(calls):
-            head, end = calls[at], at + 1
-            while end < len(calls) and calls[end].like(head):
-                end += 1
-            parts.append(self._encode(calls[at:end]))
-            at = end
+        parts = [self._encode(run) for run in runs(calls, _like)]
         waiting = [call for call in calls if call.load.qos]
         if waiting:
             ping = self._new_id()
             parts.append(codec.ping(ping))
-            group = _Group(ping, waiting)
-            group.watch.look(self._loop)
-            self._groups.append(group)
+            self._groups.append(_Group(ping, waiting))
         self.write(parts[0] if len(parts) == 1 else b"".join(parts))
-        for call in calls:
-            if not call.load.qos and not call.done.done():
-                call.done.set_result(Outcome(0, ()))
 
-    def _encode(self, calls: list[_Call]) -> bytes:
+    def _encode(self, calls: Sequence[PublishCall]) -> bytes:
         head = calls[0].load
-        values = head.values
-        if len(calls) > 1:
-            values = [value for call in calls for value in call.load.values]
+        values = values_of(calls)
         first = id = self._new_id(len(values))
         for call in calls:
             call.first = id
@@ -330,7 +282,8 @@ class BlipLink(StreamLink, PushLink):
     def _reply(self, kind: int, id: int, payload: bytes) -> None:
         if kind == PONG:
             if self._groups and self._groups[0].ping == id:
-                self._groups.popleft().settle()
+                for call in self._groups.popleft().calls:
+                    call.complete()
             elif id != HEARTBEAT_ID:
                 self._answer(id, payload)
         elif kind == ACK:
@@ -342,8 +295,8 @@ class BlipLink(StreamLink, PushLink):
 
     def _answer(self, id: int, payload: bytes) -> None:
         waiting = self._requests.get(id)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(payload)
+        if waiting is not None:
+            complete(waiting, payload)
 
     def _refused(self, id: int, payload: bytes) -> None:
         parsed = codec.parse_nack(payload)
@@ -351,9 +304,8 @@ class BlipLink(StreamLink, PushLink):
             raise ProtocolError(f"{self._where} sent a NACK that does not parse")
         waiting = self._requests.get(id)
         if waiting is not None:
-            if not waiting.done():
-                error = error_of(*parsed)
-                waiting.set_exception(Unspoken(str(error), hint=error.hint) if parsed[0] == 426 else error)
+            error = error_of(*parsed)
+            fail(waiting, Unspoken(str(error), hint=error.hint) if parsed[0] == 426 else error)
         elif id < IDS_FROM:
             self._target.on_refused(id, error_of(*parsed))
         elif not self._blame(id, parsed):
@@ -368,9 +320,7 @@ class BlipLink(StreamLink, PushLink):
         call = group.calls[at]
         if at < 0 or not call.first <= id < call.first + len(call.load.values):
             return False
-        call.refused += 1
-        if call.refused <= FAILURES_KEPT_MAX:
-            call.failures.append((id - call.first, error_of(*nack)))
+        call.refuse(id - call.first, error_of(*nack))
         return True
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -379,19 +329,16 @@ class BlipLink(StreamLink, PushLink):
         self.write(codec.ping(HEARTBEAT_ID))
 
     def abandon(self, error: QuintetError) -> None:
-        waiting: list[asyncio.Future[bytes] | asyncio.Future[Outcome]] = [*self._requests.values()]
-        for group in self._groups:
-            group.watch.end()
-            waiting += [call.done for call in group.calls]
-        waiting += [call.done for call in self._calls]
-        self._groups.clear()
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
+        groups, self._groups = self._groups, deque()
+        for call in (call for group in groups for call in group.calls):
+            call.fail(error)
+        self._publishes.fail(error)
+        for future in list(self._requests.values()):
+            fail(future, error)
 
 
-class BlipDoor:
-    """How to open BlipMQ links."""
+class BlipConnector:
+    """How to open BlipMQ connections."""
 
     name = "blipmq"
     limits = Limits(
@@ -422,21 +369,23 @@ class BlipDoor:
         "headers": "BlipMQ frames have no place for headers; put them into the value",
     }
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+    def for_bus(self, endpoint: Endpoint, name: str) -> Connector:
         return self
 
-    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
+    async def open(
+        self, setup: Setup, target: Target, lost: Callable[[ClientConnection, QuintetError], None]
+    ) -> ClientConnection:
         endpoint = setup.endpoint
         key = endpoint.secret.encode()
         if len(key) > KEY_BYTES_MAX:
             raise BadUrl(f"the API key is longer than {KEY_BYTES_MAX} bytes")
-        link = BlipLink(str(endpoint), target, lost)
-        await dial(setup, link)
-        await shake_hands(setup, link, link.handshake(key))
-        return link
+        connection = BlipConnection(str(endpoint), target, lost)
+        await dial(setup, connection)
+        await shake_hands(setup, connection, connection.handshake(key))
+        return connection
 
     def source(self, setup: Setup, wanted: Wanted) -> Source:
         return PushSource(setup, wanted.topic, qos=wanted.qos, resume=wanted.resume, credit=wanted.prefetch)
 
 
-DOOR: Final = BlipDoor()
+CONNECTOR: Final = BlipConnector()

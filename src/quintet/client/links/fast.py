@@ -1,4 +1,4 @@
-"""The Fast door: EXTEND, and then every request has an answer, and the token is shown once.
+"""Speaks Fast: EXTEND, so that every request has an answer and the token is sent once.
 
 The document's own packets have no answers. EXTEND asks for OK and ERROR, so that a publish is confirmed when it is
 durable and a refusal says why; a listener that does not know EXTEND closes the connection, which is said. Answers name
@@ -27,25 +27,23 @@ from weakref import WeakSet
 from quintet import kernel
 from quintet.client.bus import Bus
 from quintet.client.core.base import (
-    Door,
+    ClientConnection,
+    Connector,
     Fields,
     Limits,
-    Link,
-    Load,
-    Outcome,
-    PushLink,
-    RequestLink,
+    PushConnection,
+    RequestConnection,
     Setup,
-    StreamLink,
+    SocketConnection,
     Target,
     Wanted,
-    Watch,
     dial,
     shake_hands,
 )
 from quintet.client.core.errors import BadUrl, ConnectionLost, ServerError, SubscriptionEnded, Unsupported
 from quintet.client.core.message import Rows, log
-from quintet.client.core.subscription import Source
+from quintet.client.core.publishing import Load, Outcome, PublishCall, PublishQueue, runs, values_of
+from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.client.sources.push import PushSource
 from quintet.model.errors import (
@@ -63,7 +61,6 @@ from quintet.model.keys import fnv1a
 from quintet.protocols.fast import codec, frames
 from quintet.protocols.fast import errors as wire
 
-FAILURES_KEPT_MAX: Final = 1_000  # per publish call; a storm of refusals beyond it is only counted
 PAYLOAD_READ_MAX: Final = 32 * 1024 * 1024  # the largest a listener can be told to take
 TOPIC_NONE: Final = 0  # of answers to EXTEND, and of the first packet that shows the token
 
@@ -98,64 +95,22 @@ class KeyUpdate(NamedTuple):
     key: str
 
 
-class _Call:
-    """One publish call, or (with one value) any other request: how many answers it is owed, and who waits."""
-
-    __slots__ = ("done", "expires", "failures", "group", "left", "load", "refused", "wait")
-
-    def __init__(self, load: Load, wait: float, expires: float, done: "asyncio.Future[Outcome]") -> None:
-        self.load = load
-        self.wait = wait
-        self.expires = expires
-        self.done = done
-        self.left = len(load.values)
-        self.refused = 0
-        self.failures: list[tuple[int, QuintetError]] = []
-        self.group: _Group | None = None
-
-    def answered(self, count: int, error: QuintetError | None) -> None:
-        if error is not None:
-            self.refused += count
-            if self.refused <= FAILURES_KEPT_MAX:
-                self.failures.append((len(self.load.values) - self.left, error))
-        self.left -= count
-        if not self.left:
-            if not self.done.done():
-                self.done.set_result(Outcome(self.refused, tuple(self.failures)))
-            if self.group is not None:
-                self.group.one_less()
-
-
-class _Group:
-    """Calls that share a write, and the one timer for all of them."""
-
-    __slots__ = ("_left", "_watch")
-
-    def __init__(self, calls: list[_Call], loop: asyncio.AbstractEventLoop) -> None:
-        self._left = len(calls)
-        self._watch = Watch(calls)
-        self._watch.look(loop)
-        for call in calls:
-            call.group = self
-
-    def one_less(self) -> None:
-        self._left -= 1
-        if not self._left:
-            self._watch.end()
-
-
-class FastLink(StreamLink, PushLink, RequestLink):
+class FastConnection(SocketConnection, PushConnection, RequestConnection):
     """One connection to the Fast door, from EXTEND on."""
 
     def __init__(
-        self, setup: Setup, door: "FastDoor", target: Target, lost: Callable[[Link, QuintetError], None]
+        self,
+        setup: Setup,
+        door: "FastConnector",
+        target: Target,
+        lost: Callable[[ClientConnection, QuintetError], None],
     ) -> None:
         super().__init__(str(setup.endpoint), lost)
         self._door = door
         self._target = target
         self._on_event = setup.on_event
-        self._calls: list[_Call] = []  # published in this turn, not sent yet
-        self._owed: dict[tuple[int, int], deque[_Call]] = {}  # (request, topic) -> in the order of their answers
+        self._publishes = PublishQueue(self._loop, self._send_calls)
+        self._owed: dict[tuple[int, int], deque[PublishCall]] = {}  # (request, topic) -> in the order of their answers
         self._subscribed: dict[int, str] = {}
         self._over: dict[int, QuintetError] = {}  # subscriptions that ended while a SUBSCRIBE was under way
         self._shown = b""  # the last token that was sent here
@@ -189,8 +144,8 @@ class FastLink(StreamLink, PushLink, RequestLink):
 
     async def _ask(self, request: int, topic: int, packet: bytes) -> None:
         """Send one packet and wait for its answer."""
-        call = _Call(Load("", (b"",)), inf, inf, self._loop.create_future())
-        self._flush_calls()
+        call = self._publishes.call(Load("", (b"",)), inf)
+        self._publishes.flush()
         self._owed.setdefault((request, topic), deque()).append(call)
         self.write(packet)
         outcome = await call.done
@@ -239,7 +194,7 @@ class FastLink(StreamLink, PushLink, RequestLink):
         raise AssertionError("a subscription of Fast ends with its connection; FastSource subscribes again")
 
     async def barrier(self) -> None:
-        self._flush_calls()
+        self._publishes.flush()
         owed = [call.done for calls in self._owed.values() for call in calls if call.load.qos]
         await self._ask(frames.EXTEND, TOPIC_NONE, codec.extend())
         if owed:
@@ -250,38 +205,17 @@ class FastLink(StreamLink, PushLink, RequestLink):
     def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
         if self._lost is not None:
             raise self._lost
-        done: asyncio.Future[Outcome] = self._loop.create_future()
-        if not self._calls:
-            self._loop.call_soon(self._flush_calls)
-        self._calls.append(_Call(load, wait, self._loop.time() + wait, done))
-        return done
+        return self._publishes.add(load, wait)
 
-    def _flush_calls(self) -> None:
+    def _send_calls(self, calls: list[PublishCall]) -> None:
         """All calls of this turn: neighbours of one topic in one kernel call, everything in one write."""
-        calls, self._calls = self._calls, []
-        if not calls or self._lost is not None:
-            return
         jwt = self._jwt()
         parts: list[bytes] = []
-        at = 0
-        while at < len(calls):
-            topic, end = calls[at].load.topic, at + 1
-            while end < len(calls) and calls[end].load.topic == topic:
-                end += 1
-            id = fnv1a(topic.encode())
-            values = calls[at].load.values
-            if end - at > 1:
-                values = [value for call in calls[at:end] for value in call.load.values]
-            parts.append(kernel.fast_publish(jwt, id, values))
-            self._owed.setdefault((frames.PUBLISH, id), deque()).extend(calls[at:end])
-            at = end
-        waiting = [call for call in calls if call.load.qos]
-        if waiting:
-            _Group(waiting, self._loop)
+        for run in runs(calls, lambda one, other: one.topic == other.topic):
+            id = fnv1a(run[0].load.topic.encode())
+            parts.append(kernel.fast_publish(jwt, id, values_of(run)))
+            self._owed.setdefault((frames.PUBLISH, id), deque()).extend(run)
         self.write(parts[0] if len(parts) == 1 else b"".join(parts))
-        for call in calls:
-            if not call.load.qos and not call.done.done():
-                call.done.set_result(Outcome(0, ()))
 
     def ack(self, subscription: int, tags: object) -> None:
         raise AssertionError("messages of Fast are not acknowledged")
@@ -298,7 +232,7 @@ class FastLink(StreamLink, PushLink, RequestLink):
                 self._target.on_records(self._subscribed.get(topic, f"#{topic:08x}"), rows)
             elif kind == frames.OK:
                 request, topic, count = cast(tuple[int, int, int], tuple(rest))
-                self._settle(request, topic, count)
+                self._answered(request, topic, count)
             elif kind == frames.ERROR:
                 request, topic, code, text = cast(tuple[int, int, int, bytes], tuple(rest))
                 if code == wire.ENDED:
@@ -317,7 +251,7 @@ class FastLink(StreamLink, PushLink, RequestLink):
         whole = len(head) == frames.MESSAGE_HEAD.size and head[0] == frames.MESSAGE
         return consumed, frames.MESSAGE_HEAD.size + frames.MESSAGE_HEAD.unpack(head)[2] if whole else 0
 
-    def _settle(self, request: int, topic: int, count: int) -> None:
+    def _answered(self, request: int, topic: int, count: int) -> None:
         if request == frames.SUBSCRIBE:
             self._over.pop(topic, None)
         owed = self._owed.get((request, topic))
@@ -328,7 +262,7 @@ class FastLink(StreamLink, PushLink, RequestLink):
                 )
             call = owed[0]
             some = min(count, call.left)
-            call.answered(some, None)
+            call.answered(some)
             count -= some
             if not call.left:
                 owed.popleft()
@@ -338,7 +272,8 @@ class FastLink(StreamLink, PushLink, RequestLink):
     def _refused(self, request: int, topic: int, error: QuintetError) -> None:
         owed = self._owed.get((request, topic))
         if owed:
-            owed[0].answered(1, error)
+            owed[0].refuse(len(owed[0].load.values) - owed[0].left, error)
+            owed[0].answered(1)
             if not owed[0].left:
                 owed.popleft()
             if not owed:
@@ -365,29 +300,26 @@ class FastLink(StreamLink, PushLink, RequestLink):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def heartbeat(self) -> None:
-        call = _Call(Load("", (b"",), 0), inf, inf, self._loop.create_future())
+        call = self._publishes.call(Load("", (b"",), 0), inf)
         self._owed.setdefault((frames.EXTEND, TOPIC_NONE), deque()).append(call)
         self.write(codec.extend())
 
     def abandon(self, error: QuintetError) -> None:
-        calls = [call for owed in self._owed.values() for call in owed] + self._calls
+        calls = [call for owed in self._owed.values() for call in owed]
         self._owed.clear()
         for call in calls:
-            if not call.done.done():
-                # A server that had enough of refusals closes: what it refused for is the better answer.
-                call.done.set_exception(call.failures[0][1] if call.failures else error)
-                if not call.load.qos:
-                    call.done.exception()  # nobody waits for it: that it failed is known by other ways
-            if call.group is not None:
-                call.group.one_less()
+            call.fail_with_refusal(error)
+            if not call.load.qos and not call.done.cancelled():
+                call.done.exception()  # nobody waits for it: that it failed is known by other ways
+        self._publishes.fail(error)
 
 
 class FastSource(PushSource):
     """A subscription that ends with its connection, and is made again on the next."""
 
-    async def _attach(self, link: Link) -> None:
-        assert isinstance(link, FastLink), "this door makes them"
-        await link.subscribe(self._topic, self._qos)
+    async def _attach(self, connection: ClientConnection) -> None:
+        assert isinstance(connection, FastConnection), "this door makes them"
+        await connection.subscribe(self._topic, self._qos)
 
     @property
     def id(self) -> int:
@@ -397,8 +329,8 @@ class FastSource(PushSource):
         """There is nothing to say: messages are not acknowledged here."""
 
 
-class FastDoor:
-    """How to open links to the Fast door; one for each bus, because all its links show the same token."""
+class FastConnector:
+    """How to open connections to the Fast door; one for each bus, because all its connections show the same token."""
 
     name = "fast"
     limits = Limits(
@@ -432,22 +364,22 @@ class FastDoor:
 
     def __init__(self, token: str = "") -> None:
         self.token = _checked(token)
-        self._links: WeakSet[FastLink] = WeakSet()
+        self._links: WeakSet[FastConnection] = WeakSet()
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+    def for_bus(self, endpoint: Endpoint, name: str) -> Connector:
         if not endpoint.secret:
             raise BadUrl("the URL has no token", hint="fast://:TOKEN@HOST:7400; `quintet token mint` makes one")
-        return FastDoor(endpoint.secret)
+        return FastConnector(endpoint.secret)
 
     async def renew(self, token: str) -> None:
         """From now on with this token: for what is sent, and for what is subscribed. A connection that refuses it does not
         keep the others from showing it; one that is lost comes back with it."""
         self.token = _checked(token)
         refused: QuintetError | None = None
-        for link in list(self._links):
+        for connection in list(self._links):
             try:
-                if link.lost is None:
-                    await link.renew()
+                if connection.lost is None:
+                    await connection.renew()
             except ConnectionLost:
                 continue
             except QuintetError as error:
@@ -455,12 +387,14 @@ class FastDoor:
         if refused is not None:
             raise refused
 
-    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
-        link = FastLink(setup, self, target, lost)
-        await dial(setup, link)
-        await shake_hands(setup, link, link.handshake())
-        self._links.add(link)
-        return link
+    async def open(
+        self, setup: Setup, target: Target, lost: Callable[[ClientConnection, QuintetError], None]
+    ) -> ClientConnection:
+        connection = FastConnection(setup, self, target, lost)
+        await dial(setup, connection)
+        await shake_hands(setup, connection, connection.handshake())
+        self._links.add(connection)
+        return connection
 
     def source(self, setup: Setup, wanted: Wanted) -> Source:
         return FastSource(setup, wanted.topic, qos=0, resume=None)
@@ -518,4 +452,4 @@ def _checked(token: str) -> bytes:
     return data
 
 
-DOOR: Final = FastDoor()
+CONNECTOR: Final = FastConnector()

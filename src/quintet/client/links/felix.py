@@ -1,15 +1,15 @@
-"""The Felix door: all of a bus is one QUIC connection, each link of it a stream, each subscription a stream of the server.
+"""Speaks Felix: all of a bus is one QUIC connection, each ClientConnection a stream in it, each subscription a stream of the server.
 
-    Channel (publishing) ---- FelixLink --+                       +-- stream: auth, then batches out and acks in
-    Channel (subscription) -- FelixLink --+--- Trunk: Connection --+-- stream: auth, subscribe, acks out
-    Channels of the cache --- FelixLink --+                       +-- event stream of the server: hello, then events in
+    Channel (publishing) ---- FelixStream --+                       +-- stream: auth, then batches out and acks in
+    Channel (subscription) -- FelixStream --+--- Trunk: Connection --+-- stream: auth, subscribe, acks out
+    Channels of the cache --- FelixStream --+                       +-- event stream of the server: hello, then events in
 
-A stream that ends takes only its link along; the Channel opens another on the same connection. A connection that ends
-takes all of them, and the first Channel that comes back connects for all.
+A stream that ends does not end the others; its Channel opens another one in the same connection. When the connection ends,
+all its streams end, and the first Channel that reconnects does so for all.
 
-Messages are acknowledged, positions and groups kept, and caches more than got and put, only where the server says EXTENDED
-in its answer to `auth`. With another server what it cannot do is refused here, and the rest works. Without `auth_ok` the
-flags are those of the first version.
+Acknowledgements, positions, groups, and operations of caches other than get and put are used only if the server says EXTENDED
+in its answer to `auth`. With another server they are refused here, and the rest works. If a server does not answer with
+`auth_ok`, the flags are those of the first version.
 """
 
 import asyncio
@@ -18,91 +18,81 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final, cast
 
-from quintet import kernel
 from quintet.client.core.base import (
     CLOSE_S,
-    Door,
+    ClientConnection,
+    Connector,
     Fields,
     Limits,
-    Link,
-    Load,
-    Outcome,
-    PushLink,
-    RequestLink,
+    PushConnection,
+    RequestConnection,
     Setup,
     Target,
     Wanted,
 )
 from quintet.client.core.errors import BadUrl, Closed, ConnectionLost, SubscriptionEnded, TooLarge, Unsupported
 from quintet.client.core.message import Rows, log
-from quintet.client.core.subscription import Source
+from quintet.client.core.publishing import Load, Outcome, PublishCall, PublishQueue, complete, fail, runs
+from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.client.links import quic
+from quintet.client.links.felix_batches import Share, batches
 from quintet.client.links.felix_source import FelixSource, Names, OffsetGone
 from quintet.client.links.felix_wire import (
     CLOSE_CODES,
     UNREADABLE,
-    Call,
     Inflow,
-    Shared,
     decode_json,
     error_of,
     json_frame,
-    packed,
     unreadable,
 )
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
 from quintet.protocols.felix import frames
 
-FRAME_VALUES_MAX: Final = 65_536  # messages of one batch frame; a call may have several frames
-FRAME_VALUE_BYTES_MAX: Final = 4 * 1024 * 1024  # of several messages together
-ZSTD_BYTES_MIN: Final = 1_024  # of a batch: below it, packing does not pay
 ACKS_PER_WRITE: Final = 4_096  # single acknowledgements gathered at most before they are written
 CONNECT_SHARE: Final = 0.9  # of the time a caller has, so that the reason comes before its timeout
 LAST_WORDS_S: Final = 1.0  # for what a server says behind the moment at which it reads no more
-PER_BATCH: Final = 2
-HELLO_BYTES_MAX: Final = 4_096  # of the first frame of an event stream: whoever sends more says something else
+HELLO_BYTES_MAX: Final = 4_096  # of the first frame of an event stream; a longer one is not a hello
 TOO_SLOW: Final = 0x51  # an event stream that was reset because nobody read it
 
-_Part = tuple[Call, int, int]  # a call, where in it the messages of a frame begin, and how many they are
 
-
-class Events:
+class EventReader:
     """An event stream of the server: it says whose it is in its first frame."""
 
     def __init__(self, trunk: "Trunk", stream: int) -> None:
         self._trunk = trunk
         self._stream = stream
         self._inflow = Inflow(trunk.where)
-        self._link: FelixLink | None = None
+        self._owner: FelixStream | None = None
 
     waits = False
 
     def data(self, data: bytes, end: bool) -> None:
         try:
             for item in self._inflow.feed(data):
-                if self._link is not None:
-                    self._link.event(item)
-                elif not self._greeted(item):
+                if self._owner is not None:
+                    self._owner.event(item)
+                elif not self._read_hello(item):
                     return
-            if self._link is None and self._inflow.wanted > HELLO_BYTES_MAX:
-                self._trunk.connection.forget(self._stream)
+            if self._owner is None and self._inflow.wanted > HELLO_BYTES_MAX:
+                self._trunk.quic.forget(self._stream)
                 return
         except UNREADABLE as error:
-            if self._link is not None:
-                self._link.fail(unreadable(self._trunk.where, error))
-            self._trunk.connection.forget(self._stream)
+            if self._owner is not None:
+                self._owner.fail(unreadable(self._trunk.where, error))
+            self._trunk.quic.forget(self._stream)
             return
-        if end and self._link is not None:
-            self._link.finished()
+        if end and self._owner is not None:
+            self._owner.finished()
 
-    def _greeted(self, item: tuple[Any, ...]) -> bool:
+    def _read_hello(self, item: tuple[Any, ...]) -> bool:
         hello = decode_json(item[1]) if item[0] == 0 else {}
-        link = self._trunk.listeners.get(hello.get("subscription_id", -1))
-        if hello.get("type") != "event_stream_hello" or link is None or not link.greeted(self._stream):
-            self._trunk.connection.forget(self._stream)  # of a subscription that was closed meanwhile, or has one
+        owner = self._trunk.listeners.get(hello.get("subscription_id", -1))
+        if hello.get("type") != "event_stream_hello" or owner is None or not owner.take_event_stream(self._stream):
+            self._trunk.quic.forget(self._stream)  # of a subscription that was closed meanwhile, or has one
             return False
-        self._link = link
+        self._owner = owner
         return True
 
     def drained(self) -> None:
@@ -112,46 +102,50 @@ class Events:
         """Alike."""
 
     def ended(self, code: int) -> None:
-        if self._link is not None:
+        if self._owner is not None:
             why = "nobody read it for too long" if code == TOO_SLOW else f"code {code:#x}"
-            self._link.fail(ConnectionLost(f"{self._trunk.where} broke off the subscription: {why}"))
+            self._owner.fail(ConnectionLost(f"{self._trunk.where} broke off the subscription: {why}"))
 
     def gone(self, error: ConnectionLost) -> None:
-        """The link is told by its own stream."""
+        """The FelixStream is told by its own stream."""
 
 
 class Trunk:
-    """The connection that the links of a bus share, and which link a subscription is of."""
+    """The QUIC connection that the streams of a bus share, and which stream a subscription belongs to."""
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.connection: quic.Connection = cast(quic.Connection, None)  # until `connect` is done
-        self.listeners: dict[int, FelixLink] = {}
-        self.links: set[FelixLink] = set()
+        self.quic: quic.Connection = cast(quic.Connection, None)  # until `connect` is done
+        self.listeners: dict[int, FelixStream] = {}
+        self.streams: set[FelixStream] = set()
         self._ids = 0
 
     async def connect(self, setup: Setup) -> None:
-        self.connection = await quic.connect(setup.endpoint, self._incoming, setup.timeout * CONNECT_SHARE)
+        self.quic = await quic.connect(setup.endpoint, self._incoming, setup.timeout * CONNECT_SHARE)
 
     def _incoming(self, stream: int) -> quic.Flow:
-        return Events(self, stream)
+        return EventReader(self, stream)
 
     def new_id(self) -> int:
         self._ids += 1
         return self._ids
 
-    def leave(self, link: "FelixLink") -> None:
-        """The last link takes the connection along."""
-        self.links.discard(link)
-        if not self.links:
-            self.connection.close()
+    def leave(self, stream: "FelixStream") -> None:
+        """With its last stream the connection is closed."""
+        self.streams.discard(stream)
+        if not self.streams:
+            self.quic.close()
 
 
-class FelixLink(PushLink, RequestLink):
+class FelixStream(PushConnection, RequestConnection):
     """One stream of the connection, from `auth` on."""
 
     def __init__(
-        self, trunk: Trunk, door: "FelixDoor", target: Target, lost: Callable[[Link, QuintetError], None]
+        self,
+        trunk: Trunk,
+        door: "FelixConnector",
+        target: Target,
+        lost: Callable[[ClientConnection, QuintetError], None],
     ) -> None:
         self._trunk = trunk
         self._door = door
@@ -166,20 +160,20 @@ class FelixLink(PushLink, RequestLink):
         self._flags = -1
         self._next_id = 0
         self._requests: dict[int, asyncio.Future[Fields]] = {}  # in the order they were asked
-        self._owed: dict[int, list[_Part]] = {}  # request -> whose messages are in its frame
-        self._calls: list[Call] = []  # published in this turn, not sent yet
+        self._owed: dict[int, list[Share]] = {}  # request -> whose messages are in its frame
+        self._publishes = PublishQueue(self._loop, self._send_calls)
         self._acks: list[int] = []
         self.timeout = 0.0  # of acknowledgements; 0: the server did not say
         self._gone = asyncio.Event()
         self._out: list[bytes] = []  # written in this turn, not sent yet
-        self._heard: Callable[[Fields], None] | None = None
+        self._on_message: Callable[[Fields], None] | None = None
         self._topic = self._durable = ""
         self._qos = 0
         self._subscription = 0
         self._events = -1  # the event stream's number
         self._paused = False
-        self._stream = trunk.connection.open(self)
-        trunk.links.add(self)
+        self._stream = trunk.quic.open(self)
+        trunk.streams.add(self)
 
     # -- handshake and requests ------------------------------------------------------------------------------------
 
@@ -201,7 +195,7 @@ class FelixLink(PushLink, RequestLink):
     def request(self, name: str, fields: Fields) -> "asyncio.Future[Fields]":
         if name in frames.OURS and not self.extended:
             raise Unsupported(f"{self._trunk.where} does not know {name}", hint="a Quintet broker does")
-        self._flush_calls()
+        self._publishes.flush()
         return self._ask({"type": name, **fields})
 
     def _ask(self, message: Fields) -> "asyncio.Future[Fields]":
@@ -225,12 +219,12 @@ class FelixLink(PushLink, RequestLink):
 
     def _flush(self) -> None:
         data, self._out = self._out, []
-        if data and self._lost is None and self._trunk.connection.send(self._stream, data):
+        if data and self._lost is None and self._trunk.quic.send(self._stream, data):
             self._flowing.clear()
 
     async def barrier(self) -> None:
         """An `ack` of nothing is answered behind all that was sent before; what was published has its own answers."""
-        self._flush_calls()
+        self._publishes.flush()
         self._flush_acks()
         owed = [part[0].done for parts in self._owed.values() for part in parts]
         if self.extended:
@@ -252,81 +246,14 @@ class FelixLink(PushLink, RequestLink):
                 raise Unsupported(f"{self._trunk.where} does not know keys", hint="a Quintet broker does")
             if key is not None and len(key) > frames.KEY_BYTES_MAX:
                 raise TooLarge(f"the key has {len(key)} bytes, the limit is {frames.KEY_BYTES_MAX}")
-        done: asyncio.Future[Outcome] = self._loop.create_future()
-        if not self._calls:
-            self._loop.call_soon(self._flush_calls)
-        self._calls.append(Call(load, wait, self._loop.time() + wait, done))
-        return done
+        return self._publishes.add(load, wait)
 
-    def _flush_calls(self) -> None:
+    def _send_calls(self, calls: list[PublishCall]) -> None:
         """All calls of this turn: neighbours of one topic and QoS in one frame, everything in one write."""
-        calls, self._calls = self._calls, []
-        if not calls or self._lost is not None:
-            return
-        parts: list[bytes] = []
-        at = 0
-        while at < len(calls):
-            head, end = calls[at].load, at + 1
-            while end < len(calls) and (calls[end].load.topic, calls[end].load.qos) == (head.topic, head.qos):
-                end += 1
-            parts += self._encode(calls[at:end], head.topic, head.qos)
-            at = end
-        waiting = [call for call in calls if call.load.qos]
-        if waiting:
-            Shared(waiting, self._loop)
-        self._write(parts)
-        for call in calls:
-            if not call.load.qos and not call.done.done():
-                call.done.set_result(Outcome(0, ()))
-
-    def _encode(self, calls: list[Call], topic: str, qos: int) -> list[bytes]:
-        """Frames of bounded size. Where the server has no acknowledged batches, JSON says the same."""
-        found: list[bytes] = []
-        values: list[bytes] = []
-        parts: list[_Part] = []
-        size = 0
-        key: bytes | None = None
-
-        def close() -> None:
-            nonlocal values, parts, size
-            found.append(self._frame(topic, qos, key, values, parts))
-            values, parts, size = [], [], 0
-
-        for call in calls:
-            begun = 0
-            keys = call.load.keys
-            for at, value in enumerate(call.load.values):
-                other = None if keys is None else keys[at]
-                cost = len(value) + len(other or b"")  # the broker stores the key with every message
-                full = size + cost > FRAME_VALUE_BYTES_MAX or len(values) == FRAME_VALUES_MAX
-                if values and (full or other != key):
-                    if at > begun:
-                        parts.append((call, begun, at - begun))
-                    begun = at
-                    close()
-                key = other
-                values.append(value)
-                size += cost
-            parts.append((call, begun, len(call.load.values) - begun))
-        close()
-        return found
-
-    def _frame(self, topic: str, qos: int, key: bytes | None, values: list[bytes], parts: list[_Part]) -> bytes:
-        id = self._new_id() if qos else -1
-        if qos:
-            self._owed[id] = parts
-            for call, _, _ in parts:
-                call.left += 1
-        if qos and not self._flags & frames.ACKED:
-            tenant, namespace, stream = self._door.names.split(topic)
-            scope = {"tenant_id": tenant, "namespace": namespace, "stream": stream}
-            return json_frame(
-                {"type": "publish_batch", **scope, "payloads": values, "request_id": id, "ack": "per_batch"}
-            )
-        data = kernel.felix_publish(self._door.names.target(topic), values, id, PER_BATCH if qos else 0, key)
-        if self._flags & frames.ZSTD and len(data) >= ZSTD_BYTES_MIN:
-            return packed(data)
-        return data
+        for run in runs(calls, lambda one, other: (one.topic, one.qos) == (other.topic, other.qos)):
+            found, owed = batches(run, self._door.names, self._flags, self._new_id)
+            self._owed |= owed
+            self._write(found)
 
     # -- subscribing and acknowledging -----------------------------------------------------------------------------
 
@@ -336,11 +263,11 @@ class FelixLink(PushLink, RequestLink):
     def attach(self, subscription: int) -> None:
         raise AssertionError("a subscription of Felix ends with its connection; FelixSource subscribes again")
 
-    async def listen(self, name: str, fields: Fields, heard: Callable[[Fields], None], topic: str = "") -> Fields:
-        """`subscribe` or `cache_watch`: the answer. Events go to the target, all else of the event stream to `heard`."""
+    async def listen(self, name: str, fields: Fields, on_message: Callable[[Fields], None], topic: str = "") -> Fields:
+        """`subscribe` or `cache_watch`: the answer. Events go to the target, all else of the event stream to `on_message`."""
         self._trunk.listeners.pop(self._subscription, None)  # of an attempt that was refused
         id = self._subscription = self._trunk.new_id()
-        self._heard, self._topic = heard, topic
+        self._on_message, self._topic = on_message, topic
         self._qos = int(fields.get("ack") == "explicit")
         self._durable = str(fields.get("durable", ""))
         self._trunk.listeners[id] = self
@@ -348,18 +275,18 @@ class FelixLink(PushLink, RequestLink):
         self.timeout = float(answer.get("ack_timeout_ms") or 0) / 1000
         return answer
 
-    def greeted(self, stream: int) -> bool:
+    def take_event_stream(self, stream: int) -> bool:
         """The event stream of this subscription is here; it has one."""
         if self._events >= 0:
             return False
         self._events = stream
         if self._paused:
-            self._trunk.connection.pause(stream, True)
+            self._trunk.quic.pause(stream, True)
         return True
 
     def finished(self) -> None:
-        """The server ended the event stream and means it. Coming back under the same durable name would take it from whoever
-        has it now, who would come back, too, without end."""
+        """The server ended the event stream on purpose. Subscribing again under the same durable name would end the subscription
+        of another client, which would do the same, without end."""
         what = f"{self._trunk.where} ended the subscription"
         if self._durable and self.extended:
             why = f"another client subscribed as durable {self._durable!r}, or the topic was deleted"
@@ -379,7 +306,7 @@ class FelixLink(PushLink, RequestLink):
             self._flush_acks()
 
     @property
-    def words(self) -> bool:
+    def extends_deadlines(self) -> bool:
         return self.timeout > 0
 
     async def credit(self, subscription: int, count: int) -> float:
@@ -389,18 +316,18 @@ class FelixLink(PushLink, RequestLink):
         return self.timeout
 
     def working(self, subscription: int, tags: Sequence[int]) -> None:
-        self._say("working", tags)
+        self._send_ranges("working", tags)
 
     def nack(self, subscription: int, tags: Sequence[int], delay: float | None) -> None:
-        self._say("nack", tags, {} if delay is None else {"delay_ms": round(delay * 1000)})
+        self._send_ranges("nack", tags, {} if delay is None else {"delay_ms": round(delay * 1000)})
 
     def _flush_acks(self) -> None:
         if not self._acks or self._lost is not None:
             return
         tags, self._acks = self._acks, []
-        self._say("ack", tags)
+        self._send_ranges("ack", tags)
 
-    def _say(self, kind: str, said: Sequence[int], more: Fields | None = None) -> None:
+    def _send_ranges(self, kind: str, said: Sequence[int], more: Fields | None = None) -> None:
         """Something about these messages: runs of offsets as [first, count]."""
         if kind != "ack":
             self._flush_acks()
@@ -433,7 +360,7 @@ class FelixLink(PushLink, RequestLink):
                     self._last_error = refused or self._last_error
                     self._confirmed(id, refused)
                 elif item[0] == 0:
-                    self._said(decode_json(item[1]))
+                    self._on_reply(decode_json(item[1]))
         except UNREADABLE as error:
             self.fail(unreadable(self._trunk.where, error))
             return
@@ -443,9 +370,11 @@ class FelixLink(PushLink, RequestLink):
 
     def _confirmed(self, id: int, error: QuintetError | None) -> None:
         for call, at, count in self._owed.pop(id, ()):
-            call.answered(at, count, error)
+            if error is not None:
+                call.refuse(at, error, count)
+            call.answered(count)
 
-    def _said(self, message: Fields) -> None:
+    def _on_reply(self, message: Fields) -> None:
         kind, id = message.get("type"), message.get("request_id")
         if kind in ("error", "publish_error"):
             self._refused(id, error_of(str(message.get("message", "")), message.get("code")))
@@ -457,12 +386,12 @@ class FelixLink(PushLink, RequestLink):
         elif kind == "publish_ok" and id in self._owed:
             self._confirmed(cast(int, id), None)
         elif kind == "lagged":
-            # Here it says that the event stream was broken off; what is missing is asked for again.
+            # On this stream it says that the event stream was reset. The channel subscribes again from where it was.
             self.fail(ConnectionLost(f"{self._trunk.where} broke off the subscription: nobody read it for too long"))
         else:
             waiting = self._requests.get(self._first() if id is None else cast(int, id))
-            if waiting is not None and not waiting.done():
-                waiting.set_result(message)
+            if waiting is not None:
+                complete(waiting, message)
 
     def _first(self) -> int:
         """Answers without a number come in the order of the questions."""
@@ -475,11 +404,10 @@ class FelixLink(PushLink, RequestLink):
             return
         waiting = self._requests.get(id if isinstance(id, int) else self._first())
         if waiting is not None:
-            if not waiting.done():
-                waiting.set_exception(error)
+            fail(waiting, error)
         elif self._subscription or isinstance(error, AuthError):
             self.fail(error)
-        elif str(error) != str(known):  # else it is the reason of what was told already, or of the stream's end
+        elif str(error) != str(known):  # otherwise it repeats an error that was already reported
             log.warning("the server refused something that nobody waits for: %s", error)
 
     def event(self, item: tuple[Any, ...]) -> None:
@@ -494,8 +422,8 @@ class FelixLink(PushLink, RequestLink):
             elif message.get("type") == "event_batch":
                 values = [base64.b64decode(payload) for payload in message["payloads"]]
                 self._events_came(message.get("base_offset", -1), values)
-            elif self._heard is not None:
-                self._heard(message)
+            elif self._on_message is not None:
+                self._on_message(message)
 
     def _events_came(self, base: int, values: list[bytes], keys: list[bytes | None] | None = None) -> None:
         if self._lost is not None or not values:
@@ -524,7 +452,7 @@ class FelixLink(PushLink, RequestLink):
         self._flowing.set()
 
     def stopped(self, code: int) -> None:
-        """Its last words, and the reason among them, may still be on their way."""
+        """Its last frames, with the reason, may still be in flight."""
         error = ConnectionLost(f"{self._trunk.where} reads no more of the stream (code {code:#x})")
         self._loop.call_later(LAST_WORDS_S, self.fail, error)
 
@@ -549,7 +477,7 @@ class FelixLink(PushLink, RequestLink):
         if paused != self._paused and self._lost is None:
             self._paused = paused
             if self._events >= 0:
-                self._trunk.connection.pause(self._events, paused)
+                self._trunk.quic.pause(self._events, paused)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -564,28 +492,25 @@ class FelixLink(PushLink, RequestLink):
         self._flowing.set()
         self._gone.set()
         self._trunk.listeners.pop(self._subscription, None)
-        calls = [part[0] for parts in self._owed.values() for part in parts] + self._calls
+        calls = [part[0] for parts in self._owed.values() for part in parts]
         self._owed.clear()
         for call in calls:
-            if not call.done.done():
-                call.done.set_exception(call.failures[0][1] if call.failures else error)
-            if call.watch is not None:
-                call.watch.one_less()
+            call.fail_with_refusal(error)
+        self._publishes.fail(error)
         for future in list(self._requests.values()):
-            if not future.done():
-                future.set_exception(error)
+            fail(future, error)
         for stream in (self._stream, self._events):
-            self._trunk.connection.forget(stream)
+            self._trunk.quic.forget(stream)
         self._on_lost(self, error)
         self._loop.call_soon(self._trunk.leave, self)
 
     async def close(self) -> None:
-        """End the subscription, then the stream. Whoever is cancelled meanwhile leaves nothing open."""
+        """End the subscription, then the stream. Cancelled meanwhile, it still closes the stream."""
         try:
             if self._lost is None:
                 await self._leave()
         finally:
-            self.fail(Closed("the link was closed here"))
+            self.fail(Closed("the stream was closed here"))
 
     async def _leave(self) -> None:
         if self._subscription and self.extended:
@@ -595,9 +520,9 @@ class FelixLink(PushLink, RequestLink):
                     await self._ask({"type": "unsubscribe", "subscription_id": self._subscription})
             except (QuintetError, TimeoutError) as error:
                 log.debug("leaving subscription %d: %s", self._subscription, error)
-        self._flush_calls()
+        self._publishes.flush()
         self._flush()
-        self._trunk.connection.send(self._stream, [], end=True)
+        self._trunk.quic.send(self._stream, [], end=True)
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._gone.wait()  # the server ends its side when it has read all of ours
@@ -605,8 +530,8 @@ class FelixLink(PushLink, RequestLink):
             log.debug("%s did not end its side of a stream", self._trunk.where)
 
 
-class FelixDoor:
-    """How to open links to the Felix door; one for each bus, because all its links share a connection."""
+class FelixConnector:
+    """Opens streams to the Felix door; one for each bus, because all its streams share a QUIC connection."""
 
     name = "felix"
     limits = Limits(
@@ -641,26 +566,28 @@ class FelixDoor:
         self._trunk: Trunk | None = None
         self._lock = asyncio.Lock()
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
-        quic.endpoint_class()  # what is not installed is said by connect()
-        return FelixDoor(endpoint)
+    def for_bus(self, endpoint: Endpoint, name: str) -> Connector:
+        quic.endpoint_class()  # a missing package is reported by connect()
+        return FelixConnector(endpoint)
 
-    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
+    async def open(
+        self, setup: Setup, target: Target, lost: Callable[[ClientConnection, QuintetError], None]
+    ) -> ClientConnection:
         if setup.tls is not None:
             raise BadUrl("tls= is not for felix://", hint="QUIC has its own TLS: ?ca=FILE, ?cert=FILE and ?key=FILE")
-        link = FelixLink(await self._connected(setup), self, target, lost)
+        stream = FelixStream(await self._connected(setup), self, target, lost)
         try:
-            await link.handshake()
+            await stream.handshake()
         except BaseException:
-            await link.close()
+            await stream.close()
             raise
-        return link
+        return stream
 
     async def _connected(self, setup: Setup) -> Trunk:
         """The trunk there is, or a new one."""
         async with self._lock:
             trunk = self._trunk
-            if trunk is None or trunk.connection.lost is not None:
+            if trunk is None or trunk.quic.lost is not None:
                 trunk = Trunk(str(setup.endpoint))
                 await trunk.connect(setup)
                 self._trunk = trunk
@@ -670,4 +597,4 @@ class FelixDoor:
         return FelixSource(setup, wanted, self.names)
 
 
-DOOR: Final = FelixDoor()
+CONNECTOR: Final = FelixConnector()

@@ -1,4 +1,4 @@
-"""A subscription over Felix: where it begins, where it goes on after a lost connection, and what was lost on the way.
+"""Reads a subscription over Felix: begins it, resumes it after a lost connection, and counts what was lost meanwhile.
 
 With durable= or group= the server keeps the position. Without, it is kept here, by partition: the first message that is
 not acknowledged (QoS 1), or the one behind the last that came (QoS 0). A tag is what the wire calls an offset: partition
@@ -10,16 +10,16 @@ Names of topics are split here, too: Felix has three parts where the broker has 
 import asyncio
 import binascii
 from base64 import urlsafe_b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from math import floor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import msgspec
 
-from quintet.client.core.base import Fields, Link, Setup, Wanted
+from quintet.client.core.base import ClientConnection, Fields, Setup, Wanted
 from quintet.client.core.errors import Unsupported
-from quintet.client.core.message import Place, Rows, log
+from quintet.client.core.message import LogPosition, Rows, log
 from quintet.client.core.url import Endpoint
 from quintet.client.sources.push import ACKED_TAGS_MAX, PushSource
 from quintet.model.errors import OffsetNotFound, QuintetError
@@ -27,12 +27,22 @@ from quintet.protocols.felix import codec
 from quintet.protocols.felix.frames import ACK_RECORDS_MAX as CREDIT_MAX
 from quintet.protocols.felix.frames import DEFAULT_SCOPE, OFFSET_MASK, PARTITION_SHIFT
 
-if TYPE_CHECKING:
-    from quintet.client.links.felix import FelixLink
-
 AGAIN_MAX: Final = 100_000  # messages that came before and may come again, remembered for `redelivered`
 OWED_MAX: Final = 100_000  # messages that were given back and have not come again
 STARTS: Final = ("earliest", "latest")
+
+
+class Listening(Protocol):
+    """The part of felix.FelixStream that a subscription uses."""
+
+    timeout: float
+
+    @property
+    def extended(self) -> bool: ...
+
+    async def listen(
+        self, name: str, fields: Fields, on_message: Callable[[Fields], None], topic: str = ""
+    ) -> Fields: ...
 
 
 class OffsetGone(OffsetNotFound):
@@ -130,9 +140,9 @@ class FelixSource(PushSource):
     def assigned(self) -> tuple[int, ...]:
         return tuple(sorted(self._next)) if not self._wanted.group else ()
 
-    async def _attach(self, link: Link) -> None:
-        felix: FelixLink = link  # type: ignore[assignment]
-        await self._room.wait()  # nothing is asked for that there is no place for
+    async def _attach(self, connection: ClientConnection) -> None:
+        felix = cast(Listening, connection)
+        await self._room.wait()  # subscribe only when the queue has room
         if len(self._acked_before) > ACKED_TAGS_MAX:
             self._acked_before.clear()
         self._acked_before.update(self._acked)
@@ -158,12 +168,14 @@ class FelixSource(PushSource):
             for partition, offset in enumerate(offsets):
                 self._next.setdefault(partition, offset)
 
-    async def _listen(self, link: "FelixLink", fields: Fields) -> Fields:
-        """The answer of the server. What is gone where this subscription was is passed over, and told."""
+    async def _listen(self, connection: Listening, fields: Fields) -> Fields:
+        """The answer of the server. If messages at its position are gone, it continues behind them and reports how many."""
         while True:
             known = bool(self._next) and not self._kept
             try:
-                return await link.listen("subscribe", {**fields, "start": self._start()}, self._heard, self._topic)
+                return await connection.listen(
+                    "subscribe", {**fields, "start": self._start()}, self._on_message, self._topic
+                )
             except OffsetGone as error:
                 if not known or not self._moved(error.asked, error.there):
                     raise
@@ -200,7 +212,7 @@ class FelixSource(PushSource):
         return {"offset": self._next[0]}
 
     async def flush(self) -> None:
-        self._room.set()  # as the link is let go on: its subscription has no pause any more
+        self._room.set()  # the stream is resumed below
         await super().flush()
 
     def _let_go(self, rows: Rows, delay: float | None) -> None:
@@ -218,7 +230,7 @@ class FelixSource(PushSource):
         if self._qos:
             super()._down(error)
         elif self._inbox is not None and self._channel.failed is not None:
-            self._inbox.wake()  # what is queued is kept, and counts: nobody else has it
+            self._inbox.wake()  # QoS 0: queued messages are kept, because they are not delivered again
 
     def on_records(self, topic: str, rows: Rows) -> None:
         last = rows[-1][0]
@@ -238,7 +250,7 @@ class FelixSource(PushSource):
         if len(self._again) < AGAIN_MAX:
             self._again |= again
 
-    def _heard(self, message: Fields) -> None:
+    def _on_message(self, message: Fields) -> None:
         if message.get("type") == "lagged":
             missed, tag = int(message.get("missed", 0)), int(message.get("next_offset", 0))
             self._lost_before(tag >> PARTITION_SHIFT, tag & OFFSET_MASK, missed)
@@ -248,7 +260,7 @@ class FelixSource(PushSource):
         self._missed += missed
         self._next[partition] = max(self._next.get(partition, 0), offset)
         if self._on_event is not None:
-            # later: what a callback raises is not the server's fault
+            # in a later callback, so that its exception does not end the connection
             asyncio.get_running_loop().call_soon(self._on_event, Lagged(self._topic, missed, offset))
         else:
             log.warning("%d messages of %r were gone before they were read", missed, self._topic)
@@ -258,10 +270,10 @@ class FelixSource(PushSource):
         self._owed.difference_update(tags)
         await super().settle(tags, timeout)
 
-    def place(self, tag: int) -> Place | None:
+    def position_of(self, tag: int) -> LogPosition | None:
         if tag < 0:
             return None
-        return Place(tag >> PARTITION_SHIFT, tag & OFFSET_MASK, int(tag in self._again))
+        return LogPosition(tag >> PARTITION_SHIFT, tag & OFFSET_MASK, int(tag in self._again))
 
 
 def _start_of(wanted: Wanted) -> Any:

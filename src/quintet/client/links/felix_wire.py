@@ -1,16 +1,15 @@
-"""Frames of Felix as the client sees them: JSON out, items in, what an error means, and publish calls that wait.
+"""Encodes and decodes frames of Felix for the client: JSON out, items in, and what an error means.
 
 No connection and no decision lives here; felix.py has them.
 """
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
 from quintet import kernel
-from quintet.client.core.base import Fields, Load, Outcome, Watch
+from quintet.client.core.base import Fields
 from quintet.client.core.errors import ServerError, from_server
 from quintet.model.errors import (
     AuthError,
@@ -26,7 +25,6 @@ from quintet.model.errors import (
 from quintet.protocols.felix import codec, frames
 
 FRAME_READ_MAX: Final = 32 * 1024 * 1024  # the largest payload a server can be told to send
-FAILURES_KEPT_MAX: Final = 1_000  # per publish call; refusals beyond it are only counted
 AUTH_LATE: Final = 0x41
 
 NAME_HINT: Final = "each of the three parts of a name has 1 to 200 bytes of UTF-8 without / and NUL"
@@ -52,7 +50,7 @@ _TEXTS: Final[tuple[tuple[str, type[QuintetError], str], ...]] = (
     ("unexpected message type", ProtocolError, "the server does not know this message"),
     ("unsupported frame flags", ProtocolError, "the server does not know this frame"),
 )
-# Application code of a closed connection -> what no later attempt can mend.
+# Application code of a closed connection -> an error that a later attempt would meet again.
 CLOSE_CODES: Final[dict[int, tuple[type[QuintetError], str]]] = {
     frames.PROTOCOL_ERROR: (ProtocolError, "are the versions of client and server far apart?"),
     frames.LIMIT: (LimitExceeded, "raise the limit in the server's configuration"),
@@ -150,49 +148,3 @@ class Inflow:
                 f"{self._where} sent what is not a frame of Felix (code {fatal})",
                 hint="is this the Felix port of a broker?",
             )
-
-
-class Call:
-    """One publish call: how many frames it is owed an answer for, and who waits."""
-
-    __slots__ = ("done", "expires", "failures", "left", "load", "refused", "wait", "watch")
-
-    def __init__(self, load: Load, wait: float, expires: float, done: "asyncio.Future[Outcome]") -> None:
-        self.load = load
-        self.wait = wait
-        self.expires = expires
-        self.done = done
-        self.left = 0
-        self.refused = 0
-        self.failures: list[tuple[int, QuintetError]] = []
-        self.watch: Shared | None = None
-
-    def answered(self, at: int, count: int, error: QuintetError | None) -> None:
-        if error is not None:
-            self.refused += count
-            room = max(FAILURES_KEPT_MAX - len(self.failures), 0)
-            self.failures += [(at + n, error) for n in range(min(count, room))]
-        self.left -= 1
-        if not self.left:
-            if not self.done.done():
-                self.done.set_result(Outcome(self.refused, tuple(self.failures)))
-            if self.watch is not None:
-                self.watch.one_less()
-
-
-class Shared:
-    """The one timer of the calls that share a write."""
-
-    __slots__ = ("_left", "_watch")
-
-    def __init__(self, calls: list[Call], loop: asyncio.AbstractEventLoop) -> None:
-        self._left = len(calls)
-        self._watch = Watch(calls)
-        self._watch.look(loop)
-        for call in calls:
-            call.watch = self
-
-    def one_less(self) -> None:
-        self._left -= 1
-        if not self._left:
-            self._watch.end()

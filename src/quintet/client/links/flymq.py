@@ -1,4 +1,4 @@
-"""The FlyMQ door: AUTH, and then requests whose answers come in their order.
+"""Speaks FlyMQ: AUTH, and then requests whose answers come in their order.
 
     PRODUCE PRODUCE ... FETCH PRODUCE -->           all that is asked in one turn of the loop is one write
                                      <--  RECORD RECORD ... ERROR FETCH RECORD
@@ -19,24 +19,22 @@ from typing import Any, Final, cast
 
 from quintet import kernel
 from quintet.client.core.base import (
-    AskLink,
-    Door,
+    ClientConnection,
+    Connector,
+    FetchConnection,
     Fetched,
     Fields,
     Limits,
-    Link,
-    Load,
-    Outcome,
     Setup,
-    StreamLink,
+    SocketConnection,
     Target,
     Wanted,
-    Watch,
     dial,
     shake_hands,
 )
 from quintet.client.core.errors import AuthError, BadUrl, Busy, ProtocolError, ServerError, TooLarge, from_server
-from quintet.client.core.subscription import Source
+from quintet.client.core.publishing import Load, Outcome, PublishCall, PublishQueue, WriteTimeout, complete, fail, runs
+from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
 from quintet.client.sources.group import GroupSource
 from quintet.model.errors import QuintetError
@@ -44,7 +42,6 @@ from quintet.protocols.flymq import codec, frames
 from quintet.protocols.flymq.codec import Layout
 from quintet.protocols.flymq.errors import FATAL, INTERNAL
 
-FAILURES_KEPT_MAX: Final = 1_000  # per publish call; what is beyond it is only counted
 COMPRESS_BYTES_MIN: Final = 1024  # a smaller message is not worth it
 CREDENTIAL_BYTES_MAX: Final = 65_535
 
@@ -119,42 +116,14 @@ def error_of(dialect: str, payload: bytes) -> QuintetError:
     return from_server(match[2], match[1]) if match else from_server("", fields["message"])
 
 
-class _Sent:
-    """A publish call: how many answers it still waits for, and what they said."""
-
-    __slots__ = ("done", "expires", "failures", "left", "load", "places", "refused", "wait", "watch")
-
-    def __init__(self, load: Load, wait: float, expires: float, done: "asyncio.Future[Outcome]") -> None:
-        self.load = load
-        self.wait = wait
-        self.expires = expires
-        self.done = done
-        self.left = len(load.values)
-        self.places: list[tuple[int, int, int] | None] = []
-        self.refused = 0
-        self.failures: list[tuple[int, QuintetError]] = []
-        self.watch: Watch | None = None
-
-    def refuse(self, error: QuintetError) -> None:
-        if self.refused < FAILURES_KEPT_MAX:
-            self.failures.append((len(self.places), error))
-        self.places.append(None)
-        self.refused += 1
-        self.left -= 1
-
-    def settle(self) -> None:
-        if not self.done.done():
-            self.done.set_result(Outcome(self.refused, tuple(self.failures), self.places))
-
-    def like(self, other: "_Sent") -> bool:
-        """May both be frames of one kernel call?"""
-        mine, its = self.load, other.load
-        return (
-            not (mine.producer_id or its.producer_id)
-            and mine.topic == its.topic
-            and mine.partition == its.partition
-            and mine.compression == its.compression
-        )
+def _like(one: Load, other: Load) -> bool:
+    """May both be frames of one kernel call?"""
+    return (
+        not (one.producer_id or other.producer_id)
+        and one.topic == other.topic
+        and one.partition == other.partition
+        and one.compression == other.compression
+    )
 
 
 class _Ask:
@@ -170,27 +139,32 @@ class _Ask:
         self.done = done
         self.plain = plain
 
-    def settle(self, result: object) -> None:
-        if self.done is not None and not self.done.done():
-            self.done.set_result(result)
+    def complete(self, result: object) -> None:
+        if self.done is not None:
+            complete(self.done, result)
 
     def fail(self, error: QuintetError) -> None:
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(error)
+        if self.done is not None:
+            fail(self.done, error)
 
 
-class FlyLink(StreamLink, AskLink):
+class FlyConnection(SocketConnection, FetchConnection):
     """One FlyMQ connection, from AUTH on."""
 
     def __init__(
-        self, where: str, dialect: frames.Dialect, compression: int, lost: Callable[[Link, QuintetError], None]
+        self,
+        where: str,
+        dialect: frames.Dialect,
+        compression: int,
+        lost: Callable[[ClientConnection, QuintetError], None],
     ) -> None:
         super().__init__(where, lost)
         self._dialect: frames.Dialect = dialect
         self._compression = compression
-        self._line: deque[_Sent | _Ask] = deque()  # what waits for its answer, in the order of asking
+        self._line: deque[PublishCall | _Ask] = deque()  # what waits for its answer, in the order of asking
         self._parts: list[bytes] = []  # asked in this turn of the loop and not written yet
-        self._calls: list[_Sent] = []  # published in this turn, not encoded yet: they come behind _parts
+        self._due = False  # _flush is called at the end of this turn
+        self._publishes = PublishQueue(self._loop, self._send_calls, answers_all=True)
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +172,7 @@ class FlyLink(StreamLink, AskLink):
         """AUTH; without a user name, whatever the listener gives to strangers."""
         if not user:
             who = await self.request("WHOAMI", {})
-            if not who["success"] and not who["username"]:  # strangers are given nothing here, not even a role
+            if not who["success"] and not who["username"]:  # this listener has no role for clients without a name
                 raise AuthError(
                     f"{self._where}: authenticate first",
                     hint="put name and password into the URL: flymq://USER:PASSWORD@host",
@@ -234,16 +208,21 @@ class FlyLink(StreamLink, AskLink):
             raise TooLarge(f"{operation.name} has {len(payload)} bytes, a frame holds {frames.FRAME_BYTES_MAX}")
         squeeze = self._compression if operation.code != frames.AUTH else 0
         self._soon()
-        self._encode_calls()
+        self._publishes.flush()
         self._parts.append(_accepting(codec.frame(operation.code, payload, squeeze), squeeze))
         self._line.append(ask)
 
     def _soon(self) -> None:
-        if not self._parts and not self._calls:
+        if not self._due:
+            self._due = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._encode_calls()
+        self._publishes.flush()
+        self._due = False
+        self._write_parts()
+
+    def _write_parts(self) -> None:
         parts, self._parts = self._parts, []
         if parts and self._lost is None:
             self.write(parts[0] if len(parts) == 1 else b"".join(parts))
@@ -258,27 +237,15 @@ class FlyLink(StreamLink, AskLink):
             raise self._lost
         if load.ttl_ms:
             return self._publish_with_ttl(load, wait)
-        done: asyncio.Future[Outcome] = self._loop.create_future()
-        self._soon()
-        self._calls.append(_Sent(load, wait, self._loop.time() + wait, done))
-        return done
+        return self._publishes.add(load, wait)
 
-    def _encode_calls(self) -> None:
-        """The calls of this turn: neighbours of one kind in one kernel call, one timer for all."""
-        if not self._calls:
-            return
-        calls, self._calls = self._calls, []
+    def _send_calls(self, calls: list[PublishCall]) -> None:
+        """The calls of this turn: neighbours of one kind in one kernel call. What else is asked in it is written with them."""
         self._line.extend(calls)
-        watch = Watch(calls)
-        watch.look(self._loop)
-        calls[-1].watch = watch
-        at = 0
-        while at < len(calls):
-            head, end = calls[at], at + 1
-            while end < len(calls) and calls[end].like(head):
-                end += 1
-            self._parts.append(self._encode([call.load for call in calls[at:end]]))
-            at = end
+        for run in runs(calls, _like):
+            self._parts.append(self._encode([call.load for call in run]))
+        if not self._due:
+            self._write_parts()
 
     def _encode(self, loads: list[Load]) -> bytes:
         head = loads[0]
@@ -308,22 +275,20 @@ class FlyLink(StreamLink, AskLink):
 
     def _publish_with_ttl(self, load: Load, wait: float) -> "asyncio.Future[Outcome]":
         """Messages that expire have an operation of their own, one request each."""
-        sent = _Sent(load, wait, self._loop.time() + wait, self._loop.create_future())
-        sent.watch = Watch([sent])
-        sent.watch.look(self._loop)
+        sent = self._publishes.call(load, wait)
+        WriteTimeout([sent], self._loop)
 
         def told(answer: "asyncio.Future[Fields]") -> None:
             error = answer.exception()
             if error is None:
                 fields = answer.result()
                 sent.places.append((fields["partition"], fields["offset"], fields["timestamp_ms"]))
-                sent.left -= 1
+                sent.answered(1)
             elif isinstance(error, QuintetError) and self._lost is None:
-                sent.refuse(error)
-            elif not sent.done.done():
-                sent.done.set_exception(error)
-            if not sent.left:
-                _settled(sent)
+                _refuse(sent, error)
+                sent.answered(1)
+            else:
+                sent.fail(error)
 
         for number, value in enumerate(load.values):
             key = (load.keys[number] if load.keys else None) or b""
@@ -364,15 +329,14 @@ class FlyLink(StreamLink, AskLink):
             head = self._head(frames.PRODUCE)
             if isinstance(head, _Ask):
                 topic, partition, offset, time = rows[at]
-                head.settle(_record(head.fields, topic, partition, offset, time))
+                head.complete(_record(head.fields, topic, partition, offset, time))
                 at += 1
                 self._line.popleft()
                 continue
             end = min(at + head.left, len(rows))
             head.places += [row[1:] for row in rows[at:end]]
-            head.left -= end - at
+            self._took(head, end - at)
             at = end
-            self._next(head)
 
     def _fetched(self, code: int, found: Fetched) -> None:
         head = self._head(code)
@@ -380,10 +344,10 @@ class FlyLink(StreamLink, AskLink):
             raise ProtocolError(f"{self._where} answered PRODUCE with a run of messages")
         self._line.popleft()
         if head.plain:
-            head.settle(found)
+            head.complete(found)
             return
         rows = [{"offset": offset, "key": key or b"", "value": value} for offset, key, value in found.rows]
-        head.settle({"messages": rows, "next_offset": found.next_offset})
+        head.complete({"messages": rows, "next_offset": found.next_offset})
 
     def _answer(self, code: int, flags: int, payload: bytes) -> None:
         squeezed = (flags & frames.COMPRESSION_MASK) >> frames.COMPRESSION_SHIFT
@@ -407,7 +371,7 @@ class FlyLink(StreamLink, AskLink):
             what = f"{self._where} answered {head.operation.name} in another layout than {self._dialect}: {error}"
             raise ProtocolError(what, hint=_DIALECT_HINT) from None
         self._line.popleft()
-        head.settle(fields)
+        head.complete(fields)
 
     def _refused(self, error: QuintetError) -> None:
         if not self._line:
@@ -417,23 +381,24 @@ class FlyLink(StreamLink, AskLink):
             self._line.popleft()
             head.fail(error)
             return
-        head.refuse(error)
-        self._next(head)
+        _refuse(head, error)
+        self._took(head, 1)
 
-    def _head(self, code: int) -> "_Sent | _Ask":
+    def _head(self, code: int) -> "PublishCall | _Ask":
         """Whose answer this is. The line is in order, so anything else is the end of this connection."""
         if not self._line:
             raise ProtocolError(f"{self._where} sent an answer (0x{code:02x}) that nothing was asked for")
         head = self._line[0]
-        wanted = frames.PRODUCE if isinstance(head, _Sent) else head.operation.answer_code
+        wanted = frames.PRODUCE if isinstance(head, PublishCall) else head.operation.answer_code
         if wanted != code:
             raise ProtocolError(f"{self._where} answered operation 0x{wanted:02x} with 0x{code:02x}")
         return head
 
-    def _next(self, head: _Sent) -> None:
-        if not head.left:
+    def _took(self, head: PublishCall, count: int) -> None:
+        """The call at the head of the line has so many answers; with its last one it leaves the line."""
+        if head.left == count:
             self._line.popleft()
-            _settled(head)
+        head.answered(count)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -442,17 +407,12 @@ class FlyLink(StreamLink, AskLink):
         self._queue(operation, b"", _Ask(operation, {}, None, True))
 
     def abandon(self, error: QuintetError) -> None:
-        line = [*self._line, *self._calls]
+        line = list(self._line)
         self._line.clear()
-        self._calls.clear()
         self._parts.clear()
         for waiting in line:
-            if isinstance(waiting, _Ask):
-                waiting.fail(error)
-            elif not waiting.done.done():
-                waiting.done.set_exception(error)
-            if isinstance(waiting, _Sent) and waiting.watch is not None:
-                waiting.watch.end()
+            waiting.fail(error)
+        self._publishes.fail(error)
 
 
 def _accepting(frame: bytes, compression: int) -> bytes:
@@ -462,10 +422,10 @@ def _accepting(frame: bytes, compression: int) -> bytes:
     return frame[:3] + bytes((frame[3] | compression << frames.ACCEPT_SHIFT,)) + frame[4:]
 
 
-def _settled(sent: _Sent) -> None:
-    if sent.watch is not None:
-        sent.watch.end()
-    sent.settle()
+def _refuse(call: PublishCall, error: QuintetError) -> None:
+    """The next message of a call was refused: it has no place."""
+    call.refuse(len(call.places), error)
+    call.places.append(None)
 
 
 def _record(ask: Fields, topic: bytes, partition: int, offset: int, time: int) -> Fields:
@@ -480,8 +440,8 @@ def _record(ask: Fields, topic: bytes, partition: int, offset: int, time: int) -
     }
 
 
-class FlyDoor:
-    """How to open FlyMQ links."""
+class FlyConnector:
+    """How to open FlyMQ connections."""
 
     name = "flymq"
     limits = Limits(
@@ -499,22 +459,24 @@ class FlyDoor:
         "resume": "a FlyMQ group is resumed by its name: group=; the BlipMQ door has ids to resume",
     }
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+    def for_bus(self, endpoint: Endpoint, name: str) -> Connector:
         return self
 
-    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
+    async def open(
+        self, setup: Setup, target: Target, lost: Callable[[ClientConnection, QuintetError], None]
+    ) -> ClientConnection:
         endpoint = setup.endpoint
         for what, text in (("user name", endpoint.user), ("password", endpoint.secret)):
             if len(text.encode()) > CREDENTIAL_BYTES_MAX:
                 raise BadUrl(f"the {what} is longer than {CREDENTIAL_BYTES_MAX} bytes")
         dialect: frames.Dialect = "sdk" if endpoint.dialect == "sdk" else "document"
-        link = FlyLink(str(endpoint), dialect, COMPRESSION[endpoint.compression], lost)
-        await dial(setup, link)
-        await shake_hands(setup, link, link.handshake(endpoint.user, endpoint.secret))
-        return link
+        connection = FlyConnection(str(endpoint), dialect, COMPRESSION[endpoint.compression], lost)
+        await dial(setup, connection)
+        await shake_hands(setup, connection, connection.handshake(endpoint.user, endpoint.secret))
+        return connection
 
     def source(self, setup: Setup, wanted: Wanted) -> Source:
         return GroupSource(setup, wanted)
 
 
-DOOR: Final = FlyDoor()
+CONNECTOR: Final = FlyConnector()

@@ -1,6 +1,6 @@
-"""The peerbus door: one registered connection for each bus, signed envelopes out, verified ones in.
+"""Speaks peerbus: one registered connection for each bus, signed envelopes out, verified ones in.
 
-A name is bound to one connection: a second one with the same name takes it over. So all links of a bus are views of one
+A name is bound to one connection: a second one with the same name takes it over. So all connections of a bus are views of one
 Wire, and when it is lost the first view that comes back dials for all of them:
 
     Channel (publishing) --- View --+
@@ -16,432 +16,46 @@ acknowledged, and so is one that cannot be read: neither ends the connection.
 """
 
 import asyncio
-import base64
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
-from math import inf
 from pathlib import Path
 from random import uniform
-from secrets import token_hex
 from typing import Final
 
-import msgspec
-
 from quintet.client.core.base import (
-    Door,
-    Fields,
+    ClientConnection,
+    Connector,
     Limits,
-    Link,
-    Load,
-    Outcome,
-    RequestLink,
     Setup,
-    StreamLink,
     Target,
     Wanted,
-    Watch,
     dial,
     shake_hands,
 )
-from quintet.client.core.errors import BadUrl, ConnectionLost, Unsupported
-from quintet.client.core.message import log
-from quintet.client.core.subscription import Source
+from quintet.client.core.errors import BadUrl, ConnectionLost
+from quintet.client.core.source import Source
 from quintet.client.core.url import Endpoint
+from quintet.client.links.peerbus_wire import ENVELOPE_BYTES_MAX, View, Wire
 from quintet.client.sources.mailbox import PENDING_MAX, TOPIC_PREFIX, Identity, PeerSource
 from quintet.model import envelope
 from quintet.model.errors import (
-    AuthError,
     BadName,
-    Busy,
-    Forbidden,
-    LimitExceeded,
     NameClaimed,
-    ProtocolError,
     QuintetError,
-    ShuttingDown,
     Taken,
-    TooLarge,
 )
 from quintet.model.extras import load
-from quintet.protocols.peerbus import codec, frames
-from quintet.protocols.peerbus import errors as wire
+from quintet.protocols.peerbus import frames
 
 SECRET_VARIABLE: Final = "QUINTET_PEERBUS_SECRET"
-EARLY_MAX: Final = 1_000  # deliveries kept before somebody subscribes ...
-EARLY_BYTES_MAX: Final = 4 * 1024 * 1024  # ... and their bytes
-ENVELOPE_BYTES_MAX: Final = frames.FRAME_BYTES_MAX - 1024  # a reader's bound is for the deliver frame around it
-READ_BYTES_MAX: Final = 17 * 1024 * 1024  # the largest object a listener can be told to take, and what is around it
 STEADY_S: Final = 5.0  # a connection that ends sooner is followed by a pause: two with one name would fight for it
 FIGHT_FIRST_S: Final = 0.1
 FIGHT_MAX_S: Final = 5.0
-FIGHT_LOSSES_MAX: Final = 3  # in a row, each soon after the register; then who gives way gives the name up
+FIGHT_LOSSES_MAX: Final = 3  # in a row, each soon after registering; then a connector with give_way raises NameClaimed
 
-_TOKEN_HINT: Final = "put the token into the URL: peerbus://:TOKEN@HOST:47821?name=NAME"
-# (close code, reason) -> the error, and what to do. What is not here is a lost connection.
-_CLOSES: Final[dict[tuple[int, str], tuple[type[QuintetError], str]]] = {
-    wire.TOKEN: (AuthError, _TOKEN_HINT),
-    wire.REVOKED: (AuthError, _TOKEN_HINT),
-    wire.CLAIMED: (NameClaimed, "choose another name: this one was registered with another token"),
-    wire.NOT_ALLOWED: (Forbidden, "this token may not read the mailbox of that name"),
-    wire.FREED: (Forbidden, "somebody deleted the mailbox; connect again to register anew"),
-    wire.BAD_NAME: (BadName, "a name has 1 to 200 bytes, visible, without | * / and backslash"),
-    wire.EMPTY_NAME: (BadName, "give the name: ?name=NAME in the URL, or name= to connect"),
-    wire.VERSION: (ProtocolError, "the server speaks another version of peerbus"),
-    wire.NOT_REGISTER: (ProtocolError, ""),
-    wire.MALFORMED: (ProtocolError, ""),
-    wire.NOT_TEXT: (ProtocolError, ""),
-    wire.TAKEOVERS: (Busy, "somebody else connects with this name and token again and again"),
-    wire.NAMES: (LimitExceeded, "end a connection, read what waits for a name, or raise peers.names_per_owner_max"),
-    wire.TOO_BIG: (TooLarge, "split it"),
-    wire.SHUTTING_DOWN: (ShuttingDown, "connect again when the broker is back"),
-}
 
-
-class _Deliver(msgspec.Struct, gc=False):
-    """What a broker may send; members that are not ours to know are passed over."""
-
-    type: str = ""
-    delivery_key: str = ""
-    names: tuple[str, ...] = ()
-    envelope: msgspec.Raw = msgspec.Raw(b"")
-
-
-_DELIVER: Final = b'"deliver"'
-_decode: Final = msgspec.json.Decoder(_Deliver).decode
-
-
-def body_of(value: bytes) -> bytes:
-    """Any value as the body of an envelope: JSON as it is, other text as a JSON string, other bytes in base64."""
-    with suppress(ProtocolError):
-        if value:
-            return envelope.text(value)
-    try:
-        return envelope.string(value.decode())
-    except UnicodeDecodeError:
-        return b'{"base64":"%b"}' % base64.b64encode(value)
-
-
-class _Call:
-    """One publish call that waits for the reply behind it."""
-
-    __slots__ = ("done", "expires", "failures", "load", "wait")
-
-    def __init__(self, load: Load, wait: float, expires: float, done: "asyncio.Future[Outcome]") -> None:
-        self.load = load
-        self.wait = wait
-        self.expires = expires
-        self.done = done
-        self.failures: list[tuple[int, QuintetError]] = []
-
-    def settle(self) -> None:
-        if not self.done.done():
-            self.done.set_result(Outcome(len(self.failures), tuple(self.failures), durable=False))
-
-
-class _Group:
-    """What one reply to `peers` settles: publish calls, and whoever wants to know the names."""
-
-    __slots__ = ("calls", "names", "watch")
-
-    def __init__(self, calls: list[_Call], names: "asyncio.Future[Fields] | None") -> None:
-        self.calls = calls
-        self.names = names
-        self.watch = Watch(calls)
-
-
-class Wire(StreamLink):
-    """The registered connection that all views share, one object a line. Only views are links to others."""
-
-    def __init__(self, where: str, me: Identity, mailbox: Callable[[], PeerSource | None] = lambda: None) -> None:
-        super().__init__(where, lambda link, error: self._tell(error))
-        self.me = me
-        self.views: list[View] = []
-        self._mailbox = mailbox  # who takes deliveries now
-        self.opened = self._loop.time()
-        self._registered: asyncio.Future[None] = self._loop.create_future()
-        self._calls: list[_Call] = []  # published in this turn, not sent yet
-        self._groups: deque[_Group] = deque()  # in the order of their requests
-        self._acks: list[str] = []
-        self._early: list[tuple[str, bytes]] = []
-        self._early_bytes = 0
-        self.missed = False  # a delivery came that nobody could take: it comes again with the next connection
-        self._full = self._has_name = False
-        self.no_key = 0  # deliveries without a delivery key
-        self.unreadable = 0  # deliveries that are not JSON as it must be, or nested too deeply
-
-    # -- objects ---------------------------------------------------------------------------------------------------
-
-    def send(self, objects: Sequence[bytes]) -> None:
-        self.write(b"\n".join(objects) + b"\n")
-
-    def received(self, data: bytes | bytearray) -> tuple[int, int]:
-        at = 0
-        while (end := data.find(b"\n", at)) >= 0:
-            line = bytes(data[at:end])
-            at = end + 1
-            if line.strip():
-                self.object(line)
-        if len(data) - at > READ_BYTES_MAX:
-            raise ProtocolError(f"{self._where} sent a line of more than {READ_BYTES_MAX} bytes")
-        return at, 0
-
-    def object(self, data: bytes) -> None:
-        """One JSON object of the broker."""
-        try:
-            got = _decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            if _DELIVER in data and self._registered.done():  # it would come again with every connection, and end it
-                self.unreadable += 1
-                if str(self.unreadable).strip("0") == "1":  # 1, 10, 100, ...
-                    log.warning("%s delivered what cannot be read: %s (%d so far)", self._where, error, self.unreadable)
-                return
-            raise ProtocolError(
-                f"{self._where} sent what is not an object of peerbus: {error}",
-                hint="is this a peerbus port of a Quintet broker?",
-            ) from None
-        if got.type == frames.DELIVER:
-            self._deliver(got.delivery_key, bytes(got.envelope))
-        elif got.type == frames.PEERS:
-            self._peers(got.names)
-
-    def _peers(self, names: tuple[str, ...]) -> None:
-        if not self._registered.done():
-            self._has_name = True
-            self._registered.set_result(None)
-        elif self._groups:
-            group = self._groups.popleft()
-            group.watch.end()
-            for call in group.calls:
-                call.settle()
-            if group.names is not None and not group.names.done():
-                group.names.set_result({"names": list(names)})
-            self._flow()
-
-    def _deliver(self, key: str, data: bytes) -> None:
-        if not key:
-            self.no_key += 1
-            log.warning("%s delivered a message without a delivery key: dropped", self._where)
-        elif (source := self._mailbox()) is not None:
-            source.delivered(key, data)
-        elif len(self._early) < EARLY_MAX and self._early_bytes + len(data) <= EARLY_BYTES_MAX:
-            self._early.append((key, data))
-            self._early_bytes += len(data)
-        else:
-            self.missed = True
-
-    def take_early(self) -> list[tuple[str, bytes]]:
-        early, self._early, self._early_bytes = self._early, [], 0
-        return early
-
-    # -- what views ask for ----------------------------------------------------------------------------------------
-
-    async def handshake(self, token: str) -> None:
-        self.send([codec.register(token, self.me.name)])
-        try:
-            await self._registered
-        except ConnectionLost as error:
-            hint = "a wrong token, a name that belongs to another token, or not a peerbus port?"
-            raise ConnectionLost(str(error), hint=error.hint or hint) from error
-
-    def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
-        if self._lost is not None:
-            raise self._lost
-        recipient(load.topic)
-        done: asyncio.Future[Outcome] = self._loop.create_future()
-        if not self._calls:
-            self._loop.call_soon(self._flush_calls)
-        self._calls.append(_Call(load, wait, self._loop.time() + wait, done))
-        return done
-
-    def _flush_calls(self) -> None:
-        calls, self._calls = self._calls, []
-        if not calls or self._lost is not None:
-            return
-        objects: list[bytes] = []
-        for call in calls:
-            objects += self._sealed(call)
-        waiting = [call for call in calls if call.load.qos]
-        if waiting:
-            objects.append(codec.ask_peers())
-            self._ask(_Group(waiting, None))
-        if objects:
-            self.send(objects)
-        for call in calls:
-            if not call.load.qos:
-                call.settle()
-
-    def _sealed(self, call: _Call) -> list[bytes]:
-        """The signed envelopes of a call; what is too large is noted with it."""
-        me, to = self.me, recipient(call.load.topic)
-        keys, made = call.load.keys, []
-        now = envelope.rfc3339(round(datetime.now(UTC).timestamp() * 1_000_000))
-        for at, value in enumerate(call.load.values):
-            key = keys[at] if keys is not None else None
-            id = token_hex(16) if key is None else key.decode(errors="replace")
-            try:
-                if not codec.is_id(id):
-                    raise BadName(
-                        "the broker would drop a message with this id without a word",
-                        hint=f"an id has 1 to {frames.ID_BYTES_MAX} bytes, printable, without |",
-                    )
-                body = body_of(value)
-                codec.check_depth(body)
-                data = envelope.sign(me.secret, id=id, sender=me.name, to=to, ts=now, body=body, kid=me.kid)
-                if len(data) > ENVELOPE_BYTES_MAX:
-                    raise TooLarge(f"an envelope of {len(data)} bytes, over {ENVELOPE_BYTES_MAX}", hint="split it")
-                made.append(data)
-            except QuintetError as error:
-                call.failures.append((at, error))
-        return made
-
-    def _ask(self, group: _Group) -> None:
-        group.watch.look(self._loop)
-        self._groups.append(group)
-        self._flow()
-
-    def names(self) -> "asyncio.Future[Fields]":
-        if self._lost is not None:
-            raise self._lost
-        self._flush_calls()
-        done: asyncio.Future[Fields] = self._loop.create_future()
-        self._ask(_Group([], done))
-        self.send([codec.ask_peers()])
-        return done
-
-    async def barrier(self) -> None:
-        self._flush_acks()
-        await self.names()
-
-    def ack(self, keys: Sequence[str]) -> None:
-        """Soon, together with what else is acknowledged in this turn."""
-        if self._lost is not None:
-            raise self._lost
-        if not self._acks:
-            self._loop.call_soon(self._flush_acks)
-        self._acks += keys
-
-    def _flush_acks(self) -> None:
-        acks, self._acks = self._acks, []
-        if acks and self._lost is None:
-            self.send([codec.ack(key) for key in acks])
-
-    def hold(self, full: bool) -> None:
-        """The mailbox's queue is full, or no longer."""
-        self._full = full
-        self._flow()
-
-    def _flow(self) -> None:
-        """Replies come behind deliveries: while one is owed, reading goes on, and the queue may pass its bound by what
-        the broker leaves unacknowledged."""
-        if self._full and not self._groups:
-            self.pause()
-        else:
-            self.resume()
-
-    # -- the end ---------------------------------------------------------------------------------------------------
-
-    def count_loss(self) -> int:
-        """1 if it was registered and then dropped without a word, as who is taken over is; only the first time."""
-        counts, self._has_name = self._has_name and type(self._lost) is ConnectionLost, False
-        return int(counts)
-
-    async def ended(self) -> None:
-        """Wait until there is no connection any more."""
-        await self._gone.wait()
-
-    def heartbeat(self) -> None:
-        self._ask(_Group([], None))
-        self.send([codec.ask_peers()])
-
-    def abandon(self, error: QuintetError) -> None:
-        waiting: list[asyncio.Future[Outcome] | asyncio.Future[Fields]] = [call.done for call in self._calls]
-        for group in self._groups:
-            group.watch.end()
-            waiting += [call.done for call in group.calls]
-            if group.names is not None:
-                waiting.append(group.names)
-        self._groups.clear()
-        if not self._registered.done():
-            self._registered.set_exception(error)
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
-
-    def _tell(self, error: QuintetError) -> None:
-        views, self.views = self.views, []
-        for view in views:
-            view.end(error)
-
-
-def closed_because(where: str, code: int, reason: str) -> QuintetError:
-    """The typed error for a close frame."""
-    kind, hint = _CLOSES.get((code, reason), (ConnectionLost, ""))
-    return kind(f"{where} closed the connection: {reason or 'no reason given'} ({code})", hint=hint)
-
-
-def recipient(topic: str) -> str:
-    """Who a topic is the mailbox of; `*` for everyone."""
-    name = topic.removeprefix(TOPIC_PREFIX)
-    if name == topic or not name:
-        raise BadName(
-            f"peerbus reaches mailboxes only, and {topic!r} is none",
-            hint=f"publish to {TOPIC_PREFIX}NAME, or to {TOPIC_PREFIX}* for everyone who is connected",
-        )
-    return name
-
-
-class View(RequestLink):
-    """A wire as one channel sees it."""
-
-    def __init__(self, shared: Wire, lost: Callable[[Link, QuintetError], None]) -> None:
-        self.wire = shared
-        self._on_lost = lost
-        shared.views.append(self)
-
-    def end(self, error: QuintetError) -> None:
-        self._on_lost(self, error)
-
-    def publish(self, load: Load, wait: float = inf) -> "asyncio.Future[Outcome]":
-        return self.wire.publish(load, wait)
-
-    def request(self, name: str, fields: Fields) -> "asyncio.Future[Fields]":
-        if name != "PEERS" or fields:
-            raise Unsupported(f"peerbus has no operation {name}", hint="PEERS, without fields, is the one it has")
-        return self.wire.names()
-
-    @property
-    def full(self) -> bool:
-        return self.wire.full
-
-    async def writable(self) -> None:
-        await self.wire.writable()
-
-    async def barrier(self) -> None:
-        await self.wire.barrier()
-
-    def pause(self) -> None:
-        self.wire.hold(True)
-
-    def resume(self) -> None:
-        self.wire.hold(False)
-
-    @property
-    def lost(self) -> QuintetError | None:
-        return self.wire.lost
-
-    async def close(self) -> None:
-        """The last one closes the wire."""
-        if self in self.wire.views:
-            self.wire.views.remove(self)
-        if not self.wire.views:
-            await self.wire.close()
-
-
-class PeerDoor:
-    """How to open links to peerbus; one for each bus, because all its links share a connection."""
+class PeerConnector:
+    """Opens views of a peerbus connection; one for each bus, because all its views share a connection."""
 
     name = "peerbus"
     limits = Limits(
@@ -475,24 +89,26 @@ class PeerDoor:
     def __init__(self, me: Identity | None = None) -> None:
         self.me = me or Identity("", b"", False)
         self._wire: Wire | None = None
-        self._source: PeerSource | None = None  # who reads the mailbox, through reconnects
+        self._source: PeerSource | None = None  # the subscription of the mailbox, kept over reconnects
         self._lock = asyncio.Lock()
         self._pause = 0.0
         self._losses = 0
         self.give_way = False
 
-    def for_bus(self, endpoint: Endpoint, name: str) -> Door:
+    def for_bus(self, endpoint: Endpoint, name: str) -> Connector:
         check_packages(endpoint)
-        return PeerDoor(identity(endpoint, name))
+        return PeerConnector(identity(endpoint, name))
 
-    async def open(self, setup: Setup, target: Target, lost: Callable[[Link, QuintetError], None]) -> Link:
+    async def open(
+        self, setup: Setup, target: Target, lost: Callable[[ClientConnection, QuintetError], None]
+    ) -> ClientConnection:
         if not isinstance(target, PeerSource) or target is self._source:
             async with self._lock:
                 return View(await self._connected(setup), lost)
         if self._source is not None:
             hint = "iterate over one subscription with several tasks, or connect with another name"
             raise Taken(f"the mailbox of {self.me.name} is read by another subscription of this bus", hint=hint)
-        self._source = target  # before anything is dialled: a broker delivers at once
+        self._source = target  # before connecting: a broker delivers at once
         try:
             async with self._lock:
                 if self._wire is not None and self._wire.lost is None:
@@ -532,7 +148,7 @@ class PeerDoor:
     # -- connecting ------------------------------------------------------------------------------------------------
 
     async def _wait(self, setup: Setup) -> None:
-        """Two who are given one name would take it from each other without end: each lets the other be for a while."""
+        """Two clients with one name would take it from each other without end, so each waits a while before it reconnects."""
         last = self._wire
         if last is None or asyncio.get_running_loop().time() - last.opened > STEADY_S:
             self._pause, self._losses = 0.0, 0
@@ -608,4 +224,4 @@ def _secret(endpoint: Endpoint) -> bytes:
     return data
 
 
-DOOR: Final = PeerDoor()
+CONNECTOR: Final = PeerConnector()

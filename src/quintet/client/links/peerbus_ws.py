@@ -1,4 +1,4 @@
-"""Carries peerbus inside a WebSocket, by picows: the wire of peerbus.py, an object being a text message.
+"""Carries peerbus inside a WebSocket, by picows: peerbus_wire.Wire with one object in each text message.
 
 Loaded only for such a URL, because picows is not a package of every client (`quintet[peerbus]`).
 """
@@ -9,7 +9,7 @@ from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTrans
 
 from quintet.client.core.base import Setup, dial
 from quintet.client.core.errors import Closed, ConnectionLost
-from quintet.client.links.peerbus import READ_BYTES_MAX, Wire, closed_because
+from quintet.client.links.peerbus_wire import READ_BYTES_MAX, Wire, closed_because
 from quintet.client.sources.mailbox import Identity, PeerSource
 from quintet.model.errors import ProtocolError
 
@@ -28,14 +28,14 @@ class SocketWire(Wire):
             self.socket.send(WSMsgType.TEXT, data)
 
     def message(self, data: bytes) -> None:
-        self._heard = True
+        self._received_since_beat = True
         try:
             self.object(data)
         except ProtocolError as error:
             self.fail(error)
 
     def heard(self) -> None:
-        self._heard = True
+        self._received_since_beat = True
 
     async def close(self) -> None:
         if self.socket is not None and self._lost is None:
@@ -63,57 +63,61 @@ class PipedWire(SocketWire):
 class _Frames(WSListener):
     """WebSocket frames of one SocketWire; messages in several frames are put together, within a bound."""
 
-    def __init__(self, link: SocketWire) -> None:
+    def __init__(self, connection: SocketWire) -> None:
         super().__init__()
-        self._link = link
+        self._connection = connection
         self._parts: list[bytes] = []
         self._size = 0
 
     def on_ws_connected(self, transport: WSTransport) -> None:
-        self._link.socket = transport
-        self._link.connection_made(transport.underlying_transport)
+        self._connection.socket = transport
+        self._connection.connection_made(transport.underlying_transport)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-        link, kind = self._link, frame.msg_type
+        connection, kind = self._connection, frame.msg_type
         if kind == WSMsgType.CLOSE:
             data = frame.get_payload_as_bytes()
             transport.send_close(WSCloseCode.OK)
-            link.fail(closed_because(link._where, int.from_bytes(data[:2], "big"), data[2:].decode(errors="replace")))
+            connection.fail(
+                closed_because(connection._where, int.from_bytes(data[:2], "big"), data[2:].decode(errors="replace"))
+            )
         elif kind == WSMsgType.TEXT and frame.fin:
-            link.message(frame.get_payload_as_bytes())
+            connection.message(frame.get_payload_as_bytes())
         elif kind in (WSMsgType.TEXT, WSMsgType.CONTINUATION):
             self._size += frame.payload_size
             if self._size > READ_BYTES_MAX:
-                link.fail(ProtocolError(f"{link._where} sent a message of more than {READ_BYTES_MAX} bytes"))
+                connection.fail(
+                    ProtocolError(f"{connection._where} sent a message of more than {READ_BYTES_MAX} bytes")
+                )
                 return
             self._parts.append(frame.get_payload_as_bytes())
             if frame.fin:
                 whole, self._parts, self._size = b"".join(self._parts), [], 0
-                link.message(whole)
+                connection.message(whole)
         else:
-            link.heard()
+            connection.heard()
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
-        self._link.connection_lost(None)
+        self._connection.connection_lost(None)
 
     def pause_writing(self) -> None:
-        self._link.pause_writing()
+        self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        self._link.resume_writing()
+        self._connection.resume_writing()
 
 
-async def dial_socket(setup: Setup, link: SocketWire) -> None:
-    """Connect a link that is inside a WebSocket."""
+async def dial_socket(setup: Setup, connection: SocketWire) -> None:
+    """Open the WebSocket of a wire."""
     endpoint = setup.endpoint
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     url = f"{'wss' if endpoint.tls else 'ws'}://{host}:{endpoint.port}/"
     try:
         await dial(
             setup,
-            link,
+            connection,
             lambda tls: ws_connect(
-                lambda: _Frames(link),
+                lambda: _Frames(connection),
                 url,
                 ssl_context=tls,
                 websocket_handshake_timeout=setup.timeout,
@@ -121,7 +125,7 @@ async def dial_socket(setup: Setup, link: SocketWire) -> None:
                 max_redirects=0,
             ),
         )
-        if link.socket is None:
+        if connection.socket is None:
             raise WSError("it closed the connection")
     except WSError as error:
         hint = f"is {endpoint} the peerbus port of a Quintet broker? peerbus+tcp:// is for the one without WebSocket"

@@ -1,4 +1,4 @@
-"""One QUIC connection of a client: an endpoint of its own, streams by number, and who is told what happens on them.
+"""Opens one QUIC connection of a client: an endpoint of its own, streams by number, and a Flow that gets the events of each.
 
     connect() --> Connection --open--> stream number --send, pause, stop-->
                       |
@@ -39,9 +39,7 @@ TRY_FIRST_S: Final = 2.0  # one attempt to connect; each further one may take tw
 PROBE_AFTER_S: Final = 0.3
 PROBE_S: Final = 0.2  # for the host's refusal to come back
 WATCH_S: Final = 0.5
-QUIET_MAX: Final = int(
-    (KEEP_ALIVE_MS / 1000 + 1) / WATCH_S
-)  # looks without any datagram before it is asked whether somebody is there
+QUIET_MAX: Final = int((KEEP_ALIVE_MS / 1000 + 1) / WATCH_S)  # checks without any datagram before the host is probed
 
 TLS_CODES: Final = range(0x100, 0x200)  # of CONNECTION_CLOSE: 0x100 and an alert of TLS
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
@@ -101,7 +99,7 @@ class Wire(Protocol):
     def close(self) -> None: ...
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     """Where a server is: an address that needs no resolving."""
 
     family: int
@@ -150,18 +148,18 @@ def endpoint_class() -> Callable[..., Wire]:
 class Connection:
     """A connection that lives once. `lost` says why there is none any more."""
 
-    def __init__(self, place: Place, incoming: Callable[[int], Flow]) -> None:
-        self._place = place
+    def __init__(self, address: Address, incoming: Callable[[int], Flow]) -> None:
+        self._address = address
         self._incoming = incoming
         self._loop = asyncio.get_running_loop()
-        self._wire = endpoint(place.family)
+        self._wire = endpoint(address.family)
         self._number = 0
         self._flows: dict[int, Flow] = {}
         self._forgotten: dict[int, None] = {}  # streams of the peer that were given up, the oldest first
         self._up: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._probe: asyncio.Task[None] | None = None
-        self._heard = 0
+        self._datagrams_seen = 0
         self._quiet = 0
         self._ended = False
         self._soon = False  # a flush is due
@@ -169,8 +167,8 @@ class Connection:
         self._loop.add_reader(self._wire.fileno(), self._ready)
 
     async def establish(self, where: Endpoint, proof: Proof, seconds: float) -> None:
-        """The handshake; ConnectionLost says why it failed, TimeoutError that nobody answered."""
-        host, port = self._place.address[:2]
+        """The handshake; ConnectionLost says why it failed, TimeoutError that no answer came."""
+        host, port = self._address.address[:2]
         try:
             self._number = self._wire.connect(host, port, where.host, *proof)
         except ValueError as error:
@@ -221,7 +219,7 @@ class Connection:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _ready(self) -> None:
-        self._soon = True  # what the events bring about is flushed below
+        self._soon = True  # output caused by these events is flushed below
         self._wire.hold()
         try:
             for event in self._wire.take(TAKE_BYTES_MAX):
@@ -237,7 +235,7 @@ class Connection:
             flow = self._flows.get(stream)
             if flow is None:
                 if stream & 3 != 3 or stream in self._forgotten:
-                    return  # what was on its way: it is no beginning of anything
+                    return  # data of a stream that was given up, which was still in flight
                 flow = self._flows[stream] = self._incoming(stream)
             flow.data(data, end)
             if end and stream & 3 == 3:
@@ -261,10 +259,10 @@ class Connection:
                     self._flows.pop(event[2], None)
 
     def _watch(self) -> None:
-        """Nothing heard although something should be: ask the host whether anybody is there."""
+        """No datagram came although one is due: probe whether the port is open."""
         heard = self._wire.figures()["datagrams_in"]
-        self._quiet = self._quiet + 1 if heard == self._heard else 0
-        self._heard = heard
+        self._quiet = self._quiet + 1 if heard == self._datagrams_seen else 0
+        self._datagrams_seen = heard
         waiting = self._quiet and any(flow.waits for flow in self._flows.values())
         if (waiting or self._quiet > QUIET_MAX) and (self._probe is None or self._probe.done()):
             self._probe = self._loop.create_task(self._ask_host(0))
@@ -272,7 +270,7 @@ class Connection:
 
     async def _ask_host(self, after: float) -> None:
         await asyncio.sleep(after)
-        if self.lost is None and not (after and self._up.done()) and await _refused(self._place):
+        if self.lost is None and not (after and self._up.done()) and await _refused(self._address):
             hint = "is the broker running? `quintet serve --dev` starts one; this port is UDP"
             self._end(ConnectionLost("nobody listens there", hint=hint))
 
@@ -284,7 +282,7 @@ class Connection:
         self.lost = error
         if not self._up.done():
             self._up.set_exception(error)
-            self._up.exception()  # whoever waits sees it; that nobody does is fine
+            self._up.exception()  # marks the exception as retrieved, in case nobody waits for it
         flows, self._flows = self._flows, {}
         for flow in flows.values():
             flow.gone(error)
@@ -307,7 +305,7 @@ class Connection:
 
 
 class Shut(ConnectionLost):
-    """A connection that ended with a code; `tls` if it was about who is there."""
+    """A connection that ended with a code; `tls` if TLS refused a certificate."""
 
     def __init__(self, message: str, code: int, hint: str = "", tls: bool = False) -> None:
         super().__init__(message, hint=hint)
@@ -326,12 +324,12 @@ def _tls_hint(reason: str) -> str:
     return next((hint for words, hint in _TLS_HINTS if words in reason.lower()), CA_HINT)
 
 
-async def _refused(place: Place) -> bool:
+async def _refused(address: Address) -> bool:
     """Whether the host says that the port is closed."""
-    with socket.socket(place.family, socket.SOCK_DGRAM) as probe:
+    with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
         probe.setblocking(False)
         try:
-            probe.connect(place.address)
+            probe.connect(address.address)
             probe.send(b"\0")
             await asyncio.sleep(PROBE_S)
             probe.recv(1)
@@ -371,16 +369,16 @@ def _read(option: str, file: str | None) -> bytes:
 async def connect(where: Endpoint, incoming: Callable[[int], Flow], seconds: float) -> Connection:
     """A connection past its handshake: all addresses of the host in turn, again until the time is over."""
     proof = proof_of(where)
-    places = await _places(where)
+    addresses = await _addresses(where)
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     turn, patience = 0, TRY_FIRST_S
     while True:
-        place = places[turn % len(places)]
+        address = addresses[turn % len(addresses)]
         turn += 1
-        last = turn % len(places) == 0
+        last = turn % len(addresses) == 0
         try:
-            connection = Connection(place, incoming)
+            connection = Connection(address, incoming)
         except OSError as error:  # this machine has no IPv6, or no more sockets: the next address may do
             if last:
                 raise ConnectionLost(f"cannot connect to {where}: no socket: {error.strerror or error}") from error
@@ -404,11 +402,11 @@ async def connect(where: Endpoint, incoming: Callable[[int], Flow], seconds: flo
             raise ConnectionLost(f"cannot connect to {where}: no answer within {seconds:g} s", hint=hint)
 
 
-async def _places(where: Endpoint) -> list[Place]:
+async def _addresses(where: Endpoint) -> list[Address]:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)
     except (socket.gaierror, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "it is no name of a host"
         raise ConnectionLost(f"cannot find {where.host}: {why}", hint="check the host in the URL") from error
-    return list(dict.fromkeys(Place(family, address) for family, _, _, _, address in found))
+    return list(dict.fromkeys(Address(family, address) for family, _, _, _, address in found))

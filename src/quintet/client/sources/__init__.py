@@ -1,1 +1,1 @@
-"""Where a subscription's messages come from: pushed, polled by a group, fetched, a mailbox."""
+"""Holds the sources of subscriptions: pushed, fetched by a group, read by offset, a mailbox."""

@@ -1,4 +1,4 @@
-"""Fetching: one connection that reads some partitions in turn, as long as there is room for what it finds.
+"""Fetches some partitions in turn over one connection, as long as there is room for the messages.
 
 A round asks for all of its partitions in one write. When the last round found nothing, the last question of the next one
 may wait at the server until something comes; which partition that is changes from round to round. A filter does not
@@ -6,15 +6,13 @@ wait there, so a plain question for one message stands in for it.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-from quintet.client.core.base import AskLink, Channel, Fetched, Setup, Silent
+from quintet.client.core.base import Channel, FetchConnection, Fetched, Setup, Silent
 from quintet.client.core.errors import ConnectionLost, crashed
 from quintet.client.core.message import log
+from quintet.client.sources.partition import AssignedPartition
 from quintet.model.errors import QuintetError
-
-if TYPE_CHECKING:
-    from quintet.client.sources.group import Part
 
 WAIT_ALONE_MS: Final = 500  # of a fetcher with one partition; a new assignment is noticed only behind it
 WAIT_FIRST_MS: Final = 20  # of a fetcher with several: what comes in another one waits behind it
@@ -29,7 +27,7 @@ class Reader(Protocol):
     @property
     def room(self) -> int: ...
 
-    def fetched(self, part: "Part", found: Fetched) -> bool: ...
+    def fetched(self, part: AssignedPartition, found: Fetched) -> bool: ...
 
     def fail(self, error: QuintetError) -> None: ...
 
@@ -42,12 +40,12 @@ class Fetcher:
         self._topic = topic
         self._filter = filter
         self._channel = Channel(setup, Silent())
-        self._parts: list[Part] = []
+        self._parts: list[AssignedPartition] = []
         self._wake = asyncio.Event()
         self._idle = 0  # rounds that found nothing
         self._task: asyncio.Task[None] | None = None
 
-    def read(self, parts: "list[Part]") -> None:
+    def read(self, parts: list[AssignedPartition]) -> None:
         self._parts = parts
         self._idle = 0
         if self._task is None and parts:
@@ -75,9 +73,9 @@ class Fetcher:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
-                link = await self._channel.link()
-                assert isinstance(link, AskLink), "this door is asked"
-                await self._round(link, room)
+                connection = await self._channel.connection()
+                assert isinstance(connection, FetchConnection), "this door is asked"
+                await self._round(connection, room)
             except ConnectionLost as error:
                 if self._channel.failed is not None:
                     self._reader.fail(self._channel.failed)
@@ -90,16 +88,16 @@ class Fetcher:
                     return
                 log.info("fetching %s: %s", self._topic, error)
                 await asyncio.sleep(RETRY_S)
-            except Exception as error:  # a fault here must not end in silence
+            except Exception as error:  # an exception of ours must reach the reader
                 self._reader.fail(crashed(f"fetching {self._topic!r}", error))
                 return
 
-    async def _round(self, link: AskLink, room: int) -> None:
+    async def _round(self, connection: FetchConnection, room: int) -> None:
         parts = self._parts = [*self._parts[1:], self._parts[0]]
         wait = self._wait_ms(len(parts))
         if wait and self._filter:
             last = parts[-1]
-            await link.fetch(self._question(last, 1) | {"wait_ms": wait})
+            await connection.fetch(self._question(last, 1) | {"wait_ms": wait})
         most = max(1, min(room // len(parts), FETCH_MAX))
         asked = []
         for part in parts:
@@ -108,18 +106,18 @@ class Fetcher:
                 question["filter"] = self._filter
             elif wait and part is parts[-1]:
                 question["wait_ms"] = wait
-            asked.append(link.fetch(question))
+            asked.append(connection.fetch(question))
         found = False
         try:
             for part, answer in zip(parts, asked, strict=True):
-                found = self._reader.fetched(part, await answer) or found  # not held up by the one that waits
+                found = self._reader.fetched(part, await answer) or found  # before the answer that waits at the server
         finally:
             for answer in asked:
                 if not answer.cancel() and not answer.cancelled():
                     answer.exception()  # the first one was raised, the others are the same
         self._idle = 0 if found else self._idle + 1
 
-    def _question(self, part: "Part", most: int) -> dict[str, object]:
+    def _question(self, part: AssignedPartition, most: int) -> dict[str, object]:
         return {"topic": self._topic, "partition": part.number, "offset": part.position, "max": most}
 
     def _wait_ms(self, parts: int) -> int:

@@ -1,27 +1,37 @@
-"""A subscription that asks (FlyMQ): joins a group, fetches the partitions it is given, commits what is acknowledged.
+"""Reads a subscription that fetches (FlyMQ): joins a group, fetches the assigned partitions, commits what is acknowledged.
 
-    control link    SUBSCRIBE (join, and every HEARTBEAT_S again), COMMIT: the membership belongs to this connection
-    fetch links     FETCH for the partitions, up to FETCHERS_MAX connections, since an answer that waits holds its line
+    control connection    SUBSCRIBE (join, and every HEARTBEAT_S again), COMMIT: the membership belongs to this connection
+    fetch connections     FETCH for the partitions, up to FETCHERS_MAX connections, since an answer that waits holds its line
 
 Within a partition only what is acknowledged without a gap is committed. A commit that is fenced means that the group
 moved on: join again, take what is assigned now, drop the rest. Without a group all partitions are read from `start` on
 and nothing is committed. fetcher.py has the fetching; this file the membership and the acknowledgements.
 
 A partition that is kept over a rebalance may be asked for by two fetchers at once: the long poll of the old one is still
-at the server. Each offset counts once: an answer begins at `Part.position`, whatever was asked.
+at the server. Each offset counts once: an answer begins at `AssignedPartition.position`, whatever was asked.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from quintet.client.core.base import CLOSE_S, AskLink, Channel, Fetched, Link, Setup, Silent, Wanted, deadline
+from quintet.client.core.base import (
+    CLOSE_S,
+    Channel,
+    ClientConnection,
+    FetchConnection,
+    Fetched,
+    Setup,
+    Silent,
+    Wanted,
+    deadline,
+)
 from quintet.client.core.errors import Backpressure, Closed, ConnectionLost, Fenced, Unsupported, crashed
-from quintet.client.core.message import Place, Rows, log
-from quintet.client.core.subscription import Inbox, Source
+from quintet.client.core.message import LogPosition, Rows, log
+from quintet.client.core.source import Inbox, Source
 from quintet.client.sources.fetcher import Fetcher
+from quintet.client.sources.partition import AssignedPartition
 from quintet.model.errors import QuintetError
 
 HEARTBEAT_S: Final = 3.0  # a third of the time after which the server takes a silent member for dead
@@ -42,35 +52,6 @@ class Nacked(Exception):
     """Stands for the cause of a dead letter whose consumer named none."""
 
 
-class Part:
-    """One partition that is read here."""
-
-    __slots__ = ("acked", "committed", "floor", "number", "outstanding", "position")
-
-    def __init__(self, number: int, offset: int) -> None:
-        self.number = number
-        self.position = offset  # the next offset to fetch
-        self.floor = offset  # all before it is acknowledged
-        self.committed = offset  # what the server knows of that
-        self.outstanding: deque[int] = deque()  # offsets fetched and not known to be acknowledged up to, in order
-        self.acked: set[int] = set()  # of those, the acknowledged ones
-
-    def ack_through(self, offset: int) -> None:
-        self.acked.update(other for other in self.outstanding if other <= offset)
-
-    def advance(self) -> int:
-        """Move the floor over what is acknowledged without a gap; over how many messages."""
-        outstanding, acked = self.outstanding, self.acked
-        before = len(outstanding)
-        while outstanding and outstanding[0] in acked:
-            offset = outstanding.popleft()
-            acked.remove(offset)
-            self.floor = offset + 1
-        if not outstanding:
-            self.floor = self.position
-        return before - len(outstanding)
-
-
 class GroupSource(Source):
     """The connections of one subscription, and what is known of its partitions."""
 
@@ -88,13 +69,13 @@ class GroupSource(Source):
         self._channel = Channel(setup, Silent(), on_up=self._joined, on_down=self._down)
         self._inbox: Inbox | None = None
         self._generation = 0
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, AssignedPartition] = {}
         self._fetchers: list[Fetcher] = []
         self._attempts: dict[int, int] = {}  # tag -> how often it failed here
         self._failed: QuintetError | None = None
         self._refused = 0
         self._paused = False
-        self._up = False  # joined, on a control link that is there
+        self._up = False  # joined, on a control connection that is there
         self._outstanding = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._timers: set[asyncio.TimerHandle] = set()
@@ -190,20 +171,20 @@ class GroupSource(Source):
 
     # -- membership ------------------------------------------------------------------------------------------------
 
-    async def _joined(self, link: Link) -> None:
-        """A new control link: join, or, without a group, find the partitions the first time."""
-        assert isinstance(link, AskLink), "this door is asked"
+    async def _joined(self, connection: ClientConnection) -> None:
+        """A new control connection: join, or, without a group, find the partitions the first time."""
+        assert isinstance(connection, FetchConnection), "this door is asked"
         self._up = True
         if self._group:
-            await self._join(link)
+            await self._join(connection)
         elif not self._parts:
-            found = await link.request("METADATA", {"topic": self._topic})
+            found = await connection.request("METADATA", {"topic": self._topic})
             edge = "newest" if self._start == "latest" else "oldest"
             self._assign({row["id"]: row[edge] for row in found["partitions"]})
         self.resume()
 
-    async def _join(self, link: AskLink) -> None:
-        answer = await link.request(
+    async def _join(self, connection: FetchConnection) -> None:
+        answer = await connection.request(
             "SUBSCRIBE",
             {
                 "topic": self._topic,
@@ -213,7 +194,7 @@ class GroupSource(Source):
                 "member": self._wanted.member,
             },
         )
-        if answer["generation"] != self._generation or link is not self._channel.current:
+        if answer["generation"] != self._generation or connection is not self._channel.current:
             self._generation = answer["generation"]
             self._assign({row["partition"]: row["offset"] for row in answer["assigned"]})
 
@@ -224,7 +205,7 @@ class GroupSource(Source):
         for number, offset in offsets.items():
             part = before.get(number)
             if part is None or not part.committed <= offset <= part.floor:
-                part = Part(number, offset)
+                part = AssignedPartition(number, offset)
             elif part.floor > offset:
                 self._to_commit()  # acknowledged, and not committed before the group moved on
             self._parts[number] = part
@@ -247,12 +228,12 @@ class GroupSource(Source):
             await self._rejoin()
 
     async def _rejoin(self) -> None:
-        link = self._channel.current
-        if link is None:
+        connection = self._channel.current
+        if connection is None:
             return
-        assert isinstance(link, AskLink)
+        assert isinstance(connection, FetchConnection)
         try:
-            await self._join(link)
+            await self._join(connection)
         except ConnectionLost:
             return
         except QuintetError as error:
@@ -268,7 +249,7 @@ class GroupSource(Source):
             return 0
         return max(self._inbox.room, 0)
 
-    def fetched(self, part: Part, found: Fetched) -> bool:
+    def fetched(self, part: AssignedPartition, found: Fetched) -> bool:
         """Take what was fetched, if the partition is still ours. Whether it was anything new."""
         if self._parts.get(part.number) is not part or self._inbox is None:
             return False
@@ -309,7 +290,7 @@ class GroupSource(Source):
             for tag in tags:
                 self._attempts.pop(tag, None)
             return
-        touched: dict[int, Part] = {}
+        touched: dict[int, AssignedPartition] = {}
         for tag in tags:
             part = self._parts.get(tag >> _SHIFT)
             if part is None or tag & _MASK < part.floor:
@@ -321,7 +302,7 @@ class GroupSource(Source):
                 self._attempts.pop(tag, None)
         self._advance(touched.values())
 
-    def _advance(self, parts: Iterable[Part]) -> None:
+    def _advance(self, parts: Iterable[AssignedPartition]) -> None:
         """Something was acknowledged: what of it can be committed, and may more be fetched?"""
         was_stuck = self.stuck
         for part in parts:
@@ -346,11 +327,11 @@ class GroupSource(Source):
             if self._failed is not None:
                 return
             try:
-                link = await self._channel.link()
-                assert isinstance(link, AskLink)
-                await self._commit(link)
+                connection = await self._channel.connection()
+                assert isinstance(connection, FetchConnection)
+                await self._commit(connection)
             except ConnectionLost:
-                self._dirty.set()  # the next link commits it, or finds that it was
+                self._dirty.set()  # the next connection commits it, or finds that it was
                 await asyncio.sleep(COMMIT_S)
             except QuintetError as error:
                 self.fail(error)
@@ -358,10 +339,10 @@ class GroupSource(Source):
                 self._hurry.clear()
                 self._clean.set()
 
-    async def _commit(self, link: AskLink) -> None:
+    async def _commit(self, connection: FetchConnection) -> None:
         generation = self._generation
         asked = [
-            (part, part.floor, link.request("COMMIT", self._commit_fields(part.number, part.floor)))
+            (part, part.floor, connection.request("COMMIT", self._commit_fields(part.number, part.floor)))
             for part in self._parts.values()
             if part.floor > part.committed
         ]
@@ -378,7 +359,7 @@ class GroupSource(Source):
         if fenced:
             await self._rejoin()
             left = [part for part in self._parts.values() if part.floor > part.committed]
-            if left and (self._generation != generation or self._channel.current is not link):
+            if left and (self._generation != generation or self._channel.current is not connection):
                 self._dirty.set()  # still ours, under the new generation, which a heartbeat may have learned of first
             else:
                 self._refused += len(left)
@@ -460,28 +441,28 @@ class GroupSource(Source):
         }
         while dead_letter:
             try:
-                link = await self._channel.link()
-                assert isinstance(link, AskLink)
-                await link.request("DEAD_LETTER", fields)
+                connection = await self._channel.connection()
+                assert isinstance(connection, FetchConnection)
+                await connection.request("DEAD_LETTER", fields)
                 break
             except ConnectionLost:  # asked twice, it is there once
                 if self._channel.failed is not None:
                     raise
         await self.settle((tag,), 0)
 
-    def place(self, tag: int) -> Place | None:
-        return Place(tag >> _SHIFT, tag & _MASK, self._attempts.get(tag, 0))
+    def position_of(self, tag: int) -> LogPosition | None:
+        return LogPosition(tag >> _SHIFT, tag & _MASK, self._attempts.get(tag, 0))
 
     # -- transactions ----------------------------------------------------------------------------------------------
 
     async def commit_in(self, transaction: str, tag: int) -> None:
         if not self._group:
             raise Closed("a subscription without a group has nothing to commit", hint="subscribe with group=")
-        link = await self._channel.link()
-        assert isinstance(link, AskLink)
+        connection = await self._channel.connection()
+        assert isinstance(connection, FetchConnection)
         fields = self._commit_fields(tag >> _SHIFT, (tag & _MASK) + 1)
         try:
-            await link.request("COMMIT", fields | {"txn_id": transaction})
+            await connection.request("COMMIT", fields | {"txn_id": transaction})
         except Fenced:
             await self._rejoin()
             raise

@@ -1,4 +1,4 @@
-"""The mailbox of a peer (peerbus): what is genuine, new and wanted goes on to the subscription; the rest is counted.
+"""Reads the mailbox of a peer (peerbus): passes on envelopes that are genuine, new and wanted, and counts the others.
 
     deliver ->  signature, or addressee, wrong: dropped, not acknowledged
                 id seen and settled: acknowledged again, not handed out
@@ -16,15 +16,15 @@ from typing import Final, NamedTuple, Protocol
 
 from quintet.client.core.base import CLOSE_S, Channel, Setup, deadline
 from quintet.client.core.errors import Unsupported
-from quintet.client.core.message import Place, Row, Rows, log
-from quintet.client.core.subscription import Inbox, Source
+from quintet.client.core.message import LogPosition, Row, Rows, log
+from quintet.client.core.source import Inbox, Source
 from quintet.model import envelope
 from quintet.model.errors import ProtocolError, QuintetError
 
 TOPIC_PREFIX: Final = "peerbus/"
 SEEN_MAX: Final = 4_096  # ids of settled messages that are remembered
 PENDING_MAX: Final = 100_000  # messages handed out and never settled that are remembered
-Known = tuple[str, str]  # sender and id: nobody can make us miss a message by using its id first
+Known = tuple[str, str]  # sender and id: another sender that uses the same id first hides nothing
 HEADERS: Final = ("from", "to", "ts", "source", "kind")  # of a message, from its envelope
 
 
@@ -57,7 +57,7 @@ class PeerSource(Source):
         self._me = me
         self._post = post
         self._topic = TOPIC_PREFIX + me.name
-        self._lacks = setup.door.lacks
+        self._lacks = setup.connector.lacks
         self._channel = Channel(setup, self, on_down=self._down)
         self._inbox: Inbox | None = None
         self._next_tag = 1
@@ -77,11 +77,11 @@ class PeerSource(Source):
         await self._channel.open()
 
     async def close(self) -> None:
-        link = self._channel.current
-        if link is not None:
+        connection = self._channel.current
+        if connection is not None:
             try:
                 async with deadline(CLOSE_S, "closing the subscription"):
-                    await link.barrier()
+                    await connection.barrier()
             except QuintetError as error:
                 log.warning("the last acknowledgements of %s may be lost: %s", self._topic, error)
         self._post.leave(self)
@@ -164,7 +164,7 @@ class PeerSource(Source):
 
     def _drop(self, why: str) -> None:
         self.forged += 1
-        if str(self.forged).strip("0") == "1":  # 1, 10, 100, ...: a flood of them is not one of lines
+        if str(self.forged).strip("0") == "1":  # 1, 10, 100, ...: many of them make few lines in the log
             log.warning("dropped a message to %s because %s (%d so far)", self._me.name, why, self.forged)
 
     def _row(self, key: str, letter: envelope.Envelope) -> Row:
@@ -218,13 +218,13 @@ class PeerSource(Source):
             raise self._channel.failed
         if keys:
             self._post.ack(keys)
-        link = self._channel.current
-        if link is not None and link.full:
+        connection = self._channel.current
+        if connection is not None and connection.full:
             async with deadline(timeout, "acknowledging"):
-                await link.writable()
+                await connection.writable()
 
     async def flush(self) -> None:
-        await (await self._channel.link()).barrier()
+        await (await self._channel.connection()).barrier()
 
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
         if retry is not None:
@@ -245,7 +245,7 @@ class PeerSource(Source):
     async def working(self, tags: Sequence[int]) -> None:
         """No time runs out here: what is not acknowledged waits for the next connection."""
 
-    def place(self, tag: int) -> Place | None:
+    def position_of(self, tag: int) -> LogPosition | None:
         return None
 
     async def commit_in(self, transaction: str, tag: int) -> None:

@@ -1,4 +1,4 @@
-"""Deliveries that the server pushes (BlipMQ): one subscription on one connection, known by an id that outlives it.
+"""Reads a subscription whose server pushes (BlipMQ): one connection, and an id by which it is resumed on another.
 
 When the connection is lost, queued QoS 1 messages are thrown away, because the server delivers them again on the next
 one; QoS 0 messages are kept, because nobody else has them. The last acknowledged tags are remembered: what the next
@@ -17,14 +17,14 @@ from contextlib import suppress
 from math import inf
 from typing import Final
 
-from quintet.client.core.base import CLOSE_S, Channel, Link, PushLink, Setup, deadline
+from quintet.client.core.base import CLOSE_S, Channel, ClientConnection, PushConnection, Setup, deadline
 from quintet.client.core.errors import Closed, ConnectionLost, Unsupported
-from quintet.client.core.message import Place, Rows, log
-from quintet.client.core.subscription import Inbox, Source
+from quintet.client.core.message import LogPosition, Rows, log
+from quintet.client.core.source import Inbox, Source
 from quintet.model.errors import QuintetError
 
 ACKED_TAGS_MAX: Final = 100_000  # the last acknowledged deliveries that are remembered
-HELD_TIMEOUTS: Final = 10  # of the server, that it is told of a message that was handed out and not acknowledged
+HELD_TIMEOUTS: Final = 10  # time-outs for which the server is told that a message is still being processed
 WORDS_PER_TIMEOUT: Final = 3
 WORDS_S_MIN: Final = 0.01
 TRACKED_TAGS_MAX: Final = 100_000  # deliveries never acknowledged that are remembered
@@ -37,8 +37,8 @@ class PushSource(Source):
         self._topic = topic
         self._qos = qos
         self._id = resume
-        self._window = setup.door.limits.in_flight_max
-        self._lacks = setup.door.lacks
+        self._window = setup.connector.limits.in_flight_max
+        self._lacks = setup.connector.lacks
         self._channel = Channel(setup, self, on_up=self._attach, on_down=self._down)
         self._inbox: Inbox | None = None
         # QoS 1 deliveries not acknowledged yet: tag -> is it queued or being worked on here
@@ -48,9 +48,9 @@ class PushSource(Source):
         self._refused = 0
         self._prefetch = credit  # messages as its user said; 0: as many as the server sends
         self._credit = credit  # what the server was told: more, while a reader has taken more
-        self._timeout = 0.0  # after which the server sends again what it hears nothing of; 0: it did not say
-        self._hands: dict[int, float] = {}  # handed out -> until when the server is told that it is worked on
-        self._speaking: asyncio.TimerHandle | None = None
+        self._timeout = 0.0  # seconds after which the server redelivers what is not acknowledged; 0: not known
+        self._in_progress: dict[int, float] = {}  # handed out -> until when the server is told that it is worked on
+        self._extending: asyncio.TimerHandle | None = None
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
@@ -59,14 +59,14 @@ class PushSource(Source):
         await self._channel.open()
 
     async def close(self) -> None:
-        if self._speaking is not None:
-            self._speaking.cancel()
-        link = self._channel.current
-        if link is not None and self._qos:
-            link.resume()
+        if self._extending is not None:
+            self._extending.cancel()
+        connection = self._channel.current
+        if connection is not None and self._qos:
+            connection.resume()
             try:
                 async with deadline(CLOSE_S, "closing the subscription"):
-                    await link.barrier()
+                    await connection.barrier()
             except QuintetError as error:
                 log.warning("the last acknowledgements of subscription %s may be lost: %s", self._id, error)
         await self._channel.close()
@@ -103,41 +103,47 @@ class PushSource(Source):
 
     def want_more(self) -> bool:
         """It is the reader's business how many it works on at a time: there is room behind them again."""
-        link = self._words()
-        if link is None or self._id is None or not self._credit <= len(self._tags) < self._window:
+        connection = self._words()
+        if connection is None or self._id is None or not self._credit <= len(self._tags) < self._window:
             return False
-        self._tell_credit(link, len(self._tags) + self._prefetch)
+        self._tell_credit(connection, len(self._tags) + self._prefetch)
         return True
 
-    def _tell_credit(self, link: PushLink, credit: int) -> None:
+    def _tell_credit(self, connection: PushConnection, credit: int) -> None:
         self._credit = credit
         assert self._id is not None
-        task = asyncio.ensure_future(link.credit(self._id, credit))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # a lost link says so itself
+        task = asyncio.ensure_future(connection.credit(self._id, credit))
+        # A lost connection is reported by its channel.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _words(self) -> PushLink | None:
-        """The link, if it is there and its server knows more than acknowledgements."""
-        link = self._channel.newest
-        if not isinstance(link, PushLink) or link.lost is not None or not link.words or not self._qos:
+    def _words(self) -> PushConnection | None:
+        """The connection, if it is there and its server knows more than acknowledgements."""
+        connection = self._channel.newest
+        if (
+            not isinstance(connection, PushConnection)
+            or connection.lost is not None
+            or not connection.extends_deadlines
+            or not self._qos
+        ):
             return None
-        return link
+        return connection
 
-    async def _attach(self, link: Link) -> None:
-        assert isinstance(link, PushLink), "this door pushes"
+    async def _attach(self, connection: ClientConnection) -> None:
+        assert isinstance(connection, PushConnection), "this door pushes"
         known = self._id is not None
         if self._id is None:
-            self._id = await link.subscribe(self._topic, self._qos)
+            self._id = await connection.subscribe(self._topic, self._qos)
         else:
             if len(self._acked_before) > ACKED_TAGS_MAX:
                 self._acked_before.clear()
             self._acked_before.update(self._acked)
             self._acked.clear()
         self._credit = self._prefetch
-        if link.words:
-            self._timeout = await link.credit(self._id, self._credit)
+        if connection.extends_deadlines:
+            self._timeout = await connection.credit(self._id, self._credit)
         elif known:
-            link.attach(self._id)
-            await link.barrier()
+            connection.attach(self._id)
+            await connection.barrier()
 
     def _down(self, error: QuintetError) -> None:
         if self._inbox is not None:
@@ -145,7 +151,7 @@ class PushSource(Source):
             if self._channel.failed is not None:
                 self._inbox.wake()
         self._tags.clear()
-        self._hands.clear()
+        self._in_progress.clear()
 
     # -- from the connection ---------------------------------------------------------------------------------------
 
@@ -167,11 +173,13 @@ class PushSource(Source):
             self._inbox.put(topic, rows)
 
     def _without_acked(self, rows: Rows) -> Rows:
-        """Without what was acknowledged before the connection was lost: acknowledged again, on the link it came by."""
+        """Without what was acknowledged before the connection was lost: acknowledged again, on the connection it came by."""
         again = [row[0] for row in rows if row[1] and row[0] in self._acked_before]
-        link = self._channel.newest
-        assert isinstance(link, PushLink) and self._id is not None, "records come by a link of an open subscription"
-        link.ack(self._id, again)
+        connection = self._channel.newest
+        assert isinstance(connection, PushConnection) and self._id is not None, (
+            "records come by a connection of an open subscription"
+        )
+        connection.ack(self._id, again)
         self._acked.extend(again)
         self._acked_before.difference_update(again)
         done = set(again)
@@ -194,63 +202,65 @@ class PushSource(Source):
         log.info("subscription %s: the acknowledgement of tag %d was refused: %s", self._id, tag, error)
 
     def pause(self) -> None:
-        link = self._channel.newest  # what comes before it is handed to callers fills the queue, too
-        if link is not None:
-            link.pause()
+        connection = self._channel.newest  # what comes before it is handed to callers fills the queue, too
+        if connection is not None:
+            connection.pause()
 
     def resume(self) -> None:
-        link = self._channel.newest
-        if link is not None:
-            link.resume()
+        connection = self._channel.newest
+        if connection is not None:
+            connection.resume()
 
     # -- settling --------------------------------------------------------------------------------------------------
 
     def taken(self, tags: Sequence[int]) -> None:
         self._tags.update(dict.fromkeys(tags, False))
         if self._timeout and tags:
-            self._speak_for(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
+            self._extend_until(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
 
-    def _speak_for(self, tags: Sequence[int], until: float) -> None:
-        self._hands.update(dict.fromkeys(tags, until))
-        if self._speaking is None:
+    def _extend_until(self, tags: Sequence[int], until: float) -> None:
+        self._in_progress.update(dict.fromkeys(tags, until))
+        if self._extending is None:
             pause = max(self._timeout / WORDS_PER_TIMEOUT, WORDS_S_MIN)
-            self._speaking = asyncio.get_running_loop().call_later(pause, self._speak)
+            self._extending = asyncio.get_running_loop().call_later(pause, self._speak)
 
     def _speak(self) -> None:
-        self._speaking = None
+        self._extending = None
         now = asyncio.get_running_loop().time()
-        kept = {tag: until for tag, until in self._hands.items() if until > now}
-        self._hands.clear()
-        link = self._words()
-        if kept and link is not None and self._id is not None:
-            link.working(self._id, list(kept))
+        kept = {tag: until for tag, until in self._in_progress.items() if until > now}
+        self._in_progress.clear()
+        connection = self._words()
+        if kept and connection is not None and self._id is not None:
+            connection.working(self._id, list(kept))
             for until in set(kept.values()):
-                self._speak_for([tag for tag, its in kept.items() if its == until], until)
+                self._extend_until([tag for tag, its in kept.items() if its == until], until)
 
     async def settle(self, tags: Sequence[int], timeout: float) -> None:
         """Without a connection it is done when the next one brings them again."""
         for tag in tags:
             self._tags.pop(tag, None)
-            self._hands.pop(tag, None)
+            self._in_progress.pop(tag, None)
         self._acked.extend(tags)
-        link = self._channel.newest
-        if link is None or link.lost is not None:
+        connection = self._channel.newest
+        if connection is None or connection.lost is not None:
             if self._channel.failed is not None:
                 raise self._channel.failed
             return
-        assert isinstance(link, PushLink) and self._id is not None, "a message comes from an open subscription"
+        assert isinstance(connection, PushConnection) and self._id is not None, (
+            "a message comes from an open subscription"
+        )
         with suppress(ConnectionLost):
-            link.ack(self._id, tags)
-            if self._credit > self._prefetch and not self._tags and link.words:
-                self._tell_credit(link, self._prefetch)
-            if link.full:
+            connection.ack(self._id, tags)
+            if self._credit > self._prefetch and not self._tags and connection.extends_deadlines:
+                self._tell_credit(connection, self._prefetch)
+            if connection.full:
                 async with deadline(timeout, "acknowledging"):
-                    await link.writable()
+                    await connection.writable()
 
     async def flush(self) -> None:
-        link = await self._channel.link()
-        link.resume()  # the answer is behind what is unread: the queue may pass its bound by one socket buffer
-        await link.barrier()
+        connection = await self._channel.connection()
+        connection.resume()  # the answer is behind what is unread: the queue may pass its bound by one socket buffer
+        await connection.barrier()
 
     def hold(self, tags: Sequence[int], retry: int | None) -> None:
         if retry is not None:
@@ -259,42 +269,42 @@ class PushSource(Source):
         for tag in held:
             self._tags[tag] = True
         if self._timeout and held:
-            self._speak_for(held, inf)
+            self._extend_until(held, inf)
 
     async def give_back(self, rows: Rows, error: BaseException, retry: int | None, dead_letter: bool) -> str:
         self.release(rows)
         return "will be delivered again"
 
     def release(self, rows: Rows) -> None:
-        """The server need not wait: it is told at once, and sends them again after the pause that is configured there."""
+        """Tell the server at once; it redelivers them after its configured delay."""
         self._let_go(rows, None)
 
     def _let_go(self, rows: Rows, delay: float | None) -> None:
         for row in rows:
             self._tags.pop(row[0], None)
-            self._hands.pop(row[0], None)
-        link, tags = self._words(), [row[0] for row in rows if row[1]]
-        if link is not None and self._id is not None and tags:
-            link.nack(self._id, tags, delay)
+            self._in_progress.pop(row[0], None)
+        connection, tags = self._words(), [row[0] for row in rows if row[1]]
+        if connection is not None and self._id is not None and tags:
+            connection.nack(self._id, tags, delay)
 
     async def nack(self, rows: Rows, delay: float | None) -> None:
-        link = self._channel.newest
-        if isinstance(link, PushLink) and link.lost is None and not link.words:
+        connection = self._channel.newest
+        if isinstance(connection, PushConnection) and connection.lost is None and not connection.extends_deadlines:
             hint = "leave it unacknowledged: it comes again after the server's time-out"
             raise Unsupported("this server has no word for a message that failed", hint=hint)
         self._let_go(rows, delay)
 
     async def working(self, tags: Sequence[int]) -> None:
-        link = self._channel.newest
-        if not isinstance(link, PushLink) or link.lost is not None or self._id is None:
-            return  # the next connection brings them again
-        if not link.words:
+        connection = self._channel.newest
+        if not isinstance(connection, PushConnection) or connection.lost is not None or self._id is None:
+            return  # they are delivered again on the next connection
+        if not connection.extends_deadlines:
             raise Unsupported("this server has no word for a message that takes longer", hint="raise its time-out")
-        link.working(self._id, tags)
+        connection.working(self._id, tags)
         if self._timeout:
-            self._speak_for(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
+            self._extend_until(tags, asyncio.get_running_loop().time() + HELD_TIMEOUTS * self._timeout)
 
-    def place(self, tag: int) -> Place | None:
+    def position_of(self, tag: int) -> LogPosition | None:
         return None
 
     async def commit_in(self, transaction: str, tag: int) -> None:

@@ -1,6 +1,6 @@
-"""Reading without a subscription: a run of messages from an offset on, or all between two moments.
+"""Reads without a subscription: messages from an offset on, or all between two times.
 
-Nothing is acknowledged and nobody's progress moves. The wire finds offsets by time only for groups, so a group with a
+Nothing is acknowledged and no progress is moved. The wire finds offsets by time only for groups, so a group with a
 random name is made for the question and deleted with the answer.
 """
 
@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from secrets import token_hex
 from typing import Final
 
-from quintet.client.core.base import AskLink, Channel, Fetched, Fields
+from quintet.client.core.base import Channel, FetchConnection, Fetched, Fields
 from quintet.client.core.errors import BadRequest, Unsupported
-from quintet.client.core.message import Message, MessageBatch, Place, Rows
+from quintet.client.core.message import LogPosition, Message, MessageBatch, Rows
 
 FETCH_MAX: Final = 5_000  # messages asked for at once
 _SHIFT: Final = 48  # a tag is the partition above and the offset below this bit
@@ -23,7 +23,7 @@ Moment = str | datetime | timedelta
 
 
 class Unsettled:
-    """The settler of messages that nobody waits for an acknowledgement of."""
+    """The settler of messages that need no acknowledgement."""
 
     async def settle(self, tags: Sequence[int], timeout: float | None) -> None:
         """Nothing is kept of who read what."""
@@ -43,8 +43,8 @@ class Unsettled:
     async def working(self, tags: Sequence[int]) -> None:
         """Nothing is delivered again."""
 
-    def place(self, tag: int) -> Place | None:
-        return Place(tag >> _SHIFT, tag & ((1 << _SHIFT) - 1), 0)
+    def position_of(self, tag: int) -> LogPosition | None:
+        return LogPosition(tag >> _SHIFT, tag & ((1 << _SHIFT) - 1), 0)
 
     async def commit_in(self, transaction: str, tag: int) -> None:
         raise Unsupported("a message that was only read has no group to commit for", hint="subscribe with group=")
@@ -75,17 +75,17 @@ async def replay(
     channel: Channel, topic: str, since: Moment | None, until: Moment | None, partition: int | None, filter: str
 ) -> AsyncIterator[Message]:
     """One partition after the other, each in its order, from `since` to `until` or to what is there at the start."""
-    link = await _link(channel)
-    found = await link.request("METADATA", {"topic": topic})
+    connection = await _connection(channel)
+    found = await connection.request("METADATA", {"topic": topic})
     rows = [row for row in found["partitions"] if partition is None or row["id"] == partition]
     if not rows:
         raise BadRequest(f"{topic!r} has no partition {partition}")
     for row in rows:
         number, offset, end = row["id"], row["oldest"], row["newest"]
         if since is not None:
-            offset = await _seek(link, topic, number, milliseconds(since))
+            offset = await _seek(connection, topic, number, milliseconds(since))
         if until is not None:
-            end = await _seek(link, topic, number, milliseconds(until))
+            end = await _seek(connection, topic, number, milliseconds(until))
         while offset < end:
             fields: Fields = {
                 "topic": topic,
@@ -95,7 +95,7 @@ async def replay(
             }
             if filter:
                 fields["filter"] = filter
-            run = await (await _link(channel)).fetch(fields)
+            run = await (await _connection(channel)).fetch(fields)
             for msg in batch_of(topic, number, run):
                 if (msg.offset or 0) < end:
                     yield msg
@@ -104,17 +104,17 @@ async def replay(
             offset = run.next_offset
 
 
-async def _seek(link: AskLink, topic: str, partition: int, at_ms: int) -> int:
+async def _seek(connection: FetchConnection, topic: str, partition: int, at_ms: int) -> int:
     where: Fields = {"topic": topic, "group": f"replay-{token_hex(8)}"}
-    await link.request("SUBSCRIBE", where | {"partition": partition, "mode": "earliest"})
+    await connection.request("SUBSCRIBE", where | {"partition": partition, "mode": "earliest"})
     try:
-        answer = await link.request("SEEK_TO_TIMESTAMP", where | {"partition": partition, "timestamp_ms": at_ms})
+        answer = await connection.request("SEEK_TO_TIMESTAMP", where | {"partition": partition, "timestamp_ms": at_ms})
     finally:
-        await link.request("DELETE_GROUP", where)
+        await connection.request("DELETE_GROUP", where)
     return int(answer["offset"])
 
 
-async def _link(channel: Channel) -> AskLink:
-    link = await channel.link()
-    assert isinstance(link, AskLink), "a door that cannot read by offset says so in `lacks`"
-    return link
+async def _connection(channel: Channel) -> FetchConnection:
+    connection = await channel.connection()
+    assert isinstance(connection, FetchConnection), "a door that cannot read by offset says so in `lacks`"
+    return connection

@@ -11,18 +11,16 @@ when it can be. A head that lies before one already anchored is never written: i
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from quintet.log import anchors
 from quintet.log.anchors import ALL_PARTITIONS, OLD_SUFFIX, Anchored, Gone, Heads
 from quintet.log.chain import key_name
 from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.partitions.roles import AnchoredPartition
 from quintet.log.embedded.partitions.shared import Shared
 from quintet.model import limits
 from quintet.model.errors import DataDirError
-
-if TYPE_CHECKING:
-    from quintet.log.embedded.partitions.partition import FilePartition
 
 HEADS_AT_ONCE_MAX: Final = 4096  # of one line; the others come with the next
 RETRY_US: Final = 1_000_000  # after a line that could not be written
@@ -111,11 +109,11 @@ class Anchoring:
         else:
             done()
 
-    def _take(self) -> "tuple[Heads, list[FilePartition]]":
+    def _take(self) -> tuple[Heads, list[AnchoredPartition]]:
         """The heads that moved, as many as go into one line, and whose they are."""
         moved = self._shared.heads_moved
         heads: Heads = []
-        owners: list[FilePartition] = []
+        owners: list[AnchoredPartition] = []
         while moved and len(heads) < HEADS_AT_ONCE_MAX:
             partition = moved.pop()
             place = (partition.topic_id, partition.number)
@@ -166,7 +164,7 @@ class Anchoring:
     def _stored(
         self,
         heads: Heads,
-        owners: "list[FilePartition]",
+        owners: list[AnchoredPartition],
         notes: Gone,
         waiting: list[Then],
         result: tuple[int, str] | BaseException,

@@ -1,4 +1,4 @@
-"""Lake tables: Parquet, Delta and Iceberg on a file system or in an object store, written by Spark exactly once and read by anything.
+"""Writes and reads lake tables: Parquet, Delta and Iceberg on a file system or in an object store, exactly once.
 
     lake.register(spark)                                     make format("quintet_lake") known (sink.py)
     lake.read(spark, path, format) -> DataFrame              the rows now, or in a version; no jars needed
@@ -9,7 +9,7 @@ A path is a directory, or s3://, gs://, abfss://; `options` are the storage.* an
 
 Sessions find format("quintet_lake") by themselves (pyspark_quintet_lake); `register` is for one that cannot.
 
-schema.py has the columns, files.py the rows, journal.py the commits, table.py what the formats share, objects.py and storage.py
+opening.py finds tables, schema.py has the columns, files.py the rows, journal.py the commits, table.py what the formats share, objects.py and storage.py
 the object stores. Nothing in this package knows topics or the broker.
 """
 
@@ -22,8 +22,7 @@ from quintet.spark.lake.errors import LakeError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from quintet.spark.lake.storage.objects import Place
-    from quintet.spark.lake.storage.options import Storage
+    from quintet.spark.lake.storage.objects import TablePath
     from quintet.spark.lake.table import Compaction
 
 __all__ = ["FORMAT", "LakeError", "compact", "directory", "kind", "read", "register"]
@@ -40,33 +39,16 @@ def register(spark: "SparkSession") -> None:
 
 def kind(path: str, options: Mapping[str, str] | None = None) -> str:
     """The format of the table at a path; LakeError if there is none."""
-    from quintet.spark.lake import meta
-    from quintet.spark.lake.storage.objects import ObjectPath
+    from quintet.spark.lake import opening
 
-    where = directory(path, options)
-    known = meta.load(where)
-    if known is not None:
-        return known.format
-    if (where / "_delta_log").is_dir():
-        return "delta"
-    if isinstance(where, ObjectPath):
-        where.check_bucket()
-    raise LakeError(f"there is no lake table at {path}", hint="check the path, and that something was written to it")
+    return opening.kind(path, options or {})
 
 
-def directory(path: str, options: Mapping[str, str] | None = None) -> "Place":
+def directory(path: str, options: Mapping[str, str] | None = None) -> "TablePath":
     """Where a table is; LakeError for a path that can be none."""
-    from quintet.spark.lake.sink import split
-    from quintet.spark.lake.storage.objects import located
+    from quintet.spark.lake import opening
 
-    return located(path, split(options or {})[0])
-
-
-def named(storage: "Storage") -> dict[str, str]:
-    """The options that a storage was made of."""
-    from quintet.spark.lake.storage.options import PREFIX
-
-    return {PREFIX + name: value for name, value in storage.given}
+    return opening.directory(path, options or {})
 
 
 def read(
@@ -95,7 +77,7 @@ def read(
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from quintet.spark.lake.sink import split, table_of
+    from quintet.spark.lake.opening import split, table_of
     from quintet.spark.lake.storage.files import may_have
     from quintet.spark.lake.storage.objects import ObjectPath
 
@@ -128,7 +110,7 @@ def compact(
     path: str, format: str = "", *, target_bytes: int = 0, options: Mapping[str, str] | None = None
 ) -> "Compaction":
     """Merge small files. Readers of Delta and Iceberg see it as one commit, those of Parquet as parquet.py says."""
-    from quintet.spark.lake.sink import split, table_of
+    from quintet.spark.lake.opening import split, table_of
     from quintet.spark.lake.table import MERGED_BYTES
 
     table = table_of(path, format or kind(path, options), None, *split(options or {}))

@@ -1,4 +1,4 @@
-"""A Delta table, written without a virtual machine: Spark's tasks write the files, `deltalake` commits them.
+"""Writes a Delta table without a virtual machine: Spark's tasks write the files, `deltalake` commits them.
 
 The fence is Delta's own: a transaction of an application (`txn`: writer, epoch) in the same log entry as the files. Files are
 put in place before the log names them, under an intent (journal.py) that says whose they are if the driver dies in between.
@@ -22,15 +22,15 @@ from quintet.spark.lake.errors import LakeError, Outrun
 from quintet.spark.lake.schema import normal
 from quintet.spark.lake.storage.files import File
 from quintet.spark.lake.storage.journal import INTENT, NONE, Commit
-from quintet.spark.lake.storage.objects import ObjectPath, Place
+from quintet.spark.lake.storage.objects import ObjectPath, TablePath
 from quintet.spark.lake.storage.options import plain
-from quintet.spark.lake.table import COMPACTOR, KEEP_HOURS, ONCE, Merge, Table, relative
+from quintet.spark.lake.table import COMPACTOR, KEEP_HOURS, ONCE, LakeTable, Merge, relative
 
 LABEL: Final = "quintetWriter"  # in the information of a commit
 TRIES_MAX: Final = 10  # of one merge, when others commit between
 
 
-class Delta(Table):
+class Delta(LakeTable):
     format: ClassVar[str] = "delta"
 
     def schema(self) -> pa.Schema | None:
@@ -45,7 +45,7 @@ class Delta(Table):
         table = self._open()
         return NONE if table is None else _fence(table, writer)
 
-    def paths(self, version: int | None = None) -> Sequence[Place]:
+    def paths(self, version: int | None = None) -> Sequence[TablePath]:
         table = self._load(version)
         if pa.table(table.deletion_vectors()).num_rows:
             raise LakeError(
@@ -54,7 +54,7 @@ class Delta(Table):
             )
         return sorted(self._files(table))
 
-    def _files(self, table: DeltaTable) -> list[Place]:
+    def _files(self, table: DeltaTable) -> list[TablePath]:
         if isinstance(self.path, ObjectPath):
             return [self.path.of(uri) for uri in table.file_uris()]
         return [Path(uri.removeprefix("file://")) for uri in table.file_uris()]
@@ -107,7 +107,7 @@ class Delta(Table):
         if self.in_place:
             self.journal.put(commit)
         else:
-            self.journal.settle(commit.writer, commit.epoch)
+            self.journal.mark_committed(commit.writer, commit.epoch)
 
     def _write(self, table: DeltaTable, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
         with plain(self.path, CommitFailedError):

@@ -1,4 +1,4 @@
-"""What can be wrong with a lake table, so that Spark shows the sentence and nothing else."""
+"""Defines the errors of lake tables, so that Spark shows the sentence and nothing else."""
 
 from quintet.model.errors import QuintetError
 
@@ -9,7 +9,7 @@ class LakeError(QuintetError, ValueError):
     code = "E2110"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        # Spark carries the text alone, so the hint is in it, and only there: whoever prints an error with its hint would say it twice.
+        # Spark carries the text alone, so the hint is in it, and only there: printing an error with its hint would repeat it.
         super().__init__(f"{message}; {hint}" if hint else message)
 
 

@@ -1,4 +1,4 @@
-"""An Iceberg table, written without a virtual machine: Spark's tasks write the files, `pyiceberg` commits them.
+"""Writes an Iceberg table without a virtual machine: Spark's tasks write the files, `pyiceberg` commits them.
 
 In a directory its catalog is a SQLite file in the table (_quintet/catalog.db), so a table is one directory and needs no server;
 Iceberg writes absolute paths, so it cannot be moved. In an object store, and wherever catalog.* options are given, it is a
@@ -30,9 +30,9 @@ from quintet.spark.lake.errors import LakeError, Outrun
 from quintet.spark.lake.schema import normal
 from quintet.spark.lake.storage.files import OWN
 from quintet.spark.lake.storage.journal import INTENT, NONE, Commit
-from quintet.spark.lake.storage.objects import ObjectPath, Place
+from quintet.spark.lake.storage.objects import ObjectPath, TablePath
 from quintet.spark.lake.storage.options import plain
-from quintet.spark.lake.table import KEEP_HOURS, ONCE, Merge, Table
+from quintet.spark.lake.table import KEEP_HOURS, ONCE, LakeTable, Merge
 
 CATALOG: Final = f"{OWN}/catalog.db"
 NAMESPACE: Final = "quintet"
@@ -47,7 +47,7 @@ PROPERTIES: Final = {
 }
 
 
-class Iceberg(Table):
+class Iceberg(LakeTable):
     format: ClassVar[str] = "iceberg"
     _live: Opened | None = None  # for the time of one call
 
@@ -65,7 +65,7 @@ class Iceberg(Table):
         with self._opened() as table:
             return NONE if table is None else _fence(table, writer)
 
-    def paths(self, version: int | None = None) -> Sequence[Place]:
+    def paths(self, version: int | None = None) -> Sequence[TablePath]:
         with self._must_open() as table:
             tasks = list(table.scan(snapshot_id=version).plan_files())
         if any(task.delete_files for task in tasks):
@@ -109,7 +109,7 @@ class Iceberg(Table):
     def _location(self) -> str:
         return str(self.path) if isinstance(self.path, ObjectPath) else f"file://{self.path}"
 
-    def _file(self, uri: str) -> Place:
+    def _file(self, uri: str) -> TablePath:
         return self.path.of(uri) if isinstance(self.path, ObjectPath) else Path(uri.removeprefix("file://"))
 
     @contextlib.contextmanager
@@ -195,7 +195,7 @@ class Iceberg(Table):
         if self.in_place:
             self.journal.put(commit)
         else:
-            self.journal.settle(commit.writer, commit.epoch)
+            self.journal.mark_committed(commit.writer, commit.epoch)
 
     def _append(self, commit: Commit) -> None:
         labels = {LABEL: commit.writer, "quintet.epoch": str(commit.epoch)}

@@ -1,4 +1,4 @@
-"""What a table is, in one small file that planning reads: TABLE/_quintet/table.json.
+"""Stores what a table is in one small file that planning reads: TABLE/_quintet/table.json.
 
 For Parquet it is the truth. Delta and Iceberg have logs of their own, which are asked at each commit; this copy spares Spark's
 planning processes and tasks from loading their libraries, and tells `read` the format.
@@ -16,7 +16,7 @@ from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.schema import check_partitions, normal, union
 from quintet.spark.lake.storage.files import OWN
 from quintet.spark.lake.storage.journal import replace
-from quintet.spark.lake.storage.objects import Place
+from quintet.spark.lake.storage.objects import TablePath
 
 FILE: Final = f"{OWN}/table.json"
 
@@ -35,14 +35,16 @@ class Meta(msgspec.Struct, frozen=True):
         return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(self.arrow)))
 
 
-def load(table: Place) -> Meta | None:
+def load(table: TablePath) -> Meta | None:
     try:
         return msgspec.json.decode((table / FILE).read_bytes(), type=Meta)
     except FileNotFoundError:
         return None
 
 
-def save(table: Place, format: str, partition_by: tuple[str, ...], schema: pa.Schema, *, made: bool = False) -> None:
+def save(
+    table: TablePath, format: str, partition_by: tuple[str, ...], schema: pa.Schema, *, made: bool = False
+) -> None:
     """`made`: the table is new, and this file, if there is one, is of another that a catalog dropped without its files."""
     columns = {field.name: str(field.type) for field in schema}
     arrow = base64.b64encode(schema.serialize().to_pybytes()).decode()
@@ -52,7 +54,7 @@ def save(table: Place, format: str, partition_by: tuple[str, ...], schema: pa.Sc
 
 
 def fitting(
-    table: Place, before: pa.Schema | None, there: tuple[str, ...], given: Sequence[str] | None, schema: pa.Schema
+    table: TablePath, before: pa.Schema | None, there: tuple[str, ...], given: Sequence[str] | None, schema: pa.Schema
 ) -> pa.Schema:
     """The columns that a table has after rows of this schema; LakeError if it cannot take them.
 

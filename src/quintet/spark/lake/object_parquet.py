@@ -1,4 +1,4 @@
-"""A table of plain Parquet files in an object store, where there is no rename, no lock and no directory to exchange.
+"""Writes a table of plain Parquet files in an object store, which has no rename, no lock and no directories to swap.
 
     TABLE/date=2026-11-16/topic=orders/part-...parquet              what readers see, as in a directory (parquet.py)
     TABLE/_quintet/staging/WRITER/EPOCH/ID.part                     what tasks wrote
@@ -23,10 +23,10 @@ import msgspec
 
 from quintet.spark.lake.errors import LakeError, Outrun, StoreUnreachable
 from quintet.spark.lake.parquet import ParquetTable, hidden
-from quintet.spark.lake.storage.claims import Claims, nonce
+from quintet.spark.lake.storage.claims import CommitClaims, nonce
 from quintet.spark.lake.storage.files import OWN, File
 from quintet.spark.lake.storage.journal import Commit
-from quintet.spark.lake.storage.objects import ObjectPath, Place, each
+from quintet.spark.lake.storage.objects import ObjectPath, TablePath, each
 from quintet.spark.lake.table import COMPACTOR, ONCE, Merge, relative
 
 PENDING: Final = ".pending"
@@ -47,16 +47,16 @@ class ObjectParquet(ParquetTable):
         return self.path
 
     def fence(self, writer: str) -> int:
-        return Claims(self.at).last(writer)[0]
+        return CommitClaims(self.at).last(writer)[0]
 
-    def paths(self, version: int | None = None) -> Sequence[Place]:
+    def paths(self, version: int | None = None) -> Sequence[TablePath]:
         self.check_version(version)
         for _ in range(LISTINGS_MAX):
-            claims = Claims(self.at)
+            claims = CommitClaims(self.at)
             open_ = self._open(claims)
             there = {str(path.relative_to(self.at)): path for path in self.at.walk() if path.name.endswith(".parquet")}
             seen = {name: path for name, path in there.items() if not hidden(path.relative_to(self.at))}
-            if Claims(self.at).version != claims.version or self._open(claims).keys() != open_.keys():
+            if CommitClaims(self.at).version != claims.version or self._open(claims).keys() != open_.keys():
                 continue
             for commit in open_.values():
                 seen |= {file.path: there.get(file.path, self.at / file.staged) for file in commit.files}
@@ -72,7 +72,7 @@ class ObjectParquet(ParquetTable):
     def _publish(self, commit: Commit) -> None:
         once = commit.writer.startswith(ONCE)
         for left in reversed(range(TRIES_MAX)):
-            claims = Claims(self.at)
+            claims = CommitClaims(self.at)
             self._carry_out(claims)
             epoch = claims.last(ONCE)[0] + 1 if once else commit.epoch
             try:
@@ -80,10 +80,10 @@ class ObjectParquet(ParquetTable):
                 return
             except Outrun:
                 if not once or not left:
-                    self._carry_out(Claims(self.at))
+                    self._carry_out(CommitClaims(self.at))
                     raise
 
-    def _claim(self, claims: Claims, name: str, epoch: int, commit: Commit) -> None:
+    def _claim(self, claims: CommitClaims, name: str, epoch: int, commit: Commit) -> None:
         """Write the manifest, claim it, carry it out."""
         number = nonce()
         manifest = self._folder(commit.writer) / f"{commit.epoch}-{number}{PENDING}"
@@ -91,20 +91,20 @@ class ObjectParquet(ParquetTable):
         try:
             claims.make(name, epoch, number)
         except Outrun:
-            if Claims(self.at).last(name) != (epoch, number):  # it is, if only the answer to our claim was lost
+            if CommitClaims(self.at).last(name) != (epoch, number):  # it is, if only the answer to our claim was lost
                 manifest.unlink(missing_ok=True)
                 raise
         self._apply(manifest, commit)
 
     def _recover(self, writer: str) -> None:
-        self._carry_out(Claims(self.at))
+        self._carry_out(CommitClaims(self.at))
 
     def _same_again(self, commit: Commit, accept_other: bool, keep: bool) -> None:
         """Staged files of this batch are removed next, so what another driver has claimed of it is carried out first."""
-        self._carry_out(Claims(self.at))
+        self._carry_out(CommitClaims(self.at))
         super()._same_again(commit, accept_other, keep)
 
-    def _carry_out(self, claims: Claims) -> None:
+    def _carry_out(self, claims: CommitClaims) -> None:
         """What is claimed and open; manifests that can never be claimed any more go."""
         for manifest, commit in self._open(claims).items():
             self._apply(manifest, commit)
@@ -113,7 +113,7 @@ class ObjectParquet(ParquetTable):
             if not writer.startswith(ONCE) and epoch < claims.last(writer)[0]:
                 manifest.unlink(missing_ok=True)
 
-    def _open(self, claims: Claims) -> dict[ObjectPath, Commit]:
+    def _open(self, claims: CommitClaims) -> dict[ObjectPath, Commit]:
         """Manifests that are claimed, and not yet carried out."""
         found = {}
         for manifest in self._manifests():
@@ -154,19 +154,21 @@ class ObjectParquet(ParquetTable):
 
     # -- merging --------------------------------------------------------------------------------------------------------
 
-    def _settled(self) -> Sequence[Place]:
+    def _settled(self) -> Sequence[TablePath]:
         paths = self.paths()  # first: what is claimed later is not among them, and what is done by then may be merged
-        under_way = {self.at / file.path for commit in self._open(Claims(self.at)).values() for file in commit.files}
+        under_way = {
+            self.at / file.path for commit in self._open(CommitClaims(self.at)).values() for file in commit.files
+        }
         return [path for path in paths if path not in under_way and not hidden(relative(path, self.at))]
 
     def _merge_epoch(self) -> int:
-        return Claims(self.at).last(COMPACTOR)[0] + 1
+        return CommitClaims(self.at).last(COMPACTOR)[0] + 1
 
     def _replace(self, merged: Sequence[Merge], epoch: int) -> None:
         gone = [path.relative_to(self.at) for one in merged for path in one.gone if isinstance(path, ObjectPath)]
         files = tuple(one.file for one in merged)
         commit = Commit(COMPACTOR, epoch, sum(file.rows for file in files), files, tuple(map(str, gone)))
-        self._claim(Claims(self.at), COMPACTOR, epoch, commit)
+        self._claim(CommitClaims(self.at), COMPACTOR, epoch, commit)
 
     # -- names ----------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A table of plain Parquet files in Hive's directories, for readers that know nothing of us: DuckDB, Polars, pandas, Spark.
+"""Writes a table of plain Parquet files in Hive's directories, which DuckDB, Polars, pandas and Spark can read.
 
     TABLE/_quintet/table.json                     columns and partition columns
     TABLE/_quintet/commits/WRITER/EPOCH.json      the moment of commitment (journal.py); the renames follow
@@ -20,11 +20,11 @@ from quintet.spark.lake.errors import LakeError
 from quintet.spark.lake.storage import swap
 from quintet.spark.lake.storage.files import OWN, STAGING, fsync_directory
 from quintet.spark.lake.storage.journal import NONE, Commit
-from quintet.spark.lake.storage.objects import Place
-from quintet.spark.lake.table import ONCE, Merge, Table
+from quintet.spark.lake.storage.objects import TablePath
+from quintet.spark.lake.table import ONCE, LakeTable, Merge
 
 
-class ParquetTable(Table):
+class ParquetTable(LakeTable):
     format: ClassVar[str] = "parquet"
 
     def schema(self) -> pa.Schema | None:
@@ -38,7 +38,7 @@ class ParquetTable(Table):
     def fence(self, writer: str) -> int:
         return self.journal.last(writer)
 
-    def paths(self, version: int | None = None) -> Sequence[Place]:
+    def paths(self, version: int | None = None) -> Sequence[TablePath]:
         self.check_version(version)
         return sorted(path for path in self.folder.rglob("*.parquet") if not hidden(path.relative_to(self.folder)))
 

@@ -15,14 +15,13 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from quintet.spark import lake
+from quintet.spark.lake.opening import CATALOG, FORMATS, SPARKS_OWN, STORAGE, kind, split, table_of
 from quintet.spark.lake.schema import normal
-from quintet.spark.lake.sink import CATALOG, FORMATS, SPARKS_OWN, STORAGE, split, table_of
 from quintet.spark.lake.storage.files import may_have, opened
-from quintet.spark.lake.storage.objects import Place
+from quintet.spark.lake.storage.objects import TablePath
 from quintet.spark.lake.storage.options import plain
-from quintet.spark.lake.table import Table
-from quintet.spark.source.options import OptionError, plainly, plainly_each
+from quintet.spark.lake.table import LakeTable
+from quintet.spark.source.options import OptionError, errors_without_trace, errors_without_trace_each
 
 OPTIONS: Final = ("path", "format", "version", "columns", "between")
 BATCH_ROWS: Final = 10_000
@@ -30,7 +29,7 @@ TASK_BYTES: Final = 128 << 20  # of files that one task reads, about; a file is 
 
 
 class Scan:
-    """What a reader was told, checked."""
+    """The options of a reader, checked."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         given = {name.lower(): value for name, value in options.items()}
@@ -40,10 +39,10 @@ class Scan:
         if not given.get("path"):
             raise OptionError("path", "it is missing; name the directory of the table")
         storage, catalog = split(options)
-        format = given.get("format", "").lower() or lake.kind(given["path"], lake.named(storage))
+        format = given.get("format", "").lower() or kind(given["path"], options)
         if format not in FORMATS:
             raise OptionError("format", f"{format!r} is not one of {', '.join(FORMATS)}")
-        self.table: Table = table_of(given["path"], format, None, storage, catalog)
+        self.table: LakeTable = table_of(given["path"], format, None, storage, catalog)
         version = given.get("version", "")
         if version and not version.isdecimal():
             raise OptionError("version", f"{version!r} is not a whole number")
@@ -73,7 +72,7 @@ class Scan:
 class Files(InputPartition):
     """Some files of a table, for one task."""
 
-    def __init__(self, paths: Sequence[Place]) -> None:
+    def __init__(self, paths: Sequence[TablePath]) -> None:
         super().__init__(None)
         self.paths = paths
 
@@ -81,13 +80,13 @@ class Files(InputPartition):
 class Reader(DataSourceReader):
     """The list of files is made on the driver, so that all tasks read one state of the table."""
 
-    def __init__(self, schema: pa.Schema, paths: Sequence[Place]) -> None:
+    def __init__(self, schema: pa.Schema, paths: Sequence[TablePath]) -> None:
         self._schema = schema
         self._paths = paths
 
-    @plainly
+    @errors_without_trace
     def partitions(self) -> Sequence[InputPartition]:
-        groups: list[list[Place]] = []
+        groups: list[list[TablePath]] = []
         held = TASK_BYTES
         for path in self._paths:
             size = path.stat().st_size
@@ -98,7 +97,7 @@ class Reader(DataSourceReader):
             held += size
         return [Files(group) for group in groups] or [Files(())]
 
-    @plainly_each
+    @errors_without_trace_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Files)
         for path in partition.paths:

@@ -1,4 +1,4 @@
-"""Which columns a table has, and which it may get: types in one spelling, a new column is added, a changed one refused.
+"""Decides which columns a table may have: types are normalized, a new column is added, a changed one is refused.
 
 Spark, Delta, Iceberg and pyarrow spell the same type in several ways (the name of a list's items, a time zone that only
 says how to print, offsets of 32 or 64 bits). `normal` is the spelling that files are written in. No I/O here.

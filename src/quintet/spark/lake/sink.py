@@ -1,4 +1,4 @@
-"""format("quintet_lake"): the sink through which Spark writes lake tables, streams and batches, exactly once.
+"""Implements format("quintet_lake"), through which Spark writes lake tables, streams and batches, exactly once.
 
     df.writeStream.format("quintet_lake").option("path", DIR).option("format", "delta").option("partitionBy", "date,topic")
 
@@ -26,42 +26,32 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from quintet.model.extras import load
 from quintet.spark.lake import meta
-from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.opening import CATALOG, FORMATS, SPARKS_OWN, STORAGE, split, table_of
+from quintet.spark.lake.scan import Scan
 from quintet.spark.lake.schema import normal
 from quintet.spark.lake.storage.files import File, Heaps
 from quintet.spark.lake.storage.objects import ObjectPath, located
-from quintet.spark.lake.storage.options import NOTHING, Storage, parse
-from quintet.spark.lake.table import MERGED_BYTES, ONCE, Table
+from quintet.spark.lake.storage.options import NOTHING, Storage
+from quintet.spark.lake.table import MERGED_BYTES, ONCE, LakeTable
 from quintet.spark.sessions import quiet
 from quintet.spark.source import sinks
-from quintet.spark.source.options import OptionError, checkpoint, plainly
+from quintet.spark.source.options import OptionError, checkpoint, errors_without_trace
 
 NAME: Final = "quintet_lake"
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 EPOCH_MAX: Final = (1 << 62) - 1
-STORAGE: Final = "storage."
-CATALOG: Final = "catalog."
-# format -> module and class; each is imported when it is used, they are large
-FORMATS: Final = {
-    "parquet": ("quintet.spark.lake.parquet", "ParquetTable"),
-    "delta": ("quintet.spark.lake.delta", "Delta"),
-    "iceberg": ("quintet.spark.lake.iceberg", "Iceberg"),
-}
-IN_OBJECTS: Final = {**FORMATS, "parquet": ("quintet.spark.lake.object_parquet", "ObjectParquet")}
 OPTIONS: Final = (
     "path", "format", "partitionBy", "compactEvery", "targetBytes", "failOnDataLoss", "txnAppId", "txnVersion",
 )  # fmt: skip
-SPARKS_OWN: Final = ("checkpointlocation", "queryname", "outputmode", "paths")
 
 _log = logging.getLogger("quintet.spark")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a writer was told."""
+    """The options of a writer."""
 
     path: str
     format: str
@@ -82,25 +72,6 @@ class Written(WriterCommitMessage):
     writer: str
     epoch: int
     files: tuple[File, ...]
-
-
-def table_of(
-    path: str,
-    format: str,
-    partition_by: Sequence[str] | None = None,
-    storage: Storage = NOTHING,
-    catalog: Mapping[str, str] | None = None,
-) -> Table:
-    """The table at a path; the packages of its format must be installed."""
-    if format not in FORMATS:
-        raise LakeError(f"format {format!r} is not known", hint=f"there are {', '.join(FORMATS)}")
-    remote = isinstance(located(path, storage), ObjectPath)
-    module, name = (IN_OBJECTS if remote else FORMATS)[format]
-    where = " in an object store" if remote else ""
-    kind = getattr(load(module, f"a table of format {format}{where}", "lake"), name)
-    made = kind(path, partition_by, storage, catalog)
-    assert isinstance(made, Table)
-    return made
 
 
 def settings(options: Mapping[str, str]) -> Settings:
@@ -142,13 +113,6 @@ def settings(options: Mapping[str, str]) -> Settings:
     )
 
 
-def split(options: Mapping[str, str]) -> tuple[Storage, dict[str, str]]:
-    """The storage.* and the catalog.* options, without their prefixes."""
-    under = {prefix: {name[len(prefix) :]: value for name, value in options.items() if name.lower().startswith(prefix)}
-             for prefix in (STORAGE, CATALOG)}  # fmt: skip
-    return parse(under[STORAGE]), under[CATALOG]
-
-
 def _number(given: Mapping[str, str], name: str, default: int, least: int) -> int:
     word = given.get(name, str(default))
     if not word.isdecimal() or not least <= int(word) <= EPOCH_MAX:
@@ -166,23 +130,19 @@ class LakeSource(DataSource):
     def name(cls) -> str:
         return NAME
 
-    @plainly
+    @errors_without_trace
     def schema(self) -> StructType:
-        from quintet.spark.lake.scan import Scan
-
         return Scan(self.options).struct()
 
-    @plainly
-    def reader(self, schema: StructType) -> "DataSourceReader":
-        from quintet.spark.lake.scan import Scan
-
+    @errors_without_trace
+    def reader(self, schema: StructType) -> DataSourceReader:
         return Scan(self.options).reader()
 
-    @plainly
+    @errors_without_trace
     def writer(self, schema: StructType, overwrite: bool) -> "BatchWriter":
         return BatchWriter(settings(self.options), schema, overwrite)
 
-    @plainly
+    @errors_without_trace
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":
         return StreamWriter(settings(self.options), schema, overwrite, checkpoint(self.options))
 
@@ -213,7 +173,7 @@ class Sink:
             meta.fitting(self._path, None, (), given.partition_by, self._schema)
             self._columns = given.partition_by or ()
 
-    def _table(self) -> Table:
+    def _table(self) -> LakeTable:
         given = self._given
         return table_of(given.path, given.format, given.partition_by, given.storage, given.catalog)
 
@@ -259,15 +219,15 @@ class BatchWriter(Sink, DataSourceArrowWriter):
             raise OptionError("txnAppId", "it needs txnVersion, and txnVersion needs it; set both or none of them")
         self._writer = given.writer or f"{ONCE}{uuid.uuid4().hex}"
 
-    @plainly
+    @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self._stage(self._writer, self._given.epoch or 0, iterator)
 
-    @plainly
+    @errors_without_trace
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._commit(messages)
 
-    @plainly
+    @errors_without_trace
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._abort(messages)
 
@@ -288,7 +248,7 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
         known = meta.load(self._path)
         return sinks.Sink("table", str(self._path), known.identity if known is not None else "")
 
-    @plainly
+    @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         context = TaskContext.get()
         query = context.getLocalProperty(QUERY) if context is not None else None
@@ -296,7 +256,7 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
         assert query is not None and batch is not None, "Spark sets both for the tasks of a stream"
         return self._stage(self._given.writer or query, int(batch), iterator)
 
-    @plainly
+    @errors_without_trace
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         assert all(message.epoch == batchId for message in messages if isinstance(message, Written))
         self._check()
@@ -304,6 +264,6 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
         if any(isinstance(message, Written) for message in messages):
             sinks.keep(self._checkpoint, self._there(), self._given.fail_on_data_loss)
 
-    @plainly
+    @errors_without_trace
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(messages)

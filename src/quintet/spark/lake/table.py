@@ -1,4 +1,4 @@
-"""What all lake tables have in common: how a batch is committed exactly once, and how small files become large ones.
+"""Defines what all lake tables share: committing a batch exactly once, and merging small files into large ones.
 
     state of a batch    commit called                                    cut off, then the next commit or read
     staged              -> files in place, committed, staging swept      staged: Spark replays the batch, its files are swept
@@ -27,7 +27,7 @@ from quintet.spark.lake.schema import text
 from quintet.spark.lake.storage import files
 from quintet.spark.lake.storage.files import File
 from quintet.spark.lake.storage.journal import DONE, INTENT, Commit, Journal
-from quintet.spark.lake.storage.objects import ObjectPath, Place, located
+from quintet.spark.lake.storage.objects import ObjectPath, TablePath, located
 from quintet.spark.lake.storage.options import NOTHING, Storage
 
 COMPACTOR: Final = "compacted"  # the writer of merged files
@@ -51,10 +51,10 @@ class Merge(msgspec.Struct, frozen=True):
     """A merged file, staged, and those it was made of."""
 
     file: File
-    gone: Sequence[Place]
+    gone: Sequence[TablePath]
 
 
-class Table(ABC):
+class LakeTable(ABC):
     """One table. Every method may be called from any process; those that change it lock it, where there are locks."""
 
     format: ClassVar[str]
@@ -66,7 +66,7 @@ class Table(ABC):
         storage: Storage = NOTHING,
         catalog: Mapping[str, str] | None = None,
     ) -> None:
-        self.path: Place = located(path, storage)
+        self.path: TablePath = located(path, storage)
         self.given = None if partition_by is None else tuple(partition_by)
         self.catalog = dict(catalog or {})
         self.journal = Journal(self.path)
@@ -91,7 +91,7 @@ class Table(ABC):
         """The last epoch that was committed, NONE if none was."""
 
     @abstractmethod
-    def paths(self, version: int | None = None) -> Sequence[Place]:
+    def paths(self, version: int | None = None) -> Sequence[TablePath]:
         """The files that hold the rows now, or held them in a version."""
 
     @abstractmethod
@@ -174,7 +174,7 @@ class Table(ABC):
                 self.journal.forget(writer)
         return fresh
 
-    def listing(self, version: int | None = None) -> tuple[pa.Schema, Sequence[Place]]:
+    def listing(self, version: int | None = None) -> tuple[pa.Schema, Sequence[TablePath]]:
         """Columns and files that belong together, whole batches only."""
         if not self.path.is_dir() or self.schema() is None:
             raise LakeError(f"there is no {self.format} table at {self.path}", hint="check path and format")
@@ -226,14 +226,14 @@ class Table(ABC):
         """A number for this compaction; one, where a lock lets only one run at a time."""
         return 0
 
-    def _settled(self) -> Sequence[Place]:
+    def _settled(self) -> Sequence[TablePath]:
         """The files that hold the rows now, and that no commit under way is still putting in place."""
         return self.paths()
 
-    def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[Place]]]:
+    def _groups(self, target_bytes: int) -> Iterator[tuple[str, list[TablePath]]]:
         """Small files of one directory that make one of about the target together. Null and "" share a directory, and are
         two partition values all the same."""
-        places: dict[tuple[str, str], list[Place]] = defaultdict(list)
+        places: dict[tuple[str, str], list[TablePath]] = defaultdict(list)
         columns = self.partition_by()
         for path in self._settled():
             if path.stat().st_size < target_bytes // 2:
@@ -241,7 +241,7 @@ class Table(ABC):
                 values = [files.extremes(path).get(name) for name in columns]
                 places["" if place == os.curdir else place, repr(values)].append(path)
         for (place, _), small in sorted(places.items()):
-            group: list[Place] = []
+            group: list[TablePath] = []
             size = held = 0
             for path in sorted(small):
                 heavy = files.weight(path)
@@ -295,7 +295,7 @@ class Table(ABC):
         if intent is None:
             return
         if self._labelled(writer) if writer.startswith(ONCE) else self.fence(writer) >= epoch:
-            self.journal.settle(writer, epoch)
+            self.journal.mark_committed(writer, epoch)
         else:
             self.take_back(intent)
             self.journal.drop(writer, epoch, INTENT)
@@ -307,7 +307,7 @@ class Table(ABC):
             (self.path / file.path).unlink(missing_ok=True)
 
 
-def relative(path: Place, table: Place) -> PurePath:
+def relative(path: TablePath, table: TablePath) -> PurePath:
     """The name of a file within its table."""
     if isinstance(path, ObjectPath) and isinstance(table, ObjectPath):
         return path.relative_to(table)

@@ -1,4 +1,4 @@
-"""The built-in pipelines by name, and how one is found. Importing this imports neither Spark nor any pipeline.
+"""Lists the built-in pipelines by name. Importing this imports neither Spark nor any pipeline.
 
 What a pipeline's module must hold is written in base.py. A name with a dot is the path of a module of one's own that holds
 the same, so that a pipeline need not live here to be run, restarted, watched and stopped like the others.

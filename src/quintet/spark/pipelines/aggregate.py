@@ -1,4 +1,4 @@
-"""aggregate: counts, sums, extremes and percentiles per window and group, declared in a small file, to a topic or a table.
+"""aggregate: computes counts, sums, extremes and percentiles per window and group, to a topic or a table.
 
     topic = "orders"                     # quintet pipeline run aggregate --config orders.toml
     to_topic = "orders-per-minute"

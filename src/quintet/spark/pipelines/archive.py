@@ -1,4 +1,4 @@
-"""archive: topics into a table of Parquet, Delta or Iceberg files, exactly once, for as long as disks are cheap.
+"""archive: copies topics into a table of Parquet, Delta or Iceberg files, exactly once.
 
 Every record becomes a row: key, value, headers, topic, partition, offset, timestamp, origin, and the UTC day of its timestamp
 in `date`, by which the table is partitioned. With schema=registry the fields of the topic's schema are columns, too, a field
@@ -29,7 +29,7 @@ from quintet.spark.pipelines.base import (
     typed,
 )
 from quintet.spark.pipelines.replay import note_partitions
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import target
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def start(spark: "SparkSession", options: Options) -> list["StreamingQuery"]:
         "compactEvery": str(options.compact_every),
         "targetBytes": str(options.target_mb << 20),
     }
-    known = Link.of(target(options.access())).topics(Selection(tuple(names))).topics
+    known = FlightConnection.of(target(options.access())).topics(Selection(tuple(names))).topics
     note_partitions(
         lake.directory(options.path, lake_options(options)), {info.name: len(info.partitions) for info in known}
     )

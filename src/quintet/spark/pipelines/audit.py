@@ -1,4 +1,4 @@
-"""audit: every record of the topics is read once and checked; an archive is compared with the topics it was made of.
+"""audit: reads every record of the topics once and checks it, and compares an archive with its topics.
 
     checksum of every batch     broken: named with its offsets and, where files are read, the file and the position in it
     offsets                     lost: they are in no file. `absent` are offsets whose records expired or were compacted away,
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from quintet.spark.pipelines.checks.examine import Damage, Slice
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import ReadOptions
-    from quintet.spark.source.reader import Part
+    from quintet.spark.source.spans import MappedSpan
 
 SUMMARY = "checks every record of topics, and an archive against the topics it was made of"
 TASKS_PER_CORE: Final = 4
@@ -78,14 +78,14 @@ class Options(Common, kw_only=True):
 
 def run(spark: "SparkSession", options: Options) -> Result:
     """Read all, then compare; what is wrong is in the notes, the first one first."""
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import read_options
 
     chosen = {"subscribe": options.topic} if options.topic else {"subscribePattern": ".*"}
     bounds = {"startingOffsets": options.starting, "endingOffsets": options.ending, "access": options.via}
     asked = read_options({**options.access(), **chosen, **bounds})
     secret = _secret("hmac_secret_file", options.hmac_secret_file)
-    slices = _slices(spark, asked, Link.of(asked.target), microseconds(options.tolerance), secret)
+    slices = _slices(spark, asked, FlightConnection.of(asked.target), microseconds(options.tolerance), secret)
     notes, ok = _findings(slices, options.tolerance)
     if secret:
         notes += _signed(slices)
@@ -131,7 +131,9 @@ def _secret(option: str, file: str) -> bytes:
     return found
 
 
-def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: int, secret: bytes) -> "list[Slice]":
+def _slices(
+    spark: "SparkSession", asked: "ReadOptions", link: "FlightConnection", back_us: int, secret: bytes
+) -> "list[Slice]":
     """One for each partition. A partition is divided as often as there are cores to read it."""
     from quintet.spark.pipelines.checks.examine import Slice, united
     from quintet.spark.source import reader
@@ -155,7 +157,7 @@ def _slices(spark: "SparkSession", asked: "ReadOptions", link: "Link", back_us: 
 
 
 def _examined(
-    spark: "SparkSession", asked: "ReadOptions", tasks: "Sequence[list[Part]]", back_us: int, secret: bytes
+    spark: "SparkSession", asked: "ReadOptions", tasks: "Sequence[list[MappedSpan]]", back_us: int, secret: bytes
 ) -> "Iterator[Slice]":
     """Each of these is a Spark task, and its parts are examined where it runs."""
     from quintet.spark.pipelines.checks.examine import Slice
@@ -169,7 +171,7 @@ def _examined(
 
 
 def _worker(
-    asked: "ReadOptions", tasks: "Sequence[list[Part]]", back_us: int, secret: bytes
+    asked: "ReadOptions", tasks: "Sequence[list[MappedSpan]]", back_us: int, secret: bytes
 ) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
     def work(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa

@@ -1,4 +1,4 @@
-"""What every pipeline is made of: its options, how it is started, what it gives back. Each pipeline is one short module.
+"""Defines what every pipeline has: options, a start, a result. Each pipeline is one short module.
 
 A module of this folder that is a pipeline has
 
@@ -65,7 +65,7 @@ DECODING: Final = (
     ("value_prefix", "valuePrefix", "auto"),
     ("schema_ids", "schemaIds", ""),
 )
-START_SECONDS_MAX: Final = 60.0  # between the first batch of a query and the moment it has told its id
+START_SECONDS_MAX: Final = 60.0  # between the first batch of a query and its id being known
 MESSAGE: Final = frozenset({"key", "value", "headers", "timestamp", "partition"})  # the columns that make a message
 
 
@@ -127,7 +127,7 @@ class Stopped(Exception):
 _waiting = threading.local()  # .stop: the event that ends the pauses of a thread
 
 
-def heed(stop: threading.Event) -> None:
+def stop_on(stop: threading.Event) -> None:
     """From now on, pauses of this thread end when `stop` is set."""
     _waiting.stop = stop
 
@@ -272,11 +272,11 @@ def _in_batches(frame: "DataFrame", options: Streaming, sink: Mapping[str, str])
     known: Future[str] = Future()
 
     def publish(batch: "DataFrame", number: int) -> None:
-        from quintet.spark.source.link import Link
+        from quintet.spark.source.connection import FlightConnection
         from quintet.spark.source.options import target
         from quintet.spark.source.writer import topic_there
 
-        there = topic_there(Link.of(target(options.access())), sink["topic"])
+        there = topic_there(FlightConnection.of(target(options.access())), sink["topic"])
         sinks.keep(options.checkpoint, there, options.fail_on_data_loss)
         name = {"txnAppId": known.result(START_SECONDS_MAX), "txnVersion": str(number)}
         batch.write.format("quintet").options(**sink, **name).mode("append").save()

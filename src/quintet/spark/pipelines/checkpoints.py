@@ -1,4 +1,4 @@
-"""Keeps with a checkpoint what it is of: the pipeline, its topics, its sink and all options that make the rows what they are.
+"""Stores beside a checkpoint what it belongs to: the pipeline, its topics, its sink and the options that shape its rows.
 
     CHECKPOINT/quintet-pipeline.json      {"kind": "archive", "options": {"topics": "orders", "path": "/lake/orders", ...}}
 
@@ -7,7 +7,7 @@ read: another table or topic would get none of the rows before, and a changed wi
 middle on. So every option counts but those in RUNNING; a run with another one is refused until it gets a checkpoint of its own.
 `topics` may grow: a topic that is new is read from its beginning.
 
-A checkpoint that has planned no batch yet takes any options: a typing error in the first try binds nobody. One from before this
+A checkpoint that has planned no batch yet takes any options: so a typing error in the first run can be corrected. One from before this
 file was kept is taken as it is. Which log and which table the rows went to is known elsewhere (offsets.py, sinks.py).
 """
 

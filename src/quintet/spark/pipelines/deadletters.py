@@ -1,4 +1,4 @@
-"""deadletters: what died, grouped by topic, cause and field; and those that are chosen, sent again.
+"""deadletters: groups dead letters by topic, cause and field, and replays those that are chosen.
 
 A dead letter is a record of the topic's dead-letter topic whose headers tell its story (quintet-dead-*). Spark makes columns
 of them, leaves out those that were resolved, and groups the rest. The field is the one the error names, as checks of schemas
@@ -22,7 +22,7 @@ from quintet.spark.pipelines.base import Common, Result, topic_list
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
 
 SUMMARY = "dead letters by cause, topic and field, and sent again if you say so"
 FIRST: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
@@ -51,7 +51,7 @@ class Options(Common, kw_only=True):
     suffix: Annotated[str, msgspec.Meta(description="How names of dead-letter topics end.", min_length=1)] = "-dlq"
 
 
-class Place(msgspec.Struct, frozen=True):
+class OpenLetters(msgspec.Struct, frozen=True):
     """The dead-letter topic of a topic, and what is open in its partitions."""
 
     source: str
@@ -61,18 +61,18 @@ class Place(msgspec.Struct, frozen=True):
 
 def run(spark: "SparkSession", options: Options) -> Result:
     """Group, show, and send."""
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import target
 
-    link = Link.of(target(options.access()))
-    found, notes = _places(link, options)
+    connection = FlightConnection.of(target(options.access()))
+    found, notes = _places(connection, options)
     places = [place for place in found if any(place.open)]
     if not places:
         return Result(title="no dead letters", columns=COLUMNS, notes=tuple(notes))
     chosen = _chosen(_letters(spark, options, places), options).cache()
     try:
         groups = _groups(chosen, options.sample)
-        said, ok = _redrive(link, chosen, options.limit) if options.redrive else ([], True)
+        said, ok = _redrive(connection, chosen, options.limit) if options.redrive else ([], True)
     finally:
         chosen.unpersist()
     return Result(
@@ -80,26 +80,26 @@ def run(spark: "SparkSession", options: Options) -> Result:
     )  # fmt: skip
 
 
-def _places(link: "Link", options: Options) -> tuple[list[Place], list[str]]:
+def _places(connection: "FlightConnection", options: Options) -> tuple[list[OpenLetters], list[str]]:
     """Where dead letters are. A topic that was named is asked for whatever its dead-letter topic is called, and must be
     readable; of all topics, those are left out that are not."""
-    names, places, notes = topic_list(options.topic), list[Place](), list[str]()
+    names, places, notes = topic_list(options.topic), list[OpenLetters](), list[str]()
     if not options.topic:
-        found = link.topics(wire.Selection()).topics
+        found = connection.topics(wire.Selection()).topics
         names = [info.name.removesuffix(options.suffix) for info in found if info.name.endswith(options.suffix)]
     for name in names:
         try:
-            answer = link.dead(name)
+            answer = connection.dead(name)
         except Forbidden:
             if options.topic:
                 raise
             notes.append(f"left out: the dead letters of {name}, which this user may not read")
             continue
-        places.append(Place(name, answer.topic, answer.open))
+        places.append(OpenLetters(name, answer.topic, answer.open))
     return places, notes
 
 
-def _letters(spark: "SparkSession", options: Options, places: Sequence[Place]) -> "DataFrame":
+def _letters(spark: "SparkSession", options: Options, places: Sequence[OpenLetters]) -> "DataFrame":
     """The open letters, their story in columns."""
     from pyspark.sql import functions as F
 
@@ -219,7 +219,7 @@ def _said(at_us: int) -> datetime.datetime:
         return LAST if at_us > 0 else FIRST
 
 
-def _redrive(link: "Link", letters: "DataFrame", limit: int) -> tuple[list[str], bool]:
+def _redrive(connection: "FlightConnection", letters: "DataFrame", limit: int) -> tuple[list[str], bool]:
     """Send them, and say how many went. What was resolved meanwhile is no error: it went another way. A letter whose story
     names another topic stays: the dead-letter topic of a very long name is called after a hash of it."""
     strangers = letters.where("not own").count()
@@ -227,7 +227,7 @@ def _redrive(link: "Link", letters: "DataFrame", limit: int) -> tuple[list[str],
     sent = gone = 0
     try:
         for source, ids in slices(ordered.select("source", "partition", "offset", "size").toLocalIterator()):
-            answer = link.redrive(wire.RedriveRequest(source, ids))
+            answer = connection.redrive(wire.RedriveRequest(source, ids))
             sent += answer.sent
             gone += len(answer.missing)
     except QuintetError as error:

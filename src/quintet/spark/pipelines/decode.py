@@ -1,4 +1,4 @@
-"""decode: a raw topic becomes a typed topic or table, by the schema that is registered for it.
+"""decode: turns a raw topic into a typed topic or table, by the schema that is registered for it.
 
 The source itself decodes (a third of the cost of doing it in Spark) and sends what does not decode to the topic's dead
 letters with its cause, each row once; so the job lives whatever is in the topic.

@@ -1,4 +1,4 @@
-"""dedupe: the first message of each id within a time, published to another topic. For producers that may send twice.
+"""dedupe: publishes the first message of each id within a time to another topic. For producers that may send twice.
 
 The id is the key, the value, a header, or a field of a JSON value. What is remembered is bounded by the watermark: an id is
 forgotten `within` after it was seen first, by the times of messages (one ahead of the clock counts as now). A message older

@@ -1,4 +1,4 @@
-"""join: two topics whose messages belong together by their key and lie within a time of each other.
+"""join: joins two topics by key, within a time of each other.
 
 A message of the left topic meets those of the right one with the same key that are at most `within` older or newer. What
 waits for its partner is bounded by time: `within` and the watermark of each side. With kind=left a message that found no

@@ -1,4 +1,4 @@
-"""lag: how far each consumer group is behind, whether it catches up and when, and how long it takes from publish to commit.
+"""lag: measures how far each consumer group is behind, whether it catches up, and the time from publish to commit.
 
 Lag and its trend come from the broker, asked `samples` times over `over`: the slope between the first and the last answer.
 The latency comes from history: every commit that is in `__groups` from the last `history`, joined by Spark with the record
@@ -16,12 +16,13 @@ import msgspec
 
 from quintet.flight import wire
 from quintet.spark.pipelines.base import Common, Result, microseconds, pause
+from quintet.spark.pipelines.lag_picture import Key, Sample, draw
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
     from pyspark.sql import DataFrame, SparkSession
 
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
 
 SUMMARY = "lag of consumer groups with its trend, and latency from publish to commit"
 GROUPS: Final = "__groups"
@@ -48,31 +49,18 @@ class Options(Common, kw_only=True):
     )
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """The lag of one group in one topic at one moment."""
-
-    at: float  # seconds since the first sample
-    lag: int
-    seconds: float
-
-
-Key = tuple[str, str]  # group, topic
-
-
 def run(spark: "SparkSession", options: Options) -> Result:
     """Look a few times, then at the history."""
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import target
 
-    link = Link.of(target(options.access()))
-    answers = list(_answers(link, options))
+    connection = FlightConnection.of(target(options.access()))
+    answers = list(_answers(connection, options))
     samples = sampled(answers)
-    latencies, notes = _latencies(spark, link, options, answers[-1])
+    latencies, notes = _latencies(spark, connection, options, answers[-1])
     rows = [(*key, *_standing(found), *latencies.get(key, (None, None, None, 0))) for key, found in samples.items()]
     pictures = []
     if options.picture and samples:
-        from quintet.spark.pipelines.lag_picture import draw
-
         pictures.append(
             draw(options.picture, samples, {key: latencies[key][:3] for key in samples if key in latencies})
         )
@@ -85,12 +73,12 @@ def run(spark: "SparkSession", options: Options) -> Result:
     )
 
 
-def _answers(link: "Link", options: Options) -> Iterator[wire.GroupPositions]:
+def _answers(connection: "FlightConnection", options: Options) -> Iterator[wire.GroupPositions]:
     begin = time.monotonic()
     for number in range(options.samples):
         due = begin + options.over * number / max(1, options.samples - 1)
         pause(max(0.0, due - time.monotonic()))
-        yield link.groups(options.topic, options.group)
+        yield connection.groups(options.topic, options.group)
 
 
 def sampled(answers: Sequence[wire.GroupPositions]) -> dict[Key, list[Sample]]:
@@ -117,15 +105,15 @@ def _standing(samples: Sequence[Sample]) -> tuple[int, float, float | None, floa
 
 
 def _latencies(
-    spark: "SparkSession", link: "Link", options: Options, answer: wire.GroupPositions
+    spark: "SparkSession", connection: "FlightConnection", options: Options, answer: wire.GroupPositions
 ) -> tuple[dict[Key, tuple[Any, ...]], list[str]]:
     """Percentiles in milliseconds and the number of commits, by group and topic."""
     from pyspark.sql import functions as F
 
-    if link.topics(wire.Selection((GROUPS,))).missing:
+    if connection.topics(wire.Selection((GROUPS,))).missing:
         return {}, [f"no latency: only administrators may read the history of commits ({GROUPS})"]
     topics = {
-        info.name: info for info in link.topics(wire.Selection(tuple({p.topic for p in answer.positions}))).topics
+        info.name: info for info in connection.topics(wire.Selection(tuple({p.topic for p in answer.positions}))).topics
     }
     commits = _commits(spark, options, answer.now_us, topics).cache()
     try:

@@ -1,4 +1,4 @@
-"""The picture of `lag`: the lag of each group over the samples, and its latency in percentiles.
+"""Draws the lag of each group over the samples, and its latency in percentiles.
 
 With matplotlib as PNG or SVG, as the name of the file says; without it a plain SVG of the lags, written by hand. The longest
 lags are drawn, a picture of more would not be read.
@@ -7,11 +7,10 @@ lags are drawn, a picture of more would not be read.
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from xml.sax.saxutils import escape
 
-if TYPE_CHECKING:
-    from quintet.spark.pipelines.lag import Key, Sample
+import msgspec
 
 DRAWN_MAX: Final = 12  # groups
 DOTS_PER_INCH: Final = 130
@@ -21,7 +20,18 @@ LINE: Final = 28  # points per bar of the plain SVG
 WIDTH: Final = 800
 
 
-def draw(path: str, samples: "Mapping[Key, Sequence[Sample]]", latencies: "Mapping[Key, Sequence[float]]") -> str:
+Key = tuple[str, str]  # group, topic
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The lag of one group in one topic at one moment."""
+
+    at: float  # seconds since the first sample
+    lag: int
+    seconds: float
+
+
+def draw(path: str, samples: Mapping[Key, Sequence[Sample]], latencies: Mapping[Key, Sequence[float]]) -> str:
     """Draw, and return the file that was written: without matplotlib its name ends with .svg."""
     target = Path(path)
     if target.suffix.lower() not in (".png", ".svg"):
@@ -38,7 +48,7 @@ def draw(path: str, samples: "Mapping[Key, Sequence[Sample]]", latencies: "Mappi
     return str(target)
 
 
-def _plot(target: Path, samples: "Mapping[Key, Sequence[Sample]]", latencies: "Mapping[Key, Sequence[float]]") -> None:
+def _plot(target: Path, samples: Mapping[Key, Sequence[Sample]], latencies: Mapping[Key, Sequence[float]]) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")  # no window: pipelines run on machines without a screen
@@ -68,7 +78,7 @@ def _axes(axes: Any, title: str, across: str, up: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _plain(lags: "Mapping[Key, int]") -> str:
+def _plain(lags: Mapping[Key, int]) -> str:
     """Bars of the last sample."""
     most = max([*lags.values(), 1])
     bars = []
@@ -86,5 +96,5 @@ def _plain(lags: "Mapping[Key, int]") -> str:
     )
 
 
-def _name(key: "Key") -> str:
+def _name(key: Key) -> str:
     return f"{key[0]} on {key[1]}"

@@ -1,4 +1,4 @@
-"""The plan of a replay: which rows of an archive go to the topic together, in which order and when. No Spark, no broker.
+"""Plans a replay: which rows of an archive go to the topic together, in which order and when. No Spark, no broker.
 
     Chunk    some neighbouring offsets of one partition, with their count and times
     Slice    chunks that are published in one transaction, and when it is due
@@ -20,7 +20,7 @@ from quintet.model.errors import ConfigError
 from quintet.spark.lake.storage.journal import replace
 
 if TYPE_CHECKING:
-    from quintet.spark.lake.storage.objects import Place
+    from quintet.spark.lake.storage.objects import TablePath
 
 SLICE_ROWS: Final = 100_000  # of one transaction
 CHUNKS_MAX: Final = 200_000  # of a plan, which is a file of some megabytes then
@@ -142,7 +142,7 @@ def _slice(group: list[Chunk], due_us: int) -> Slice:
 # -- how many partitions a topic had ------------------------------------------------------------------------------------
 
 
-def note_partitions(table: "Place", counts: Mapping[str, int]) -> None:
+def note_partitions(table: "TablePath", counts: Mapping[str, int]) -> None:
     """Remember, beside an archive, how many partitions its topics have: rows say that of those that are not empty only. The
     number never falls: it is what a topic needs to take back every row."""
     known = noted_partitions(table)
@@ -154,7 +154,7 @@ def note_partitions(table: "Place", counts: Mapping[str, int]) -> None:
         replace(file, msgspec.json.encode(grown))
 
 
-def noted_partitions(table: "Place") -> dict[str, int]:
+def noted_partitions(table: "TablePath") -> dict[str, int]:
     """Topic -> partitions, as far as they were noted."""
     try:
         return msgspec.json.decode((table / TOPICS).read_bytes(), type=dict[str, int])
@@ -171,7 +171,7 @@ def digest(name: str, selection: Mapping[str, str]) -> str:
     return hashlib.blake2b("\n".join(words).encode(), digest_size=12).hexdigest()
 
 
-def recall(folder: "Place", id: str, selection: Mapping[str, str]) -> Plan | None:
+def recall(folder: "TablePath", id: str, selection: Mapping[str, str]) -> Plan | None:
     """The plan of an earlier run; ConfigError if its name was used for something else."""
     try:
         plan = msgspec.json.decode((folder / f"{id}.json").read_bytes(), type=Plan)
@@ -186,7 +186,7 @@ def recall(folder: "Place", id: str, selection: Mapping[str, str]) -> Plan | Non
     return plan
 
 
-def remember(folder: "Place", id: str, plan: Plan) -> None:
+def remember(folder: "TablePath", id: str, plan: Plan) -> None:
     """For good when this returns."""
     try:
         if isinstance(folder, Path):

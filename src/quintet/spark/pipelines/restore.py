@@ -1,4 +1,4 @@
-"""restore: an archive (archive.py) back into a topic, with keys, values, headers, times and the order of each partition.
+"""restore: publishes an archive (archive.py) to a topic, with keys, values, headers, times and the order of each partition.
 
 The rows go in slices (replay.py): each is sorted by Spark within its partition, staged, and published in one transaction that
 the broker does once. Memory and transactions are bounded by a slice, whatever the archive's size. Run again after a crash,
@@ -35,14 +35,14 @@ from quintet.spark.pipelines.replay import (
     remember,
     slices,
 )
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import target
 from quintet.spark.source.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from quintet.spark.lake.storage.objects import Place
+    from quintet.spark.lake.storage.objects import TablePath
 
 SUMMARY = "an archive back into a topic, in order, with its times, once"
 MARK: Final = "replayed-from"  # header: topic/partition/offset
@@ -106,9 +106,9 @@ def run(
     id = digest(options.name, selection)
     folder = _located(options, options.state) if options.state else _located(options, options.path) / PLANS
     plan = recall(folder, id, selection)
-    link = Link.of(target(options.access()))
+    connection = FlightConnection.of(target(options.access()))
     writer = f"restore-{id}"
-    if plan is None and link.fence(writer) >= 0:  # a plan is written down before anything is published
+    if plan is None and connection.fence(writer) >= 0:  # a plan is written down before anything is published
         raise ConfigError(
             "a replay of this name was begun, and its plan is not there: it was of another archive, had another state=, "
             "or the archive was made anew",
@@ -117,24 +117,24 @@ def run(
     if plan is None:
         plan = _plan(_selected(_read(spark, options, columns=NUMBERS), options, source), options, selection)
         remember(folder, id, plan)
-    done = min(link.fence(writer) + 1, len(plan.slices))
-    plan = _into(link, options, folder, id, plan, done)
-    keep = _keeps_partitions(link, options, source, plan)
+    done = min(connection.fence(writer) + 1, len(plan.slices))
+    plan = _into(connection, options, folder, id, plan, done)
+    keep = _keeps_partitions(connection, options, source, plan)
     began = monotonic() - (plan.slices[done].due_us / US if done < len(plan.slices) else 0.0)
     for epoch, one in enumerate(plan.slices[done:], done):
         while (left := began + one.due_us / US - monotonic()) > 0:
             pause(min(left, PAUSE_SECONDS_MAX))
         _publish(spark, options, source, one, writer, epoch, keep)
-        plan = plan if plan.into else _into(link, options, folder, id, plan, epoch + 1)
+        plan = plan if plan.into else _into(connection, options, folder, id, plan, epoch + 1)
     return _result(options, source, plan, done, keep)
 
 
-def _into(link: Link, options: Options, folder: "Place", id: str, plan: Plan, done: int) -> Plan:
+def _into(connection: FlightConnection, options: Options, folder: "TablePath", id: str, plan: Plan, done: int) -> Plan:
     """The plan with the topic it goes into. A fence is the log's: where the log is another one nothing was published, and it
     begins anew. A topic that was deleted takes its slices with it, and the fence says all the same that they were done."""
     from quintet.spark.source.writer import topic_there  # needs pyspark, which --help does without
 
-    there = topic_there(link, options.topic)
+    there = topic_there(connection, options.topic)
     before = Sink("topic", options.topic, plan.into)
     if done and before.log == there.log and before.part != there.part:
         raise ConfigError(
@@ -148,7 +148,7 @@ def _into(link: Link, options: Options, folder: "Place", id: str, plan: Plan, do
     return plan
 
 
-def _located(options: Options, path: str) -> "Place":
+def _located(options: Options, path: str) -> "TablePath":
     return lake.directory(path, base.lake_options(options))
 
 
@@ -233,16 +233,16 @@ def _plan(rows: "DataFrame", options: Options, selection: dict[str, str]) -> Pla
     return Plan(selection, slices((Chunk(row[0], row[2], row[3], row[4], row[5]) for row in found), speed))
 
 
-def _keeps_partitions(link: Link, options: Options, source: str, plan: Plan) -> bool:
+def _keeps_partitions(connection: FlightConnection, options: Options, source: str, plan: Plan) -> bool:
     """Whether the target has every partition that the rows are of. It is made if it is not there."""
-    there = {info.name: len(info.partitions) for info in link.topics(Selection((options.topic, source))).topics}
+    there = {info.name: len(info.partitions) for info in connection.topics(Selection((options.topic, source))).topics}
     needed = 1 + max(partition for one in plan.slices for partition in one.ranges)
     if options.topic in there:
         return there[options.topic] >= needed
     had = noted_partitions(_located(options, options.path)).get(source) or there.get(source, 0)
     wanted = options.partitions or max(had, needed)
     try:
-        return link.topic_create(options.topic, wanted).partitions >= needed
+        return connection.topic_create(options.topic, wanted).partitions >= needed
     except Forbidden as error:
         raise ConfigError(
             f"there is no topic {options.topic} that this user may read, and none can be made with the {wanted} partitions of {source}: {error}",

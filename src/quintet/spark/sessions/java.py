@@ -134,7 +134,7 @@ def _packaged() -> Path:
 
 
 def _ask(program: Path) -> tuple[Path, str]:
-    """(home, version) in its own words: for a Java without a `release` file, or one behind a shim."""
+    """(home, version) as Java itself reports them: for a Java without a `release` file, or one behind a shim."""
     try:
         done = subprocess.run(
             [program, "-XshowSettings:properties", "-version"],

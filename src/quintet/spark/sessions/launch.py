@@ -98,7 +98,7 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 def launch(
     java: Java, spark_home: Path, flags: Iterable[str], submit: Iterable[str], environment: Mapping[str, str]
 ) -> Machine:
-    """Start the machine; with an archive if there is one, else with one in the making, and plainly if that fails."""
+    """Start the machine; with an archive if there is one, else with one in the making, and without one if that fails."""
     flags = (*FLAGS, *flags)
     first = [flag.removeprefix(FIRST) for flag in flags if flag.startswith(FIRST)]
     classes = os.pathsep.join([*first, classpath(spark_home, environment)])
@@ -186,7 +186,7 @@ def _archive(
 
 
 def _take_or_record(java: Java, stem: Path, flags: tuple[str, ...], lock: IO[bytes]) -> Archive:
-    """We hold the lock: nobody is writing. Take what the last writer left, or write."""
+    """We hold the lock, so no other process writes. Use the archive of the last writer, or write one."""
     part, ready = stem.with_suffix(".part"), stem.with_suffix(".jsa")
     if sound(part):
         stem.with_suffix(".lock").write_text(str(part.stat().st_size))

@@ -1,4 +1,4 @@
-"""The page of `quintet spark notebook`: a running query over one topic, as a marimo file or a Jupyter notebook.
+"""Writes the page of `quintet spark notebook`: a running query over one topic, as a marimo file or a Jupyter notebook.
 
 Both are made of the same cells. Where the broker is comes from the environment, never from the page: it may be shared. The
 query counts messages per ten seconds into a table in memory, so the page also works while the topic grows.
@@ -150,5 +150,5 @@ def _cell(kind: str, number: int, text: str) -> dict[str, Any]:
 
 
 def _title(topic: str) -> str:
-    """A name that cannot end the words around it."""
+    """A name, quoted so that it cannot end the string around it."""
     return (topic if topic.isprintable() else ascii(topic)[1:-1]).replace("`", "'")

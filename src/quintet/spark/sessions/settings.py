@@ -1,4 +1,4 @@
-"""Resolves the settings of a session: the user's word goes over our defaults, whichever way the user said it.
+"""Resolves the settings of a session: what the user set, in any way, goes over our defaults.
 
     our defaults  <  spark-defaults.conf  <  environment, PYSPARK_SUBMIT_ARGS  <  conf=, --conf, --master
 
@@ -117,7 +117,7 @@ def join(ours: str, theirs: str) -> str:
 
 
 def submitted(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """PYSPARK_SUBMIT_ARGS as settings, and the words that are none."""
+    """PYSPARK_SUBMIT_ARGS as settings, and the arguments that are none."""
     try:
         words = shlex.split(text)
     except ValueError as error:

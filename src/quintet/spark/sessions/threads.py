@@ -1,4 +1,4 @@
-"""Lets a thread of Python's write to topics and tables of ours.
+"""Lets a Python thread write to our topics and tables.
 
 For a write, Spark 4.3 looks Python sources up in the active session of the calling thread, and not in the session that the
 DataFrame is of. A new thread of Python's has none, InheritableThread's neither, and Spark says that it has no data source

@@ -1,4 +1,4 @@
-"""Topics as tables of SQL: the statements of a text, and a view for each topic that one of them names.
+"""Makes topics tables of SQL: splits a text into statements, and makes a view for each topic that one of them names.
 
 A view is made when Spark misses its name, so a broker with thousands of topics costs nothing. It lives for one statement:
 Spark plans a read once for each view, so an older one would not have the rows that came since. A query reads only the
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.errors import AnalysisException
     from pyspark.sql import DataFrame, SparkSession
 
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
 
 MISSING: Final = "TABLE_OR_VIEW_NOT_FOUND"
 SQL_LOGGER: Final = "SQLQueryContextLogger"  # pyspark's own
@@ -206,18 +206,18 @@ def tell_apart(spark: "SparkSession", topics: Collection[str]) -> None:
 
 def attach(spark: "SparkSession", url: str, typed: bool) -> None:
     """Let `sql` and `table` of this session find topics. A url that is wrong, or refused, is an error at once."""
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import target
 
     where = target({"url": url})
-    views = Views(spark, {"url": url}, lambda: names(Link.of(where)), typed)
+    views = Views(spark, {"url": url}, lambda: names(FlightConnection.of(where)), typed)
     views.look()
     vars(spark).update(sql=views.query, table=views.table)
 
 
-def names(link: "Link") -> frozenset[str]:
-    """The topics that the user of this link may read."""
-    return frozenset(topic.name for topic in link.topics(Selection(pattern=".*")).topics)
+def names(connection: "FlightConnection") -> frozenset[str]:
+    """The topics that the user of this connection may read."""
+    return frozenset(topic.name for topic in connection.topics(Selection(pattern=".*")).topics)
 
 
 def _selection(topic: str) -> dict[str, str]:

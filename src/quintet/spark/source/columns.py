@@ -1,4 +1,4 @@
-"""Which columns a read gives: ours in the order of the wire, and with schema=registry those of the topic's schema.
+"""Decides which columns a read has: ours in the order of the wire, and with schema=registry those of the topic's schema.
 
     raw        key, value, headers, topic, partition, offset, timestamp, origin     `columns` names some of them
     registry   the same without value, then one column for each field of the schema, then with onDecodeError=null
@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 from quintet.client.core.errors import SchemaNotFound
 from quintet.flight.wire import COLUMNS, SchemaAnswer
 from quintet.model.errors import SchemaInvalid
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import OptionError, ReadOptions
 from quintet.spark.typed import decoder
 
@@ -72,7 +72,7 @@ class Typed:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReadColumns:
     """The columns that come out. `schema` is Spark's word for all of them, in their order."""
 
     columns: tuple[str, ...]
@@ -92,15 +92,17 @@ class Table:
         return to_arrow_schema(self.schema, timezone="UTC")
 
 
-def raw_table(options: ReadOptions) -> Table:
+def raw_table(options: ReadOptions) -> ReadColumns:
     columns = tuple(name for name in COLUMNS if not options.columns or name in options.columns)
-    return Table(columns, StructType([StructField(name, TYPES[name]) for name in columns]))
+    return ReadColumns(columns, StructType([StructField(name, TYPES[name]) for name in columns]))
 
 
-def typed_table(options: ReadOptions, link: Link, topics: Sequence[str]) -> Table:
+def typed_table(options: ReadOptions, connection: FlightConnection, topics: Sequence[str]) -> ReadColumns:
     """The columns of a read with schema=registry; the schema is fetched now and stays as it is for the whole query."""
-    answer = _answer(options, link, topics)
-    older = _definitions(link, answer.subject, range(answer.version - 1, max(0, answer.version - 1 - OLDER_MAX), -1))
+    answer = _answer(options, connection, topics)
+    older = _definitions(
+        connection, answer.subject, range(answer.version - 1, max(0, answer.version - 1 - OLDER_MAX), -1)
+    )
     made = decoder(answer.type, answer.definition, older)
     given = {options.typed_prefix + field: field for field in made.schema.names}
     told = (DECODE_ERROR,) if options.on_decode_error == "null" else ()
@@ -133,18 +135,18 @@ def typed_table(options: ReadOptions, link: Link, topics: Sequence[str]) -> Tabl
     theirs = [StructField(name, field.dataType) for name, field in zip(names, spark.fields, strict=True)]
     typed = Typed(
         answer.subject, answer.version, answer.type, answer.definition, older, chosen, names,
-        options.on_decode_error, options.value_prefix, _by_id(options, link, answer),
+        options.on_decode_error, options.value_prefix, _by_id(options, connection, answer),
     )  # fmt: skip
     last = [StructField(DECODE_ERROR, StringType())] if causes else []
-    return Table(ours, StructType(ours_spark + theirs + last), typed, causes)
+    return ReadColumns(ours, StructType(ours_spark + theirs + last), typed, causes)
 
 
-def _by_id(options: ReadOptions, link: Link, answer: SchemaAnswer) -> tuple[tuple[int, str], ...]:
+def _by_id(options: ReadOptions, connection: FlightConnection, answer: SchemaAnswer) -> tuple[tuple[int, str], ...]:
     """The definitions that schemaIds names."""
     found = []
     for id, version in options.schema_ids:
         try:
-            known = link.schema(answer.subject, version)
+            known = connection.schema(answer.subject, version)
         except SchemaNotFound:
             raise OptionError(
                 "schemaIds", f"the id {id} stands for version {version} of {answer.subject}, which is not there"
@@ -157,31 +159,33 @@ def _by_id(options: ReadOptions, link: Link, answer: SchemaAnswer) -> tuple[tupl
     return tuple(found)
 
 
-def newer(table: Table, link: Link) -> tuple[str, ...]:
+def newer(table: ReadColumns, connection: FlightConnection) -> tuple[str, ...]:
     """Definitions of the schema that were registered since the columns were settled, newest first."""
     if table.typed is None:
         return ()
-    latest = link.schema(table.typed.subject).version
-    return _definitions(link, table.typed.subject, range(latest, max(table.typed.version, latest - OLDER_MAX), -1))
+    latest = connection.schema(table.typed.subject).version
+    return _definitions(
+        connection, table.typed.subject, range(latest, max(table.typed.version, latest - OLDER_MAX), -1)
+    )
 
 
-def _definitions(link: Link, subject: str, versions: Iterable[int]) -> tuple[str, ...]:
+def _definitions(connection: FlightConnection, subject: str, versions: Iterable[int]) -> tuple[str, ...]:
     """A version that was deleted is left out."""
     found = []
     for version in versions:
         with contextlib.suppress(SchemaNotFound):
-            found.append(link.schema(subject, version).definition)
+            found.append(connection.schema(subject, version).definition)
     return tuple(found)
 
 
-def _answer(options: ReadOptions, link: Link, topics: Sequence[str]) -> SchemaAnswer:
+def _answer(options: ReadOptions, connection: FlightConnection, topics: Sequence[str]) -> SchemaAnswer:
     subjects = [options.subject] if options.subject else list(topics)
     if not subjects:
         raise OptionError("schema", "no topic matches yet, so there is no schema to read; set subject")
     found: list[SchemaAnswer] = []
     for subject in subjects:
         try:
-            found.append(link.schema(subject))
+            found.append(connection.schema(subject))
         except SchemaNotFound:
             raise OptionError(
                 "subject" if options.subject else "schema",

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes into a batch read, as bounds on what is read. No broker: numbers only.
+"""Turns filters that Spark pushes into a batch read into bounds on what is read. No broker: numbers only.
 
 Topic, partition and offset are known before a record is looked at, so such a filter is taken whole. A lower bound on the
 timestamp tells where to begin, since everything before the first record that is not older is older; Spark still applies
@@ -8,7 +8,7 @@ it to what follows. An upper bound says nothing about where to end, because time
 import datetime
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -22,8 +22,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-if TYPE_CHECKING:
-    from quintet.spark.source.reader import Span
+from quintet.spark.source.spans import Span
 
 NEVER_NULL: Final = ("topic", "partition", "offset", "timestamp")
 _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
@@ -52,7 +51,7 @@ class Narrowing:
         """Take what can be taken; what is returned Spark must still apply."""
         return [one for one in filters if not self._taken(one)]
 
-    def spans(self, spans: "Iterable[Span]") -> "list[Span]":
+    def spans(self, spans: Iterable[Span]) -> list[Span]:
         kept = []
         for span in spans:
             facts = {"topic": span.topic, "partition": span.partition}

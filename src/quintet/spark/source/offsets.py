@@ -1,4 +1,4 @@
-"""How far a stream is: offsets as Spark keeps them in its checkpoint, and how a limit is shared out. No broker, no Spark.
+"""Stores how far a stream is, as Spark keeps it in its checkpoint, and divides a limit between partitions. No broker, no Spark.
 
     {"orders": {"id": "3fa9.../77c1...", "0": 5, "1": 9}, "payments": {"id": "3fa9.../e02b...", "0": 0}}
 

@@ -1,10 +1,10 @@
-"""The options of format("quintet"), read and checked all at once, before anything is asked of the broker.
+"""Parses the options of format("quintet") and checks all of them before anything is asked of the broker.
 
 Spark hands over text with lower-case names. What comes out is a frozen `ReadOptions` or `WriteOptions`. An option that is not
 known is refused with its nearest neighbour, a spelling of Spark's Kafka source that we do not have is refused with ours.
 Every complaint is one `OptionError`: one sentence that names the option and never shows a secret.
 
-`plainly` belongs here, too: Spark's Python processes send a stack trace in front of every error. They leave it out when
+`errors_without_trace` belongs here, too: Spark's Python processes send a stack trace in front of every error. They leave it out when
 SPARK_HIDE_TRACEBACK is set at the moment of the error, and each of them ends after it, so setting it changes nothing else.
 """
 
@@ -36,9 +36,9 @@ WORKER_MARKS: Final = ("PYTHON_UNIX_DOMAIN_ENABLED", "PYTHON_WORKER_FACTORY_SECR
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Place = Literal["earliest", "latest"]
+TablePath = Literal["earliest", "latest"]
 # What startingOffsets and endingOffsets can say: one place for all, or an offset (or EARLIEST, LATEST) per partition.
-Start = Place | dict[str, dict[int, int]]
+Start = TablePath | dict[str, dict[int, int]]
 
 LINK_OPTIONS: Final = ("url", "user", "password", "token", "retrySeconds")
 READ_OPTIONS: Final = (
@@ -88,7 +88,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the broker's Flight door is, and as whom to knock. The secrets are in no repr."""
+    """Where the broker's Flight door is, and with which credentials. The secrets are in no repr."""
 
     host: str
     port: int
@@ -155,7 +155,7 @@ def complain(error: QuintetError | OptionError) -> NoReturn:
     raise error.with_traceback(None) from None
 
 
-def plainly(function: Callable[P, R]) -> Callable[P, R]:
+def errors_without_trace(function: Callable[P, R]) -> Callable[P, R]:
     """For what Spark calls: errors that we can name are shown by their sentence alone."""
 
     @functools.wraps(function)
@@ -168,7 +168,7 @@ def plainly(function: Callable[P, R]) -> Callable[P, R]:
     return inner
 
 
-def plainly_each(function: Callable[P, Iterator[R]]) -> Callable[P, Iterator[R]]:
+def errors_without_trace_each(function: Callable[P, Iterator[R]]) -> Callable[P, Iterator[R]]:
     """The same for a function that yields."""
 
     @functools.wraps(function)
@@ -185,7 +185,7 @@ def plainly_each(function: Callable[P, Iterator[R]]) -> Callable[P, Iterator[R]]
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """What a reader was told. OptionError is about the first thing that is wrong."""
+    """The options of a reader. OptionError names the first one that is wrong."""
     given = _known(options, READ_OPTIONS)
     topics, pattern = _selection(given)
     for place, moment in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
@@ -222,7 +222,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """What a writer was told."""
+    """The options of a writer."""
     given = _known(options, WRITE_OPTIONS)
     if ("txnAppId" in given) != ("txnVersion" in given):
         raise OptionError("txnAppId", "it needs txnVersion, and txnVersion needs it; set both or none of them")

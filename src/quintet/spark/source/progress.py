@@ -4,7 +4,7 @@ The group is `groupIdPrefix` (spark-quintet), a dash, and the name of the query,
 for people and dashboards: a query starts again from its checkpoint, never from its group. What the source itself sees is not
 enough for this: Spark never tells it about the last batch, nor which query it belongs to. A listener knows both.
 
-A listener is told offsets, but neither url nor credentials. They are taken, when a query starts, from the plan of the query
+Spark gives a listener the offsets, but neither url nor credentials. They are taken, when a query starts, from the plan of the query
 in the virtual machine of this process, and are kept in memory until it ends; so any session with this listener shows its
 queries, however they were made. On Spark Connect there is no such plan, and nothing is published.
 
@@ -28,7 +28,7 @@ from pyspark.sql.streaming.listener import (
 
 from quintet.flight import wire
 from quintet.model.errors import QuintetError
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.offsets import load
 from quintet.spark.source.options import OptionError, ReadOptions, read_options
 
@@ -108,7 +108,7 @@ def publish(options: ReadOptions, query: str, end: str) -> None:
     target = dataclasses.replace(options.target, retry_seconds=min(options.target.retry_seconds, RETRY_SECONDS_MAX))
     if marks:
         offsets = {topic: dict(enumerate(found.at)) for topic, found in marks.items()}
-        Link.of(target).group_commit(wire.GroupCommit(f"{options.group_prefix}-{query}", offsets))
+        FlightConnection.of(target).group_commit(wire.GroupCommit(f"{options.group_prefix}-{query}", offsets))
 
 
 def sources_of(spark: "SparkSession", query: str) -> list[ReadOptions | None]:

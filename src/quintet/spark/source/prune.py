@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SCAN: Final = "DataSourceV2ScanRelation"  # a read, in an optimised plan
-CHOOSING: Final = frozenset({"Project", "Aggregate"})  # what they do not name, nobody above them sees
+CHOOSING: Final = frozenset({"Project", "Aggregate"})  # nodes above them see only the columns that these name
 MARK: Final = "quintet did not read the column"
 
 

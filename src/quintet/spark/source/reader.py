@@ -1,4 +1,4 @@
-"""Batch reads: from offsets to tasks on the driver, and from a task to record batches on an executor.
+"""Reads batches: plans tasks from offsets on the driver, and turns a task into record batches on an executor.
 
     driver     select -> bounds -> narrow (pushed filters) -> tasks (split or packed) -> locate
     executor   for each part of the task: open_range -> shape -> Spark
@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
@@ -28,11 +28,20 @@ from quintet.flight import columns as arrow_columns
 from quintet.flight import wire
 from quintet.log import mapped
 from quintet.model.errors import CorruptData, DataLost, QuintetError
-from quintet.spark.source.columns import Table, newer
-from quintet.spark.source.link import Link
+from quintet.spark.source.columns import ReadColumns, newer
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.narrow import Narrowing
-from quintet.spark.source.options import EARLIEST, LATEST, OptionError, ReadOptions, Start, plainly, plainly_each
+from quintet.spark.source.options import (
+    EARLIEST,
+    LATEST,
+    OptionError,
+    ReadOptions,
+    Start,
+    errors_without_trace,
+    errors_without_trace_each,
+)
 from quintet.spark.source.rows import Shape
+from quintet.spark.source.spans import MappedSpan, Span
 
 PACK_ROWS: Final = 50_000  # a task takes more partitions until it has as many rows
 PACK_BYTES: Final = 16 << 20  # or as many bytes
@@ -42,37 +51,12 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger("quintet.spark")
 
 
-class Span(NamedTuple):
-    """Records first <= offset < last of a partition, and about how many bytes they are. `id` is the topic's number, which its
-    files bear; `identity` tells it from every other topic."""
-
-    topic: str
-    id: int
-    partition: int
-    first: int
-    last: int
-    bytes: int = 0
-    identity: str = ""
-
-    @property
-    def rows(self) -> int:
-        return self.last - self.first
-
-
-class Part(NamedTuple):
-    """A span and the files it is in, if they can be mapped by a process that is on `machine`."""
-
-    span: Span
-    machine: wire.Machine | None = None
-    files: tuple[wire.SegmentFile, ...] = ()
-
-
 class Task(InputPartition):
     """What one Spark task reads, and the versions of its schema that are newer than its columns."""
 
-    value: tuple[Part, ...]
+    value: tuple[MappedSpan, ...]
 
-    def __init__(self, parts: tuple[Part, ...], newer: tuple[str, ...] = ()) -> None:
+    def __init__(self, parts: tuple[MappedSpan, ...], newer: tuple[str, ...] = ()) -> None:
         super().__init__(parts)
         self.newer = newer
 
@@ -90,10 +74,10 @@ def lost(options: ReadOptions, what: str, remedy: str = "set it to false to go o
     _log.warning("quintet: %s; going on because failOnDataLoss is false", what)
 
 
-def select(options: ReadOptions, link: Link) -> dict[str, wire.TopicInfo]:
+def select(options: ReadOptions, connection: FlightConnection) -> dict[str, wire.TopicInfo]:
     """The topics to read, by name. One that was named must exist; a pattern may match nothing yet."""
     try:
-        found = link.topics(wire.Selection(options.topics, options.pattern))
+        found = connection.topics(wire.Selection(options.topics, options.pattern))
     except BadRequest as error:
         raise OptionError("subscribePattern" if options.pattern else "subscribe", str(error)) from None
     if found.missing:
@@ -140,25 +124,25 @@ def positions(name: str, start: Start, topics: dict[str, wire.TopicInfo]) -> dic
     return found
 
 
-def at_time(link: Link, topics: Iterable[str], at_us: int) -> dict[tuple[str, int], int]:
+def at_time(connection: FlightConnection, topics: Iterable[str], at_us: int) -> dict[tuple[str, int], int]:
     """Of every partition the first offset whose record is not older."""
     return {
         (topic, partition): offset
         for topic in topics
-        for partition, offset in enumerate(link.offsets_for_time(topic, at_us))
+        for partition, offset in enumerate(connection.offsets_for_time(topic, at_us))
     }
 
 
-def bounds(options: ReadOptions, link: Link, topics: dict[str, wire.TopicInfo]) -> list[Span]:
+def bounds(options: ReadOptions, connection: FlightConnection, topics: dict[str, wire.TopicInfo]) -> list[Span]:
     """What a batch read covers, by its options."""
     if options.starting_us is None:
         starts = positions("startingOffsets", options.starting or "earliest", topics)
     else:
-        starts = at_time(link, topics, options.starting_us)
+        starts = at_time(connection, topics, options.starting_us)
     if options.ending_us is None:
         ends = positions("endingOffsets", options.ending, topics)
     else:
-        ends = at_time(link, topics, options.ending_us)
+        ends = at_time(connection, topics, options.ending_us)
     spans = []
     for topic, info in topics.items():
         for partition, part in enumerate(info.partitions):
@@ -176,15 +160,15 @@ def gone(topic: str, partition: int, first: int, last: int) -> str:
     )
 
 
-def tasks(options: ReadOptions, table: Table, spans: Sequence[Span]) -> list[InputPartition]:
+def tasks(options: ReadOptions, table: ReadColumns, spans: Sequence[Span]) -> list[InputPartition]:
     """The spans as tasks, each with the files that hold its records."""
-    link = Link.of(options.target)
+    connection = FlightConnection.of(options.target)
     spans = [span for span in spans if span.rows > 0]
     if not spans:
         return []
-    versions = newer(table, link)
+    versions = newer(table, connection)
     groups = [[piece] for piece in split(spans, options.tasks_min)] if options.tasks_min else pack(spans)
-    located = iter(locate(options, link, [span for group in groups for span in group]))
+    located = iter(locate(options, connection, [span for group in groups for span in group]))
     return [Task(tuple(next(located) for _ in group), versions) for group in groups]
 
 
@@ -213,11 +197,11 @@ def split(spans: Sequence[Span], least: int) -> list[Span]:
     return pieces
 
 
-def locate(options: ReadOptions, link: Link, spans: Sequence[Span]) -> list[Part]:
+def locate(options: ReadOptions, connection: FlightConnection, spans: Sequence[Span]) -> list[MappedSpan]:
     """Ask the broker for the files of the spans, in as few calls as there are topics."""
     if options.access == "flight":
-        return [Part(span) for span in spans]
-    parts: dict[int, Part] = {}
+        return [MappedSpan(span) for span in spans]
+    parts: dict[int, MappedSpan] = {}
     by_topic: dict[str, list[int]] = {}
     for number, span in enumerate(spans):
         by_topic.setdefault(span.topic, []).append(number)
@@ -225,7 +209,7 @@ def locate(options: ReadOptions, link: Link, spans: Sequence[Span]) -> list[Part
         for begin in range(0, len(numbers), LOCATE_RANGES_MAX):
             some = numbers[begin : begin + LOCATE_RANGES_MAX]
             ranges = tuple(wire.Range(spans[n].partition, spans[n].first, spans[n].last) for n in some)
-            found = link.locate(wire.LocateRequest(topic, ranges))
+            found = connection.locate(wire.LocateRequest(topic, ranges))
             for number, files in zip(some, found.files, strict=True):
                 same = found.machine is not None and found.identity == spans[number].identity and bool(files)
                 if not same and options.access == "files":
@@ -234,7 +218,7 @@ def locate(options: ReadOptions, link: Link, spans: Sequence[Span]) -> list[Part
                         f"the broker names no files for {topic}: it is in memory, or the broker's map_files is off; "
                         "access=auto reads it over Flight",
                     )
-                parts[number] = Part(spans[number], found.machine if same else None, files if same else ())
+                parts[number] = MappedSpan(spans[number], found.machine if same else None, files if same else ())
     return [parts[number] for number in range(len(spans))]
 
 
@@ -254,7 +238,7 @@ def same_machine(machine: wire.Machine) -> bool:
 
 
 def open_range(
-    options: ReadOptions, part: Part, columns: tuple[str, ...], asked: dict[str, str]
+    options: ReadOptions, part: MappedSpan, columns: tuple[str, ...], asked: dict[str, str]
 ) -> Iterator[pa.RecordBatch]:
     """The records of a part, in order, by the best way there is from here. The batches may have more columns. `asked` takes
     down the topics for which the broker was asked, with the identities they should have."""
@@ -285,7 +269,9 @@ def _readable(files: Iterable[wire.SegmentFile]) -> bool:
     return all(os.access(file.path, os.R_OK) or not os.path.exists(file.path) for file in files)
 
 
-def _from_files(options: ReadOptions, part: Part, columns: tuple[str, ...]) -> Generator[pa.RecordBatch, None, int]:
+def _from_files(
+    options: ReadOptions, part: MappedSpan, columns: tuple[str, ...]
+) -> Generator[pa.RecordBatch, None, int]:
     """Yields what the files have and returns the offset from which on they have no more, or nothing that is sound."""
     span, following = part.span, part.span.first
     if not options.fail_on_data_loss:
@@ -318,11 +304,11 @@ def _from_files(options: ReadOptions, part: Part, columns: tuple[str, ...]) -> G
 
 def _from_broker(options: ReadOptions, span: Span, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Over Flight. What is lost is asked for strictly first, so that passing over it does not happen in silence."""
-    link = Link.of(options.target)
+    connection = FlightConnection.of(options.target)
     ticket = wire.Ticket(span.topic, span.partition, span.first, span.last, _with_offset(columns))
     following = span.first
     try:
-        for batch in link.read(ticket):
+        for batch in connection.read(ticket):
             following = _behind(batch)
             yield batch
     except QuintetError as error:
@@ -330,7 +316,7 @@ def _from_broker(options: ReadOptions, span: Span, columns: tuple[str, ...]) -> 
         if not damaged and not isinstance(error, OffsetNotFound):
             raise
         lost(options, f"{span.topic}/{span.partition}, {following} to {span.last - 1}: {error}")
-        yield from link.read(msgspec.structs.replace(ticket, first=following, fail_on_data_loss=False))
+        yield from connection.read(msgspec.structs.replace(ticket, first=following, fail_on_data_loss=False))
 
 
 def _with_offset(columns: tuple[str, ...]) -> tuple[str, ...]:
@@ -342,26 +328,26 @@ def _behind(batch: pa.RecordBatch) -> int:
     return int(batch.column("offset")[batch.num_rows - 1].as_py()) + 1
 
 
-def read_task(options: ReadOptions, table: Table, task: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_task(options: ReadOptions, table: ReadColumns, task: InputPartition) -> Iterator[pa.RecordBatch]:
     """All record batches of a task. Spark makes a task of its own when there are none."""
     if not isinstance(task, Task):
         return
-    link = Link.of(options.target)
+    connection = FlightConnection.of(options.target)
     shape = Shape(table, task.newer)
     asked: dict[str, str] = {}
     for part in task.value:
         for batch in open_range(options, part, table.needed, asked):
             yield from shape.shaped(batch)
-            shape.settle(link, part.span.topic, part.span.partition)
+            shape.settle(connection, part.span.topic, part.span.partition)
     shape.finish()
     if asked:
-        _still_the_same(link, asked)
+        _still_the_same(connection, asked)
 
 
-def _still_the_same(link: Link, asked: dict[str, str]) -> None:
+def _still_the_same(connection: FlightConnection, asked: dict[str, str]) -> None:
     """A ticket names its topic, and names are used again, identities never: a topic that still has its own was the one that
     was read. Otherwise the task fails, whatever failOnDataLoss says; the next plan sees what happened and goes by that."""
-    now = {info.name: info.identity for info in link.topics(wire.Selection(tuple(asked))).topics}
+    now = {info.name: info.identity for info in connection.topics(wire.Selection(tuple(asked))).topics}
     for topic, identity in asked.items():
         if now.get(topic) != identity:
             raise OptionError(
@@ -375,21 +361,21 @@ def _still_the_same(link: Link, asked: dict[str, str]) -> None:
 class BatchReader(DataSourceReader):
     """One batch read. What it covers is settled when Spark asks for its partitions."""
 
-    def __init__(self, options: ReadOptions, table: Table) -> None:
+    def __init__(self, options: ReadOptions, table: ReadColumns) -> None:
         self._options = options
         self._table = table
         self._narrowing = Narrowing(table.columns)
 
-    @plainly
+    @errors_without_trace
     def partitions(self) -> Sequence[InputPartition]:
-        options, link = self._options, Link.of(self._options.target)
-        spans = self._narrowing.spans(bounds(options, link, select(options, link)))
+        options, connection = self._options, FlightConnection.of(self._options.target)
+        spans = self._narrowing.spans(bounds(options, connection, select(options, connection)))
         if self._narrowing.since_us is not None and spans:
-            since = at_time(link, dict.fromkeys(span.topic for span in spans), self._narrowing.since_us)
+            since = at_time(connection, dict.fromkeys(span.topic for span in spans), self._narrowing.since_us)
             spans = [cut(span, since[span.topic, span.partition], span.last) for span in spans]
         return tasks(options, self._table, spans)
 
-    @plainly_each
+    @errors_without_trace_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_task(self._options, self._table, partition)
 
@@ -397,6 +383,6 @@ class BatchReader(DataSourceReader):
 class PushingReader(BatchReader):
     """The same where the session lets filters be pushed: elsewhere Spark refuses a reader that could take them."""
 
-    @plainly
+    @errors_without_trace
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         return self._narrowing.push(filters)

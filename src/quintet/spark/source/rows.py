@@ -1,4 +1,4 @@
-"""On an executor: record batches as they come out of the log become the ones that Spark was promised.
+"""Turns record batches of the log into those that Spark was promised, on an executor.
 
 Without a schema that is at most a change of type names. With one, values are decoded. What becomes of a row that does not
 decode is the option onDecodeError; in no case is it lost without a word:
@@ -20,8 +20,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.client.core.errors import Forbidden, OffsetNotFound
 from quintet.flight import wire
-from quintet.spark.source.columns import Table
-from quintet.spark.source.link import Link
+from quintet.spark.source.columns import ReadColumns
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import OptionError
 from quintet.spark.typed import decoder
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("quintet.spark")
 class Shape:
     """Turns the batches of one task, part by part: `shaped` for each batch, `settle` behind it, `finish` at the end."""
 
-    def __init__(self, table: Table, newer: tuple[str, ...] = ()) -> None:
+    def __init__(self, table: ReadColumns, newer: tuple[str, ...] = ()) -> None:
         self._table = table
         self._arrow = table.arrow
         typed = table.typed
@@ -79,7 +79,7 @@ class Shape:
         good = causes.is_null()
         return [array.filter(good) for array in arrays]
 
-    def settle(self, link: Link, topic: str, partition: int) -> None:
+    def settle(self, connection: FlightConnection, topic: str, partition: int) -> None:
         """Do with the rows that did not decode since the last call what was asked for; all were of this partition."""
         bad, self._bad = self._bad, []
         if not bad or self._table.typed is None:
@@ -94,7 +94,7 @@ class Shape:
                 )
             case "deadletter":
                 try:
-                    _reject(link, topic, partition, bad)
+                    _reject(connection, topic, partition, bad)
                 except Forbidden as error:
                     raise OptionError(
                         "onDecodeError",
@@ -113,18 +113,18 @@ class Shape:
             )
 
 
-def _reject(link: Link, topic: str, partition: int, bad: list[tuple[int, str]]) -> None:
+def _reject(connection: FlightConnection, topic: str, partition: int, bad: list[tuple[int, str]]) -> None:
     for begin in range(0, len(bad), REJECTS_AT_ONCE):
         some = bad[begin : begin + REJECTS_AT_ONCE]
         rejects = [wire.Reject(partition, offset, cause) for offset, cause in some]
         try:
-            link.reject(wire.RejectRequest(topic, tuple(rejects)))
+            connection.reject(wire.RejectRequest(topic, tuple(rejects)))
         except OffsetNotFound:
-            _one_by_one(link, topic, rejects)
+            _one_by_one(connection, topic, rejects)
 
 
-def _one_by_one(link: Link, topic: str, rejects: list[wire.Reject]) -> None:
+def _one_by_one(connection: FlightConnection, topic: str, rejects: list[wire.Reject]) -> None:
     """A record that expired or was removed since it was read has no copy to keep, and must not keep others from theirs."""
     for reject in rejects:
         with contextlib.suppress(OffsetNotFound):
-            link.reject(wire.RejectRequest(topic, (reject,)))
+            connection.reject(wire.RejectRequest(topic, (reject,)))

@@ -1,4 +1,4 @@
-"""`format("quintet")`: what Spark asks first, on the driver, before any task runs.
+"""Implements `format("quintet")`: what Spark calls on the driver, before any task runs.
 
 Everything that can be wrong with options, credentials, topics and columns is found here, where Spark shows the text of a
 Python error as its own. The work is in reader.py, stream.py and writer.py.
@@ -6,7 +6,7 @@ Python error as its own. The work is in reader.py, stream.py and writer.py.
 Filters are pushed into a read only with the option pushFilters=true. Spark (4.3 and before) keeps the filters of one query with
 the DataFrame and lets the next query of the same DataFrame have its rows: after df.filter("partition = 1").count() the
 count of df itself is that of partition 1, and of two filters in one query the last one counts for both. So it is for a
-DataFrame that is loaded for one query; who does not ask for it gets what the query says.
+DataFrame that is loaded for one query; otherwise the schema is what the query says.
 """
 
 import sys
@@ -17,12 +17,12 @@ from pyspark.sql.types import StructType
 
 from quintet.model.errors import QuintetError
 from quintet.spark.sessions import quiet
-from quintet.spark.source.columns import Table, raw_table, typed_table
-from quintet.spark.source.link import Link
+from quintet.spark.source.columns import ReadColumns, raw_table, typed_table
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import (
     OptionError,
     ReadOptions,
-    plainly,
+    errors_without_trace,
     read_options,
     refuse_in_stream,
     write_options,
@@ -40,17 +40,17 @@ quiet.quieten()
 class QuintetSource(DataSource):
     """Topics of a broker as tables. Spark pickles it between its processes, so it holds what `schema` found out."""
 
-    _table: Table | None = None
+    _table: ReadColumns | None = None
 
     @classmethod
     def name(cls) -> str:
         return "quintet"
 
-    @plainly
+    @errors_without_trace
     def schema(self) -> StructType:
         return self._resolve(read_options(self.options)).schema
 
-    @plainly
+    @errors_without_trace
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
         table = self._checked(options, schema)
@@ -65,23 +65,23 @@ class QuintetSource(DataSource):
         except (QuintetError, OptionError) as error:
             return RefusedReader(error)
 
-    @plainly
+    @errors_without_trace
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         return BatchWriter(write_options(self.options), schema, overwrite)
 
-    @plainly
+    @errors_without_trace
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         return StreamWriter(write_options(self.options), schema, overwrite)
 
-    def _resolve(self, options: ReadOptions) -> Table:
+    def _resolve(self, options: ReadOptions) -> ReadColumns:
         """The columns; the broker is asked in any case, so that a read that cannot work fails when it is written down."""
         if self._table is None:
-            link = Link.of(options.target)
-            topics = select(options, link)
-            self._table = typed_table(options, link, sorted(topics)) if options.typed else raw_table(options)
+            connection = FlightConnection.of(options.target)
+            topics = select(options, connection)
+            self._table = typed_table(options, connection, sorted(topics)) if options.typed else raw_table(options)
         return self._table
 
-    def _checked(self, options: ReadOptions, schema: StructType) -> Table:
+    def _checked(self, options: ReadOptions, schema: StructType) -> ReadColumns:
         table = self._resolve(options)
         if [(f.name, f.dataType) for f in schema.fields] != [(f.name, f.dataType) for f in table.schema.fields]:
             raise OptionError("columns", "the source has columns of its own; choose among them, without .schema(...)")

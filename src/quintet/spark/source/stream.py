@@ -1,4 +1,4 @@
-"""Streaming reads: which offsets a micro-batch covers. What is read then is the business of reader.py.
+"""Reads streams: decides which offsets a micro-batch covers. reader.py does the reading.
 
 Spark keeps one of these in a Python process beside its driver and asks it, for each micro-batch, how far it may go; the
 tasks run elsewhere, with copies. A query starts where startingOffsets (latest, unless given) or startingTimestamp says, and
@@ -24,30 +24,38 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRow
 
 from quintet.flight import wire
 from quintet.model.errors import QuintetError
-from quintet.spark.source.columns import Table
-from quintet.spark.source.link import Link
+from quintet.spark.source.columns import ReadColumns
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.offsets import RECORD_BYTES, Marks, Offsets, dump, load, share
-from quintet.spark.source.options import BYTES_PER_TRIGGER, OptionError, ReadOptions, complain, plainly, plainly_each
-from quintet.spark.source.reader import Span, at_time, cut, gone, lost, positions, read_task, select, tasks, whole
+from quintet.spark.source.options import (
+    BYTES_PER_TRIGGER,
+    OptionError,
+    ReadOptions,
+    complain,
+    errors_without_trace,
+    errors_without_trace_each,
+)
+from quintet.spark.source.reader import at_time, cut, gone, lost, positions, read_task, select, tasks, whole
+from quintet.spark.source.spans import Span
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query."""
 
-    def __init__(self, options: ReadOptions, table: Table) -> None:
+    def __init__(self, options: ReadOptions, table: ReadColumns) -> None:
         self._options = options
         self._table = table
         self._frozen: dict[str, wire.TopicInfo] | None = None  # with availableNow: the topics as they were at the start
         self._log = ""  # the log that answered last
 
-    @plainly
+    @errors_without_trace
     def initialOffset(self) -> dict[str, Any]:
-        options, link = self._options, self._link()
-        topics = self._frozen if self._frozen is not None else select(options, link)
+        options, connection = self._options, self._connection()
+        topics = self._frozen if self._frozen is not None else select(options, connection)
         if options.starting_us is None:
             starts = positions("startingOffsets", options.starting or "latest", topics)
         else:
-            starts = at_time(link, topics, options.starting_us)
+            starts = at_time(connection, topics, options.starting_us)
             if self._frozen is not None:  # a start behind an end of before would look like loss
                 self._frozen = self._known()
         return dump(
@@ -61,11 +69,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = self._options.rows_per_trigger
         return ReadMaxRows(rows) if rows else ReadMaxBytes(BYTES_PER_TRIGGER)
 
-    @plainly
+    @errors_without_trace
     def prepareForTriggerAvailableNow(self) -> None:
         self._frozen = self._known()
 
-    @plainly
+    @errors_without_trace
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = load(start)
         topics = self._frozen if self._frozen is not None else self._known()
@@ -88,7 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end[name] = Marks(info.identity, tuple(at))
         return dump(end)
 
-    @plainly
+    @errors_without_trace
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """For the query's progress alone, so it may carry what offsets do not: how large records are (describe.py)."""
         topics = self._known()
@@ -97,7 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         return {name: {**marks, RECORD_BYTES: _record_bytes(topics[name])} for name, marks in dump(ends).items()}
 
-    @plainly
+    @errors_without_trace
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, until = load(start), load(end)
         topics = self._named(until)
@@ -108,14 +116,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             spans += self._spans(name, before.at if before is not None and same else (), marks, info)
         return tasks(self._options, self._table, spans)
 
-    @plainly_each
+    @errors_without_trace_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_task(self._options, self._table, partition)
 
     # -- under the hood -----------------------------------------------------------------------------------------------
 
-    def _link(self) -> Link:
-        return Link.of(self._options.target)
+    def _connection(self) -> FlightConnection:
+        return FlightConnection.of(self._options.target)
 
     def _known(self) -> dict[str, wire.TopicInfo]:
         """The topics there are now. One that was named and is gone shows in `_reconciled`."""
@@ -125,7 +133,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._found(wire.Selection(tuple(names))) if names else {}
 
     def _found(self, selection: wire.Selection) -> dict[str, wire.TopicInfo]:
-        found = self._link().topics(selection)
+        found = self._connection().topics(selection)
         self._log = found.log
         return {info.name: info for info in found.topics}
 

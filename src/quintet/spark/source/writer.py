@@ -38,8 +38,8 @@ from pyspark.sql.types import (
 from quintet.flight import wire
 from quintet.model.errors import OtherLog, QuintetError
 from quintet.spark.source import sinks
-from quintet.spark.source.link import Link
-from quintet.spark.source.options import OptionError, WriteOptions, plainly
+from quintet.spark.source.connection import FlightConnection
+from quintet.spark.source.options import OptionError, WriteOptions, errors_without_trace
 
 CHUNK_BYTES: Final = 64 << 20  # of rows that are kept until their stage is safe
 ONCE: Final = -1  # the epoch of a write that is no part of a sequence
@@ -121,10 +121,10 @@ class Sink:
             raise OptionError("mode", 'a topic cannot be overwritten; write with mode("append"), outputMode("append")')
         self._options = options
         self._schema = wire_schema(schema, options)
-        self._link().login()
+        self._connection().login()
 
-    def _link(self) -> Link:
-        return Link.of(self._options.target)
+    def _connection(self) -> FlightConnection:
+        return FlightConnection.of(self._options.target)
 
     def _stage(self, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Written:
         """All rows of a task, as stages. What was staged before an error is taken back at once, not after a day."""
@@ -133,7 +133,7 @@ class Sink:
         request = wire.StageRequest(writer, epoch, self._options.topic)
         try:
             for chunk in chunks(map(self._conform, batches)):
-                staged = self._link().stage(request, self._schema, chunk)
+                staged = self._connection().stage(request, self._schema, chunk)
                 stages.append(staged.stage)
                 if log not in ("", staged.log):
                     raise _replaced(log, staged.log)
@@ -164,7 +164,7 @@ class Sink:
             raise _replaced(*logs[:2])
         if logs:
             self._remember(logs[0], next((message.identity for message in written if message.identity), ""))
-        self._link().stage_commit(
+        self._connection().stage_commit(
             wire.StageCommit(
                 writer=first.writer,
                 epoch=first.epoch if epoch is None else epoch,
@@ -181,16 +181,16 @@ class Sink:
         sinks.keep(self._options.checkpoint, sink, self._options.fail_on_data_loss)
 
     def _abort(self, stages: Iterable[str]) -> None:
-        """Let go of stages. The broker sweeps those that it is not told of, so a failure here hides no other one."""
+        """Discard stages. The broker removes forgotten ones by itself, so a failure here must not hide another error."""
         known = tuple(stages)
         if known:
             with contextlib.suppress(QuintetError):
-                self._link().stage_abort(known)
+                self._connection().stage_abort(known)
 
 
-def topic_there(link: Link, topic: str) -> sinks.Sink:
-    """The topic as the broker has it now. Its own identity is not told to a user who may only write."""
-    found = link.topics(wire.Selection((topic or NO_TOPIC,)))
+def topic_there(connection: FlightConnection, topic: str) -> sinks.Sink:
+    """The topic as the broker has it now. A user who may only write does not get its identity."""
+    found = connection.topics(wire.Selection((topic or NO_TOPIC,)))
     known = [info.identity for info in found.topics if info.name == topic]
     return sinks.Sink("topic", topic, known[0] if known else f"{found.log}/")
 
@@ -231,15 +231,15 @@ class BatchWriter(Sink, DataSourceArrowWriter):
         self._writer = options.writer or str(uuid.uuid4())
         self._epoch = options.epoch if options.writer else ONCE
 
-    @plainly
+    @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._stage(self._writer, self._epoch, iterator)
 
-    @plainly
+    @errors_without_trace
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._commit(messages, None)
 
-    @plainly
+    @errors_without_trace
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._abort(_staged_by(messages))
 
@@ -251,9 +251,9 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
         if sinks.load(options.checkpoint) is not None:
-            sinks.check(options.checkpoint, topic_there(self._link(), options.topic), options.fail_on_data_loss)
+            sinks.check(options.checkpoint, topic_there(self._connection(), options.topic), options.fail_on_data_loss)
 
-    @plainly
+    @errors_without_trace
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         query = context.getLocalProperty(QUERY) if context is not None else None
@@ -262,10 +262,10 @@ class StreamWriter(Sink, DataSourceStreamArrowWriter):
             raise QuintetError("Spark did not tell its query id and batch id to a task; is this a streaming query?")
         return self._stage(query, int(batch), iterator)
 
-    @plainly
+    @errors_without_trace
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         self._commit(messages, batchId)
 
-    @plainly
+    @errors_without_trace
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(_staged_by(messages))

@@ -1,4 +1,4 @@
-"""Message values by a registered schema, as Arrow columns: whole batches in, whole batches out, no Spark session.
+"""Decodes message values by a registered schema into Arrow columns: whole batches in, whole batches out, no Spark session.
 
     decode = decoder("json", definition)
     batch, causes = decode.decode(values)      # len(batch) == len(values); causes is None when every row decoded

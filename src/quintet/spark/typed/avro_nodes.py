@@ -1,6 +1,6 @@
-"""What an Avro schema is made of: each node reads all lanes of a batch at once, or one row with words for what is wrong.
+"""Implements the nodes of an Avro schema: each reads all cursors of a batch at once, or one row with a reason for what is wrong.
 
-    read(lanes)    an Arrow array with one element per lane (lanes.py); unsound lanes are marked, their element is anything
+    read(cursors)    an Arrow array with one element per cursor (cursors.py); unsound cursors are marked, their element is anything
     one(cursor)    a Python value of one row, or Refused; the node's `shape` makes arrays of such values
 
 Both read the same language, and the tests hold them against each other. A node does not know its field's name: a record
@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no types
 
 from quintet.spark.typed.columns import INT64, Converted, List, Map, Member, Shape, Struct, places
-from quintet.spark.typed.lanes import Flags, Ints, Lanes
+from quintet.spark.typed.cursors import Flags, Ints, RowCursors
 
-LANES_FEW = 32  # lanes: a step of fewer costs more than as many rows one by one
+CURSORS_FEW = 32  # cursors: a step of fewer costs more than as many rows one by one
 INT32 = range(-(1 << 31), 1 << 31)
 
 
@@ -80,7 +80,7 @@ class Node(ABC):
         self.shape = shape
 
     @abstractmethod
-    def read(self, lanes: Lanes) -> pa.Array:
+    def read(self, cursors: RowCursors) -> pa.Array:
         """The values of all rows, side by side."""
 
     @abstractmethod
@@ -100,8 +100,8 @@ class Null(Node):
     def __init__(self) -> None:
         super().__init__(Shape(pa.string()))
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        return pa.nulls(len(lanes), pa.string())
+    def read(self, cursors: RowCursors) -> pa.Array:
+        return pa.nulls(len(cursors), pa.string())
 
     def one(self, cursor: Cursor) -> Any:
         return None
@@ -113,9 +113,9 @@ class Boolean(Node):
     def __init__(self) -> None:
         super().__init__(Shape(pa.bool_()))
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        byte = lanes.shared.data[lanes.take(1)]
-        lanes.refuse(byte > 1)
+    def read(self, cursors: RowCursors) -> pa.Array:
+        byte = cursors.shared.data[cursors.take(1)]
+        cursors.refuse(byte > 1)
         return pa.array(byte == 1)
 
     def one(self, cursor: Cursor) -> Any:
@@ -136,12 +136,12 @@ class Integer(Node):
         self._up = up
         self._down = down
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        value = lanes.varint()
+    def read(self, cursors: RowCursors) -> pa.Array:
+        value = cursors.varint()
         if self._within is not INT64:
             outside = (value < self._within.start) | (value >= self._within.stop)
             if outside.any():
-                lanes.refuse(outside)
+                cursors.refuse(outside)
                 value[outside] = 0
         if self._up > 1:
             value = value * self._up
@@ -168,8 +168,8 @@ class Floating(Node):
         self._unpack = struct.Struct(f"<{'f' if dtype == '<f4' else 'd'}")
         self.least = self._unpack.size
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        return pa.array(lanes.fixed(self._dtype))
+    def read(self, cursors: RowCursors) -> pa.Array:
+        return pa.array(cursors.fixed(self._dtype))
 
     def one(self, cursor: Cursor) -> Any:
         return self._unpack.unpack(cursor.take(self.least, self._what))[0]
@@ -181,8 +181,8 @@ class Text(Node):
     def __init__(self) -> None:
         super().__init__(Shape(pa.string()))
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        return lanes.text(*lanes.block())
+    def read(self, cursors: RowCursors) -> pa.Array:
+        return cursors.text(*cursors.block())
 
     def one(self, cursor: Cursor) -> Any:
         block = cursor.block("a string")
@@ -200,16 +200,16 @@ class Binary(Node):
         self._size = size
         self.least = 1 if size is None else size
 
-    def edges(self, lanes: Lanes) -> tuple[Ints, Ints]:
+    def edges(self, cursors: RowCursors) -> tuple[Ints, Ints]:
         if self._size is None:
-            return lanes.block()
-        before = lanes.pos
-        lanes.take(self._size)
-        # A lane that is too short stands at its end now: what is between is less than a fixed, and inside the row.
-        return before, lanes.pos
+            return cursors.block()
+        before = cursors.pos
+        cursors.take(self._size)
+        # A cursor that is too short stands at its end now: what is between is less than a fixed, and inside the row.
+        return before, cursors.pos
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        return lanes.bytes(*self.edges(lanes))
+    def read(self, cursors: RowCursors) -> pa.Array:
+        return cursors.bytes(*self.edges(cursors))
 
     def one(self, cursor: Cursor) -> Any:
         return cursor.block("bytes") if self._size is None else cursor.take(self._size, "a fixed")
@@ -233,11 +233,11 @@ class Number(Binary):
     def _fits(self, data: bytes) -> bool:
         return abs(int.from_bytes(data, "big", signed=True)) < self._limit
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        values = super().read(lanes).to_pylist()
+    def read(self, cursors: RowCursors) -> pa.Array:
+        values = super().read(cursors).to_pylist()
         for number, value in enumerate(values):
             if not self._fits(value):
-                lanes.ok[number] = False
+                cursors.ok[number] = False
                 values[number] = b""
         return self.shape.build(values)
 
@@ -254,8 +254,8 @@ class FixedUuid(Binary):
     def __init__(self) -> None:
         super().__init__(16, Converted(pa.string(), _uuid))
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        values = [value if len(value) == 16 else bytes(16) for value in super().read(lanes).to_pylist()]
+    def read(self, cursors: RowCursors) -> pa.Array:
+        values = [value if len(value) == 16 else bytes(16) for value in super().read(cursors).to_pylist()]
         return self.shape.build(values)
 
 
@@ -271,10 +271,10 @@ class Enum(Node):
         self._symbols = symbols
         self._array = pa.array(symbols, pa.string())
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        index = lanes.varint()
+    def read(self, cursors: RowCursors) -> pa.Array:
+        index = cursors.varint()
         unknown = (index < 0) | (index >= len(self._symbols))
-        lanes.refuse(unknown)
+        cursors.refuse(unknown)
         index[unknown] = 0
         return self._array.take(pa.array(index))
 
@@ -297,11 +297,11 @@ class Record(Node):
         self.least = sum(node.least for _, node in fields)
         self._defaults = defaults
 
-    def columns(self, lanes: Lanes) -> list[pa.Array]:
-        return [node.read(lanes) for _, node in self.fields]
+    def columns(self, cursors: RowCursors) -> list[pa.Array]:
+        return [node.read(cursors) for _, node in self.fields]
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        return pa.StructArray.from_arrays(self.columns(lanes), fields=list(self.shape.type))
+    def read(self, cursors: RowCursors) -> pa.Array:
+        return pa.StructArray.from_arrays(self.columns(cursors), fields=list(self.shape.type))
 
     def one(self, cursor: Cursor) -> Any:
         values = []
@@ -334,42 +334,42 @@ class Items(Node):
         super().__init__(Map(Shape(pa.string()), item.shape) if keyed else List(item.shape))
         self._item = item
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        count = len(lanes)
+    def read(self, cursors: RowCursors) -> pa.Array:
+        count = len(cursors)
         left = np.zeros(count, np.int64)
         length = np.zeros(count, np.int64)
-        reading = lanes.ok.copy()
+        reading = cursors.ok.copy()
         rows: list[Ints] = []
         keys: list[pa.Array] = []
         items: list[pa.Array] = []
         while True:
-            self._headers(lanes, left, reading)
-            going = np.flatnonzero(reading)
-            if not going.size:
+            self._headers(cursors, left, reading)
+            active = np.flatnonzero(reading)
+            if not active.size:
                 break
-            if going.size < LANES_FEW:
-                lanes.shared.steps -= 1
-                if lanes.shared.steps < 0:
-                    lanes.leave(going)
+            if active.size < CURSORS_FEW:
+                cursors.shared.steps -= 1
+                if cursors.shared.steps < 0:
+                    cursors.leave(active)
                     break
-            part = lanes.part(going)
+            part = cursors.part(active)
             if self._key is not None:
                 keys.append(self._key.read(part))
             items.append(self._item.read(part))
-            lanes.back(going, part)
-            rows.append(going)
-            left[going] -= 1
-            length[going] += 1
-            reading &= lanes.ok
-        return self._array(lanes, length, rows, keys, items)
+            cursors.back(active, part)
+            rows.append(active)
+            left[active] -= 1
+            length[active] += 1
+            reading &= cursors.ok
+        return self._array(cursors, length, rows, keys, items)
 
     @staticmethod
-    def _headers(lanes: Lanes, left: Ints, reading: Flags) -> None:
-        """The next block of each lane whose block is read; a lane at the end of its list stops reading."""
+    def _headers(cursors: RowCursors, left: Ints, reading: Flags) -> None:
+        """The next block of each cursor whose block is read; a cursor at the end of its list stops reading."""
         ended = np.flatnonzero(reading & (left == 0))
         if not ended.size:
             return
-        part = lanes.part(ended)
+        part = cursors.part(ended)
         counts = part.varint()
         sized = np.flatnonzero(counts < 0)
         if sized.size:
@@ -378,12 +378,12 @@ class Items(Node):
             part.back(sized, few)
             counts[sized] = -counts[sized]
         part.refuse((counts < 0) | (counts > part.end - part.pos))  # every item has a byte
-        lanes.back(ended, part)
+        cursors.back(ended, part)
         left[ended] = counts
         reading[ended] = part.ok & (counts > 0)
 
     def _array(
-        self, lanes: Lanes, length: Ints, rows: list[Ints], keys: list[pa.Array], items: list[pa.Array]
+        self, cursors: RowCursors, length: Ints, rows: list[Ints], keys: list[pa.Array], items: list[pa.Array]
     ) -> pa.Array:
         offsets = pa.array(np.concatenate([[0], np.cumsum(length)]), pa.int32())
         if not rows:
@@ -397,7 +397,7 @@ class Items(Node):
         owner = np.repeat(np.arange(len(length)), length)
         pairs, first = np.unique(owner * (len(codes.dictionary) + 1) + codes.indices.to_numpy(), return_index=True)
         if len(pairs) < len(owner):  # a key is there twice: the reader of single rows keeps the last
-            lanes.leave(np.delete(owner, first))
+            cursors.leave(np.delete(owner, first))
         return pa.MapArray.from_arrays(offsets, names, values, type=self.shape.type)
 
     def one(self, cursor: Cursor) -> Any:
@@ -435,16 +435,16 @@ class Optional(Node):
         self._there = there
         self._branches = branches
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        branch = lanes.varint()
-        lanes.refuse((branch < 0) | (branch >= self._branches))
+    def read(self, cursors: RowCursors) -> pa.Array:
+        branch = cursors.varint()
+        cursors.refuse((branch < 0) | (branch >= self._branches))
         there = branch == self._there
         which = np.flatnonzero(there)
-        if which.size == len(lanes):
-            return self._node.read(lanes)
-        part = lanes.part(which)
+        if which.size == len(cursors):
+            return self._node.read(cursors)
+        part = cursors.part(which)
         array = self._node.read(part)
-        lanes.back(which, part)
+        cursors.back(which, part)
         return array.take(places(there))
 
     def one(self, cursor: Cursor) -> Any:
@@ -468,16 +468,16 @@ class Union(Node):
         super().__init__(Shape(pa.string()))
         self._branches = branches
 
-    def read(self, lanes: Lanes) -> pa.Array:
-        branch = lanes.varint()
-        lanes.refuse((branch < 0) | (branch >= len(self._branches)))
-        found: list[str | None] = [None] * len(lanes)
+    def read(self, cursors: RowCursors) -> pa.Array:
+        branch = cursors.varint()
+        cursors.refuse((branch < 0) | (branch >= len(self._branches)))
+        found: list[str | None] = [None] * len(cursors)
         for number, node in enumerate(self._branches):
             which = np.flatnonzero(branch == number)
             if which.size:
-                part = lanes.part(which)
+                part = cursors.part(which)
                 texts = _texts(node.read(part), part.ok)
-                lanes.back(which, part)
+                cursors.back(which, part)
                 for row, text in zip(which.tolist(), texts, strict=True):
                     found[row] = text
         return pa.array(found, pa.string())

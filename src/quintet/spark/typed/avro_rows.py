@@ -1,4 +1,4 @@
-"""Avro values by their schema: all rows of a batch side by side in lanes, and one by one what lanes do not take.
+"""Decodes Avro values: all rows of a batch side by side in cursors, and row by row what cursors cannot decode.
 
     type                      column               |  type                           column
     null                      string, all null     |  record                         struct
@@ -47,9 +47,9 @@ from quintet.spark.typed.avro_nodes import (
     Union,
 )
 from quintet.spark.typed.columns import COLUMNS_MAX, DEPTH_MAX, ITEM, TIMESTAMP, Evolution, Path, Reasons, in_order
-from quintet.spark.typed.lanes import Lanes
+from quintet.spark.typed.cursors import RowCursors
 
-STEPS_MAX = 400  # per batch: steps through list items in few lanes, about 0.1 ms each; then such rows go one by one
+STEPS_MAX = 400  # per batch: steps through list items in few cursors, about 0.1 ms each; then such rows go one by one
 DECIMAL_DIGITS_MAX = 38
 
 _CANNOT = "the Avro schema cannot become columns"
@@ -99,15 +99,15 @@ class AvroRows:
                 raise SchemaInvalid(f"{_CANNOT}: {default!r} is no default of its field: {error}") from error
 
     def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], Reasons]:
-        lanes = Lanes.over(values, STEPS_MAX)
-        columns = self._root.columns(lanes)
-        lanes.refuse(lanes.pos != lanes.end)
-        if lanes.ok.all():
+        cursors = RowCursors.over(values, STEPS_MAX)
+        columns = self._root.columns(cursors)
+        cursors.refuse(cursors.pos != cursors.end)
+        if cursors.ok.all():
             return columns, {}
-        again = np.flatnonzero(lanes.again).tolist()
+        again = np.flatnonzero(cursors.again).tolist()
         reasons: Reasons = {
             number: partial(self._explain, values, number)
-            for number in np.flatnonzero(~lanes.ok & ~lanes.again).tolist()
+            for number in np.flatnonzero(~cursors.ok & ~cursors.again).tolist()
         }
         rows = []
         numbers = []
@@ -118,7 +118,7 @@ class AvroRows:
             else:
                 rows.append(found)
                 numbers.append(number)
-        good = np.flatnonzero(lanes.ok)
+        good = np.flatnonzero(cursors.ok)
         columns = [column.take(pa.array(good)) for column in columns]
         if not rows:
             return columns, reasons

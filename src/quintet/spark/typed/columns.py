@@ -1,4 +1,4 @@
-"""What all kinds share: shapes that turn lists of Python values into Arrow columns, and the frame of a decoder.
+"""Shares code between decoders: shapes that turn lists of Python values into Arrow columns, and the frame of a decoder.
 
 A `Shape` is one column type that Spark takes (bool, int32, int64, float32, float64, string, binary, timestamp in
 microseconds UTC, date32, decimal128, list, struct, map; all nullable) with the way from plain values to an array of it.

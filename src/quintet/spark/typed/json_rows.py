@@ -1,4 +1,4 @@
-"""JSON values by a JSON Schema: the definition becomes columns and a msgspec type, msgspec reads every value with it.
+"""Decodes JSON values by a JSON Schema: the schema becomes columns and a msgspec type, and msgspec reads every value with it.
 
 What the columns are:
 

@@ -1,4 +1,4 @@
-"""Values behind Confluent's prefix: which rows have one, what is behind it, and which version of the schema wrote them.
+"""Decodes values with Confluent's prefix: which rows have one, and which version of the schema wrote them.
 
     | 0 | schema id, 4 bytes, the highest first | Avro or JSON                                             |
     | 0 | schema id, 4 bytes, the highest first | message indexes | Protobuf                               |

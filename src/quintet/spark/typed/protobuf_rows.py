@@ -1,4 +1,4 @@
-"""Protobuf values by their message type: a whole batch is parsed as one message, then read column by column.
+"""Decodes Protobuf values by their message type: a whole batch is parsed as one message, then read column by column.
 
     field                            column                |  field                               column
     double, float, bool              float64, float32, bool|  enum                                string: the name, or the number

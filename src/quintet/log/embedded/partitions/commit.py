@@ -17,19 +17,16 @@ want of space, and could be cut off again, is no such error.
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from quintet.log.embedded.files.disk import Disk
+from quintet.log.embedded.files.segment import Segment
+from quintet.log.embedded.partitions.roles import Chunk, Committable, SegmentSync
 from quintet.log.embedded.recovery import journal
+from quintet.log.embedded.recovery.directories import Mark
 from quintet.model import limits
 from quintet.model.errors import PartitionFailed, StorageError
 from quintet.model.scheduler import Scheduler, call_each
-
-if TYPE_CHECKING:
-    from quintet.log.embedded.files.segment import Segment
-    from quintet.log.embedded.partitions.partition import FilePartition
-    from quintet.log.embedded.partitions.writer import Chunk, Writer
-    from quintet.log.embedded.recovery.directories import Mark
 
 THRESHOLD_PARTITIONS: Final = 6  # that want a sync at the same time: measured, equal at 3, 1.7 times the rate at 6
 CHUNK_BYTES_MAX: Final = 32 * limits.KIB  # more goes the direct way: at 55 KB writing twice costs what a sync does
@@ -53,7 +50,7 @@ class _File:
         self.life = journal.Life(0, 0)
         self.position = journal.FIRST_RECORD
         self.number = 0
-        self.needed: dict[FilePartition, int] = {}
+        self.needed: dict[Committable, int] = {}
 
 
 class Committer:
@@ -74,7 +71,7 @@ class Committer:
         self.flights = 0  # partitions on the direct way
         self.records = 0
         self._armed: list[Callable[[], None]] = []
-        self._ready: list[FilePartition] = []
+        self._ready: list[Committable] = []
         self._files = [_File(name) for name in journal.NAMES]
         self._generation = 0
         self._asked = -RETRY_US
@@ -90,7 +87,7 @@ class Committer:
             self._scheduled = True
             self._scheduler.soon(self._turn)
 
-    def offer(self, partition: "FilePartition") -> None:
+    def offer(self, partition: Committable) -> None:
         """A partition has something to be made durable."""
         self._ready.append(partition)
         if not self._scheduled:
@@ -118,13 +115,13 @@ class Committer:
 
     # -- the journal's way ---------------------------------------------------------------------------------------------
 
-    def _journal(self, ready: "list[FilePartition]") -> "list[FilePartition]":
+    def _journal(self, ready: list[Committable]) -> list[Committable]:
         """Put small chunks into one record; returns who must go the direct way."""
         if self._stopped or not any(file.state in ("fresh", "active") for file in self._files):
             self.prepare()
             return ready
-        direct: list[FilePartition] = []
-        chosen: list[tuple[FilePartition, Chunk]] = []
+        direct: list[Committable] = []
+        chosen: list[tuple[Committable, Chunk]] = []
         size = 0
         for number, partition in enumerate(ready):
             chunk = partition.small_chunk(CHUNK_BYTES_MAX)
@@ -157,8 +154,8 @@ class Committer:
         self._clean()
         return fresh
 
-    def _write(self, file: _File, chosen: "list[tuple[FilePartition, Chunk]]") -> None:
-        taken: list[tuple[FilePartition, Chunk]] = []
+    def _write(self, file: _File, chosen: list[tuple[Committable, Chunk]]) -> None:
+        taken: list[tuple[Committable, Chunk]] = []
         refused: list[Callable[[], None]] = []
         places: list[journal.Place] = []
         buffers: list[bytearray] = []
@@ -189,7 +186,7 @@ class Committer:
         self,
         file: _File,
         position: int,
-        taken: "list[tuple[FilePartition, Chunk]]",
+        taken: list[tuple[Committable, Chunk]],
         result: list[StorageError] | BaseException | None,
     ) -> None:
         self._writing = False
@@ -274,8 +271,8 @@ class Committer:
         file = next((file for file in self._files if file.state == "retired"), None)
         if file is None or self._cleaning or self._stopped:
             return
-        batch: list[tuple[FilePartition, Mark]] = []
-        work: list[tuple[Writer, Segment]] = []
+        batch: list[tuple[Committable, Mark]] = []
+        work: list[tuple[SegmentSync, Segment]] = []
         needed = file.needed
         for partition in list(islice(needed, CLEAN_LOOKED_AT_MAX)):
             if partition.is_synced(needed[partition]):
@@ -296,7 +293,7 @@ class Committer:
             self._renew(file)
 
     def _cleaned(
-        self, batch: "list[tuple[FilePartition, Mark]]", result: "list[StorageError | None] | BaseException"
+        self, batch: list[tuple[Committable, Mark]], result: list[StorageError | None] | BaseException
     ) -> None:
         self._cleaning = False
         for number, (partition, mark) in enumerate(batch):
@@ -338,7 +335,7 @@ class Committer:
         done()
 
 
-def _write_record(record: Callable[[], None], taken: "list[tuple[FilePartition, Chunk]]") -> list[StorageError] | None:
+def _write_record(record: Callable[[], None], taken: list[tuple[Committable, Chunk]]) -> list[StorageError] | None:
     """In a disk thread. If there was no space, the segments go back to where they were: why, for each partition."""
     try:
         record()
@@ -347,5 +344,5 @@ def _write_record(record: Callable[[], None], taken: "list[tuple[FilePartition, 
     return None
 
 
-def _sync_all(work: "list[tuple[Writer, Segment]]") -> "list[StorageError | None]":
+def _sync_all(work: list[tuple[SegmentSync, Segment]]) -> list[StorageError | None]:
     return [writer.sync(segment) for writer, segment in work]

@@ -19,8 +19,9 @@ from quintet.log.embedded.files import reader
 from quintet.log.embedded.files.segment import HEADER_BYTES, Header, Segment, adopt_index, begin_again, new_seed
 from quintet.log.embedded.partitions.links import open_links
 from quintet.log.embedded.partitions.merging import Pending, answer_waiters, merge_groups, place_waiters
+from quintet.log.embedded.partitions.roles import Chunk
 from quintet.log.embedded.partitions.shared import Shared, TailCache
-from quintet.log.embedded.partitions.writer import ZERO_FILL_WRITE_BYTES_MAX, Chunk, Outcome, Writer
+from quintet.log.embedded.partitions.writer import ZERO_FILL_WRITE_BYTES_MAX, Outcome, Writer
 from quintet.log.embedded.recovery.directories import Mark, Opened
 from quintet.model import limits
 from quintet.model.batch import LINK_BYTES, RecordBatch, span_of

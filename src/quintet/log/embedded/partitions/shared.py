@@ -5,7 +5,7 @@ One object instead of a reference to the whole engine, so that a partition can b
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from quintet.log.embedded.files.buffers import ReadBuffers
 from quintet.log.embedded.files.directory_sync import DirectorySync
@@ -14,15 +14,12 @@ from quintet.log.embedded.files.segment import Damage
 from quintet.log.embedded.partitions.commit import Committer
 from quintet.log.embedded.partitions.eviction_order import EvictionOrder
 from quintet.log.embedded.partitions.links import ChainPolicy
+from quintet.log.embedded.partitions.roles import AnchoredPartition, Evictable
 from quintet.log.embedded.partitions.upkeep import Upkeep
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import StorageError
 from quintet.model.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from quintet.log.embedded.partitions.memory import MemoryPartition
-    from quintet.log.embedded.partitions.partition import FilePartition
 
 # What a kept batch costs beside its bytes: the view, its numbers, its memo, its places in the lists. 303 to 431 bytes were
 # measured; without it a cache of small batches was five times its bound.
@@ -32,7 +29,7 @@ OBJECT_BYTES: Final = 432
 FREED_AT_ONCE_MAX: Final = 4_000
 
 Report = Callable[[str, dict[str, object]], None]
-# going(topic_id, partition, start, then): call before offsets below start are removed on purpose, so that an anchor says
+# before_removal(topic_id, partition, start, then): call before offsets below start are removed on purpose, so that an anchor says
 # so first; then() removes them. partition -1: the whole topic.
 BeforeRemoval = Callable[[int, int, int, Callable[[], None]], None]
 
@@ -70,14 +67,14 @@ class Shared:
         self._doomed: list[list[Any]] = []
         self.memory_bytes = 0
         self.memory_bytes_max = limits.MEMORY_TOPICS_BYTES
-        self.memory_order: EvictionOrder[MemoryPartition] = EvictionOrder()
+        self.memory_order: EvictionOrder[Evictable] = EvictionOrder()
         self.memo_bytes = 0
         self.memo_order: deque[RecordBatch] = deque()  # the newest of all, whose encoded frames may be kept
         self.upkeep = Upkeep(scheduler.monotonic())
         self.aging = 0  # jobs under way for idle partitions whose last records may be past their age
-        self.marks_moved: set[FilePartition] = set()
+        self.marks_moved: set[AnchoredPartition] = set()
         self.chain = ChainPolicy()
-        self.heads_moved: set[FilePartition] = set()  # chains that are durable further than they are anchored
+        self.heads_moved: set[AnchoredPartition] = set()  # chains that are durable further than they are anchored
         self.before_removal: BeforeRemoval = lambda topic_id, partition, start, then: then()
         self.quarantine: Callable[[list[Damage]], None] = lambda damages: None
 
@@ -93,7 +90,7 @@ class Shared:
     def trim(self) -> None:
         """Evict the oldest batches until all is within its bound, some of them now and the others next turn."""
         for _ in range(FREED_AT_ONCE_MAX):
-            cache: TailCache | MemoryPartition | None
+            cache: Evictable | None
             if self.cache_bytes > self.cache_bytes_max and len(self.cache_order) > 1:
                 cache = self.cache_order.take()
             elif self.memory_bytes > self.memory_bytes_max and len(self.memory_order) > 1:

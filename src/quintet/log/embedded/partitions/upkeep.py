@@ -7,10 +7,9 @@ the time at which they are idle, corrected only when that time has come.
 
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from quintet.log.embedded.partitions.partition import FilePartition
+from quintet.log.embedded.partitions.roles import Maintained
 
 OPEN_FILES_MAX: Final = 10_240  # segments kept open for writing; above it those that are idle first are closed
 SYNCED_AT_ONCE_MAX: Final = 64  # files to be closed that need a sync first, begun in one round
@@ -26,27 +25,27 @@ class Upkeep:
     def __init__(self, monotonic: int) -> None:
         self.monotonic = monotonic  # when it was last called: near enough to say when a partition was used
         self.open_files_max = OPEN_FILES_MAX
-        self._active: set[FilePartition] = set()
-        self._failing: set[FilePartition] = set()
-        self._syncing: set[FilePartition] = set()
-        self._idle: list[tuple[int, int, FilePartition]] = []
+        self._active: set[Maintained] = set()
+        self._failing: set[Maintained] = set()
+        self._syncing: set[Maintained] = set()
+        self._idle: list[tuple[int, int, Maintained]] = []
         self._number = count()  # so that partitions due at the same time are not compared
 
-    def activate(self, partition: "FilePartition") -> None:
+    def activate(self, partition: Maintained) -> None:
         """It has an open file, or will have."""
         if partition not in self._active:
             self._active.add(partition)
             heappush(self._idle, (partition.idle_at, next(self._number), partition))
 
-    def sync_soon(self, partition: "FilePartition") -> None:
+    def sync_soon(self, partition: Maintained) -> None:
         """It promises a sync within a moment."""
         self._syncing.add(partition)
 
-    def probe(self, partition: "FilePartition") -> None:
+    def probe(self, partition: Maintained) -> None:
         """It failed: see from time to time whether it can go on."""
         self._failing.add(partition)
 
-    def forget(self, partition: "FilePartition") -> None:
+    def forget(self, partition: Maintained) -> None:
         """Its topic is deleted."""
         for members in (self._active, self._failing, self._syncing):
             members.discard(partition)
@@ -60,7 +59,7 @@ class Upkeep:
     def _rest(self, monotonic: int) -> None:
         """Close files that are idle; those that are idle first also if there are too many."""
         idle = self._idle
-        again: list[tuple[int, int, FilePartition]] = []
+        again: list[tuple[int, int, Maintained]] = []
         begun = 0
         for _ in range(LOOKED_AT_ONCE_MAX):
             excess = len(self._active) - self.open_files_max > 0

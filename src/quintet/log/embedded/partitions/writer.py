@@ -9,7 +9,6 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
-from quintet.log.base import Appended
 from quintet.log.embedded.files.disk import CURABLE, REMEDIES, Disk, NotOpened
 from quintet.log.embedded.files.segment import (
     HEADER_BYTES,
@@ -19,6 +18,7 @@ from quintet.log.embedded.files.segment import (
     pack_header,
     write_index,
 )
+from quintet.log.embedded.partitions.roles import Chunk
 from quintet.log.embedded.partitions.shared import Shared
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
@@ -27,24 +27,6 @@ from quintet.model.errors import PartitionFailed, StorageError, StorageFull
 # Writes of this size and more are not zero-filled ahead: writing everything twice costs more than the metadata commit
 # that a growing file needs.
 ZERO_FILL_WRITE_BYTES_MAX: Final = 128 * limits.KIB
-
-
-class Chunk:
-    """Batches that go into one segment one behind the other, and who waits for them."""
-
-    __slots__ = ("buffers", "end", "owed", "position", "segment", "waiters")
-
-    def __init__(self, segment: Segment, position: int) -> None:
-        self.segment = segment
-        self.position = position
-        self.end = position
-        self.owed = 0  # bytes as they were appended: merging makes fewer of them
-        self.buffers: list[bytearray] = []
-        self.waiters: list[tuple[bytearray, Appended | None, int]] = []
-
-    @property
-    def size(self) -> int:
-        return self.end - self.position
 
 
 class Outcome(NamedTuple):

@@ -1,1 +1,1 @@
-"""Files and objects below a lake table: names, options of stores, commits of one writer, swaps."""
+"""Handles files and objects below a lake table: paths, options of stores, commits of one writer, swaps."""

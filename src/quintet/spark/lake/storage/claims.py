@@ -32,7 +32,7 @@ def nonce() -> int:
     return uuid.uuid4().int & ((1 << NONCE_BITS) - 1)
 
 
-class Claims:
+class CommitClaims:
     """The claims of a table as they were when this was made."""
 
     def __init__(self, table: ObjectPath) -> None:

@@ -1,4 +1,4 @@
-"""Rows to Parquet files and small files to larger ones: the part of a lake table that touches rows. No commits here.
+"""Writes rows to Parquet files and merges small files into larger ones. Commits nothing.
 
 A task sorts its rows into one heap per partition value. A heap that reaches FILE_BYTES, or the largest one when all together
 reach HEAPS_BYTES_MAX, becomes a file: sorted by topic, partition and offset, compressed, on the disk before it is named to
@@ -29,7 +29,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from quintet.spark.lake import schema as columns
-from quintet.spark.lake.storage.objects import Place, writing
+from quintet.spark.lake.storage.objects import TablePath, writing
 
 OWN: Final = "_quintet"  # our directory in a table; readers pass over names that begin with _
 STAGING: Final = f"{OWN}/staging"
@@ -58,7 +58,7 @@ class Heaps:
     """The rows of one task on their way to files."""
 
     def __init__(
-        self, table: Place, writer: str, epoch: int, partition_by: Sequence[str], *, in_place: bool = False
+        self, table: TablePath, writer: str, epoch: int, partition_by: Sequence[str], *, in_place: bool = False
     ) -> None:
         self._table = table
         self._in_place = in_place
@@ -123,7 +123,7 @@ def split(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[tuple[s
 
 
 def write_file(
-    table: Place,
+    table: TablePath,
     writer: str,
     epoch: int,
     values: dict[str, str | None],
@@ -160,7 +160,7 @@ def repeats(kind: pa.DataType) -> bool:
 
 def tellable(rows: pa.Table, field: pa.Field) -> bool:
     """Whether a column gets statistics: not one with a time beyond the years 1 to 9999, which readers in Python (pyiceberg)
-    could not take, and no nested one, which nobody looks for."""
+    could not take, and no nested one, because no query searches by it."""
     if pa.types.is_nested(field.type):
         return False
     if not pa.types.is_temporal(field.type):
@@ -222,11 +222,11 @@ def _json(value: Any) -> Any:
     return value.isoformat().replace("+00:00", "Z")
 
 
-def opened(path: Place) -> pq.ParquetFile:
+def opened(path: TablePath) -> pq.ParquetFile:
     return pq.ParquetFile(path if isinstance(path, Path) else path.input_file())
 
 
-def read_files(paths: Iterable[Place]) -> pa.Table:
+def read_files(paths: Iterable[TablePath]) -> pa.Table:
     """The rows of some files of one table, columns by name; one that a file lacks is null there."""
     tables = []
     for path in paths:
@@ -236,7 +236,7 @@ def read_files(paths: Iterable[Place]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="default")
 
 
-def may_have(path: Place, between: Mapping[str, tuple[Any, Any]]) -> bool:
+def may_have(path: TablePath, between: Mapping[str, tuple[Any, Any]]) -> bool:
     """Whether a file can have rows between these values, by its statistics. Files never change, so they are read once."""
     known = extremes(path)
     return all(
@@ -245,7 +245,7 @@ def may_have(path: Place, between: Mapping[str, tuple[Any, Any]]) -> bool:
 
 
 @functools.lru_cache(maxsize=FOOTERS_KEPT)
-def extremes(path: Place) -> dict[str, tuple[Any, Any]]:
+def extremes(path: TablePath) -> dict[str, tuple[Any, Any]]:
     """Column -> least and greatest value, of those that the file tells of."""
     with opened(path) as file:
         meta = file.metadata
@@ -258,7 +258,7 @@ def extremes(path: Place) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def weight(path: Place) -> int:
+def weight(path: TablePath) -> int:
     """Bytes of a file's rows in memory, about."""
     with opened(path) as file:
         meta = file.metadata

@@ -1,4 +1,4 @@
-"""Which batches a table has taken: one small JSON file per batch, written whole or not at all; the fence of a writer.
+"""Records which batches a table has taken: one small JSON file per batch, written whole or not at all; the fence of a writer.
 
     TABLE/_quintet/commits/WRITER/EPOCH.json      the batch is committed, and these are its files
     TABLE/_quintet/commits/WRITER/EPOCH.intent    Delta, Iceberg: files are being put in place, the table's own log decides
@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from quintet.spark.lake.storage.files import OWN, STAGING, File, fsync_directory
-from quintet.spark.lake.storage.objects import ObjectPath, Place
+from quintet.spark.lake.storage.objects import ObjectPath, TablePath
 
 KEPT: Final = 128  # commits of a writer; Spark keeps 100 batches in a checkpoint
 ORPHAN_SECONDS: Final = 24 * 3600  # after which staged files of a writer that never came back are removed
@@ -46,7 +46,7 @@ class Commit(msgspec.Struct, frozen=True):
 class Journal:
     """The commits of one table."""
 
-    def __init__(self, table: Place) -> None:
+    def __init__(self, table: TablePath) -> None:
         self.table = table
         self._commits = table / OWN / "commits"
 
@@ -87,7 +87,7 @@ class Journal:
             path.parent.mkdir(exist_ok=True)
         replace(path, msgspec.json.encode(commit))
 
-    def settle(self, writer: str, epoch: int) -> None:
+    def mark_committed(self, writer: str, epoch: int) -> None:
         """An intent that became a commit."""
         intent, done = self._path(writer, epoch, INTENT), self._path(writer, epoch, DONE)
         assert isinstance(intent, Path) and isinstance(done, Path), "there are no intents in an object store"
@@ -139,16 +139,16 @@ class Journal:
         names = (name for name in entries if name.endswith(suffix))
         return [int(name.removesuffix(suffix)) for name in names if name.removesuffix(suffix).isdecimal()]
 
-    def _path(self, writer: str, epoch: int, suffix: str) -> Place:
+    def _path(self, writer: str, epoch: int, suffix: str) -> TablePath:
         return self._commits / quote(writer, safe="") / f"{epoch}{suffix}"
 
 
-def _own(folder: Place, writer: str, epoch: int) -> bool:
+def _own(folder: TablePath, writer: str, epoch: int) -> bool:
     """Whether files in this directory were staged for a batch of a writer, up to an epoch."""
     return folder.parent.name == quote(writer, safe="") and folder.name.isdecimal() and int(folder.name) <= epoch
 
 
-def replace(path: Place, data: bytes) -> None:
+def replace(path: TablePath, data: bytes) -> None:
     """The file has this content, now and after a loss of power: all of it or what it was before."""
     if isinstance(path, ObjectPath):
         path.write_bytes(data)

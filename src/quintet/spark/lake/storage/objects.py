@@ -1,4 +1,4 @@
-"""A name in an object store, with as much of pathlib.Path as lake tables use, over pyarrow's file systems.
+"""Gives names in an object store the methods of pathlib.Path that lake tables use, over pyarrow's file systems.
 
 What differs from a directory: there is no rename, no lock and no fsync. A write is seen whole or not at all and lasts when it
 returns; a list shows every write that returned before (S3, GCS and ABFS all say so today). A "directory" is what names have
@@ -177,7 +177,7 @@ class ObjectPath:
             raise LakeError(f"the bucket of {self} does not exist", hint="create it, or correct the path")
 
 
-Place = Path | ObjectPath
+TablePath = Path | ObjectPath
 
 
 def each(paths: list[ObjectPath], act: Callable[[ObjectPath], T]) -> list[T]:
@@ -188,7 +188,7 @@ def each(paths: list[ObjectPath], act: Callable[[ObjectPath], T]) -> list[T]:
         return list(pool.map(act, paths))
 
 
-def located(path: str, storage: Storage = NOTHING) -> Place:
+def located(path: str, storage: Storage = NOTHING) -> TablePath:
     """Where a table is: a directory, or a name in an object store. LakeError for what can be neither."""
     bare = without_file(path)
     if any(sign in bare for sign in GLOB_SIGNS):
@@ -215,7 +215,7 @@ def located(path: str, storage: Storage = NOTHING) -> Place:
 
 
 @contextlib.contextmanager
-def writing(place: Place) -> Iterator[Any]:
+def writing(place: TablePath) -> Iterator[Any]:
     """A new file, which is there for good when this ends."""
     if isinstance(place, Path):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -231,7 +231,7 @@ def writing(place: Place) -> Iterator[Any]:
             yield stream
             stream.close()
         except BaseException:
-            with contextlib.suppress(Exception):  # what is half written has a name that nobody knows
+            with contextlib.suppress(Exception):  # a file that is half written has a random name, so no reader finds it
                 stream.close()
                 place.unlink(missing_ok=True)
             raise

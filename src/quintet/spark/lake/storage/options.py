@@ -139,7 +139,7 @@ NOTHING: Final = Storage()
 
 
 def parse(options: Mapping[str, str]) -> Storage:
-    """Options without their prefix, in the words of pyarrow or of the SDKs' variables. LakeError for one that is not known."""
+    """Options without their prefix, named as in pyarrow or in the SDKs' variables. LakeError for one that is not known."""
     found: dict[str, str] = {}
     for word, value in options.items():
         row = KNOWN.get(word.lower())

@@ -1,4 +1,4 @@
-"""Replaces a directory of files by another in one step, so that whoever lists it sees the old files or the new ones.
+"""Replaces a directory of files by another in one step, so that a listing shows the old files or the new ones.
 
 Linux exchanges two names in one call (renameat2). Where it cannot, the old directory goes and the new one comes in two
 renames: a reader may find nothing in between, and never finds rows twice. What was prepared waits beside the table, not

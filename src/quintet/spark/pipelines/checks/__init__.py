@@ -1,1 +1,1 @@
-"""What the audit pipeline checks, where its tasks run: chains, digests, envelopes, archives."""
+"""Holds the checks that tasks of the audit pipeline run: chains, digests, envelopes, archives."""

@@ -1,4 +1,4 @@
-"""The audit chain of a data folder, followed by Spark's tasks: one for each segment file, or for several small ones.
+"""Verifies the audit chain of a data folder in Spark's tasks: one for each segment file, or for several small ones.
 
 Files are followed where the tasks run (log/pieces.py) and joined on the driver, with the anchors if there are any. It needs the
 files themselves, on the broker's machine or a copy of the folder that every executor can read: records that come over Flight,

@@ -1,4 +1,4 @@
-"""A digest of records that depends on their order and on nothing else: not on batches, tasks or the way they were read.
+"""Computes a digest of records that depends on their order only: not on batches, tasks or the way they were read.
 
 Each column is a few streams of bytes, and a CRC-32C runs through each stream:
 

@@ -1,4 +1,4 @@
-"""Signatures of peerbus envelopes, counted where they are read: the values of topics `peerbus/NAME`.
+"""Verifies and counts signatures of peerbus envelopes: the values of topics `peerbus/NAME`.
 
 sound     the hmac is that of the shared secret over the envelope's canonical form
 forged    a peer sent it, and it has another hmac, another id than its key, is for another peer, or is no envelope; the

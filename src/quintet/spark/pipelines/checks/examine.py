@@ -1,4 +1,4 @@
-"""What an audit does where its tasks run: a range of a partition is read whole, whatever is broken in it, into one `Slice`.
+"""Reads a range of a partition in a task of the audit, past any damage in it, into one `Slice`.
 
 Rows come as record batches and stay in this process; everything is done by the batch. A batch that does not check out is
 noted, and the reading goes on at the next offset that does. Nothing here decides what a finding means for the audit.
@@ -17,9 +17,9 @@ from quintet.log import mapped
 from quintet.model.errors import CorruptData, DataLost, OffsetNotFound, QuintetError
 from quintet.spark.pipelines.checks import digest, envelopes
 from quintet.spark.source import reader
-from quintet.spark.source.link import Link
+from quintet.spark.source.connection import FlightConnection
 from quintet.spark.source.options import OptionError, ReadOptions
-from quintet.spark.source.reader import Part
+from quintet.spark.source.spans import MappedSpan
 
 DAMAGES_MAX: Final = 1_000  # of one range; what is behind them is not read
 DAMAGE: Final = {CorruptData.code, DataLost.code, OffsetNotFound.code}  # what an audit is there to find
@@ -60,7 +60,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
         return self.last - self.first - self.rows - self.broken
 
 
-def examine(asked: ReadOptions, part: Part, back_us: int, secret: bytes = b"") -> Slice:
+def examine(asked: ReadOptions, part: MappedSpan, back_us: int, secret: bytes = b"") -> Slice:
     """Read a range whole. With a secret, the signatures of the envelopes in the mailboxes of peers are looked at, too."""
     span, damages = part.span, list[Damage]()
     found = Slice(span.topic, span.partition, span.first, span.last)
@@ -124,7 +124,7 @@ def _numbers(batch: pa.RecordBatch, name: str) -> "np.typing.NDArray[np.int64]":
     return np.frombuffer(array.buffers()[1], "<i8", len(array), 8 * array.offset)
 
 
-def _pieces(asked: ReadOptions, part: Part, wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch | Damage]:
+def _pieces(asked: ReadOptions, part: MappedSpan, wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch | Damage]:
     """The record batches of a range, and between them what cannot be read."""
     following, last = part.span.first, part.span.last
     for _ in range(DAMAGES_MAX):
@@ -147,7 +147,7 @@ def _pieces(asked: ReadOptions, part: Part, wanted: tuple[str, ...]) -> Iterator
     yield Damage(following, last, f"not read: there are more than {DAMAGES_MAX} damages before it")
 
 
-def _sound(asked: ReadOptions, part: Part) -> int:
+def _sound(asked: ReadOptions, part: MappedSpan) -> int:
     """The first offset of a range from which on it can be read, or its end."""
     span = part.span
     if _here(part):
@@ -161,11 +161,11 @@ def _sound(asked: ReadOptions, part: Part) -> int:
     ticket = wire.Ticket(
         span.topic, span.partition, span.first, span.last, OFFSET_ONLY, rows_per_batch=1, fail_on_data_loss=False
     )
-    for batch in Link.of(asked.target).read(ticket):
+    for batch in FlightConnection.of(asked.target).read(ticket):
         return int(batch.column("offset")[0].as_py())
     return span.last
 
 
-def _here(part: Part) -> bool:
+def _here(part: MappedSpan) -> bool:
     """Whether the broker's files are this machine's files."""
     return part.machine is not None and bool(part.files) and reader.same_machine(part.machine)

@@ -1,4 +1,4 @@
-"""An archive against the topics it was made of: every row of one is in the other, once, with the same key, value and time.
+"""Compares an archive with its topics: every row of one is in the other, once, with the same key, value and time.
 
     1   of each partition of the archive: its first and last offset           reads one column
     2   BUCKET offsets at a time, on both sides: how many rows, and a sum and an exclusive or of their hashes
@@ -201,7 +201,7 @@ def _differences(
 
 
 def _topics(options: Common, topics: list[str]) -> tuple[wire.TopicInfo, ...]:
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
     from quintet.spark.source.options import target
 
-    return Link.of(target(options.access())).topics(wire.Selection(tuple(topics))).topics
+    return FlightConnection.of(target(options.access())).topics(wire.Selection(tuple(topics))).topics

@@ -1,1 +1,1 @@
-"""How a pipeline runs: its options, its files, its session, progress, failures, reports to the broker."""
+"""Runs pipelines: options, files, session, progress, failures, reports to the broker."""

@@ -1,4 +1,4 @@
-"""From what a user wrote to a pipeline's Options: KEY=VALUE words and a TOML file, checked field by field. No Spark here.
+"""Turns KEY=VALUE words and a TOML file into a pipeline's Options, checked field by field. No Spark here.
 
 Every complaint is one ConfigError that names the option, and shows its value unless that may be a secret. `described` is the
 way back: the options of a pipeline for its --help.

@@ -1,4 +1,4 @@
-"""Where a run keeps its checkpoint, what it is called, and the lock that keeps a second run of the same name away.
+"""Chooses where a run keeps its checkpoint and what it is called, and locks it against a second run of the same name.
 
 The lock is the kernel's (flock) on a file in the checkpoint's directory, so one that a killed process left behind holds nobody
 up; the number of the process is in it for people. A checkpoint that is not on this machine (s3a://, hdfs://) is locked beside

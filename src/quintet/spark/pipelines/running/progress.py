@@ -1,4 +1,4 @@
-"""How far a pipeline is: the figures of its queries, added up from their progress, and the line that shows them.
+"""Adds up the figures of a pipeline's queries from their progress, and makes the line that shows them.
 
 Progress is Spark's JSON. A trigger that found nothing reports, too, under the number of the batch that will come next; so
 what was seen already is told by the trigger's time, and only a trigger that ran a batch counts as one.
@@ -49,7 +49,7 @@ class Figures:
 
 
 @dataclass(slots=True)
-class Watch:
+class ProgressPoller:
     """Looks at queries again and again. `begin` is for queries that were started anew."""
 
     figures: Figures = field(default_factory=Figures)

@@ -1,4 +1,4 @@
-"""Tells the broker how a pipeline is, from a thread of its own, and hears its orders.
+"""Reports the state of a pipeline to the broker from a thread of its own, and receives its stop orders.
 
 The broker may be away or slow: a pipeline never waits for it. Only the newest report is kept; what was not sent when the next
 one comes was of no use any more.

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from quintet.flight.wire import PipelineReport
 from quintet.spark import pipelines
 from quintet.spark.failures import RESTARTS_NOW, Failure, Patience, explain
-from quintet.spark.pipelines.base import NOW, Common, Result, Streaming, heed
+from quintet.spark.pipelines.base import NOW, Common, Result, Streaming, stop_on
 from quintet.spark.pipelines.running import arguments as given
 from quintet.spark.pipelines.running import directories as places
 from quintet.spark.pipelines.running import sessions
-from quintet.spark.pipelines.running.progress import Figures, Query, Watch, line
+from quintet.spark.pipelines.running.progress import Figures, ProgressPoller, Query, line
 from quintet.spark.pipelines.running.reports import Reporter, Send, cut
 from quintet.spark.source.options import target
 
@@ -38,11 +38,10 @@ EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 TICK_S: Final = 1.0
 REPORT_S: Final = 2.0
-LINE_S: Final = 10.0  # between two lines where nobody looks at a terminal
+LINE_S: Final = 10.0  # between two lines when the output is not a terminal
 BATCH_ENDS_S: Final = 30.0  # how long a batch under way may take to end before it is broken off
 DRAIN_S: Final = 0.1
 GREETING_S: Final = "5"  # how long the first call waits for a broker that is not there
-US: Final = 1_000_000
 
 
 class Clock(Protocol):
@@ -120,7 +119,7 @@ class Runner:
     clock: Clock = field(default_factory=RealClock)
     stop: threading.Event = field(default_factory=threading.Event)
     spark: Any = None  # the session that it used last
-    _watch: Watch = field(default_factory=Watch)
+    _watch: ProgressPoller = field(default_factory=ProgressPoller)
     _state: str = "starting"
     _detail: str = ""
     _restarts: int = 0
@@ -220,13 +219,13 @@ class Runner:
     # -- pipelines that end -------------------------------------------------------------------------------------------
 
     def _batch(self) -> int:
-        """In a thread, so that signals and orders are heard meanwhile."""
+        """In a thread, so that signals and stop orders are handled meanwhile."""
         from pyspark.util import InheritableThread
 
         outcome: list[Result | BaseException] = []
 
         def work() -> None:
-            heed(self.stop)
+            stop_on(self.stop)
             try:
                 outcome.append(self.job.module.run(self.spark, self.job.options))
             except BaseException as error:
@@ -248,7 +247,7 @@ class Runner:
         self.screen.result(found)
         return EXIT_DONE if found.ok else EXIT_FAILED
 
-    # -- what is shown and told ---------------------------------------------------------------------------------------
+    # -- what is shown and reported ---------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         monotonic = self.clock.monotonic()
@@ -374,7 +373,7 @@ def run(
         ConfigError: an option is unknown, missing or wrong.
         InUse: it runs already.
     """
-    from quintet.spark.source.link import Link
+    from quintet.spark.source.connection import FlightConnection
 
     job = prepare(kind, options, name=name, checkpoint=checkpoint, restarts=restarts, verbose=verbose)
     screen = screen or Screen()
@@ -382,25 +381,25 @@ def run(
     with contextlib.ExitStack() as stack:
         if job.checkpoint:
             stack.enter_context(places.locked(job.name, job.checkpoint))
-        link = stack.enter_context(Link(target({**access, "retrySeconds": "0"})))
+        connection = stack.enter_context(FlightConnection(target({**access, "retrySeconds": "0"})))
         stop = threading.Event()
         listen = stack.enter_context(_signals(stop))
 
         def session(before: "SparkSession | None") -> "SparkSession":
             if before is None:
-                with Link(target({**access, "retrySeconds": GREETING_S})) as greeting:
+                with FlightConnection(target({**access, "retrySeconds": GREETING_S})) as greeting:
                     greeting.login()  # wrong credentials are known before Spark has started
             found = spark or sessions.renewed(before, master, job.name, verbose, conf)
             listen()  # again: a new session takes SIGINT for itself
             return found
 
-        going = Runner(job, session, link.pipeline_report, screen, stop=stop)
+        runner = Runner(job, session, connection.pipeline_report, screen, stop=stop)
         own = spark is None and not sessions.running()
         try:
-            return going.go()
+            return runner.go()
         finally:
-            if own and going.spark is not None:
-                sessions.end(going.spark)
+            if own and runner.spark is not None:
+                sessions.end(runner.spark)
 
 
 @contextlib.contextmanager

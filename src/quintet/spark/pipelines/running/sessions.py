@@ -1,4 +1,4 @@
-"""The session of a pipeline, and a new one when its virtual machine died or its context was stopped.
+"""Makes the session of a pipeline, and a new one when its virtual machine died or its context was stopped.
 
 pyspark keeps one gateway and one context for the whole process and offers no way to let go of a machine that is gone: that
 is what `forget` does, and the only place that touches pyspark's own attributes.
@@ -71,7 +71,7 @@ def silence() -> None:
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """Some of what it raises it logs under nobody's name."""
+    """It also logs some of what it raises, to a logger without a name."""
     return "py4j" not in record.pathname
 
 

@@ -1,6 +1,6 @@
-"""The Flight client of Spark's driver, of its executors and of the commands: one method per action of the door.
+"""Connects Spark's driver, its executors and the commands to the Flight door: one method per action of the door.
 
-A `Link` logs in once and keeps the token; `Link.of` keeps one per process and target, because Spark runs many short tasks in
+A `FlightConnection` logs in once and keeps the token; `FlightConnection.of` keeps one per process and target, because Spark runs many short tasks in
 one Python process. While the broker cannot be reached, calls are repeated with growing pauses for `retry_seconds`: every
 action may be sent twice without harm, a read goes on behind the last row it gave, and a stage is sent again as a whole.
 What stays wrong is raised as an error of quintet.client.core.errors in one sentence that names the option to look at. Nothing here
@@ -55,10 +55,10 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-class Link:
+class FlightConnection:
     """A connection to the Flight door of one broker, as one user."""
 
-    _open: "dict[tuple[int, Target], Link]" = {}  # noqa: RUF012
+    _open: "dict[tuple[int, Target], FlightConnection]" = {}  # noqa: RUF012
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -66,18 +66,18 @@ class Link:
         self._token = f"Bearer {target.token}".encode() if target.token else b""
 
     @classmethod
-    def of(cls, target: Target) -> "Link":
-        """The link of this process to a target. A process that was forked has its own: connections do not survive that."""
+    def of(cls, target: Target) -> "FlightConnection":
+        """The connection of this process to a target. A process that was forked has its own: connections do not survive that."""
         key = (os.getpid(), target)
-        link = cls._open.get(key)
-        if link is None:
-            link = cls._open[key] = cls(target)
-        return link
+        connection = cls._open.get(key)
+        if connection is None:
+            connection = cls._open[key] = cls(target)
+        return connection
 
     def __repr__(self) -> str:
-        return f"Link({self.target})"
+        return f"FlightConnection({self.target})"
 
-    def __enter__(self) -> "Link":
+    def __enter__(self) -> "FlightConnection":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,13 +1,13 @@
-"""Many Avro values read side by side: every step is one numpy operation over all rows, so no row costs Python time.
+"""Reads many Avro values side by side: every step is one numpy operation over all rows, so no row costs Python time.
 
-A lane is one value: where its next byte is, where it ends, and whether it was sound so far. Rows lie behind each other in
+A cursor is one value: where its next byte is, where it ends, and whether it was sound so far. Rows lie behind each other in
 one buffer:
 
     data    | row 0 .......... | row 1 .... | row 2 ............... | 16 zeros, so that a number at the end can be read |
     pos       ^ >                ^ >          ^ >                     one per row, always between the row's begin and end
 
-A lane that breaks a rule is marked (`ok` false) and reads on harmlessly; the cause is found by the reader of single rows
-(avro_rows.py), if somebody wants to know it. What lanes cannot read well (`again`: long lists, a key that is there twice)
+A cursor that breaks a rule is marked (`ok` false) and reads on harmlessly; the cause is found by the reader of single rows
+(avro_rows.py), if somebody wants to know it. What cursors cannot read well (`again`: long lists, a key that is there twice)
 that reader decodes.
 """
 
@@ -25,7 +25,7 @@ VARINT_BYTES_MAX = 10
 
 
 class Shared:
-    """What all lanes of one batch share: the bytes, and how many more list items may be stepped through."""
+    """What all cursors of one batch share: the bytes, and how many more list items may be stepped through."""
 
     def __init__(self, data: npt.NDArray[np.uint8], steps: int) -> None:
         self.data = np.concatenate([data, np.zeros(PADDING_BYTES, np.uint8)])
@@ -33,7 +33,7 @@ class Shared:
         self.steps = steps
 
 
-class Lanes:
+class RowCursors:
     """Rows of a batch, or some of them; in their order."""
 
     __slots__ = ("again", "end", "ok", "pos", "shared")
@@ -46,8 +46,8 @@ class Lanes:
         self.again = again
 
     @classmethod
-    def over(cls, values: pa.BinaryArray, steps: int) -> "Lanes":
-        """One lane per value; `values` has no nulls."""
+    def over(cls, values: pa.BinaryArray, steps: int) -> "RowCursors":
+        """One cursor per value; `values` has no nulls."""
         _, offsets, data = values.buffers()
         edges = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
         text = np.frombuffer(data or b"", np.uint8)[edges[0] : edges[-1]]
@@ -58,10 +58,10 @@ class Lanes:
     def __len__(self) -> int:
         return len(self.pos)
 
-    def part(self, which: Ints) -> "Lanes":
-        return Lanes(self.shared, self.pos[which], self.end[which], self.ok[which], self.again[which])
+    def part(self, which: Ints) -> "RowCursors":
+        return RowCursors(self.shared, self.pos[which], self.end[which], self.ok[which], self.again[which])
 
-    def back(self, which: Ints, part: "Lanes") -> None:
+    def back(self, which: Ints, part: "RowCursors") -> None:
         """What `part` read is read."""
         self.pos[which] = part.pos
         self.ok[which] = part.ok
@@ -76,7 +76,7 @@ class Lanes:
         self.again[which] = True
 
     def take(self, size: int) -> Ints:
-        """Where `size` bytes begin; those of a lane without so many are the padding's or the next row's."""
+        """Where `size` bytes begin; those of a cursor without so many are the padding's or the next row's."""
         start = self.pos
         stop = start + size
         inside = stop <= self.end
@@ -85,14 +85,14 @@ class Lanes:
         return start
 
     def fixed(self, dtype: str) -> npt.NDArray[Any]:
-        """A little-endian number of a fixed size from each lane."""
+        """A little-endian number of a fixed size from each cursor."""
         size = np.dtype(dtype).itemsize
         data = self.shared.data
         anywhere = np.ndarray((len(data) - size + 1,), dtype, data, strides=(1,))
         return anywhere[self.take(size)]
 
     def varint(self) -> Ints:
-        """A zigzag number of at most 64 bits from each lane; 0 where there is none."""
+        """A zigzag number of at most 64 bits from each cursor; 0 where there is none."""
         data = self.shared.data
         byte = data[self.pos]
         value = (byte & 0x7F).astype(np.uint64)
@@ -125,7 +125,7 @@ class Lanes:
         return start, self.pos
 
     def bytes(self, start: Ints, stop: Ints) -> pa.BinaryArray:
-        """The bytes between, one element per lane: an array of those and of what is between them, every second taken."""
+        """The bytes between, one element per cursor: an array of those and of what is between them, every second taken."""
         if not len(start):
             return pa.array([], pa.binary())
         edges = np.empty(2 * len(start), np.int32)
@@ -137,7 +137,7 @@ class Lanes:
         return both.take(pa.array(np.arange(0, len(edges), 2)))
 
     def text(self, start: Ints, stop: Ints) -> pa.StringArray:
-        """The same as strings; a lane that is not UTF-8 is marked, and empty."""
+        """The same as strings; a cursor that is not UTF-8 is marked, and empty."""
         array = self.bytes(start, stop)
         try:
             return array.cast(pa.string())

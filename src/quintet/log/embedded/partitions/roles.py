@@ -1,0 +1,99 @@
+"""Defines a partition as the committer, the upkeep, the anchors and the memory bound see it, and the Chunk they pass around.
+
+These modules stand below partition.py and never import it.
+"""
+
+from typing import Protocol
+
+from quintet.log.base import Appended
+from quintet.log.embedded.files.segment import Segment
+from quintet.log.embedded.partitions.links import Links
+from quintet.log.embedded.recovery.directories import Mark
+from quintet.model.errors import StorageError
+
+
+class Chunk:
+    """Batches that go into one segment one behind the other, and who waits for them."""
+
+    __slots__ = ("buffers", "end", "owed", "position", "segment", "waiters")
+
+    def __init__(self, segment: Segment, position: int) -> None:
+        self.segment = segment
+        self.position = position
+        self.end = position
+        self.owed = 0  # bytes as they were appended: merging makes fewer of them
+        self.buffers: list[bytearray] = []
+        self.waiters: list[tuple[bytearray, Appended | None, int]] = []
+
+    @property
+    def size(self) -> int:
+        return self.end - self.position
+
+
+class SegmentSync(Protocol):
+    """What syncs a segment in a disk thread (writer.Writer)."""
+
+    def sync(self, segment: Segment) -> StorageError | None: ...
+
+
+class Committable(Protocol):
+    """A partition with chunks to be made durable (commit.Committer)."""
+
+    topic_id: int
+    number: int
+
+    @property
+    def visible(self) -> int: ...
+
+    def write_direct(self) -> None: ...
+
+    def small_chunk(self, bytes_max: int) -> Chunk | None: ...
+
+    def put(self, chunk: Chunk) -> StorageError | None: ...
+
+    def take_back(self, chunk: Chunk, error: OSError) -> StorageError: ...
+
+    def journaled(self, chunk: Chunk) -> None: ...
+
+    def tell(self, chunk: Chunk) -> None: ...
+
+    def refused(self, chunk: Chunk, error: StorageError) -> None: ...
+
+    def is_synced(self, offset: int) -> bool: ...
+
+    def begin_sync(self) -> tuple[SegmentSync, Segment, Mark] | None: ...
+
+    def synced(self, mark: Mark, error: StorageError | BaseException | None) -> None: ...
+
+
+class Maintained(Protocol):
+    """A partition with files to be synced, probed or closed from time to time (upkeep.Upkeep)."""
+
+    @property
+    def idle_at(self) -> int: ...
+
+    def probe(self, monotonic: int) -> bool: ...
+
+    def sync_if_due(self, monotonic: int) -> bool: ...
+
+    def rest(self, in_a_hurry: bool) -> bool: ...
+
+
+class AnchoredPartition(Protocol):
+    """A partition with a durable mark and the head of an audit chain (engine, anchoring)."""
+
+    topic_id: int
+    number: int
+    mark: Mark | None
+    links: Links
+
+    @property
+    def start(self) -> int: ...
+
+
+class Evictable(Protocol):
+    """A partition whose batches count against a memory bound (shared.Shared)."""
+
+    stale: int
+
+    def evict(self) -> None: ...

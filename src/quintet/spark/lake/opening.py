@@ -1,0 +1,74 @@
+"""Opens lake tables: splits the options, finds the format of what is at a path, and makes the table object."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from quintet.model.extras import load
+from quintet.spark.lake import meta
+from quintet.spark.lake.errors import LakeError
+from quintet.spark.lake.storage.objects import ObjectPath, TablePath, located
+from quintet.spark.lake.storage.options import NOTHING, Storage, parse
+from quintet.spark.lake.table import LakeTable
+
+STORAGE: Final = "storage."
+
+
+CATALOG: Final = "catalog."
+
+
+# format -> module and class; each is imported when it is used, they are large
+FORMATS: Final = {
+    "parquet": ("quintet.spark.lake.parquet", "ParquetTable"),
+    "delta": ("quintet.spark.lake.delta", "Delta"),
+    "iceberg": ("quintet.spark.lake.iceberg", "Iceberg"),
+}
+
+
+IN_OBJECTS: Final = {**FORMATS, "parquet": ("quintet.spark.lake.object_parquet", "ObjectParquet")}
+
+
+SPARKS_OWN: Final = ("checkpointlocation", "queryname", "outputmode", "paths")
+
+
+def table_of(
+    path: str,
+    format: str,
+    partition_by: Sequence[str] | None = None,
+    storage: Storage = NOTHING,
+    catalog: Mapping[str, str] | None = None,
+) -> LakeTable:
+    """The table at a path; the packages of its format must be installed."""
+    if format not in FORMATS:
+        raise LakeError(f"format {format!r} is not known", hint=f"there are {', '.join(FORMATS)}")
+    remote = isinstance(located(path, storage), ObjectPath)
+    module, name = (IN_OBJECTS if remote else FORMATS)[format]
+    where = " in an object store" if remote else ""
+    kind = getattr(load(module, f"a table of format {format}{where}", "lake"), name)
+    made = kind(path, partition_by, storage, catalog)
+    assert isinstance(made, LakeTable)
+    return made
+
+
+def split(options: Mapping[str, str]) -> tuple[Storage, dict[str, str]]:
+    """The storage.* and the catalog.* options, without their prefixes."""
+    under = {prefix: {name[len(prefix) :]: value for name, value in options.items() if name.lower().startswith(prefix)}
+             for prefix in (STORAGE, CATALOG)}  # fmt: skip
+    return parse(under[STORAGE]), under[CATALOG]
+
+
+def directory(path: str, options: Mapping[str, str]) -> TablePath:
+    """Where a table is; LakeError for a path that can be none."""
+    return located(path, split(options)[0])
+
+
+def kind(path: str, options: Mapping[str, str]) -> str:
+    """The format of the table at a path; LakeError if there is none."""
+    where = directory(path, options)
+    known = meta.load(where)
+    if known is not None:
+        return known.format
+    if (where / "_delta_log").is_dir():
+        return "delta"
+    if isinstance(where, ObjectPath):
+        where.check_bucket()
+    raise LakeError(f"there is no lake table at {path}", hint="check the path, and that something was written to it")
