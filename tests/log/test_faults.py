@@ -43,7 +43,7 @@ def test_each_call_fails_once_and_from_then_on(operation: str, code: int, journa
 
 
 @pytest.mark.parametrize("durability", ["fsync", "interval"])
-def test_a_failed_sync_makes_the_partition_read_only_and_is_not_tried_again(durability: str) -> None:
+def test_a_failed_sync_makes_the_partition_read_only_without_a_retry(durability: str) -> None:
     harness = Harness()
     partition = harness.open(TopicSpec(TOPIC, "t", durability=durability))  # type: ignore[arg-type]
     rows = harness.write(partition, 3)

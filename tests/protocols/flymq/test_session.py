@@ -125,9 +125,7 @@ def test_every_operation_has_a_handler_and_a_right() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_codes_that_are_no_operation_get_an_error_and_the_connection_goes_on(
-    sim: SimBroker, dialect: frames.Dialect
-) -> None:
+def test_codes_that_are_no_operation_get_an_error(sim: SimBroker, dialect: frames.Dialect) -> None:
     client = Client(sim, "admin", dialect)
     for code in sorted(set(range(256)) - set(frames.OPERATIONS)):
         for payload in (b"", bytes(20)):
