@@ -40,12 +40,6 @@ class _Laws(DoorLaws):
         sim.scheduler.settle()
         return peer.take(), peer.session.closing
 
-    def test_cut_at_every_byte(self) -> None:
-        """Most bytes are those of tokens, one as good as the other: every eleventh place."""
-        whole = self.run([])
-        for position in range(1, len(self.script()), 11):
-            assert self.run([position]) == whole, f"cut at {position}"
-
 
 class TestLawsStrict(_Laws):
     def script(self) -> bytes:

@@ -77,12 +77,6 @@ class _Laws(DoorLaws):
         stream.sim.scheduler.settle()
         return stream.take(), stream.reason()
 
-    def test_cut_at_every_byte(self) -> None:
-        """Most bytes are one as good as the other: every seventh place."""
-        whole = self.run([])
-        for position in range(1, len(self.script()), 7):
-            assert self.run([position]) == whole, f"cut at {position}"
-
 
 class TestLawsPublished(_Laws):
     def script(self) -> bytes:
