@@ -1,4 +1,4 @@
-"""What a review of the Felix door's foundations found, each as the smallest thing that showed it."""
+"""What the Felix door stands on, in bad luck: caches, pushed members of groups, long JSON, dead letters."""
 
 import errno
 

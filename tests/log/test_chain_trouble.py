@@ -1,4 +1,4 @@
-"""What a review of the audit chain asked: does it break by itself, does a verifier cry wolf, does it miss what was done?"""
+"""The audit chain in trouble: it does not break by itself, no verifier accuses a sound log, none misses what was done."""
 
 import errno
 from collections.abc import Callable

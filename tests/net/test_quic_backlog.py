@@ -1,4 +1,4 @@
-"""Mistakes of the streams of a QUIC connection that were found by reading, each by the smallest thing that shows it."""
+"""Streams of a QUIC connection that wait: large answers, streams held up by their connection, streams that are gone."""
 
 import asyncio
 from pathlib import Path

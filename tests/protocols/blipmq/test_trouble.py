@@ -1,4 +1,4 @@
-"""Faults that were found by reading, each as the shortest way to see it. None of them may come back."""
+"""The BlipMQ door in trouble: refused writes, read errors, retention, lost pollers, withdrawn rights, bounds."""
 
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Credential, hash_secret

@@ -1,4 +1,4 @@
-"""What a hostile reading of the queues behind the Fast door found: each of these failed once."""
+"""Backlogs of the queues behind the Fast door: who takes them over, what a refusing disk leaves, what nobody may lose."""
 
 import errno
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a hostile reading of the Fast session found: each of these failed once."""
+"""The Fast session under those who ask for much: large payloads, guesses, rates, readers that do not read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Mistakes of the Felix door that were found by reading, each by the smallest thing that shows it."""
+"""Bounds of the Felix door: answers that wait, watchers that are slow, rights that go, subscriptions wanted twice."""
 
 import errno
 from typing import Any

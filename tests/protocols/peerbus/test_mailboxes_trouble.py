@@ -1,4 +1,4 @@
-"""Mailboxes under what a hostile or unlucky peer, another door, a clock or a disk does to them: one test for each bug found."""
+"""Mailboxes under what a hostile or unlucky peer, another door, a clock or a disk does to them."""
 
 import json
 
