@@ -78,7 +78,8 @@ campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cut
 	@$(BIN)/python -m tests.client.test_idempotent 1000000
 	@$(BIN)/python tests/crash/spark.py --kills 200 --rows 1000000
 	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/test_examples.py tests/crash/test_spark.py tests/install -k "declarative or fence or session"
-	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/log/test_faults.py
+	@QUINTET_TEST_LONG=1 QUINTET_S4_BYTES=8192 $(BIN)/pytest -q --timeout=3600 tests/log/test_faults.py tests/log/test_flips.py \
+		tests/log/test_model.py tests/broker/test_groups_model.py
 
 kernel: ## build the Rust kernel again, for instance after fixing Rust
 	@rm -f .venv/.stamp-kernel-*
