@@ -28,6 +28,8 @@ run: setup ## start a development broker on loopback
 spark: setup .venv/.stamp-spark ## install what topics in Spark need (a gigabyte; make test does it, too)
 	@:
 
+# Some machines forbid Python to keep what it compiled. The tests start hundreds of processes, and each would compile all of it.
+test: export PYTHONDONTWRITEBYTECODE =
 test: check ## lint, types and every test, those of Spark too
 	@$(BIN)/pytest -q -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder --session-timeout=3000
 
@@ -76,6 +78,8 @@ campaign: setup .venv/.stamp-spark ## the full crash campaigns: kills, power cut
 	@$(BIN)/python -m tests.client.test_idempotent 1000000
 	@$(BIN)/python tests/crash/spark.py --kills 200 --rows 1000000
 	@QUINTET_TEST_LONG=1 $(BIN)/pytest -q tests/test_examples.py tests/crash/test_spark.py tests/install -k "declarative or fence or session"
+	@QUINTET_TEST_LONG=1 QUINTET_S4_BYTES=8192 $(BIN)/pytest -q --timeout=3600 tests/log/test_faults.py tests/log/test_flips.py \
+		tests/log/test_model.py tests/broker/test_groups_model.py
 
 kernel: ## build the Rust kernel again, for instance after fixing Rust
 	@rm -f .venv/.stamp-kernel-*

@@ -26,7 +26,7 @@ def test_a_client_written_from_the_document_reads_what_ours_publishes() -> None:
         assert reader.returncode == 0
 
 
-def test_a_felix_client_written_from_the_document_subscribes_and_uses_the_cache() -> None:
+def test_a_felix_client_from_the_document_subscribes_and_uses_the_cache() -> None:
     pytest.importorskip("aioquic", reason="the example speaks QUIC by aioquic")
     with running() as server:
         certificate = server.felix.rpartition("?ca=")[2]

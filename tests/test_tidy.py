@@ -3,10 +3,12 @@ plants a violation in a small tree and sees it found, so that no rule can rot in
 """
 
 import ast
+import functools
 import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -16,6 +18,8 @@ TEXT = (*CODE, ".md", ".toml", ".txt", ".service", ".sh", ".yml", ".json", ".cfg
 
 FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
+TEST_NAME_MAX = 69
+HISTORY = re.compile(r"(?:^|_)(?:review\w*|regressions?|more|misc|new|bugs?|fix(?:es)?|issues?)(?:_|\.)")
 # Exceptions by path, or path::function. They may only become fewer: one that is not needed is a finding itself.
 LONG_FILES: frozenset[str] = frozenset()
 LONG_FUNCTIONS: frozenset[str] = frozenset()
@@ -67,6 +71,43 @@ def python(root: Path, within: str = "") -> Iterator[tuple[str, ast.Module]]:
             yield name, ast.parse(path.read_text(), name)
 
 
+class Outline(NamedTuple):
+    """What the rules ask of a file of Python, so that it is parsed once for all of them."""
+
+    says_what_it_is: bool
+    functions: tuple[tuple[str, int], ...]  # name and lines
+    names: frozenset[str]  # functions, classes, Class.method, constants
+
+
+@functools.cache
+def outline(source: str) -> Outline:
+    module = ast.parse(source)
+    functions = tuple(
+        (node.name, (node.end_lineno or node.lineno) - node.lineno + 1)
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    found: set[str] = set()
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(prefix + child.name)
+                visit(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.Assign | ast.AnnAssign):
+                targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+                found.update(prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+    visit(module, "")
+    return Outline(bool(ast.get_docstring(module)), functions, frozenset(found))
+
+
+def outlines(root: Path) -> Iterator[tuple[str, Outline]]:
+    for name, path in files(root):
+        if name.endswith(".py"):
+            yield name, outline(path.read_text())
+
+
 def text(root: Path) -> Iterator[tuple[str, int, str]]:
     """(path, line number, line) of every file that people write."""
     for name, path in files(root):
@@ -87,8 +128,8 @@ def modules_say_what_they_are(root: Path) -> list[str]:
     ]
     return [
         f"{name}: no module docstring"
-        for name, module in python(root)
-        if name not in empty and not ast.get_docstring(module)
+        for name, found in outlines(root)
+        if name not in empty and not found.says_what_it_is
     ]
 
 
@@ -104,18 +145,31 @@ def files_are_short(root: Path) -> list[str]:
 
 def functions_are_short(root: Path) -> list[str]:
     long = {}
-    for name, module in python(root):
-        for node in ast.walk(module):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-                lines = node.end_lineno - node.lineno + 1
-                if lines > FUNCTION_LINES_MAX:
-                    long[f"{name}::{node.name}"] = lines
+    for name, found_in in outlines(root):
+        for function, lines in found_in.functions:
+            if lines > FUNCTION_LINES_MAX:
+                long[f"{name}::{function}"] = lines
     found = [
         f"{name}: {lines} lines, over {FUNCTION_LINES_MAX}"
         for name, lines in long.items()
         if name not in LONG_FUNCTIONS
     ]
     return found + [f"{name}: no longer an exception" for name in LONG_FUNCTIONS - set(long)]
+
+
+def names_of_tests_say_what_they_promise(root: Path) -> list[str]:
+    """A name that fits into a line of a report; a file named after its subject, not after how it came to be."""
+    found = []
+    for name, found_in in outlines(root):
+        if name.startswith("tests/"):
+            if HISTORY.search(name.rpartition("/")[2]):
+                found.append(f"{name}: named after how it came to be")
+            found += [
+                f"{name}::{function}: {len(function)} characters, over {TEST_NAME_MAX}"
+                for function, _ in found_in.functions
+                if function.startswith("test_") and len(function) > TEST_NAME_MAX
+            ]
+    return found
 
 
 def time_and_chance_are_parameters(root: Path) -> list[str]:
@@ -205,23 +259,11 @@ def _keys_of(module: ast.Module | None, name: str) -> set[object]:
     return set()
 
 
-def names(path: Path) -> set[str]:
+def names(path: Path) -> frozenset[str]:
     """Every name a document may mention in a source file: functions, classes, Class.method, constants."""
     if path.suffix == ".rs":
-        return set(re.findall(r"\b(?:fn|struct|enum|mod|const|static|trait)\s+(\w+)", path.read_text()))
-    found: set[str] = set()
-
-    def visit(node: ast.AST, prefix: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found.add(prefix + child.name)
-                visit(child, f"{prefix}{child.name}.")
-            elif isinstance(child, ast.Assign | ast.AnnAssign):
-                targets = child.targets if isinstance(child, ast.Assign) else [child.target]
-                found.update(prefix + target.id for target in targets if isinstance(target, ast.Name))
-
-    visit(ast.parse(path.read_text()), "")
-    return found
+        return frozenset(re.findall(r"\b(?:fn|struct|enum|mod|const|static|trait)\s+(\w+)", path.read_text()))
+    return outline(path.read_text()).names
 
 
 def mentions_exist(root: Path) -> list[str]:
@@ -276,6 +318,13 @@ CONTROLS: list[tuple[Rule, str, str]] = [
     (files_are_short, "src/quintet/net/x.py", D + "\n" * FILE_LINES_MAX),
     (files_are_short, "kernel/src/x.rs", "\n" * (FILE_LINES_MAX + 1)),
     (functions_are_short, "tests/test_x.py", f"{D}def f():\n    x = 1\n" + "    y = 1\n" * FUNCTION_LINES_MAX),
+    (names_of_tests_say_what_they_promise, "tests/log/test_review_x.py", D),
+    (names_of_tests_say_what_they_promise, "tests/test_x_regressions.py", D),
+    (
+        names_of_tests_say_what_they_promise,
+        "tests/test_x.py",
+        f"{D}def test_{'x' * (TEST_NAME_MAX - 4)}() -> None:\n    pass\n",
+    ),
     (time_and_chance_are_parameters, "src/quintet/log/x.py", D + "import time\nx = time.monotonic()\n"),
     (time_and_chance_are_parameters, "src/quintet/model/x.py", D + "import random\nx = random.Random()\n"),
     (time_and_chance_are_parameters, "src/quintet/broker/x.py", D + "from time import time_ns\n"),

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from quintet.protocols.doors import DOORS
+from tests import forks
 
 START_S = 20.0
 TOLD_S = 20.0
@@ -30,21 +31,16 @@ class Broker:
         self.config.write_text(config)
         self.errors = folder / "stderr"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("QUINTET_")}
-        command = [
-            *wrapper,
-            sys.executable,
-            "-m",
-            "quintet",
-            "serve",
-            "--config",
-            str(self.config),
-            "--data",
-            str(self.data),
-        ]
+        arguments = ["serve", "--config", str(self.config), "--data", str(self.data), "--print-ready"]
         with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [*command, "--print-ready"], stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=folder
-            )
+            self.process: forks.Forked | subprocess.Popen[bytes]
+            if wrapper:
+                self.process = subprocess.Popen(
+                    [*wrapper, sys.executable, "-m", "quintet", *arguments],
+                    stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=folder,
+                )  # fmt: skip
+            else:
+                self.process = forks.start(arguments, env=environment, cwd=folder, stderr=errors)
         self.address = ""
         self.listeners: dict[str, str] = {}
 

@@ -215,7 +215,7 @@ def test_register_twice_and_late(broker: Broker) -> None:
         assert closed(link) == (1008, "first frame must be register")
 
 
-def test_saying_nothing_or_one_byte_a_second_ends_within_the_time_of_the_handshake(broker: Broker) -> None:
+def test_saying_nothing_or_little_ends_within_the_time_of_the_handshake(broker: Broker) -> None:
     with Raw(broker, upgrade=False) as silent, Raw(broker, upgrade=False) as slow, Raw(broker) as upgraded:
         with suppress(ConnectionError):
             for byte in b"GET / HTTP/1.1\r\n":

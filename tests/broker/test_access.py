@@ -137,7 +137,7 @@ def test_nobody_uses_the_brokers_own_topics() -> None:
         assert not access.allowed(ADMIN, action, "__users-dlq")
 
 
-def test_an_admin_pattern_gives_everything_on_what_it_covers_and_nothing_else() -> None:
+def test_an_admin_pattern_gives_everything_it_covers_and_nothing_else() -> None:
     access = Access()
     partial = Principal("p", (), (), ("orders*",))
     access.set_acl(Acl("orders", users=("somebody",)))

@@ -72,7 +72,7 @@ def limited() -> Access:
 
 
 @pytest.mark.parametrize("name", ["reader", "READER", "\uff52eader"])
-def test_a_subject_with_the_name_of_a_key_is_another_principal_and_may_no_more(name: str) -> None:
+def test_a_subject_named_like_a_key_is_another_principal(name: str) -> None:
     access = limited()
     identity, token = access.subject(name)
     _, key = access.authenticate(b"r")
@@ -86,7 +86,7 @@ def test_a_subject_with_the_name_of_a_key_is_another_principal_and_may_no_more(n
     assert not access.allowed(token, "subscribe", "public.private"), "the rule names the key"
 
 
-def test_a_key_that_comes_later_limits_live_tokens_and_one_that_goes_frees_them() -> None:
+def test_a_later_key_limits_live_tokens_and_one_that_goes_frees_them() -> None:
     access = Access()
     identity, before = access.subject("reader")
     assert before == Principal("reader")

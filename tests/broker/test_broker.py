@@ -50,7 +50,7 @@ def cut_power(sim: SimBroker, seed: int) -> None:
     sim.start()
 
 
-def test_unacknowledged_traffic_makes_a_memory_topic_and_the_first_durable_use_turns_it() -> None:
+def test_a_memory_topic_becomes_durable_with_its_first_durable_use() -> None:
     sim = SimBroker()
     append(sim, b"t", b"volatile", durable=False)
     assert durability(sim, b"t") == "memory"
@@ -68,7 +68,7 @@ def test_a_rule_of_the_configuration_is_not_overruled_by_traffic() -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_an_acknowledged_first_publish_survives_a_power_cut_with_its_topic(seed: int) -> None:
+def test_an_acknowledged_first_publish_and_its_topic_survive_a_power_cut(seed: int) -> None:
     sim = SimBroker()
     for number in range(4):
         assert append(sim, b"topic-%d" % number, b"v", durable=True) == [(0, None)]

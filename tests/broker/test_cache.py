@@ -102,7 +102,7 @@ def check_books(sim: SimBroker) -> None:
 # -- reading and changing ----------------------------------------------------------------------------------------------
 
 
-def test_a_put_is_seen_at_once_acknowledged_when_durable_and_there_after_a_restart() -> None:
+def test_a_put_is_seen_at_once_and_acknowledged_when_durable() -> None:
     sim, cache = made()
     told = Told()
     assert cache.put(b"k", b"v", 0, None, told) == FIRST
@@ -356,7 +356,7 @@ def test_caches_are_bounded() -> None:
         sim.broker.caches.open(("t", "n", "e"))
 
 
-def test_a_cache_in_memory_is_forgotten_by_a_restart_and_subscriptions_to_it_are_not_in_the_way() -> None:
+def test_a_restart_forgets_a_cache_in_memory_and_its_subscriptions() -> None:
     sim, cache = made(CacheOptions(durability="memory"))
     peer = Peer.__new__(Peer)
     peer.completed = lambda token, result, error: heard.append(error)  # type: ignore[method-assign]
@@ -394,7 +394,7 @@ def test_deleting_the_topic_empties_the_cache() -> None:
     check_books(sim)
 
 
-def test_a_change_that_fails_after_its_cache_was_deleted_brings_nothing_back() -> None:
+def test_a_change_that_fails_after_a_deletion_brings_nothing_back() -> None:
     sim, cache = made()
     cache.put(b"k", b"v", 0, None, nobody)
     sim.scheduler.settle()
@@ -480,7 +480,7 @@ def test_no_door_writes_to_the_topic_of_a_cache(way: Callable[[SimBroker, Topic]
     assert {key: row[0] for key, row in again(sim).entries.items()} == {b"k": b"v"}
 
 
-def test_what_a_reader_of_a_cache_could_not_process_is_kept_and_not_replayed_into_it() -> None:
+def test_dead_letters_of_a_cache_are_kept_and_not_replayed_into_it() -> None:
     sim, cache = made()
     cache.put(b"k", b"v", 0, None, nobody)
     sim.scheduler.settle()

@@ -176,7 +176,7 @@ def test_a_random_life_with_restarts_is_that_of_a_dict(seed: int) -> None:
 
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("seed", range(12))
-def test_after_a_power_cut_there_is_what_was_acknowledged_and_perhaps_some_more_in_order(seed: int) -> None:
+def test_a_power_cut_leaves_at_least_what_was_acknowledged_in_order(seed: int) -> None:
     life = Life(1000 + seed)
     for _ in range(15):
         for _ in range(life.rng.randrange(3)):
@@ -200,7 +200,7 @@ def test_after_a_power_cut_there_is_what_was_acknowledged_and_perhaps_some_more_
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_power_cut_between_eviction_and_tombstone_leaves_a_cache_within_its_limit(seed: int) -> None:
+def test_a_power_cut_during_eviction_leaves_a_cache_within_its_limit(seed: int) -> None:
     limit = 20 * (OVERHEAD_BYTES + 4)
     rng = Random(seed)
     sim = SimBroker(options=BrokerOptions(caches=CacheOptions(memory_bytes=limit)))

@@ -168,7 +168,7 @@ def test_a_flipped_bit_in_topics_is_repaired_from_the_headers(life: Life) -> Non
 
 
 @pytest.mark.parametrize("with_checkpoints", [True, False])
-def test_without_the_table_of_topics_nothing_starts_until_it_is_made_again(life: Life, with_checkpoints: bool) -> None:
+def test_without_the_table_of_topics_nothing_starts_until_it_is_rebuilt(life: Life, with_checkpoints: bool) -> None:
     life.publish("orders", TEN)
     life.stop()
     table = life.folder / f"topics/00000001/0/{0:020d}.seg"
@@ -206,7 +206,7 @@ def test_an_older_table_of_topics_is_refused(life: Life) -> None:
 
 
 @pytest.mark.parametrize("header", ["synced", "never synced", "never written"])
-def test_what_a_deletion_left_behind_is_removed_and_not_taken_for_a_lost_topic(life: Life, header: str) -> None:
+def test_what_a_deletion_left_behind_is_not_taken_for_a_lost_topic(life: Life, header: str) -> None:
     life.publish("orders", TEN)
     life.publish("kept", TEN)
     folder = life.topic("orders")
@@ -228,7 +228,7 @@ def test_what_a_deletion_left_behind_is_removed_and_not_taken_for_a_lost_topic(l
     life.stop()
 
 
-def test_a_topic_without_row_and_header_is_not_removed_if_there_is_something_in_it(life: Life) -> None:
+def test_records_without_a_row_and_a_header_are_not_removed(life: Life) -> None:
     life.publish("orders", TEN)
     folder = life.topic("orders")
     segment = next(folder.rglob("*.seg"))
@@ -293,7 +293,7 @@ def test_a_folder_that_is_gone_is_not_made_again_by_a_stop(life: Life) -> None:
     assert "directory_replaced" in life.reports
 
 
-def test_an_older_folder_of_a_topic_is_said_to_its_groups_and_subscriptions(life: Life) -> None:
+def test_groups_and_subscriptions_learn_of_a_topics_older_folder(life: Life) -> None:
     life.publish("orders", TEN[:3])
     folder = life.topic("orders")
     life.stop()

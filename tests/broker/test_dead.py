@@ -247,7 +247,7 @@ def test_a_replay_publishes_the_record_without_its_story_once() -> None:
     assert browse(parts) == []
 
 
-def test_a_replay_goes_to_the_topic_that_was_asked_for_whatever_a_header_says() -> None:
+def test_a_replay_goes_to_the_topic_asked_for_whatever_a_header_says() -> None:
     parts = Parts()
     topic = parts.topic(b"t-dlq")
     forged = ((b"quintet-dead-topic", b"secret"), (b"quintet-dead-partition", b"99"), (b"quintet-dead-offset", b"-1"))
@@ -503,7 +503,7 @@ def test_burying_in_two_steps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     assert caught >= 1
 
 
-def test_a_settled_offset_ahead_of_the_saved_position_is_not_delivered_again() -> None:
+def test_an_offset_settled_ahead_of_the_position_is_not_redelivered() -> None:
     """The row is younger than the burial: what lies before it is due, it is not."""
     parts = Parts(delivery=POLICY)
     topic = parts.topic(b"t")

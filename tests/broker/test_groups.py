@@ -215,7 +215,7 @@ def test_a_static_name_belongs_to_its_principal() -> None:
         broker.subscribe(topic, member="a", name="two")
 
 
-def test_who_begins_without_a_commit_does_not_lose_the_work_of_the_one_before() -> None:
+def test_a_member_without_a_commit_keeps_the_work_of_the_one_before() -> None:
     broker = GroupBroker()
     topic = broker.topic()
     assert broker.subscribe(topic, member="a", mode="latest").offset == 0

@@ -5,6 +5,7 @@ at most its share; whoever is not the owner in the current generation has no com
 was acknowledged is committed, also after a restart or a power cut.
 """
 
+import os
 from collections.abc import Callable
 from random import Random
 
@@ -21,6 +22,7 @@ from quintet.model.errors import Fenced, Forbidden, QuintetError
 from quintet.model.tasks import start
 from tests.broker.group_support import Answers, GroupBroker
 
+EXAMPLES = 400 if os.environ.get("QUINTET_TEST_LONG") else 100  # lives of a group; `make campaign` sees the more
 RECORDS = 5  # in each partition
 HANDLES = st.integers(0, 7)
 NAMES = st.sampled_from(["", "", "", "x", "y"])
@@ -236,14 +238,14 @@ class GroupMachine(RuleBasedStateMachine):
 
 TestGroupModel = GroupMachine.TestCase
 TestGroupModel.settings = settings(
-    max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=EXAMPLES, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
 def test_the_model_catches_a_commit_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CommittedOffsets, "_fence", lambda *_: None)
     chosen = settings(
-        max_examples=150,
+        max_examples=EXAMPLES,
         stateful_step_count=40,
         deadline=None,
         database=None,

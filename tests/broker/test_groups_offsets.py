@@ -241,7 +241,7 @@ def test_what_was_under_way_does_not_bring_a_group_back() -> None:
     assert len(broker.groups) == 0
 
 
-def test_a_group_made_anew_is_not_moved_by_what_was_prepared_for_the_old_one() -> None:
+def test_a_new_group_is_not_moved_by_what_was_prepared_for_the_old_one() -> None:
     broker = GroupBroker()
     topic = broker.topic()
     broker.publish(topic, 0, 9)

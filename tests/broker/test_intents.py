@@ -431,7 +431,7 @@ def test_a_deleted_topic_is_refused_at_once() -> None:
 # -- tokens and bounds -----------------------------------------------------------------------------------------------
 
 
-def test_a_token_does_it_once_before_and_after_a_restart_and_is_forgotten_after_an_hour() -> None:
+def test_a_token_acts_once_over_a_restart_and_is_forgotten_after_an_hour() -> None:
     parts, _ = start()
     for told in (first := Told(), second := Told()):
         commit(parts, 1, told, token="t")

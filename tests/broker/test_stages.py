@@ -240,7 +240,7 @@ def test_the_same_commit_asked_twice_at_once_publishes_once() -> None:
     assert parts.texts() == Counter([b"one"])
 
 
-def test_a_batch_outside_of_any_sequence_is_published_once_and_leaves_no_fence() -> None:
+def test_a_batch_outside_a_sequence_is_published_once_without_a_fence() -> None:
     parts = Staging()
     stage = parts.stage(ONCE, [b"one"])
     parts.commit(ONCE, stage)

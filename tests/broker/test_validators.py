@@ -147,7 +147,7 @@ def test_recursion_with_alternatives_is_counted_before_it_is_run(keyword: str) -
     assert f"over {CHECKS_MAX} checks" in reason
 
 
-def test_errors_inside_alternatives_are_not_listed_when_there_are_too_many() -> None:
+def test_errors_inside_alternatives_are_not_listed_if_there_are_too_many() -> None:
     branch = {"properties": {"a": {"$ref": "#"}}}
     schema = JsonSchema(raw({"anyOf": [{**branch, "required": ["z"]}, {**branch, "required": ["y"]}]}))
     assert "fits none of the alternatives" in schema.check(raw(nested(2)))[0]

@@ -138,7 +138,7 @@ def segment(sim: SimBroker, name: bytes) -> str:
     return f"{FOLDER}/topics/{topic.spec.id:08d}/0/{segment_name(0)}"
 
 
-def test_a_follower_waits_for_a_batch_that_is_being_written_and_passes_over_a_damaged_one() -> None:
+def test_a_follower_waits_for_a_batch_in_writing_and_skips_a_damaged_one() -> None:
     sim = make_sim()
     client = Client(sim, "admin")
     for number in range(4):
@@ -159,7 +159,7 @@ def test_a_follower_waits_for_a_batch_that_is_being_written_and_passes_over_a_da
     assert list(follower.more()) == []
 
 
-def test_a_follower_goes_from_segment_to_segment_and_misses_what_was_removed() -> None:
+def test_a_follower_changes_segments_and_misses_what_was_removed() -> None:
     sim = make_sim(BrokerOptions(topics=TopicPolicy([TopicRule("*", segment_bytes=64 << 10)])))
     client = Client(sim, "admin")
     for number in range(6):

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from quintet.broker.identity.tokens import mint
 from quintet.config import DEV_FAST_MASTER_SECRET, DEV_PEERBUS_TOKEN
 from quintet.net.certificates import CERTIFICATE_NAME
 from quintet.protocols.doors import DOORS
+from tests import forks
 
 START_S = 30
 STOP_S = 15
@@ -30,7 +30,7 @@ class Server:
         self.settings = settings
         self.port = 0
         self.ports = {door.name: 0 for door in DOORS} | {"flight": 0}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: forks.Forked | subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -91,21 +91,10 @@ class Server:
         }
         ports["QUINTET_LISTENERS__ADMIN__PORT"] = "0"
         with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "quintet",
-                    "serve",
-                    "--dev",
-                    "--data",
-                    str(self.folder / "data"),
-                    "--print-ready",
-                ],
+            self._process = forks.start(
+                ["serve", "--dev", "--data", str(self.folder / "data"), "--print-ready"],
                 env={**os.environ, **ports, **self.settings},
                 cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
                 stderr=log,
             )
         assert self._process.stdout is not None

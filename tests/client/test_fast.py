@@ -280,7 +280,7 @@ async def test_what_is_no_packet_ends_the_connection(data: bytes) -> None:
             await bus.publish("q", b"x", timeout=5)
 
 
-async def test_a_publish_without_answer_times_out_and_its_late_answer_is_not_the_next_ones() -> None:
+async def test_a_late_answer_to_a_publish_is_not_taken_for_the_next_ones() -> None:
     go = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

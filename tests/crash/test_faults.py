@@ -78,9 +78,7 @@ def test_progress_of_consumers_is_saved_again_after_a_full_disk(launcher: Launch
 
 
 @pytest.mark.parametrize("before", ["nothing", "a memory topic"])
-def test_a_topic_whose_row_was_refused_acknowledges_nothing_that_a_restart_forgets(
-    launcher: Launcher, tmp_path: Path, before: str
-) -> None:
+def test_a_topic_whose_row_was_refused_acknowledges_nothing(launcher: Launcher, tmp_path: Path, before: str) -> None:
     """No space in `__topics` (number 1), once, while a topic is made or becomes durable."""
     assert launcher.plan is not None
     data = tmp_path / "data"
@@ -106,7 +104,7 @@ def test_a_topic_whose_row_was_refused_acknowledges_nothing_that_a_restart_forge
 
 @pytest.mark.parametrize("first", [True, False], ids=["first segment", "next segment"])
 @pytest.mark.parametrize("when", [1, 2, 3])
-def test_no_space_at_any_write_of_a_new_segment_heals_and_uses_no_offset_twice(
+def test_no_space_at_any_write_of_a_new_segment_uses_no_offset_twice(
     launcher: Launcher, tmp_path: Path, when: int, first: bool
 ) -> None:
     """Header, zeros, first batch: whichever is refused, later appends go on, and so does the next broker."""

@@ -13,7 +13,7 @@ LONG = "QUINTET_TEST_LONG"  # set: the control runs, too; every campaign has one
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(400)]
 
 
-def test_a_query_that_is_killed_at_its_worst_moments_copies_every_row_once(tmp_path: Path) -> None:
+def test_a_query_killed_at_its_worst_moments_copies_every_row_once(tmp_path: Path) -> None:
     kinds = ("after commit", "broker", "rollback")
     verdict = Campaign(tmp_path, seed=1, rows=9_000, kills=len(kinds), kinds=kinds).run()
     assert verdict.good, verdict.facts()

@@ -86,7 +86,7 @@ def test_what_waits_is_never_dead_however_long_one_job_takes() -> None:
     assert max(worker.given.values()) - min(worker.given.values()) <= 1  # one record at a time was due, in turn
 
 
-def test_a_record_that_was_passed_over_comes_again_while_others_are_acknowledged() -> None:
+def test_a_record_passed_over_comes_again_while_others_are_acknowledged() -> None:
     worker = Worker()
     worker.partition.add(200)
     worker.attach()

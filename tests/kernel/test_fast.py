@@ -121,7 +121,7 @@ class TestFast:
         items = split(k, publish(JWT, 1, b"1") + subscribe(JWT, 2) + publish(JWT, 1, b"2"))[0]
         assert [item[0] for item in items] == [3, 2, 3]
 
-    def test_a_change_of_token_starts_a_group_so_that_the_topic_keeps_its_order(self, k: ModuleType) -> None:
+    def test_a_change_of_token_starts_a_group_so_that_order_is_kept(self, k: ModuleType) -> None:
         wire = [(JWT, 1), (JWT, 1), (OTHER, 1), (OTHER, 2), (JWT, 1), (JWT, 2), (OTHER, 2), (BAD, 1)]
         items = split(k, b"".join(publish(jwt, topic, b"%d" % i) for i, (jwt, topic) in enumerate(wire)))[0]
         got = [(item[1], item[2], values_of(k, item) if item[3] else item[4]) for item in items]

@@ -58,7 +58,7 @@ def file_of(disk: SimDisk, path: str) -> bytes:
 # -- what is written ---------------------------------------------------------------------------------------------------
 
 
-def test_each_batch_ends_with_its_link_and_the_segment_with_where_it_begins() -> None:
+def test_each_batch_ends_with_its_link_to_the_one_before() -> None:
     harness = anchored()
     partition = harness.open()
     harness.write(partition, 3)
@@ -117,7 +117,7 @@ def test_which_topics_are_chained(mode: str, durability: Any, compact: bool, cha
     assert file_of(harness.sim, "/data/format") == b"quintet-data 3\n"
 
 
-def test_a_memory_topic_that_becomes_durable_begins_a_chain_where_it_stands() -> None:
+def test_a_memory_topic_that_becomes_durable_begins_a_chain_there() -> None:
     harness = anchored()
     spec = TopicSpec(TOPIC, "t", durability="memory", memory_bytes=4096)
     partition = harness.open(spec)
@@ -493,7 +493,7 @@ def test_deleting_a_topic_and_retention_are_noted_first() -> None:
     assert not harness.sim.is_dir(f"/data/topics/{TOPIC + 1:08d}")
 
 
-def test_where_anchors_cannot_be_written_removal_goes_on_and_is_noted_later() -> None:
+def test_without_room_for_anchors_removal_goes_on_and_is_noted_later() -> None:
     harness = anchored()
     spec = TopicSpec(TOPIC, "t", segment_bytes=4096, retention_bytes=5000)
     partition = harness.open(spec)
@@ -530,7 +530,7 @@ def test_anchors_are_kept_in_two_files_of_bounded_size() -> None:
     assert [line["seq"] for line in lines(harness.sim)][-1] == 39
 
 
-def test_a_start_with_less_than_was_anchored_says_so_and_uses_no_offset_again() -> None:
+def test_a_start_with_less_than_was_anchored_uses_no_offset_again() -> None:
     harness = anchored()
     harness.write(harness.open(), 10)
     harness.close()
@@ -551,7 +551,7 @@ def test_a_start_with_less_than_was_anchored_says_so_and_uses_no_offset_again() 
     assert verify(harness.sim).broken is not None  # it stays visible although the log is longer than it was
 
 
-def test_with_the_newest_segment_and_both_checkpoints_gone_the_anchors_know_the_end() -> None:
+def test_the_anchors_know_the_end_when_segment_and_checkpoints_are_gone() -> None:
     harness = anchored()
     partition = harness.open()
     rows = harness.write(partition, 3)

@@ -135,7 +135,7 @@ def test_a_pass_that_was_cut_off_is_gone_on_with_by_the_next_start() -> None:
     assert "corrupt_range" not in harness.kinds()
 
 
-def test_a_file_that_could_not_be_removed_brings_nothing_back_when_the_tombstones_are_gone() -> None:
+def test_a_file_that_could_not_be_removed_brings_no_deleted_key_back() -> None:
     harness = Harness()
     partition = cut_off(harness)
     for part in range(3):
@@ -155,7 +155,7 @@ def test_a_file_that_could_not_be_removed_brings_nothing_back_when_the_tombstone
         assert {row[1] for row in harness.read_all(partition, offset)} <= {b"x"}
 
 
-def test_a_reader_that_was_under_way_when_its_file_was_compacted_gets_sound_data() -> None:
+def test_a_reader_whose_file_is_compacted_gets_sound_data() -> None:
     harness = Harness()
     partition = table(harness)
     for number in range(40):

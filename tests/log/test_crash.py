@@ -17,10 +17,11 @@ from quintet.model.errors import StorageError
 from quintet.testing.sim import SimDisk
 from tests.log.support import TOPIC, Harness
 
-SMALL_JOURNAL = 16_384  # bytes of each file: the workload goes round it several times
+SMALL_JOURNAL = 8_192  # bytes of each file: the workload goes round it several times
+STEPS = 24  # enough for rolls, checkpoints, retention and compactions: `total_calls` sees to it
 PLAIN = TopicSpec(TOPIC, "t", segment_bytes=4096)
 TABLE = TopicSpec(TOPIC + 1, "k", segment_bytes=4096, compact=True, tombstone_us=0)
-SHORT = TopicSpec(TOPIC + 2, "r", segment_bytes=4096, retention_bytes=8192)
+SHORT = TopicSpec(TOPIC + 2, "r", segment_bytes=4096, retention_bytes=4096)
 
 
 @dataclass
@@ -39,7 +40,7 @@ def workload(disk: SimDisk, story: Story, rng: Random, journal: int = 0) -> None
     for spec in specs:
         story.sent.setdefault(spec.id, {})
         story.acked.setdefault(spec.id, set())
-    for step in range(40):
+    for step in range(STEPS):
         for spec in specs:
             partition = partitions[spec.id]
             key = b"k%d" % rng.randrange(4) if spec.compact else None
@@ -111,6 +112,8 @@ def total_calls(journal: int = 0) -> int:
     story = Story()
     workload(disk, story, Random(5), journal)
     assert check_stopped(disk, story) == []
+    assert story.started[SHORT.id] > 0, "retention removed nothing"
+    assert disk.calls["rename"] > 10 and disk.calls["unlink"] > 5, "few checkpoints, or no compaction"
     return disk.total_calls
 
 
@@ -167,7 +170,7 @@ def test_a_sync_that_does_nothing_is_caught(sabotage: str, journal: int) -> None
     assert caught >= 10
 
 
-@pytest.mark.parametrize("journal", [0, 32 * SMALL_JOURNAL])
+@pytest.mark.parametrize("journal", [0, 64 * SMALL_JOURNAL])
 def test_work_that_finishes_in_any_order_is_committed_in_order(journal: int) -> None:
     """Writes, extensions, syncs and checkpoints overlap: the test finishes them in random order."""
     for seed in range(60):

@@ -57,7 +57,7 @@ def test_power_lost_at_every_call_of_the_first_start_leaves_one_identity() -> No
     pytest.fail("the first start never ended")
 
 
-def test_a_directory_from_before_gets_one_and_a_damaged_one_stops_the_start() -> None:
+def test_an_old_directory_gets_an_identity_and_a_damaged_one_is_refused() -> None:
     harness = Harness()
     harness.close()
     made = harness.sim.read_file(FILE)

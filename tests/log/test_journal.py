@@ -272,7 +272,7 @@ def test_a_failed_record_fails_everybody_in_it_and_nobody_else(operation: str, c
     assert many.round() == [None] * PARTITIONS
 
 
-def test_a_record_refused_for_want_of_space_is_void_and_everybody_comes_back() -> None:
+def test_a_record_refused_for_want_of_space_is_void() -> None:
     for seed in range(20):
         many = Many()
         for _ in range(3):
@@ -423,7 +423,7 @@ class LyingJournal(SimDisk):
 
 
 @pytest.mark.parametrize("kind", [SimDisk, LyingJournal])
-def test_power_cuts_lose_nothing_and_a_journal_that_is_not_synced_is_caught(kind: type[SimDisk]) -> None:
+def test_power_cuts_lose_nothing_and_an_unsynced_journal_is_caught(kind: type[SimDisk]) -> None:
     caught = 0
     for seed in range(30):
         many = Many(kind(seed=seed))

@@ -209,7 +209,7 @@ def test_what_retention_took_is_named(harness: Harness) -> None:
     assert read(fresh, start, 100) == rows[start:]
 
 
-def test_a_file_that_is_missing_in_the_middle_and_an_end_that_is_not_there(harness: Harness) -> None:
+def test_a_file_missing_in_the_middle_and_an_end_that_is_not_there(harness: Harness) -> None:
     partition = opened(harness)
     rows = written(harness, partition, 100)
     files = partition.files(0, 100)

@@ -5,6 +5,7 @@ was sent, at the offset it was given; offsets rise and are never given to two re
 """
 
 import errno
+import os
 from random import Random
 
 import hypothesis.strategies as st
@@ -25,6 +26,8 @@ from quintet.log.embedded.partitions.partition import FilePartition
 from quintet.model.errors import PartitionFailed, StorageError
 from quintet.testing.sim import SimDisk
 from tests.log.support import TOPIC, Harness
+
+EXAMPLES = 400 if os.environ.get("QUINTET_TEST_LONG") else 100  # lives of a log; `make campaign` sees the more
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -166,7 +169,7 @@ class LogMachine(RuleBasedStateMachine):
 
 TestLogModel = LogMachine.TestCase
 TestLogModel.settings = settings(
-    max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=EXAMPLES, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -186,7 +189,7 @@ class Sabotaged(LogMachine):
 
 def test_the_model_catches_an_acknowledgement_before_the_sync() -> None:
     chosen = settings(
-        max_examples=400,
+        max_examples=EXAMPLES,
         stateful_step_count=40,
         deadline=None,
         database=None,

@@ -112,7 +112,7 @@ def test_what_is_in_memory_is_read_without_a_thread() -> None:
     assert len(harness.scheduler.jobs) == 1
 
 
-def test_a_compacted_file_under_the_same_name_is_not_read_by_the_old_knowledge() -> None:
+def test_a_compacted_file_is_not_read_by_what_was_known_of_the_old_one() -> None:
     harness = sim(True)
     spec = TopicSpec(TOPIC, "t", segment_bytes=4096, compact=True, tombstone_us=0)
     partition = harness.open(spec)

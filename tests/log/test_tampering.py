@@ -159,7 +159,7 @@ def test_every_tampering_at_every_row_is_found(log: Log, way: str) -> None:
         assert first <= found.broken.first <= max(last, first + 1), (row, found.broken)
 
 
-def test_a_log_rolled_back_with_its_anchors_is_found_by_a_head_kept_elsewhere() -> None:
+def test_a_log_rolled_back_with_its_anchors_is_found_by_a_kept_head() -> None:
     """Eighth way: at every row the whole folder goes back to what it was then, anchors and all."""
     harness = Harness(anchor_file=ANCHORS, anchor_us=1)
     partition = harness.open()

@@ -35,7 +35,7 @@ def test_a_topic_that_promises_no_sync_begins_without_one(durability: str) -> No
     assert partition.mark is None
 
 
-def test_an_interval_topic_is_there_after_a_power_cut_when_its_interval_is_over() -> None:
+def test_an_interval_topic_survives_a_power_cut_after_its_interval() -> None:
     for seed in range(20):
         harness = Harness()
         rows = harness.write(opened(harness, "interval")[0], 3)
@@ -46,7 +46,7 @@ def test_an_interval_topic_is_there_after_a_power_cut_when_its_interval_is_over(
         assert "corrupt_range" not in harness.kinds()
 
 
-def test_the_directories_of_a_topic_are_synced_once_for_all_its_partitions() -> None:
+def test_directories_of_a_topic_are_synced_once_for_all_partitions() -> None:
     harness = Harness()
     partitions = opened(harness, "fsync", partitions=10)
     before = harness.sim.calls["fsync_dir"]
@@ -87,7 +87,7 @@ def crowd(harness: Harness) -> list[FilePartition]:
     return partitions
 
 
-def test_a_file_closed_for_want_of_handles_is_not_synced_and_its_mark_stays() -> None:
+def test_a_file_closed_for_want_of_handles_keeps_its_mark_unsynced() -> None:
     harness = Harness()
     before = syncs(harness.sim)
     crowded = crowd(harness)
@@ -115,7 +115,7 @@ def test_what_was_closed_without_a_sync_is_synced_before_the_mark_moves(rolled: 
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_after_a_kill_what_is_served_was_made_durable_by_one_call_or_file_by_file(at_once: bool) -> None:
+def test_what_is_served_after_a_kill_was_made_durable(at_once: bool) -> None:
     for seed in range(10):
         harness = Harness()
         harness.acks = [(0, None)] * (1 - at_once)  # which of the two ways the harness takes

@@ -376,7 +376,7 @@ def test_texts_signed_as_they_stand_are_taken(body: str, sender: str, ascii: boo
     assert (found.sender, found.body) == (sender, plain_body(body).encode()), "what is handed on is canonical"
 
 
-def test_strings_as_published_clients_write_them_with_a_verbatim_body_are_taken() -> None:
+def test_strings_of_published_clients_with_a_verbatim_body_are_taken() -> None:
     assert verify(verbatim('{ "x": "<" }', "a<b", plain_string), SECRET)
 
 

@@ -165,7 +165,7 @@ async def test_a_delivery_gets_on_however_short_a_turn_is(monkeypatch: pytest.Mo
         await until(lambda: len(given) == LINES)
 
 
-async def test_who_waits_for_the_bound_is_fenced_and_forgotten_with_its_connection() -> None:
+async def test_who_waits_for_the_bound_is_forgotten_with_its_connection() -> None:
     async with lines() as line, asyncio.timeout(WAIT_S):
         peers = [await line.connect() for _ in range(3)]
         await until(lambda: len(line.sessions) == len(peers))

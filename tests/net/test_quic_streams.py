@@ -347,7 +347,7 @@ async def test_congestion_stops_reading_until_it_is_over(tmp_path: Path) -> None
         await peer.answer(stream, b"not now\nend\n")
 
 
-async def test_what_was_under_way_when_reading_stopped_is_kept_and_reading_goes_on(tmp_path: Path) -> None:
+async def test_what_was_under_way_when_reading_stopped_is_kept(tmp_path: Path) -> None:
     async with serving(tmp_path) as (listener, seen), peer_of(listener, tmp_path) as peer:
         stream = await peer.login()
         session = seen.sessions[0]

@@ -190,7 +190,7 @@ def test_outside_of_a_turn_nothing_is_over_and_nested_ones_count_once() -> None:
     made._loop.close()
 
 
-async def test_who_parks_because_the_turn_is_over_is_woken_in_the_order_of_parking(
+async def test_who_parks_at_the_end_of_a_turn_is_woken_in_order_of_parking(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     woken: list[str] = []

@@ -12,6 +12,7 @@ import pytest
 from quintet.testing.line import Peer, SessionMaker, SimBroker
 
 CHUNKINGS = 40
+PIECE_BYTES = 61
 
 
 class DoorLaws:
@@ -41,9 +42,10 @@ class DoorLaws:
             assert self.run(cuts) == whole
 
     def test_cut_at_every_byte(self) -> None:
-        whole = self.run([])
-        for position in range(1, len(self.script())):
-            assert self.run([position]) == whole, f"cut at {position}"
+        """Every byte is the last of its piece in one of the runs, behind pieces of whole frames and of parts of them."""
+        whole, size = self.run([]), len(self.script())
+        for first in range(1, min(PIECE_BYTES, size) + 1):
+            assert self.run([first] + [PIECE_BYTES] * (size // PIECE_BYTES)) == whole, f"first piece of {first} bytes"
 
     @pytest.mark.parametrize("frames", [1, 2, 3, 7])
     def test_every_length_of_turns_gives_one_output(self, frames: int, monkeypatch: pytest.MonkeyPatch) -> None:

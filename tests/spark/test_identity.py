@@ -79,7 +79,7 @@ def test_offsets_of_another_log_are_refused_or_read_from_the_beginning(
         strict.latestOffset(gone, ALL)
 
 
-def test_a_checkpoint_with_a_number_is_taken_once_and_has_the_identity_then(alone: FlightServer, topic: str) -> None:
+def test_a_checkpoint_with_a_number_is_taken_once_and_gets_the_identity(alone: FlightServer, topic: str) -> None:
     filled(alone, topic, 2, 3)
     reader = stream(alone, subscribe=topic, startingOffsets="earliest")
     found = info(alone, topic)

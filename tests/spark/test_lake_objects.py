@@ -262,7 +262,7 @@ class TestTwoDrivers:
         assert result == [True, False]
         assert offsets(make.open(format)) == list(range(7))
 
-    def test_an_iceberg_commit_that_is_tried_again_looks_at_the_table_it_writes_to(
+    def test_an_iceberg_commit_tried_again_looks_at_its_own_table(
         self, make: Maker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """First another writer comes between, then the same batch of another driver, when the fence was looked at again."""

@@ -85,7 +85,7 @@ def test_every_column_of_every_row(broker: FlightServer, topic: str, access: str
     assert row["timestamp"].timestamp() == (START_US + 2 * SECOND_US) / 1_000_000
 
 
-def test_columns_come_in_the_order_of_the_table_and_values_are_not_touched(broker: FlightServer, topic: str) -> None:
+def test_columns_come_in_the_order_of_the_table_with_their_values(broker: FlightServer, topic: str) -> None:
     filled(broker, topic, 1, 3)
     reader, _ = tasks_of(broker, subscribe=topic, columns="offset,key")
     assert reader._table.needed == ("key", "offset")
@@ -228,7 +228,7 @@ def test_only_a_lower_bound_on_time_says_where_to_begin(pushed: Filter, since: i
     assert narrowing.since_us == (None if since is None else START_US + since * SECOND_US)
 
 
-def test_a_field_that_bears_the_name_of_a_column_of_ours_is_filtered_by_spark(broker: FlightServer, topic: str) -> None:
+def test_a_field_named_like_a_column_of_ours_is_filtered_by_spark(broker: FlightServer, topic: str) -> None:
     create(broker, topic)
     put(broker, topic, {"value": [b'{"offset": 7}', b'{"offset": 8}']})
     register(broker, topic, json.dumps({"type": "object", "properties": {"offset": {"type": "integer"}}}))

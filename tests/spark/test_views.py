@@ -108,7 +108,7 @@ def rows(frame: "DataFrame") -> list[str]:
 
 @pytest.mark.usefixtures("wholes")
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_a_statement_reads_what_it_needs_and_returns_what_whole_reads_return(
+def test_a_statement_reads_what_it_needs_and_returns_the_same_rows(
     spark: "SparkSession", broker: FlightServer, statement: str
 ) -> None:
     expected = spark.sql(statement.format(a="whole_a", b="whole_b"))
@@ -119,7 +119,7 @@ def test_a_statement_reads_what_it_needs_and_returns_what_whole_reads_return(
 
 
 @pytest.mark.usefixtures("wholes")
-def test_filters_are_pushed_for_one_use_and_never_of_one_read_into_another(
+def test_filters_are_pushed_for_one_use_and_never_into_another_read(
     spark: "SparkSession", broker: FlightServer
 ) -> None:
     """Spark pushes the filters of the last read of a frame into all of them: only a topic that is read once gets them."""

@@ -9,7 +9,7 @@ import errno
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Final, TypeVar, cast
 
@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 SECTOR_BYTES: Final = 512  # what a device writes whole or not at all
 _SERIAL: Final = itertools.count(1)  # so that two disks of one test do not give out the same segment seeds
+BOUNDLESS: Final = 1 << 40  # bytes: more than a test can write, so nobody counts them
 START_US: Final = 1_700_000_000_000_000
 
 
@@ -123,10 +124,39 @@ class _File:
         self.sync()
 
 
+class _Names(dict[str, _File | None]):
+    """Path to file, None for a directory; and for each directory the paths in it, which a test asks for at every call."""
+
+    def __init__(self, items: Iterable[tuple[str, _File | None]] = ()) -> None:
+        super().__init__()
+        self._inside: dict[str, dict[str, None]] = {}
+        for path, file in items:
+            self[path] = file
+
+    def __setitem__(self, path: str, file: _File | None) -> None:
+        if path not in self and path != "/":
+            self._inside.setdefault(os.path.dirname(path), {})[path] = None
+        super().__setitem__(path, file)
+
+    def __delitem__(self, path: str) -> None:
+        super().__delitem__(path)
+        del self._inside[os.path.dirname(path)][path]
+
+    def copy(self) -> "_Names":
+        made = _Names()
+        made.update(self)  # the dictionary's own: the paths are copied with it
+        made._inside = {path: dict(inside) for path, inside in self._inside.items()}
+        return made
+
+    def inside(self, path: str) -> list[str]:
+        """In the order in which they came."""
+        return list(self._inside.get(path, ()))
+
+
 class SimDisk:
     """A disk in memory. `fail(op, nth, code)` makes the nth next call of an operation fail; `capacity` makes it full."""
 
-    def __init__(self, capacity: int = 1 << 40, seed: int | None = None) -> None:
+    def __init__(self, capacity: int = BOUNDLESS, seed: int | None = None) -> None:
         self.capacity = capacity
         self.warm = False  # are reads that must not wait answered?
         self._chance = Random(next(_SERIAL) if seed is None else seed)
@@ -134,8 +164,8 @@ class SimDisk:
         self.total_calls = 0
         self.stop_at: int | None = None  # raise PowerLoss at this call, counted from the start
         self._faults: dict[str, list[tuple[int, int, int]]] = {}
-        self._names: dict[str, _File | None] = {"/": None}  # None: a directory
-        self._durable_names: dict[str, _File | None] = {"/": None}
+        self._names = _Names([("/", None)])
+        self._durable_names = _Names([("/", None)])
         self._handles: dict[int, _File] = {}
         self._next = 3
         self._locked: dict[str, int] = {}
@@ -155,7 +185,7 @@ class SimDisk:
         files = {id(f): f for f in [*self._names.values(), *self._durable_names.values()] if f is not None}
         for file in files.values():
             file.crash(rng)
-        names = dict(self._durable_names)
+        names = self._durable_names.copy()
         for path, found in self._names.items():
             if names.get(path, self) is not found and rng.random() < 0.3:
                 names[path] = found
@@ -167,7 +197,7 @@ class SimDisk:
                 for gone in [name for name in names if name == path or name.startswith(prefix)]:
                     del names[gone]
         self._names = names
-        self._durable_names = dict(names)
+        self._durable_names = names.copy()
         self.kill()
         self.stop_at = None
         self.heal()
@@ -182,8 +212,8 @@ class SimDisk:
 
     def restore(self, image: dict[str, bytes | None]) -> None:
         """Be the disk of a snapshot, everything durable."""
-        self._names = {path: None if data is None else _File(data) for path, data in image.items()}
-        self._durable_names = dict(self._names)
+        self._names = _Names((path, None if data is None else _File(data)) for path, data in image.items())
+        self._durable_names = self._names.copy()
         self.kill()
 
     def damage(self, path: str, data: bytes) -> None:
@@ -261,7 +291,7 @@ class SimDisk:
         for file in self._names.values():
             if file is not None:
                 file.sync()
-        self._durable_names = dict(self._names)
+        self._durable_names = self._names.copy()
         return True
 
     def truncate(self, handle: int, size: int) -> None:
@@ -278,13 +308,12 @@ class SimDisk:
 
     def fsync_dir(self, path: str) -> None:
         self._enter("fsync_dir")
-        for name in [name for name in self._durable_names if os.path.dirname(name) == path and name not in self._names]:
+        for name in [name for name in self._durable_names.inside(path) if name not in self._names]:
             prefix = name + "/"
             for gone in [other for other in self._durable_names if other == name or other.startswith(prefix)]:
                 del self._durable_names[gone]
-        for name, file in self._names.items():
-            if os.path.dirname(name) == path and name != "/":
-                self._durable_names[name] = file
+        for name in self._names.inside(path):
+            self._durable_names[name] = self._names[name]
 
     def rename(self, old: str, new: str) -> None:
         self._enter("rename")
@@ -311,9 +340,7 @@ class SimDisk:
         return True
 
     def listdir(self, path: str) -> list[str]:
-        prefix = path.rstrip("/") + "/"
-        found = (name[len(prefix) :] for name in self._names if name.startswith(prefix))
-        return sorted(name for name in found if name and "/" not in name)
+        return sorted(os.path.basename(name) for name in self._names.inside(path.rstrip("/") or "/"))
 
     def is_dir(self, path: str) -> bool:
         return path in self._names and self._names[path] is None
@@ -367,7 +394,7 @@ class SimDisk:
 
     def _reserve(self, file: _File, size: int) -> None:
         grow = size - len(file.data)
-        if grow > 0 and self.used() + grow > self.capacity:
+        if grow > 0 and self.capacity < BOUNDLESS and self.used() + grow > self.capacity:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _file(self, path: str) -> _File:

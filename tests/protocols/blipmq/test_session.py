@@ -387,7 +387,7 @@ def test_what_was_not_acknowledged_survives_a_power_cut() -> None:
     assert values_of(ready(sim).exchange(codec.poll(5, subscription) * 5)) == [b"a", b"b", b"c"]
 
 
-def test_an_acknowledgement_just_before_a_crash_may_be_forgotten_and_nothing_is_lost() -> None:
+def test_an_ack_just_before_a_crash_may_be_forgotten_and_nothing_is_lost() -> None:
     sim = SimBroker()
     peer = ready(sim)
     subscription = subscribed(peer, b"t")
@@ -419,7 +419,7 @@ def slow_sim() -> SimBroker:
     return SimBroker(options=BrokerOptions(delivery=policy))
 
 
-def test_redelivery_backs_off_keeps_its_tag_and_ends_in_the_dead_letter_topic() -> None:
+def test_redelivery_backs_off_and_ends_in_the_dead_letter_topic() -> None:
     sim = slow_sim()
     peer = ready(sim)
     subscription, graveyard = subscribed(peer, b"t"), subscribed(peer, b"t-dlq")

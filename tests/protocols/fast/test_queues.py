@@ -362,7 +362,7 @@ def test_a_second_rotation_does_not_lengthen_the_grace_of_the_first(sim: FastSim
     assert old.got() == []
 
 
-def test_keys_are_not_told_where_that_is_switched_off_nor_to_expired_tokens() -> None:
+def test_keys_are_not_told_to_expired_tokens_nor_where_switched_off() -> None:
     for options, expiring, expected in (
         (QueueOptions(key_updates=False), False, []),
         (QueueOptions(expire_subscriptions=False), True, []),

@@ -243,7 +243,7 @@ def test_members_of_a_group_share_the_records(sim: FelixSim) -> None:
     assert polled(second, group="other") == [(0, b"a", 1), (1, b"b", 1), (2, b"c", 1)]
 
 
-def test_what_is_not_settled_in_time_comes_again_and_ends_as_a_dead_letter() -> None:
+def test_what_is_not_settled_comes_again_and_ends_as_a_dead_letter() -> None:
     sim = FelixSim(BrokerOptions(delivery=Policy(push_timeout_us=SECOND, attempts_max=2)))
     stream = sim.connect().featured()
     stream.ask(batch(b"a", b"b", request_id=1))

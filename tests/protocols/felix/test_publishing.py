@@ -88,7 +88,7 @@ def test_a_forbidden_stream_is_asked_for_once_and_not_without_end(sim: FelixSim)
     assert "64 streams" in (stream.reason() or "")
 
 
-def test_an_acknowledged_publish_that_cannot_be_read_is_answered_by_its_id(sim: FelixSim) -> None:
+def test_a_publish_that_cannot_be_read_is_answered_by_its_id(sim: FelixSim) -> None:
     stream = sim.connect().auth(flags=PLAIN)
     (said,) = stream.ask(text(payload="?", ack="per_message", request_id=7))
     assert isinstance(said, codec.PublishError) and said.request_id == 7

@@ -24,7 +24,7 @@ def put(key: str, **more: Any) -> codec.CachePutOurs:
     return codec.CachePutOurs(**CACHE, key=key, value=b"v", **more)
 
 
-def test_what_the_disk_refuses_is_refused_to_the_client_and_the_stream_goes_on(sim: FelixSim) -> None:
+def test_what_the_disk_refuses_is_refused_and_the_stream_goes_on(sim: FelixSim) -> None:
     stream = sim.connect().auth()
     stream.ask(batch(b"a", request_id=1), put("k", request_id=2))
     sim.disk.fail("pwritev", 1, errno.ENOSPC, times=1_000)

@@ -164,7 +164,7 @@ def test_retries_after_the_disk_refused(operation: str, code: int) -> None:
 
 
 @pytest.mark.parametrize("last_first", [True, False])
-def test_an_answered_message_is_known_after_a_crash_whatever_was_written_first(last_first: bool) -> None:
+def test_an_answered_message_is_known_after_a_crash(last_first: bool) -> None:
     """Regression: the first message of a partition was answered before it was durable where producers are looked for."""
     for finished in range(1, 6):
         sim = make_sim()

@@ -395,7 +395,7 @@ class TestAcknowledgements:
 
 
 class TestRights:
-    def test_a_revoked_token_ends_the_connection_and_what_it_sends_after_goes_nowhere(self) -> None:
+    def test_a_revoked_token_ends_the_connection_and_what_it_sends(self) -> None:
         sim = broker()
         amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob", "ben-token")
         sim.broker.set_credentials([Credential("ben", hash_secret(b"ben-token"))])

@@ -269,7 +269,7 @@ def test_the_broken_field_of_a_protobuf_value_is_the_one_named(case: tuple[Node,
 # -- the one that was reported ----------------------------------------------------------------------------------------
 
 
-def test_a_whole_number_written_as_a_float_is_not_blamed_for_another_field() -> None:
+def test_a_whole_number_written_as_a_float_is_not_blamed_for_others() -> None:
     definition = {
         "type": "object",
         "properties": {"id": {"type": "integer"}, "total": {"type": "number"}, "region": {"type": "string"}},

@@ -32,7 +32,7 @@ def acl(topic: str, *users: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("recheck", [True, False], ids=["told", "not told yet"])
-def test_a_request_that_waits_behind_others_is_not_acted_on_for_who_was_revoked(sim: SimBroker, recheck: bool) -> None:
+def test_a_waiting_request_is_not_acted_on_for_who_was_revoked(sim: SimBroker, recheck: bool) -> None:
     admin, writer = Client(sim, "admin"), Client(sim, "bruno")
     writer.produce("t", b"0")
     sim.scheduler.held = True
@@ -66,7 +66,7 @@ def test_a_request_that_waits_behind_others_has_the_rights_of_now(sim: SimBroker
     assert admin.values("t") == [b"0"]
 
 
-def test_a_transaction_is_not_committed_to_a_topic_its_owner_may_no_longer_write(sim: SimBroker) -> None:
+def test_a_transaction_is_not_committed_without_the_right_to_write(sim: SimBroker) -> None:
     admin, writer = Client(sim, "admin"), Client(sim, "bruno")
     id = writer.ask("TXN_BEGIN")["txn_id"]
     for topic in ("kept", "taken"):
@@ -103,7 +103,7 @@ def test_a_subscription_made_while_its_right_goes_is_not_pushed_to(sim: SimBroke
     assert b"secret" not in peer.take()
 
 
-def test_a_rule_for_dead_letters_is_not_passed_over_by_the_way_of_their_source(sim: SimBroker) -> None:
+def test_a_rule_for_dead_letters_is_not_evaded_through_their_source(sim: SimBroker) -> None:
     admin, reader, eve = Client(sim, "admin"), Client(sim, "bruno"), Client(sim, "eve")
     admin.produce("orders", b"secret")
     admin.ask("DEAD_LETTER", topic="orders", partition=0, offset=0, error="no")
@@ -160,7 +160,7 @@ def test_who_leaves_before_its_group_is_made_is_not_in_it(sim: SimBroker, partit
     assert reader.peer.session not in sim.broker.groups._groups_of_member
 
 
-def test_a_member_that_lost_its_partition_does_not_commit_the_offset_in_a_transaction(sim: SimBroker) -> None:
+def test_a_member_without_its_partition_commits_no_offset_in_transactions(sim: SimBroker) -> None:
     """Else its successor, who began where the last commit was, does the same work once more: two commits of one input."""
     first, second = Client(sim, "bruno"), Client(sim, "bruno")
     first.produce("in", b"0", b"1", partition=0)
@@ -179,7 +179,7 @@ def test_a_member_that_lost_its_partition_does_not_commit_the_offset_in_a_transa
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["written", "refused"])
-def test_a_successor_is_told_where_to_begin_when_a_commit_under_way_is_over(sim: SimBroker, fails: bool) -> None:
+def test_a_successor_begins_where_a_commit_under_way_ends(sim: SimBroker, fails: bool) -> None:
     first, second = Client(sim, "bruno"), Client(sim, "bruno")
     first.produce("in", b"0", b"1", partition=0)
     first.produce("out", b"")

@@ -1,4 +1,4 @@
-"""What a review of the Felix door's foundations found, each as the smallest thing that showed it."""
+"""What the Felix door stands on, in bad luck: caches, pushed members of groups, long JSON, dead letters."""
 
 import errno
 
@@ -46,7 +46,7 @@ class Kept:
         self.timed: dict[bytes, int] = {}
 
 
-def test_deadlines_that_were_moved_are_passed_over_a_bounded_number_at_a_time() -> None:
+def test_moved_deadlines_are_passed_over_a_bounded_number_at_a_time() -> None:
     deadlines, cache = Deadlines(), Kept()
     deadlines.open(cache)
     for when in (10, 1_000):
@@ -60,7 +60,7 @@ def test_deadlines_that_were_moved_are_passed_over_a_bounded_number_at_a_time() 
     assert len(deadlines) == 0
 
 
-def test_a_deletion_is_not_acknowledged_by_a_tombstone_that_is_still_under_way() -> None:
+def test_a_deletion_waits_for_a_tombstone_that_is_still_under_way() -> None:
     sim, cache = made()
     cache.put(b"k", b"v", 0, None, nobody)
     sim.scheduler.settle()
@@ -77,7 +77,7 @@ def test_a_deletion_is_not_acknowledged_by_a_tombstone_that_is_still_under_way()
     assert not again(sim).entries
 
 
-def test_a_put_that_failed_while_its_cache_was_being_deleted_is_not_there_when_the_deletion_failed_too() -> None:
+def test_a_failed_put_stays_gone_when_the_deletion_of_its_cache_fails() -> None:
     sim, cache = made()
     cache.put(b"k", b"v", 0, None, nobody)
     sim.scheduler.settle()
@@ -113,7 +113,7 @@ def test_a_cache_is_not_deleted_key_by_key(monkeypatch: pytest.MonkeyPatch) -> N
     check_books(sim)
 
 
-def test_a_cache_made_anew_goes_on_above_the_versions_of_the_old_one_when_the_clock_was_set_back() -> None:
+def test_versions_of_a_cache_made_anew_rise_when_the_clock_was_set_back() -> None:
     sim, cache = made()
     newest = cache.put(b"k", b"v", 0, None, nobody)
     start(sim.broker.delete_topic(cache.topic.raw))
@@ -125,7 +125,7 @@ def test_a_cache_made_anew_goes_on_above_the_versions_of_the_old_one_when_the_cl
 # -- topics whose names begin like a cache's --------------------------------------------------------------------------
 
 
-def test_dead_letters_of_a_cache_are_no_cache_where_all_topics_are_compacted() -> None:
+def test_dead_letters_of_a_cache_are_no_cache_under_compact_all() -> None:
     rules = (TopicRule("*", compact=True),)
     sim = SimBroker(options=BrokerOptions(topics=TopicPolicy(rules)))
     cache = sim.broker.caches.open(SCOPE)
@@ -140,7 +140,7 @@ def test_dead_letters_of_a_cache_are_no_cache_where_all_topics_are_compacted() -
     assert len(sim.broker.caches) == 1
 
 
-def test_a_compacted_topic_from_before_there_were_caches_stays_what_it_was() -> None:
+def test_a_compacted_topic_older_than_caches_stays_what_it_was() -> None:
     sim = SimBroker()
     sim.broker.topics._create(b"cache/old", True, 1, {"compact": True}, own=True)
     sim.scheduler.settle()
@@ -157,7 +157,7 @@ def sim() -> SimBroker:
     return SimBroker()
 
 
-def test_what_is_acknowledged_before_a_member_hears_of_a_new_generation_is_committed_if_it_keeps_the_partition(
+def test_an_ack_of_the_old_generation_is_committed_for_a_kept_partition(
     sim: SimBroker,
 ) -> None:
     topic = topic_of(sim)
@@ -195,7 +195,7 @@ def test_a_member_beats_once_at_a_time_however_often_it_was_fenced(sim: SimBroke
     assert 5 <= asked <= 11
 
 
-def test_a_partition_that_was_anothers_meanwhile_goes_on_where_that_one_got_to(sim: SimBroker) -> None:
+def test_a_partition_that_comes_back_goes_on_where_the_other_got_to(sim: SimBroker) -> None:
     topic = topic_of(sim)
     one = Joined(sim, topic)
     publish(sim, topic, 0, 5)

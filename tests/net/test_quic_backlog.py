@@ -1,4 +1,4 @@
-"""Mistakes of the streams of a QUIC connection that were found by reading, each by the smallest thing that shows it."""
+"""Streams of a QUIC connection that wait: large answers, streams held up by their connection, streams that are gone."""
 
 import asyncio
 from pathlib import Path
@@ -39,7 +39,7 @@ class StoppingSession(EchoSession):
         return used
 
 
-async def test_large_answers_that_quic_takes_at_once_do_not_hold_the_stream_for_ever(tmp_path: Path) -> None:
+async def test_large_answers_taken_at_once_do_not_hold_the_stream_for_ever(tmp_path: Path) -> None:
     window = {"stream_window": 16 * limits.MIB, "connection_window": 64 * limits.MIB}
     async with serving(tmp_path) as (listener, _), peer_of(listener, tmp_path, **window) as peer:
         stream = await peer.login()

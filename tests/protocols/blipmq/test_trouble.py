@@ -1,4 +1,4 @@
-"""Faults that were found by reading, each as the shortest way to see it. None of them may come back."""
+"""The BlipMQ door in trouble: refused writes, read errors, retention, lost pollers, withdrawn rights, bounds."""
 
 from quintet.broker.core import BrokerOptions
 from quintet.broker.identity.access import Credential, hash_secret
@@ -45,7 +45,7 @@ def test_a_read_error_neither_spins_nor_hangs_and_heals() -> None:
     assert seen == [b"x"]
 
 
-def test_a_topic_that_could_not_be_made_durable_does_not_acknowledge_from_memory() -> None:
+def test_a_topic_not_made_durable_does_not_acknowledge_from_memory() -> None:
     sim = SimBroker()
     peer = ready(sim)
     peer.exchange(publish(b"m", b"volatile", qos=0))
@@ -94,7 +94,7 @@ def test_what_a_lost_poller_held_is_pushed_to_the_one_who_is_attached() -> None:
     assert values_of(pusher.take()) == [b"x"]
 
 
-def test_publishes_that_failed_before_a_subscription_do_not_hide_the_next_ones() -> None:
+def test_publishes_that_failed_before_a_subscription_do_not_hide_others() -> None:
     sim = SimBroker()
     peer = ready(sim)
     peer.exchange(publish(b"t", b"first"))

@@ -1,4 +1,4 @@
-"""Mistakes of the Felix door that were found by reading, each by the smallest thing that shows it."""
+"""Bounds of the Felix door: answers that wait, watchers that are slow, rights that go, subscriptions wanted twice."""
 
 import errno
 from typing import Any
@@ -98,7 +98,7 @@ def test_rights_that_go_while_a_subscription_is_made_are_gone() -> None:
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_durable_subscription_that_the_disk_does_not_forget_now_is_forgotten_later(sim: FelixSim) -> None:
+def test_a_durable_subscription_the_disk_keeps_now_is_forgotten_later(sim: FelixSim) -> None:
     connection = sim.connect()
     stream = connection.auth()
     stream.ask(subscribe(durable="d", subscription_id=1))

@@ -1,4 +1,4 @@
-"""What a hostile reading of the Fast session found: each of these failed once."""
+"""The Fast session under those who ask for much: large payloads, guesses, rates, readers that do not read."""
 
 import pytest
 
@@ -88,7 +88,7 @@ def test_a_token_is_too_early_again_when_the_clock_is_set_back(sim: FastSim) -> 
     assert peer.ask(publish(ANN, b"x"))[0].code == 0
 
 
-def test_a_topic_whose_row_is_on_its_way_holds_its_publisher_whatever_else_it_publishes(sim: FastSim) -> None:
+def test_a_topic_whose_row_is_on_its_way_holds_its_publisher(sim: FastSim) -> None:
     """What waits for the row is in memory only: one publish to another topic must not open the gate."""
     peer = sim.peer()
     sim.scheduler.held = True
@@ -102,7 +102,7 @@ def test_a_topic_whose_row_is_on_its_way_holds_its_publisher_whatever_else_it_pu
     assert peer.session.congestion() == FLOWING
 
 
-def test_who_reads_nothing_and_subscribes_again_and_again_is_not_read_from(sim: FastSim) -> None:
+def test_who_reads_nothing_and_keeps_subscribing_is_not_read_from(sim: FastSim) -> None:
     """Each SUBSCRIBE of a peer without room leaves something that waits for room: they must not pile up."""
     peer = sim.peer()
     peer.room_bytes = 0

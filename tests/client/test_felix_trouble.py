@@ -1,4 +1,4 @@
-"""Faults of the Felix client that a review found: each test is the smallest that showed one."""
+"""The Felix client in trouble: lost connections, odd servers, streams nobody asked for, retention, cancelled closing."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""What a review of `quintet audit` asked: times that senders choose, files that cannot be read, text that is not ours."""
+"""`quintet audit` on hostile input: times that senders choose, files that cannot be read, text that is not ours."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a review of the audit chain asked: does it break by itself, does a verifier cry wolf, does it miss what was done?"""
+"""The audit chain in trouble: it does not break by itself, no verifier accuses a sound log, none misses what was done."""
 
 import errno
 from collections.abc import Callable
@@ -91,7 +91,7 @@ def test_an_old_log_that_nobody_writes_to_is_not_accused() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [({"chain": "off"}, {"chain": "durable"}), ({}, {"chain_key": KEY})])
 @pytest.mark.parametrize("rows", [0, 5])
-def test_a_segment_that_was_only_begun_is_taken_over_by_a_chain_of_another_kind(
+def test_a_segment_just_begun_is_taken_over_by_a_chain_of_another_kind(
     before: dict[str, Any], after: dict[str, Any], rows: int
 ) -> None:
     """A kill between the making of a file and its first batch, and then another configuration."""

@@ -1,4 +1,4 @@
-"""Mailboxes under what a hostile or unlucky peer, another door, a clock or a disk does to them: one test for each bug found."""
+"""Mailboxes under what a hostile or unlucky peer, another door, a clock or a disk does to them."""
 
 import json
 
@@ -45,7 +45,7 @@ def publish(sim: SimBroker, value: bytes, *, durable: bool = True, timestamp: in
 
 
 class TestOrder:
-    def test_what_was_sent_ahead_and_what_was_not_come_again_in_the_order_they_were_sent(self) -> None:
+    def test_what_was_sent_ahead_and_what_was_not_come_again_in_order(self) -> None:
         sim = broker()
         amy = peer_of(sim, "amy")
         peer_of(sim, "bob").close()
@@ -348,7 +348,7 @@ class TestNames:
         send(peer_of(sim, "amy"), letter("amy", "bob", "m2"))
         assert waiting == [] and delivered(bob) == ["m2"]
 
-    def test_a_broker_that_was_away_for_long_leaves_its_peers_time_to_come_back(self) -> None:
+    def test_a_broker_that_was_away_gives_its_peers_time_to_come_back(self) -> None:
         sim = broker(name_idle_us=30 * DAY_US)
         peer_of(sim, "bob").close()
         sim.stop()

@@ -321,7 +321,7 @@ def test_nothing_is_appended_behind_what_was_refused() -> None:
     assert appended == [0, 1, 2, 3, 4] and not over.pending
 
 
-def test_what_retention_took_is_not_appended_again_behind_what_followed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_retention_took_is_not_appended_behind_what_followed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Intents, "_note", lambda *_: None)  # the process dies before it is said
     parts = Staging()
     parts.topics.create(b"kept", 1, retention_us=10 * SECOND)

@@ -1,4 +1,4 @@
-"""What a hostile reading of the queues behind the Fast door found: each of these failed once."""
+"""Backlogs of the queues behind the Fast door: who takes them over, what a refusing disk leaves, what nobody may lose."""
 
 import errno
 from dataclasses import replace
@@ -240,7 +240,7 @@ def test_a_member_with_a_key_that_never_came_to_be_is_evicted(sim: FastSim) -> N
 # -- starting again -------------------------------------------------------------------------------------------------------
 
 
-def test_of_two_backlogs_of_a_queue_the_newer_is_taken_up_and_the_other_goes(sim: FastSim) -> None:
+def test_of_two_backlogs_of_a_queue_the_newer_is_taken_up(sim: FastSim) -> None:
     """As of a queue whose topic was deleted when the disk was full, and made again."""
     plain = sim.broker.topics.ensure(b"demo", durable=True)
     sim.scheduler.settle()
@@ -263,7 +263,7 @@ def test_a_broker_starts_also_when_there_is_no_room_for_a_backlog(sim: FastSim) 
 
 @pytest.mark.parametrize("flags", [DURABLE, DURABLE | COMPETING])
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_whoever_comes_and_goes_each_message_gets_to_somebody_and_to_nobody_twice(flags: int, partitions: int) -> None:
+def test_whoever_comes_and_goes_each_message_is_delivered_once(flags: int, partitions: int) -> None:
     """Readers that come, go, and have no room at random. A model of sets: nothing published is missing at the end, and
     of competing readers exactly one got each."""
     for seed in range(60):
