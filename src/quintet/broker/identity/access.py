@@ -2,7 +2,7 @@
 
 Keys are kept as SHA-256 of the secret (they are long random strings; a slow hash would buy nothing) and looked up by that
 hash, so no comparison's time depends on the secret. Users come from users.py, which checks their passwords; here is only
-what a user may do. Nothing here is durable: users.py and core.py own the tables and set what is live.
+what a user may do. Nothing here is durable: users.py, access_rules.py and keys.py own the tables and set what is live.
 
     allowed(principal, action, topic), the first row that fits decides:
     the name starts with __                               no: the broker's own
