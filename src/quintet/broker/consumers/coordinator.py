@@ -223,7 +223,7 @@ class Groups(GroupRegistry):
             self._advance(group, Event.GENERATION_RESERVED if reserved else Event.GENERATION_UNRESERVED)
         elif action is Action.RESERVE:
             start_alone(self._scheduler, self._reserve(group))
-        elif action in (Action.TELL, Action.REFUSE):
+        elif action is Action.TELL:
             group.tell(error)
 
     async def _reserve(self, group: Group) -> None:

@@ -121,9 +121,8 @@ class Action(Enum):
     NOTHING = auto()
     ASSIGN = auto()  # a new generation, then as CHECK
     CHECK = auto()  # is the generation reserved?
-    TELL = auto()  # answer everybody who joined
+    TELL = auto()  # answer everybody who joined, or say why there is no answer
     RESERVE = auto()  # write a row that reserves the next generations
-    REFUSE = auto()  # tell everybody who joined why there is no answer
 
 
 MOVES: Final[dict[tuple[Phase, Event], tuple[Action, Phase]]] = {
@@ -138,11 +137,11 @@ MOVES: Final[dict[tuple[Phase, Event], tuple[Action, Phase]]] = {
     (Phase.RESERVING, Event.TURN_END): (Action.NOTHING, Phase.RESERVING),
     (Phase.RESERVING, Event.GENERATION_UNRESERVED): (Action.NOTHING, Phase.RESERVING),
     (Phase.RESERVING, Event.ROW_DURABLE): (Action.CHECK, Phase.ASSIGNED),
-    (Phase.RESERVING, Event.ROW_REFUSED): (Action.REFUSE, Phase.ASSIGNED),
+    (Phase.RESERVING, Event.ROW_REFUSED): (Action.TELL, Phase.ASSIGNED),
     (Phase.CHANGED_RESERVING, Event.CHANGE): (Action.NOTHING, Phase.CHANGED_RESERVING),
     (Phase.CHANGED_RESERVING, Event.TURN_END): (Action.ASSIGN, Phase.RESERVING),
     (Phase.CHANGED_RESERVING, Event.ROW_DURABLE): (Action.NOTHING, Phase.CHANGED),
-    (Phase.CHANGED_RESERVING, Event.ROW_REFUSED): (Action.REFUSE, Phase.CHANGED),
+    (Phase.CHANGED_RESERVING, Event.ROW_REFUSED): (Action.TELL, Phase.CHANGED),
 }
 
 
