@@ -14,7 +14,7 @@ import msgspec
 from quintet.broker.consumers.assignment import spread
 from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import BadName, BadRequest, Fenced, GroupBusy, GroupNotFound
-from quintet.model.tasks import Promise
+from quintet.model.tasks import Promise, completed
 
 State = Literal["empty", "rebalancing", "stable"]
 
@@ -175,6 +175,9 @@ class CommittedOffset:
         self.durable = (offset, version)  # what is on disk: where a refused commit falls back to
 
 
+_MADE: Final = completed(None)  # one for all: there may be many groups
+
+
 class Group:
     """A consumer group of one topic."""
 
@@ -191,7 +194,7 @@ class Group:
         self.key = f"{topic_name}\0{name}\0".encode()
         self.owner = owner
         self.phase = phase
-        self.made: Promise[None] = Promise()  # only awaited while it is being made
+        self.made: Promise[None] = Promise() if phase is Phase.MAKING else _MADE
         self.topic: Topic | None = None  # as the last who joined knew it
         self.offsets: dict[int, CommittedOffset] = {}
         # members
