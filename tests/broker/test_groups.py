@@ -257,7 +257,7 @@ def reserving(topic_partitions: int = 2) -> tuple[GroupBroker, Topic, Answers]:
     return broker, broker.topic(), first
 
 
-def test_who_joins_while_a_generation_is_reserved_is_told_what_the_end_of_its_turn_assigns() -> None:
+def test_a_join_while_a_generation_is_reserved_waits_for_its_turns_end() -> None:
     broker, topic, first = reserving()
     second = Answers()
     start(broker.groups.subscribe("ann", False, topic, "g", -1, "", "b", "")).then(second)
@@ -271,7 +271,7 @@ def test_who_joins_while_a_generation_is_reserved_is_told_what_the_end_of_its_tu
     assert (len(one.partitions), len(two.partitions)) == (1, 1)
 
 
-def test_a_generation_above_what_a_late_row_reserves_is_reserved_before_it_is_told() -> None:
+def test_a_generation_beyond_a_late_row_is_reserved_before_it_is_told() -> None:
     broker, topic, first = reserving(1)
     for number in range(GENERATIONS_RESERVED + 10):
         start(broker.groups.subscribe("ann", False, topic, "g", -1, "", number, ""))
@@ -287,7 +287,7 @@ def test_a_generation_above_what_a_late_row_reserves_is_reserved_before_it_is_to
     assert broker.subscribe(broker.topic(), member="later").generation > told
 
 
-def test_a_generation_that_the_disk_does_not_reserve_is_told_to_nobody() -> None:
+def test_a_generation_that_is_not_reserved_is_told_to_nobody() -> None:
     broker, _topic, first = reserving()
     broker.disk.fail("fdatasync", 1, errno.EIO, times=100)
     broker.scheduler.held = False

@@ -67,7 +67,7 @@ class CommittedOffsets:
     ) -> None:
         """Returns when the offset is durable. Makes the group if it does not exist."""
         found = self._admit(actor, privileged, topic, group, partition, offset, generation)
-        await self._groups.made(found)
+        await self._groups.when_made(found)
         self._fence(found, partition, generation, connection)
         self.commits += 1
         await self._put(found, topic, partition, offset, self._version(found, partition), (door, actor))
@@ -178,7 +178,7 @@ class CommittedOffsets:
             return
         groups, partition = self._groups, wanted.partition
         group = groups.find(wanted.topic, wanted.group) or groups.make(wanted.owner, wanted.topic, wanted.group)
-        await groups.made(group)
+        await groups.when_made(group)
         found = group.offsets.setdefault(partition, CommittedOffset())
         if found.durable[1] >= wanted.version:
             return
@@ -238,7 +238,7 @@ class CommittedOffsets:
         return await self._move(found, topic, partition, latest if record is None else record[0])
 
     async def _move(self, group: Group, topic: Topic, partition: int, offset: int) -> int:
-        await self._groups.made(group)
+        await self._groups.when_made(group)
         check_still(group)
         await self._put(group, topic, partition, offset, self._version(group, partition))
         return offset

@@ -103,7 +103,7 @@ class Groups(GroupRegistry):
         found = self.admit(actor, privileged, topic.name, group) or self.make(actor, topic.name, group)
         if found.phase is Phase.MAKING:  # its connection may close before the group is made
             self._groups_of_member.setdefault(connection, {})[found] = None
-            await self.made(found)
+            await self.when_made(found)
             if found not in self._groups_of_member.get(connection, ()):
                 raise Fenced(f"this connection left before group {found.name} was made")
         if partition == ASSIGN:
@@ -223,7 +223,7 @@ class Groups(GroupRegistry):
             self._advance(group, Event.GENERATION_RESERVED if reserved else Event.GENERATION_UNRESERVED)
         elif action is Action.RESERVE:
             start_alone(self._scheduler, self._reserve(group))
-        elif action in (Action.TELL, Action.REFUSE):
+        elif action is Action.TELL:
             group.tell(error)
 
     async def _reserve(self, group: Group) -> None:
@@ -242,7 +242,7 @@ class Groups(GroupRegistry):
     async def delete(self, actor: str, privileged: bool, topic: str, group: str) -> None:
         """Returns when it would stay gone after a restart. Refused while it has members."""
         found = self.require(actor, privileged, topic, group)
-        await self.made(found)
+        await self.when_made(found)
         check_still(found)
         try:
             await self._erase([found])

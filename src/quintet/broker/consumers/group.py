@@ -15,7 +15,7 @@ from quintet.broker.atomic.intent_rows import Effect
 from quintet.broker.consumers.assignment import spread
 from quintet.broker.topics.catalog import Topic
 from quintet.model.errors import BadName, BadRequest, Fenced, GroupBusy, GroupNotFound
-from quintet.model.tasks import Promise
+from quintet.model.tasks import Promise, completed
 
 State = Literal["empty", "rebalancing", "stable"]
 
@@ -124,9 +124,8 @@ class Action(Enum):
     NOTHING = auto()
     ASSIGN = auto()  # a new generation, then as CHECK
     CHECK = auto()  # is the generation reserved?
-    TELL = auto()  # answer everybody who joined
+    TELL = auto()  # answer everybody who joined, or say why there is no answer
     RESERVE = auto()  # write a row that reserves the next generations
-    REFUSE = auto()  # tell everybody who joined why there is no answer
 
 
 MOVES: Final[dict[tuple[Phase, Event], tuple[Action, Phase]]] = {
@@ -141,11 +140,11 @@ MOVES: Final[dict[tuple[Phase, Event], tuple[Action, Phase]]] = {
     (Phase.RESERVING, Event.TURN_END): (Action.NOTHING, Phase.RESERVING),
     (Phase.RESERVING, Event.GENERATION_UNRESERVED): (Action.NOTHING, Phase.RESERVING),
     (Phase.RESERVING, Event.ROW_DURABLE): (Action.CHECK, Phase.ASSIGNED),
-    (Phase.RESERVING, Event.ROW_REFUSED): (Action.REFUSE, Phase.ASSIGNED),
+    (Phase.RESERVING, Event.ROW_REFUSED): (Action.TELL, Phase.ASSIGNED),
     (Phase.CHANGED_RESERVING, Event.CHANGE): (Action.NOTHING, Phase.CHANGED_RESERVING),
     (Phase.CHANGED_RESERVING, Event.TURN_END): (Action.ASSIGN, Phase.RESERVING),
     (Phase.CHANGED_RESERVING, Event.ROW_DURABLE): (Action.NOTHING, Phase.CHANGED),
-    (Phase.CHANGED_RESERVING, Event.ROW_REFUSED): (Action.REFUSE, Phase.CHANGED),
+    (Phase.CHANGED_RESERVING, Event.ROW_REFUSED): (Action.TELL, Phase.CHANGED),
 }
 
 
@@ -179,6 +178,9 @@ class CommittedOffset:
         self.durable = (offset, version)  # what is on disk: where a refused commit falls back to
 
 
+_MADE: Final = completed(None)  # one for all: there may be many groups
+
+
 class Group:
     """A consumer group of one topic."""
 
@@ -195,7 +197,7 @@ class Group:
         self.key = f"{topic_name}\0{name}\0".encode()
         self.owner = owner
         self.phase = phase
-        self.made: Promise[None] = Promise()  # only awaited while it is being made
+        self.made: Promise[None] = Promise() if phase is Phase.MAKING else _MADE
         self.topic: Topic | None = None  # as the last who joined knew it
         self.offsets: dict[int, CommittedOffset] = {}
         # members

@@ -1,7 +1,7 @@
 """Finds, makes, lists and loads consumer groups, and says who may use them.
 
 A group belongs to the principal that used it first; `privileged` callers may act for the owner. Its row is durable before
-any verb goes on that made it (`made`). Members and assignment are in coordinator.py, offsets in committed_offsets.py.
+any verb goes on that made it (`when_made`). Members and assignment are in coordinator.py, offsets in committed_offsets.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -185,7 +185,7 @@ class GroupRegistry:
             group.move(Event.ROW_DURABLE)
             group.made.resolve(None)
 
-    async def made(self, group: Group) -> None:
+    async def when_made(self, group: Group) -> None:
         """Go on when its row is durable. Raises why it is not, or GroupNotFound if it was deleted meanwhile."""
         if group.phase is Phase.MAKING:
             await group.made
