@@ -137,7 +137,7 @@ def test_a_large_one_that_is_refused_lets_the_next_one_go() -> None:
     assert parts.intents.unfinished == 0
 
 
-def test_a_large_batch_that_the_log_refused_after_it_sealed_it_is_appended_again() -> None:
+def test_a_large_batch_refused_after_it_was_sealed_is_appended_again() -> None:
     parts = Parts()
     topic = parts.topic(b"t")
     real, tries = topic.partitions[0], list[bytearray]()

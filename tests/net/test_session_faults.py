@@ -20,8 +20,10 @@ from quintet.client.bus import Bus
 from quintet.client.core.url import ALL_DOORS
 from quintet.client.links.fast import Queues
 from quintet.client.links.peerbus import SECRET_VARIABLE
+from quintet.client.manage import Manage
 from quintet.config import DEV_FAST_MASTER_SECRET, DEV_PEERBUS_SECRET, DEV_PEERBUS_TOKEN, Settings
 from quintet.model.errors import QuintetError
+from quintet.model.tasks import next_turn
 from quintet.net.certificates import CERTIFICATE_NAME
 from quintet.net.connection import Connection
 from quintet.net.listener import Listener
@@ -211,6 +213,28 @@ async def test_a_fault_costs_its_own_connection(
     assert (told["door"], told["where"]) == (door, where)
     assert isinstance(told["exc_info"], Planted)
     assert listener.faults == len(broker.faults())
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_fault_of_a_verb_is_reported_too(waits: bool, broker: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verb is a coroutine: what it raises comes back as its result, and must not be taken for a refusal."""
+
+    async def raising(*_: object) -> list[str]:
+        if waits:
+            await next_turn(broker.server.broker.scheduler)
+        raise Planted
+
+    async with quintet.connect(broker.url("flymq", "")) as other:
+        await other.publish("orders", b"1")
+        monkeypatch.setattr(broker.server.broker.dead, "purge", raising)
+        async with quintet.connect(broker.url("flymq", "")) as bus:
+            with pytest.raises(QuintetError):
+                await Manage(bus).purge("orders")
+        await until(broker.faults)
+        await other.publish("orders", b"2")
+    (told,) = broker.faults()
+    assert (told["door"], told["where"]) == ("flymq", "completed")
+    assert isinstance(told["exc_info"], Planted)
 
 
 async def reader(door: str, bus: Bus, name: str, stack: AsyncExitStack) -> set[bytes]:

@@ -25,6 +25,7 @@ from typing import Protocol, cast
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
+from quintet.model.errors import QuintetError
 from quintet.net.output import OWN_BYTES_MAX, PRESSED_BYTES_MIN, PRESSED_STALL_US, OutputBudget
 from quintet.net.turns import Turns
 from quintet.protocols.base import STALL, WAIT, Session
@@ -411,6 +412,8 @@ class Connection(asyncio.BufferedProtocol):
     def completed(self, token: object, result: object, error: Exception | None) -> None:
         if not self._lost:
             try:
+                if error is not None and not isinstance(error, QuintetError):
+                    raise error  # a fault of a verb, and no refusal: reported, and it costs this connection alone
                 self._session.on_completed(token, result, error)
                 self._answered()
             except Exception as fault:

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
+from quintet.model.errors import QuintetError
 from quintet.net.connection import (
     CHOKE_BYTES,
     LARGE_REST_BYTES,
@@ -551,6 +552,8 @@ class Stream(Writer):
     def completed(self, token: object, result: object, error: Exception | None) -> None:
         if self._open and not self.connection.closing:
             try:
+                if error is not None and not isinstance(error, QuintetError):
+                    raise error  # a fault of a verb, and no refusal: reported, and it costs this connection alone
                 self._session.on_completed(token, result, error)
                 self._answered()
             except Exception as fault:
