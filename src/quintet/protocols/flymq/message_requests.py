@@ -150,7 +150,7 @@ def _peek(call: Call, ask: Values) -> None:
 
 
 def _peeked(call: Call, rows: list[Row], following: int, error: Exception | None) -> None:
-    call.given = reads.ranges([row[0] for row in rows])
+    call.given = reads.ranges([offset for offset, _, _, _, _, _, _ in rows])
     messages = (
         {"offset": offset, "timestamp_ms": time // 1000, "expiry_ms": expiry // 1000}
         | {"key": key or b"", "value": value or b"", "origin": origin.decode(errors="replace")}
