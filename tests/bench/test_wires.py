@@ -40,8 +40,8 @@ def test_the_kernel_reads_our_publishes() -> None:
     items, consumed, fatal = kernel.blip_split(block, 0, 2, MAX_FRAME_BYTES, b"", 0)
     assert (consumed, fatal) == (len(block), 0)
     assert [item[0] for item in items] == [blipmq.PUBLISH, blipmq.PING]
+    assert items[0][0] == 3  # PUBLISH
     batch = items[0][3]
-    assert isinstance(batch, bytearray)
     values = [row[3] for row in kernel.rows(batch, 0, 100)]
     assert len(set(values)) == 100
     assert all(value is not None and len(value) == 16 for value in values)

@@ -8,6 +8,8 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from quintet.kernel.items import BlipItem, FastItem, FelixItem, FlyGroup, FlyItem
+
 # One column of headers for one record: ((name, value or None), ...)
 Header = tuple[bytes, bytes | None]
 Headers = Sequence[Header]
@@ -149,7 +151,7 @@ def scatter(
 
 def blip_split(
     data: Buffer, start: int, version: int, max_frame: int, origin: bytes, now: int
-) -> tuple[list[tuple[int, ...] | tuple[object, ...]], int, int]:
+) -> tuple[list[BlipItem], int, int]:
     """Split a read into what the session must act on: (items, consumed, fatal).
 
     items, in wire order, each a tuple that starts with the frame type:
@@ -205,7 +207,7 @@ def fast_split(
     topics: dict[int, tuple[int, int]],
     now: int,
     same: bytes | None,
-) -> tuple[list[tuple[Any, ...]], int, int, bytes | None, bytes | None]:
+) -> tuple[list[FastItem], int, int, bytes | None, bytes | None]:
     """Split a read into what the session must act on: (items, consumed, fatal, unknown, same). Call again from consumed,
     with the last `same`, until there are no items and nothing unknown.
 
@@ -253,7 +255,7 @@ def fast_received(data: Buffer, start: int, payload_max: int) -> tuple[list[tupl
 
 def fly_split(
     data: Buffer, start: int, max_frame: int, counts: dict[bytes, int], origin: bytes, now: int
-) -> tuple[list[tuple[Any, ...]], int, int, bytes | None]:
+) -> tuple[list[FlyItem], int, int, bytes | None]:
     """Split a read into what the session must act on: (items, consumed, fatal, unknown). At most one run of PRODUCE
     frames, then at most one other frame; call again from consumed until there are no items and nothing unknown.
 
@@ -279,7 +281,7 @@ def fly_split(
 
 def fly_split_one(
     payload: Buffer, counts: dict[bytes, int], origin: bytes
-) -> tuple[list[tuple[bytes, int, bytearray, int]], bytes] | bytes | None:
+) -> tuple[list[FlyGroup], bytes] | bytes | None:
     """The PRODUCE of this payload, without its header and of any length up to 32 MiB: (groups, order) as fly_split gives
     them, the name of its topic if counts does not have it, None if its fields do not add up. Nothing is copied before the
     topic is known. Other threads run while the key is hashed and the batch is filled; nobody may write to the payload."""
@@ -334,7 +336,7 @@ def fly_received(data: Buffer, start: int, max_frame: int, sdk: bool) -> tuple[l
 
 def felix_split(
     data: Buffer, start: int, frame_bytes_max: int, known: int, strict: bool, origin: bytes, now: int, key_flag: int = 0
-) -> tuple[list[tuple[Any, ...]], int, int]:
+) -> tuple[list[FelixItem], int, int]:
     """Split a read into what the session must act on: (items, consumed, fatal).
 
     known: the flag bits that may be on a frame. strict: a frame with another bit is refused; else other bits are masked
@@ -359,7 +361,7 @@ def felix_split(
     frame_bytes_max, each judged as soon as its bytes are in; the items before it are still good. `now` must be microseconds
     since 1970; no record is given an expiry."""
 
-def felix_batch(payload: Buffer, flags: int, origin: bytes, now: int) -> tuple[Any, ...]:
+def felix_batch(payload: Buffer, flags: int, origin: bytes, now: int) -> FelixItem:
     """The item (1, ...) or (2, ...) of felix_split for the payload (at most 32 MiB) of one batch, already unpacked. flags
     are 0x0001 or 0x0009, with or without 0x0040 and 0x0100 (a key)."""
 

@@ -32,7 +32,7 @@ Two members are read only where a session has them: `quick_ack` (the peer waits 
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from quintet.delivery.sink import Sink
 from quintet.model import limits
@@ -41,6 +41,8 @@ from quintet.model.batch import RecordBatch
 LARGE_BYTES: Final = limits.MIB  # of a batch: below it a copy costs less than looking at its records one by one
 LARGE_RECORDS_MAX: Final = 16
 CLAIM_BYTES_MIN: Final = 64 * limits.KIB  # an answer of no more than this needs no claim
+
+Item = TypeVar("Item")
 
 FLOWING: Final = 0
 STALL: Final = 1
@@ -126,8 +128,8 @@ def in_pieces(batch: RecordBatch, first: int, last: int) -> bool:
 
 
 def act_on(
-    items: list[tuple[Any, ...]], act: Callable[[tuple[Any, ...], int], None], now: int, over: Callable[[], bool]
-) -> list[tuple[Any, ...]] | None:
+    items: list[Item], act: Callable[[Item, int], None], now: int, over: Callable[[], bool]
+) -> list[Item] | None:
     """Act on requests in their order until the turn is over; those that wait for a later one, or None."""
     for number, item in enumerate(items, 1):
         act(item, now)

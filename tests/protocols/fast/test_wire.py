@@ -59,7 +59,10 @@ def test_the_other_side_reads_them_back(row: dict[str, Any]) -> None:
     items, consumed, fatal, unknown, _ = kernel.fast_split(data, 0, 1000, {jwt: b"fast:x"}, {}, 0, None)
     assert (consumed, fatal, unknown) == (len(data), 0, None)
     if kind == frames.PUBLISH:
-        ((_, token, number, batch, count),) = items
+        (item,) = items
+        assert item[0] == frames.PUBLISH
+        _, token, number, batch, count = item
+        assert batch is not None
         assert (token, number, count) == (jwt, topic, 1)
         assert [r[3] for r in kernel.rows(batch, 0, 1)] == [said["payload"].encode()]
     else:

@@ -66,14 +66,14 @@ def test_binary_is_byte_identical_both_ways(vector: dict[str, Any]) -> None:
         assert items[0][3:] == (len(values), request_id, mode)
         assert codec.parse_target(target) == (vector["tenant_id"], vector["namespace"], vector["stream"])
         return
-    items, consumed, fatal = kernel.felix_received(whole, 0, 1 << 20)
+    received, consumed, fatal = kernel.felix_received(whole, 0, 1 << 20)
     assert (consumed, fatal) == (len(whole), 0)
     if flags == frames.ACK:
         said = (vector["status"], vector["request_id"], vector["message"])
-        assert items == [(frames.ACK, *said)]
+        assert received == [(frames.ACK, *said)]
         assert codec.publish_ack(said[1], said[2], bool(said[0])) == whole
     else:
-        assert items == [(frames.EVENTS, vector["subscription_id"], vector["base_offset"], values)]
+        assert received == [(frames.EVENTS, vector["subscription_id"], vector["base_offset"], values)]
         if not flags & frames.EVENTS_OF:
             batch = kernel.build(values)
             kernel.place(batch, max(vector["base_offset"], 0), 1)

@@ -72,6 +72,15 @@ def test_every_operation_has_a_layout_that_ends() -> None:
             assert codec.layout(text) is codec.layout(text)
 
 
+def test_what_the_gate_asks_about_is_a_field_of_every_request() -> None:
+    for operation in frames.OPERATIONS.values():
+        for text in operation.asks:
+            names = {node.name for node, _ in codec.layout(text).names()}
+            assert not operation.resource or operation.resource in names, operation.name
+            if operation.right in ("read", "write", "manage", "read or write"):
+                assert f"{operation.resource}:str16!" in text, f"{operation.name}: the gate would ask about nothing"
+
+
 # -- what published clients make of replies ------------------------------------------------------------------------------
 
 

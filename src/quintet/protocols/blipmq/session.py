@@ -16,7 +16,7 @@ is pushed there from its first credit on, not from its SUBSCRIBE on.
 import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from quintet import kernel
 from quintet.broker.core import Broker
@@ -24,6 +24,7 @@ from quintet.broker.identity.access import Principal
 from quintet.broker.topics.catalog import Topic
 from quintet.delivery.lane import Run
 from quintet.delivery.subscription import Subscription
+from quintet.kernel.items import BlipItem, BlipPublish
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
@@ -94,7 +95,7 @@ class BlipSession:
         self._targets: dict[tuple[bytes, int], Topic] | None = None
         self._topic: Topic | None = None  # the last one published to
         self._touched: set[Subscription] | None = None
-        self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
+        self._left: list[BlipItem] | None = None  # requests for a later turn; their bytes are consumed
         self._polls: list[tuple[Subscription, list[int], Slot]] = []  # of version 1, not answered yet
         self.making = False  # an answer whose bytes are claimed
         self._doing = 0
@@ -140,14 +141,15 @@ class BlipSession:
                 self.stopped = True
         return position
 
-    def _act_all(self, items: list[tuple[Any, ...]]) -> None:
+    def _act_all(self, items: list[BlipItem]) -> None:
         """Those that the turn has time for. PINGs are not counted: all that one read can hold take less."""
         for number, item in enumerate(items, 1):
-            self._doing = kind = item[0]
-            if kind == frames.PUBLISH:
+            self._doing = item[0]
+            if item[0] == frames.PUBLISH:
                 self._publish(item)
-            elif kind == frames.PING:
-                self._replies.put(_HEADER(frames.FRAME_BYTES_MIN, frames.PONG, item[1]))
+            elif item[0] == frames.PING:
+                _, correlation_id, _ = item
+                self._replies.put(_HEADER(frames.FRAME_BYTES_MIN, frames.PONG, correlation_id))
                 continue
             else:
                 self._act(item)
@@ -279,27 +281,34 @@ class BlipSession:
 
     # -- ready -----------------------------------------------------------------------------------------------------
 
-    def _act(self, item: tuple[Any, ...]) -> None:
-        kind = item[0]
-        if kind == frames.ACK:
-            self._ack(item[1], item[2])
-        elif kind == frames.POLL:
-            self._poll(item[1], item[2])
-        elif kind == frames.MALFORMED:
-            self._nack(item[1], errors.MALFORMED[item[2]])
-        elif kind == frames.SUBSCRIBE:
-            self._subscribe(item[1], item[2])
+    def _act(self, item: BlipItem) -> None:
+        if item[0] == frames.ACK:
+            _, subscription_id, ranges = item
+            self._ack(subscription_id, ranges)
+        elif item[0] == frames.POLL:
+            _, subscription_id, ids = item
+            self._poll(subscription_id, ids)
+        elif item[0] == frames.MALFORMED:
+            _, correlation_id, number = item
+            self._nack(correlation_id, errors.MALFORMED[number])
+        else:
+            assert item[0] != frames.PUBLISH
+            self._act_on_frame(*item)
+
+    def _act_on_frame(self, kind: int, correlation_id: int, payload: bytes) -> None:
+        if kind == frames.SUBSCRIBE:
+            self._subscribe(correlation_id, payload)
         elif kind == frames.NACK and self._version == frames.OURS:
-            self._word(item[1], item[2])
+            self._word(correlation_id, payload)
         elif kind == frames.HELLO:
-            self._nack(item[1], errors.HELLO_ALREADY)
+            self._nack(correlation_id, errors.HELLO_ALREADY)
         elif kind == frames.AUTH:
-            self._nack(item[1], errors.AUTH_ALREADY)
+            self._nack(correlation_id, errors.AUTH_ALREADY)
         else:
             # PONG and NACK from a client mean nothing here and are passed over; so is DELIVER from version 2 on.
             assert kind in frames.NAMES, f"the kernel made an item of unknown type {kind}"
 
-    def _publish(self, item: tuple[Any, ...]) -> None:
+    def _publish(self, item: BlipPublish) -> None:
         _, qos, name, batch, ids = item
         targets = self._targets
         if targets is None:

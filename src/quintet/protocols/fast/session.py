@@ -19,13 +19,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.broker.doors.queues import Bearer, Member
 from quintet.broker.topics.catalog import Topic
 from quintet.delivery.subscription import Subscription
+from quintet.kernel.items import FastItem
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, ShuttingDown
@@ -181,7 +182,7 @@ class FastSession:
         self._topic: Topic | None = None  # the last one published to
         self._slow: list[Bucket] = []
         self._held = False
-        self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
+        self._left: list[FastItem] | None = None  # requests for a later turn; their bytes are consumed
         self._doing = 0
         self.stopped = False
         self._blocked = 0  # SUBSCRIBEs while it had no room: what each left waits for room
@@ -297,9 +298,9 @@ class FastSession:
         assert isinstance(subscription, Subscription)
         if in_pieces(batch, first, last):
             for index in range(first, last):
-                value = batch.row(index)[3] or b""
-                self._replies.push(codec.message_head(topic_id(subscription.topic_name), len(value)))
-                self._replies.push(value)
+                _, _, _, value, _, _, _ = batch.row(index)
+                self._replies.push(codec.message_head(topic_id(subscription.topic_name), len(value or b"")))
+                self._replies.push(value or b"")
             return
         whole = first == 0 and last == batch.count
         if whole and batch.memo is not None and (found := batch.memo.get("fast")) is not None:
@@ -341,31 +342,37 @@ class FastSession:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def _act(self, item: tuple[Any, ...], now: int) -> None:
+    def _act(self, item: FastItem, now: int) -> None:
         if self.closing is not None:
             return
+        assert item[0] != frames.EXTEND, "the session takes these out"
         self._doing = kind = item[0]
-        topic = topic_id(item[2]) if kind == frames.CREATE else item[2]
-        count = item[4] if kind == frames.PUBLISH else 1
+        jwt = item[1]
+        topic = topic_id(item[2]) if item[0] == frames.CREATE else item[2]
+        count = item[4] if item[0] == frames.PUBLISH else 1
         try:
-            bearer = self._door.bearers.get(item[1])
-            if bearer is None and item[1] not in self._door.refusals:
-                bearer = self._door.learn(item[1], now)  # it waited for this turn: what was known of it is forgotten
+            bearer = self._door.bearers.get(jwt)
+            if bearer is None and jwt not in self._door.refusals:
+                bearer = self._door.learn(jwt, now)  # it waited for this turn: what was known of it is forgotten
             if bearer is None:
-                raise self._door.refusals[item[1]]
+                raise self._door.refusals[jwt]
             if self.principal_name is None and not self._welcome(bearer):
                 return
-            if kind == frames.PUBLISH:
-                self._publish(bearer, topic, item[3], count)
+            if item[0] == frames.PUBLISH:
+                _, _, _, batch, _ = item
+                assert batch is not None, "it is built for every token that was not refused"
+                self._publish(bearer, topic, batch, count)
+            elif item[0] == frames.CREATE:
+                _, _, name, flags = item
+                self._create(bearer, topic, name, flags)
+            elif item[0] == frames.ROTATE_KEY:
+                _, _, _, key = item
+                self._rotate(bearer, topic, key)
             elif kind == frames.SUBSCRIBE:
                 self._subscribe(bearer, topic)
-            elif kind == frames.UNSUBSCRIBE:
-                self._unsubscribe(bearer, topic)
-            elif kind == frames.CREATE:
-                self._create(bearer, topic, item[2], item[3])
             else:
-                assert kind == frames.ROTATE_KEY, f"the kernel made an item of unknown type {kind}"
-                self._rotate(bearer, topic, item[3])
+                assert kind == frames.UNSUBSCRIBE, f"the kernel made an item of unknown type {kind}"
+                self._unsubscribe(bearer, topic)
         except QuintetError as error:
             answer = self._refuse(kind, topic, count, error, self._extended)
             if answer:

@@ -6,6 +6,8 @@ it is known, without one in the order of requests.
 
 from typing import Any
 
+import msgspec
+
 from quintet import kernel
 from quintet.broker.bearer import Bearer
 from quintet.broker.core import Broker
@@ -62,12 +64,12 @@ class CacheRequests:
             self._broker.caches.misses += misses
         return end
 
-    def _writable(self, ask: Any) -> Cache:
+    def _writable(self, ask: codec.AboutCache) -> Cache:
         cache = self._reach.cache(self._scope(ask), True)
         assert cache is not None, "a cache that is written to is made"
         return cache
 
-    def _scope(self, ask: Any) -> Scope:
+    def _scope(self, ask: codec.AboutCache) -> Scope:
         return codec.cache_scope(ask, self._dialect.document)
 
     def _cache_get(self, ask: codec.CacheGet, now: int) -> None:
@@ -82,7 +84,7 @@ class CacheRequests:
             ),
         )  # fmt: skip
 
-    def _answer(self, request_id: Id, message: Any) -> None:
+    def _answer(self, request_id: Id, message: msgspec.Struct) -> None:
         """An answer that is known now: with an id it does not wait for others."""
         data = self._weighed(codec.encode(message), request_id)
         if request_id is None:
@@ -171,7 +173,7 @@ class Late:
     __slots__ = ("_request_id", "_session", "_sink", "_slot", "message")
 
     def __init__(self, session: CacheRequests, request_id: Id) -> None:
-        self.message: Any = None
+        self.message: msgspec.Struct | None = None
         self._session = session
         self._sink = session._sink
         self._request_id = request_id
@@ -184,11 +186,12 @@ class Late:
 
     def _settled(self, _result: object, error: Exception | None) -> None:
         if error is None:
+            assert self.message is not None, "whoever asks for a change says what to answer"
             self._say(codec.encode(self.message))
         else:
             self._say(errors.encoded(error, self._session._dialect, self._request_id))
 
-    def say(self, message: Any) -> None:
+    def say(self, message: msgspec.Struct) -> None:
         """It is known now."""
         self._say(codec.encode(message))
 

@@ -6,7 +6,7 @@ comes by the thousand (batches, cache gets, events) is split and written by the 
 """
 
 import struct
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -321,7 +321,10 @@ class _HeadAck(msgspec.Struct):
     ack: str | None = None
 
 
-def decoders(kinds: tuple[type[Any], ...]) -> dict[str, msgspec.json.Decoder[Any]]:
+Decoders = dict[str, msgspec.json.Decoder[msgspec.Struct]]  # by the type of a message
+
+
+def decoders(kinds: tuple[type[msgspec.Struct], ...]) -> Decoders:
     return {str(kind.__struct_config__.tag): msgspec.json.Decoder(kind) for kind in kinds}
 
 
@@ -350,7 +353,7 @@ class UnknownType(BadRequest):
         self.type = type
 
 
-def decode_by(payload: bytes, decoders: dict[str, msgspec.json.Decoder[Any]]) -> Any:
+def decode_by(payload: bytes, decoders: Decoders) -> msgspec.Struct:
     """The message, by its type; or BadRequest naming the field that is wrong."""
     fault = kernel.json_fault(payload, JSON_DEPTH_MAX)
     if fault:
@@ -403,7 +406,7 @@ def id_of(payload: bytes) -> Id:
         return None
 
 
-def publish_of(ask: Any) -> tuple[bool, bool]:
+def publish_of(ask: msgspec.Struct) -> tuple[bool, bool]:
     """As publishes, of a message that was decoded."""
     return isinstance(ask, Publish | PublishBatch), getattr(ask, "ack", None) not in (None, "none")
 
@@ -527,7 +530,18 @@ def topic_of(scope: Scope) -> str:
     return name
 
 
-def cache_scope(ask: Any, document: bool) -> Scope:
+class AboutCache(Protocol):
+    """A request that names a cache, of either kind of client."""
+
+    @property
+    def tenant_id(self) -> str | None: ...
+    @property
+    def namespace(self) -> str | None: ...
+    @property
+    def cache(self) -> str | None: ...
+
+
+def cache_scope(ask: AboutCache, document: bool) -> Scope:
     """Which cache a request is about; a document client need not say."""
     given = (ask.tenant_id, ask.namespace, ask.cache)
     if None in given and not document:

@@ -7,7 +7,7 @@ the partition in them, as everywhere.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from quintet.broker.consumers.polled_members import Claimed, Poll
 from quintet.broker.doors.cache import COUNTERS, name_of
@@ -242,7 +242,7 @@ class FeatureRequests(CacheRequests):
         self._replies.put(codec.encode(features.Unsupported(request_type=codec.cut(error.type), request_id=id)))
 
 
-HANDLERS: Final[dict[type, Any]] = {
+HANDLERS: Final[dict[type, Callable[..., None]]] = {
     features.StreamShards: FeatureRequests._stream_shards,
     features.CacheShards: FeatureRequests._cache_shards,
     features.CacheDelete: FeatureRequests._cache_remove,

@@ -7,7 +7,7 @@ left for the loop takes about half a millisecond for each MiB.
 import binascii
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -22,14 +22,12 @@ from quintet.protocols.felix.frames import JSON_DEPTH_MAX
 JSON_HERE_BYTES_MAX: Final = 256 << 10  # of a message that is read at once: up to 10 ns a byte
 BASE64_STEP_BYTES: Final = 1 << 20  # about a millisecond; whole groups of four characters
 
-Decoders = dict[str, msgspec.json.Decoder[Any]]
-
 
 class Unreadable(BadRequest):
     """The kernel found a fault: neither the type nor the id of the message can be told."""
 
 
-def decode(payload: bytes, decoders: Decoders, broker: Broker, wanted: Callable[[], bool], done: Done) -> None:
+def decode(payload: bytes, decoders: codec.Decoders, broker: Broker, wanted: Callable[[], bool], done: Done) -> None:
     """done(message, error), never within the call, and not at all if `wanted()` says no before."""
     scan, steps = partial(kernel.json_head, payload, JSON_DEPTH_MAX), partial(decode_steps, payload, decoders)
     start(broker.elsewhere.scan(scan, broker.slices, steps, wanted)).then(unless_unwanted(done))
@@ -52,7 +50,7 @@ class _LongCachePutOurs(codec.CachePutOurs, kw_only=True, tag="cache_put"):
 
 
 # What a long message is first read as, and the field of it that is base64.
-_LONG: Final[dict[type, tuple[msgspec.json.Decoder[Any], str]]] = {
+_LONG: Final[dict[type, tuple[msgspec.json.Decoder[msgspec.Struct], str]]] = {
     codec.Publish: (msgspec.json.Decoder(_LongPublish), "payload"),
     codec.PublishBatch: (msgspec.json.Decoder(_LongPublishBatch), "payloads"),
     codec.CachePut: (msgspec.json.Decoder(_LongCachePut), "value"),
@@ -60,7 +58,7 @@ _LONG: Final[dict[type, tuple[msgspec.json.Decoder[Any], str]]] = {
 }
 
 
-def decode_steps(payload: bytes, decoders: Decoders, head: tuple[int, bytes]) -> Steps[Any]:
+def decode_steps(payload: bytes, decoders: codec.Decoders, head: tuple[int, bytes]) -> Steps[msgspec.Struct]:
     """As codec.decode_by, of a message longer than JSON_HERE_BYTES_MAX, in steps. `head` is what kernel.json_head found in it."""
     fault, type = head
     if fault:
@@ -88,7 +86,7 @@ def decode_steps(payload: bytes, decoders: Decoders, head: tuple[int, bytes]) ->
         raise BadRequest(f"{kind}: {error}") from error
 
 
-def _base64_steps(raw: msgspec.Raw) -> Steps[Any]:
+def _base64_steps(raw: msgspec.Raw) -> Steps[bytes]:
     """The bytes of a JSON string."""
     view = memoryview(raw)
     if len(view) <= BASE64_STEP_BYTES:

@@ -10,14 +10,18 @@ with a request_id do not wait for others. What ends a stream (the texts above, "
 all that is still owed. A malformed header shuts the whole connection. Subscriptions belong to the connection (mapping.py).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from quintet import kernel
 from quintet.broker.bearer import Bearer, TenantMismatch
 from quintet.broker.consumers.polled_members import Poll
 from quintet.broker.core import Broker
 from quintet.broker.topics.catalog import ANY, Topic
+from quintet.kernel.items import FelixItem
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError
@@ -105,7 +109,7 @@ class FelixSession(ConsumerRequests):
         self._late = 0  # answers that wait and have no slot
         self._polls: set[Poll] | None = set()
         self._leaving: str | None = None
-        self._left: list[tuple[Any, ...]] | None = None  # requests for a later turn; their bytes are consumed
+        self._left: list[FelixItem] | None = None  # requests for a later turn; their bytes are consumed
         self.operation = ""
         self._unsaid = False  # the last unacknowledged publish was refused, and that was said
 
@@ -230,10 +234,11 @@ class FelixSession(ConsumerRequests):
         items, consumed, fatal = kernel.felix_split(view[:end], 0, most, 0, True, b"", now)
         flags, length = frames.HEADER.unpack_from(view)[2:] if len(view) >= frames.HEADER.size else (0, 0)
         long = length > limits.UNAUTHENTICATED_FRAME_BYTES_MAX
+        payload = items[0][1] if items and items[0][0] == frames.JSON_ITEM else None
         if fatal:
             self._shut(fatal)
-        elif items and flags == 0 and not long and codec.type_of(items[0][1]) == "auth":
-            self._auth(items[0][1], now)
+        elif payload is not None and not long and codec.type_of(payload) == "auth":
+            self._auth(payload, now)
             return consumed
         elif self._options.open and (items or flags):
             self._deadline = None
@@ -321,26 +326,30 @@ class FelixSession(ConsumerRequests):
     def _look_at_turn(self, more: bool) -> None:
         self._stopped = self._stopped or (more and self._sink.turn_over())
 
-    def _act_all(self, items: list[tuple[Any, ...]], now: int) -> None:
+    def _act_all(self, items: list[FelixItem], now: int) -> None:
         self._left = act_on(items, self._act, now, self._sink.turn_over)
         self._stopped = self._stopped or self._left is not None
 
-    def _act(self, item: tuple[Any, ...], now: int) -> None:
+    def _act(self, item: FelixItem, now: int) -> None:
         if self._going:
             return
-        kind, self.operation = item[0], "binary batch"
-        if kind == frames.BATCH_ITEM:
-            _, target, batch, count, request_id, *_ = item
+        self.operation = "binary batch"
+        if item[0] == frames.BATCH_ITEM:
+            _, target, batch, count, request_id, _, *key = item
             answer = _Publish(request_id, True) if request_id >= 0 else None
-            self._publish(target, batch, count, answer, key=item[6] if len(item) > 6 else None)
-        elif kind == frames.JSON_ITEM:
-            self._json(item[1], now)
-        elif kind == frames.MALFORMED_ITEM:
-            self._refuse_batch(errors.MALFORMED[item[1]], frames.BATCH, item[2])
-        elif kind == frames.FLAGS_ITEM:
-            self._refuse_batch(errors.FLAGS, item[1], item[2])
+            self._publish(target, batch, count, answer, key=key[0] if key else None)
+        elif item[0] == frames.JSON_ITEM:
+            _, payload = item
+            self._json(payload, now)
+        elif item[0] == frames.MALFORMED_ITEM:
+            _, number, request_id = item
+            self._refuse_batch(errors.MALFORMED[number], frames.BATCH, request_id)
+        elif item[0] == frames.FLAGS_ITEM:
+            _, flags, request_id = item
+            self._refuse_batch(errors.FLAGS, flags, request_id)
         else:
-            self._unpack(item[1], item[2], now)
+            _, flags, payload = item
+            self._unpack(flags, payload, now)
 
     def _refuse_batch(self, text: str, flags: int, request_id: int) -> None:
         """A binary frame that cannot be read: an acknowledged batch is answered by its id, any other batch not at all."""
@@ -384,23 +393,24 @@ class FelixSession(ConsumerRequests):
         else:
             self._asked(payload, ask, now)
 
-    def _decoded(self, payload: bytes, ask: Any, error: Exception | None) -> None:
+    def _decoded(self, payload: bytes, ask: msgspec.Struct | None, error: Exception | None) -> None:
         """A long message; of one that is not understood the id is not looked for."""
         self._late -= 1
         self._hold()
         if error is None:
+            assert ask is not None
             self._asked(b"", ask, self._broker.scheduler.now())
         else:
             unreadable = isinstance(error, long_json.Unreadable)
             self._refuse_json(error, (False, True) if unreadable else codec.publishes(payload), None)
 
-    def _asked(self, payload: bytes, ask: Any, now: int) -> None:
+    def _asked(self, payload: bytes, ask: msgspec.Struct, now: int) -> None:
         request_id: Id = getattr(ask, "request_id", None)
         try:
             if self._state is PUBLISHED and request_id is not None and not codec.is_u64(request_id):
                 request_id = None
                 raise BadRequest("request_id: a number of 64 bits")
-            self.operation = ask.__struct_config__.tag
+            self.operation = str(ask.__struct_config__.tag)
             _HANDLERS[type(ask)](self, ask, now)
         except QuintetError as error:
             request_id = codec.id_of(payload) if request_id is None else request_id
@@ -532,7 +542,7 @@ class FelixSession(ConsumerRequests):
         raise errors.AlreadyKnown("a stream is authenticated once")
 
 
-_HANDLERS: Final[dict[type, Any]] = {
+_HANDLERS: Final[dict[type, Callable[..., None]]] = {
     codec.Auth: FelixSession._auth_again,
     codec.Publish: FelixSession._publish_json,
     codec.PublishBatch: FelixSession._publish_batch_json,

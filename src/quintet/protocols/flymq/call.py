@@ -6,7 +6,7 @@ transaction, whose group: the broker does that, by the principal's name).
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
@@ -14,13 +14,24 @@ from quintet.broker.slices import unless_unwanted
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.long_polls import Wait
+from quintet.log.base import Partition
 from quintet.model.errors import QuintetError
 from quintet.model.tasks import Verb, start
 from quintet.protocols.flymq import codec
+from quintet.protocols.flymq.frames import FlyOptions
 
 T = TypeVar("T")
 Values = codec.Values
-Handler = Callable[["Call", Values], "Values | bytes | None"]
+Made = Values | bytes | list[bytes]  # an answer: its fields, or the whole frame, perhaps in pieces
+Handler = Callable[["Call", Values], Made | None]
+
+
+class Member(Protocol):
+    """A session as groups and long requests know it."""
+
+    @property
+    def gone(self) -> bool:
+        """Nobody waits for an answer any more."""
 
 
 class Call:
@@ -31,11 +42,11 @@ class Call:
         "waiting",
     )  # fmt: skip
 
-    answer: Callable[[Any, Exception | None], None]
-    claim: Callable[[Any, int, Callable[[], None]], None]
+    answer: Callable[[Made | None, Exception | None], None]
+    claim: Callable[[Partition, int, Callable[[], None]], None]
 
     def __init__(
-        self, broker: Broker, principal: Principal, member: Any, now: int, options: "Any", origin: bytes, peer: str,
+        self, broker: Broker, principal: Principal, member: Member, now: int, options: FlyOptions, origin: bytes, peer: str,
         accept: int, code: int,
     ) -> None:  # fmt: skip
         self.broker = broker
@@ -79,7 +90,7 @@ class Call:
 
         return unless_unwanted(done)
 
-    def run(self, verb: Verb[T], make: Callable[[T], Values | bytes]) -> None:
+    def run(self, verb: Verb[T], make: Callable[[T], Made]) -> None:
         """Run a verb of the broker, and answer with what `make` makes of its result, or with its error."""
         start(verb).then(self.then(make))
 
@@ -100,6 +111,6 @@ def success(message: str = "") -> Values:
     return {"success": True, "message": message}
 
 
-def each(make: Callable[[Any], Values], found: Iterator[Any]) -> Iterator[Values | None]:
+def each(make: Callable[[T], Values], found: Iterator[T | None]) -> Iterator[Values | None]:
     """A list that is made while it is written; None in it is a pause."""
     return (None if one is None else make(one) for one in found)

@@ -26,7 +26,8 @@ COPIED_BYTES_MAX: Final = 1 << 18  # a larger answer is sent from where it was w
 _INFLATE_STEP_BYTES: Final = 1 << 18
 REQUEST_ITEMS_MAX: Final = 10_000  # in one list of a request: each costs far more here than its two bytes on the wire
 
-Values = dict[str, Any]
+Values = dict[str, Any]  # fields by name; which, and of which type, a layout says, and no type checker can
+Fields = Mapping[str, Any]  # the same, only read
 
 
 class Malformed(ProtocolError):
@@ -42,7 +43,7 @@ class Span(NamedTuple):
     start: int
     end: int
     name: str
-    value: Any
+    value: object
 
 
 Spans = Generator[Span, None, int]
@@ -64,7 +65,7 @@ class Node(ABC):
         """Put its value into `found`; Malformed if it is not there."""
 
     @abstractmethod
-    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+    def write(self, values: Fields, out: bytearray) -> None:
         """Append its bytes."""
 
 
@@ -85,7 +86,7 @@ class Scalar(Node):
         (found[self.name],) = self._struct.unpack_from(data, at)
         return end
 
-    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+    def write(self, values: Fields, out: bytearray) -> None:
         out += self._struct.pack(values[self.name])
 
 
@@ -125,7 +126,7 @@ class Text(Node):
             yield Span(start, end, path, found[self.name])
         return end
 
-    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+    def write(self, values: Fields, out: bytearray) -> None:
         value = values[self.name]
         raw = value.encode() if isinstance(value, str) else value  # not copied: it may have 31 MiB
         if len(raw) > self._most:
@@ -176,7 +177,7 @@ class Count(Node):
         yield Span(at, end, f"{path} count", found[f"#{self.name}"])
         return end
 
-    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+    def write(self, values: Fields, out: bytearray) -> None:
         out += self.form.pack(len(values[self.name]))
 
 
@@ -191,7 +192,7 @@ class Items(Node):
 
     def read(self, data: memoryview, at: int, found: Values) -> int:
         count, at = self._counted(data, at, found)
-        items: list[Any] = []
+        items: list[object] = []
         for _ in range(count):
             if self._framed:
                 value, at = _unframe(self.name, self.item, data, at)
@@ -234,15 +235,16 @@ class Items(Node):
                 start = yield from self.item.spans(data, start, {}, here)
         return start
 
-    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+    def write(self, values: Fields, out: bytearray) -> None:
         items = values[self.name]
         if self._count is not None:
             out += self._count.pack(len(items))
         for item in items:
             self._put(item, out)
 
-    def _put(self, item: Any, out: bytearray) -> None:
+    def _put(self, item: object, out: bytearray) -> None:
         if isinstance(self.item, Layout):
+            assert isinstance(item, Mapping)
             if self._framed:
                 _frame(self.item, item, out)
             else:
@@ -250,7 +252,7 @@ class Items(Node):
         else:
             self.item.write({self.item.name: item}, out)
 
-    def write_steps(self, items: Iterable[Any], out: bytearray, count_at: int | None) -> Iterator[None]:
+    def write_steps(self, items: Iterable[object], out: bytearray, count_at: int | None) -> Iterator[None]:
         """As write, of a list that is made while it is written: a step for each item, and for each None, which is none.
         `count_at` is where its count stands, if that is elsewhere."""
         at, count = len(out), 0
@@ -282,7 +284,7 @@ class Framed(Node):
     def spans(self, data: memoryview, at: int, found: Values, path: str) -> Spans:
         return (yield from _framed_spans(self.name, self.item, data, at, path))
 
-    def write(self, values: Mapping[str, Any], out: bytearray) -> None:
+    def write(self, values: Fields, out: bytearray) -> None:
         _frame(self.item, values[self.name], out)
 
 
@@ -303,7 +305,7 @@ def _framed_spans(name: str, item: "Layout | Node", data: memoryview, at: int, p
     return end
 
 
-def _frame(item: "Layout", value: Mapping[str, Any], out: bytearray) -> None:
+def _frame(item: "Layout", value: Fields, out: bytearray) -> None:
     body = bytearray()
     item.put(value, body)
     out += len(body).to_bytes(4, "big")
@@ -338,13 +340,13 @@ class Layout:
             at = yield from self.tail.spans(data, at, found, path)
         return at
 
-    def put(self, values: Mapping[str, Any], out: bytearray) -> None:
+    def put(self, values: Fields, out: bytearray) -> None:
         for node in self.nodes:
             node.write(values, out)
         if self.tail is not None and self.tail.nodes[0].name in values:
             self.tail.put(values, out)
 
-    def put_steps(self, values: Mapping[str, Any], out: bytearray) -> Iterator[None]:
+    def put_steps(self, values: Fields, out: bytearray) -> Iterator[None]:
         """As put, with a pause behind each item of a list that is made while it is written."""
         counts: dict[str, int] = {}
         for node in self.nodes:
@@ -365,7 +367,7 @@ class Layout:
             raise Malformed(f"{len(data) - end} bytes too many at its end")
         return found
 
-    def encode(self, values: Mapping[str, Any]) -> bytes:
+    def encode(self, values: Fields) -> bytes:
         out = bytearray()
         self.put(values, out)
         return bytes(out)
@@ -469,14 +471,14 @@ def answer_layout(operation: frames.Operation, dialect: frames.Dialect) -> Layou
     return layout(operation.answer if dialect == "document" else operation.answer_sdk)
 
 
-def encode_answer(operation: frames.Operation, dialect: frames.Dialect, values: Mapping[str, Any], codec: int) -> bytes:
+def encode_answer(operation: frames.Operation, dialect: frames.Dialect, values: Fields, codec: int) -> bytes:
     """A whole reply frame, compressed when the client asked for it and it is worth it."""
     made = answer_pieces(operation, dialect, values, codec)
     return b"".join(made) if isinstance(made, list) else made
 
 
 def answer_pieces(
-    operation: frames.Operation, dialect: frames.Dialect, values: Mapping[str, Any], codec: int
+    operation: frames.Operation, dialect: frames.Dialect, values: Fields, codec: int
 ) -> bytes | list[bytes]:
     """As encode_answer, in pieces if it has a large value."""
     out = Parts(frames.HEADER_BYTES)
@@ -484,13 +486,13 @@ def answer_pieces(
     return _headed(operation.answer_code, out, codec)
 
 
-def is_made_in_steps(values: Mapping[str, Any]) -> bool:
+def is_made_in_steps(values: Fields) -> bool:
     """Is one of its lists made while it is written?"""
     return any(isinstance(value, Iterator) for value in values.values())
 
 
 def answer_steps(
-    operation: frames.Operation, dialect: frames.Dialect, values: Mapping[str, Any], codec: int
+    operation: frames.Operation, dialect: frames.Dialect, values: Fields, codec: int
 ) -> Generator[None, None, bytes | list[bytes]]:
     """As answer_pieces, in steps."""
     out = Parts(frames.HEADER_BYTES)

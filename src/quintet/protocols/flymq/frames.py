@@ -21,6 +21,7 @@ A layout is a line of text, field by field in wire order:
 """
 
 import struct
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from quintet.model import limits
@@ -107,6 +108,17 @@ ERROR: Final = 0xFF
 
 Dialect = Literal["document", "sdk"]
 
+
+@dataclass(frozen=True, slots=True)
+class FlyOptions:
+    """One listener's branch of the configuration."""
+
+    dialect: Dialect = "document"
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    anonymous_role: str = ""  # of a connection that does not authenticate; empty: it must
+    address: str = ""  # where clients reach this listener, for CLUSTER_METADATA
+
+
 _RECORD: Final = "topic:str16 partition:i32 offset:u64 timestamp_ms:i64 key_size:i32 value_size:i32"
 _DONE: Final = "success:bool message:str16"
 _ROWS: Final = "{offset:u64 key:bytes32 value:bytes32}"
@@ -136,6 +148,7 @@ class Operation(NamedTuple):
     name: str
     about: str
     right: Right
+    resource: str  # the field that names what the request is about, for the gate and the audit; or empty
     asks: tuple[str, ...]
     answer: str
     answer_sdk: str  # in the dialect of the published clients; mostly the same
@@ -148,6 +161,7 @@ def _op(
     name: str,
     about: str,
     right: Right,
+    resource: str,
     ask: str | tuple[str, ...],
     answer: str,
     sdk: str | None = None,
@@ -155,173 +169,173 @@ def _op(
     ours: str = "",
 ) -> Operation:
     asks = (ask,) if isinstance(ask, str) else ask
-    return Operation(code, name, about, right, asks, answer, sdk or answer, answer_code or code, ours)
+    return Operation(code, name, about, right, resource, asks, answer, sdk or answer, answer_code or code, ours)
 
 
 _TABLE: Final = (
-    _op(PRODUCE, "PRODUCE", "write a message", "write",
+    _op(PRODUCE, "PRODUCE", "write a message", "write", "topic",
         "topic:str16! key:bytes32 value:bytes32 partition:i32 [producer_id:u64 sequence:u32]", _RECORD,
         ours="producer_id and sequence make a retry idempotent"),
-    _op(CONSUME, "CONSUME", "read the message at one offset", "read",
+    _op(CONSUME, "CONSUME", "read the message at one offset", "read", "topic",
         "topic:str16! partition:i32 offset:u64", "key:bytes32 value:bytes32"),
-    _op(CREATE_TOPIC, "CREATE_TOPIC", "make a topic", "manage",
+    _op(CREATE_TOPIC, "CREATE_TOPIC", "make a topic", "manage", "topic",
         "topic:str16! partitions:i32 [durability:str16 retention_ms:i64 retention_bytes:i64]", _DONE,
         ours="durability (fsync, interval, os) and retention; 0 or empty: as configured"),
-    _op(METADATA, "METADATA", "partitions of a topic with their first and next offsets", "read or write",
+    _op(METADATA, "METADATA", "partitions of a topic with their first and next offsets", "read or write", "topic",
         "topic:str16!", "topic:str16 partitions:{id:i32 leader:i32 oldest:u64 newest:u64}*",
         ours="the document names the operation and gives no layout"),
-    _op(SUBSCRIBE, "SUBSCRIBE", "the offset to start at; with partition -1: join the group and get partitions", "read",
+    _op(SUBSCRIBE, "SUBSCRIBE", "the offset to start at; with partition -1: join the group and get partitions", "read", "topic",
         ("topic:str16! group:str16! partition:i32 mode:str16 [member:str16]",
          "topic:str16! group:str16! partition:i32 mode:str8"),
         "offset:u64 [generation:u32 assigned:{partition:i32 offset:u64}*]",
         ours="partition -1 and its longer answer; published clients send mode as str8; committed means commit"),
-    _op(COMMIT, "COMMIT", "store a group's offset", "read",
+    _op(COMMIT, "COMMIT", "store a group's offset", "read", "topic",
         "topic:str16! group:str16! partition:i32 offset:u64 [generation:u32 [txn_id:str16]]", _DONE,
         ours="generation fences members that lost the partition (0: none); txn_id makes it part of a transaction"),
-    _op(FETCH, "FETCH", "read a run of messages", "read",
+    _op(FETCH, "FETCH", "read a run of messages", "read", "topic",
         "topic:str16! partition:i32 offset:u64 max:i32 [filter:str16 [wait_ms:u32]]",
         "messages:{key:bytes32 value:bytes32 offset:u64}* next_offset:u64",
         sdk=f"messages# next_offset:u64 messages:{_ROWS}+", ours="filter, as published clients send it; wait_ms holds an empty answer back until something comes"),
-    _op(LIST_TOPICS, "LIST_TOPICS", "names of the topics one may read or write", "known", "", "topics:str16*"),
-    _op(DELETE_TOPIC, "DELETE_TOPIC", "delete a topic and all in it", "manage", "topic:str16!", _DONE),
-    _op(CONSUME_ZERO_COPY, "CONSUME_ZERO_COPY", "as CONSUME", "read",
+    _op(LIST_TOPICS, "LIST_TOPICS", "names of the topics one may read or write", "known", "", "", "topics:str16*"),
+    _op(DELETE_TOPIC, "DELETE_TOPIC", "delete a topic and all in it", "manage", "topic", "topic:str16!", _DONE),
+    _op(CONSUME_ZERO_COPY, "CONSUME_ZERO_COPY", "as CONSUME", "read", "topic",
         "topic:str16! partition:i32 offset:u64", "key:bytes32 value:bytes32"),
-    _op(FETCH_BINARY, "FETCH_BINARY", "as FETCH", "read",
+    _op(FETCH_BINARY, "FETCH_BINARY", "as FETCH", "read", "topic",
         "topic:str16! partition:i32 offset:u64 max:i32 [filter:str16 [wait_ms:u32]]",
         "messages:{key:bytes32 value:bytes32 offset:u64}* next_offset:u64",
         sdk=f"messages# next_offset:u64 messages:{_ROWS}+"),
-    _op(PEEK, "PEEK", "look at messages with all that is known of them", "read",
+    _op(PEEK, "PEEK", "look at messages with all that is known of them", "read", "topic",
         "topic:str16! partition:i32 offset:u64 max:i32 since_ms:i64 filter:str16",
         "messages:{offset:u64 timestamp_ms:i64 expiry_ms:i64 key:bytes32 value:bytes32 origin:str16 "
         "headers:{name:bytes32 value:bytes32}*}* next_offset:u64",
         ours="the whole operation; since_ms (or 0) begins at the first message that is not older"),
     # -- schemas
-    _op(REGISTER_SCHEMA, "REGISTER_SCHEMA", "a new version of a schema", "write",
+    _op(REGISTER_SCHEMA, "REGISTER_SCHEMA", "a new version of a schema", "write", "name",
         ("name:str16! type:str8! schema:bytes32 [compatibility:str8]",
          "name:str16! type:str16! schema:bytes32 [compatibility:str16]"), "name:str16 type:str8 version:u32",
         ours="compatibility: backward (default), forward, full, none; published clients send type as str8"),
-    _op(GET_SCHEMA, "GET_SCHEMA", "one version of a schema; 0 is the latest", "read or write",
+    _op(GET_SCHEMA, "GET_SCHEMA", "one version of a schema; 0 is the latest", "read or write", "topic",
         "topic:str16! version:u32", _SCHEMA, sdk=f"{_SCHEMA_ROWS} {_SCHEMA}"),
-    _op(LIST_SCHEMAS, "LIST_SCHEMAS", "all versions, of one name or of all", "known",
+    _op(LIST_SCHEMAS, "LIST_SCHEMAS", "all versions, of one name or of all", "known", "topic",
         ("[topic:str16]",), _SCHEMA_ROWS),
-    _op(VALIDATE_SCHEMA, "VALIDATE_SCHEMA", "does a message fit", "read or write",
+    _op(VALIDATE_SCHEMA, "VALIDATE_SCHEMA", "does a message fit", "read or write", "name",
         "name:str16! message:bytes32", "valid:bool errors:str16*"),
-    _op(PRODUCE_WITH_SCHEMA, "PRODUCE_WITH_SCHEMA", "write a message that must fit its schema", "write",
+    _op(PRODUCE_WITH_SCHEMA, "PRODUCE_WITH_SCHEMA", "write a message that must fit its schema", "write", "topic",
         ("topic:str16! schema:str16! data:bytes32 [key:bytes32 partition:i32]",
          "topic:str16! data:bytes32 schema:str16!"),
         _RECORD, ours="both orders that published clients send; key and partition"),
-    _op(DELETE_SCHEMA, "DELETE_SCHEMA", "delete a version; 0 deletes all", "manage",
+    _op(DELETE_SCHEMA, "DELETE_SCHEMA", "delete a version; 0 deletes all", "manage", "topic",
         "topic:str16! version:u32", _DONE),
     # -- dead letters
-    _op(FETCH_DLQ, "FETCH_DLQ", "look at dead letters of a topic", "read",
+    _op(FETCH_DLQ, "FETCH_DLQ", "look at dead letters of a topic", "read", "topic",
         "topic:str16! max:i32 [after:str16]",
         "messages:{id:str16 data:bytes32 error:str16 retries:i32}* "
         "[details:{cause:str16 partition:i32 offset:u64 key:bytes32 died_ms:i64}*]",
         ours="after (the last id seen, or empty) asks for the details too"),
-    _op(REPLAY_DLQ, "REPLAY_DLQ", "publish a dead letter again, once", "write",
+    _op(REPLAY_DLQ, "REPLAY_DLQ", "publish a dead letter again, once", "write", "topic",
         ("topic:str16! message_id:str16! [value:bytes32]", "topic:str16! offset:u64", "topic:str16! ids:str16*"),
         f"{_DONE} [replayed:u32 missing:str16*]",
         ours="value replaces the message's; the offset form is what some published clients send; of many ids (up to 1,000) all or none, those that are not open are missing"),
-    _op(PURGE_DLQ, "PURGE_DLQ", "forget all dead letters of a topic", "manage", "topic:str16!", _DONE),
-    _op(DEAD_LETTER, "DEAD_LETTER", "put a message that cannot be processed among the dead letters", "read",
+    _op(PURGE_DLQ, "PURGE_DLQ", "forget all dead letters of a topic", "manage", "topic", "topic:str16!", _DONE),
+    _op(DEAD_LETTER, "DEAD_LETTER", "put a message that cannot be processed among the dead letters", "read", "topic",
         "topic:str16! partition:i32 offset:u64 error:str16 [attempts:u32]", _DONE, ours="the whole operation"),
-    _op(LIST_DLQ, "LIST_DLQ", "topics that have dead letters, and how many", "known", "",
+    _op(LIST_DLQ, "LIST_DLQ", "topics that have dead letters, and how many", "known", "", "",
         "topics:{topic:str16 letters:u64}*", ours="the whole operation"),
     # -- later, and not for ever
-    _op(PRODUCE_DELAYED, "PRODUCE_DELAYED", "write a message that appears later", "write",
+    _op(PRODUCE_DELAYED, "PRODUCE_DELAYED", "write a message that appears later", "write", "topic",
         "topic:str16! data:bytes32 delay_ms:i64 [key:bytes32 partition:i32]", _RECORD,
         ours="offset in the answer is the handle for CANCEL_DELAYED; key and partition"),
-    _op(CANCEL_DELAYED, "CANCEL_DELAYED", "take a delayed message back before it appears", "write",
+    _op(CANCEL_DELAYED, "CANCEL_DELAYED", "take a delayed message back before it appears", "write", "topic",
         "topic:str16! handle:u64", _DONE, ours="the document names the operation and gives no layout"),
-    _op(PRODUCE_WITH_TTL, "PRODUCE_WITH_TTL", "write a message that is not delivered after a time", "write",
+    _op(PRODUCE_WITH_TTL, "PRODUCE_WITH_TTL", "write a message that is not delivered after a time", "write", "topic",
         "topic:str16! data:bytes32 ttl_ms:i64 [key:bytes32 partition:i32]", _RECORD, ours="key and partition"),
     # -- transactions
-    _op(TXN_BEGIN, "TXN_BEGIN", "begin a transaction", "known",
+    _op(TXN_BEGIN, "TXN_BEGIN", "begin a transaction", "known", "",
         ("[transactional_id:str16 [timeout_ms:u32]]",), "txn_id:str16 success:bool",
         ours="transactional_id fences the open transaction of an earlier producer of that name"),
-    _op(TXN_COMMIT, "TXN_COMMIT", "make all of it visible at once; may be repeated", "owner",
+    _op(TXN_COMMIT, "TXN_COMMIT", "make all of it visible at once; may be repeated", "owner", "txn_id",
         "txn_id:str16!", "txn_id:str16 success:bool"),
-    _op(TXN_ROLLBACK, "TXN_ROLLBACK", "forget all of it", "owner", "txn_id:str16!", "txn_id:str16 success:bool"),
-    _op(TXN_PRODUCE, "TXN_PRODUCE", "write a message in a transaction", "write",
+    _op(TXN_ROLLBACK, "TXN_ROLLBACK", "forget all of it", "owner", "txn_id", "txn_id:str16!", "txn_id:str16 success:bool"),
+    _op(TXN_PRODUCE, "TXN_PRODUCE", "write a message in a transaction", "write", "topic",
         "txn_id:str16! topic:str16! data:bytes32 [key:bytes32 partition:i32]", _RECORD,
         ours="key and partition; offset is 0 until the commit"),
     # -- cluster
-    _op(CLUSTER_JOIN, "CLUSTER_JOIN", "always answered with ERROR: this broker is one node", "admin",
+    _op(CLUSTER_JOIN, "CLUSTER_JOIN", "always answered with ERROR: this broker is one node", "admin", "",
         "peer:str16", _DONE),
-    _op(CLUSTER_LEAVE, "CLUSTER_LEAVE", "as CLUSTER_JOIN", "admin", "", _DONE),
-    _op(CLUSTER_STATUS, "CLUSTER_STATUS", "the node and what it serves", "known", "",
+    _op(CLUSTER_LEAVE, "CLUSTER_LEAVE", "as CLUSTER_JOIN", "admin", "", "", _DONE),
+    _op(CLUSTER_STATUS, "CLUSTER_STATUS", "the node and what it serves", "known", "", "",
         "cluster_id:str16 node_id:str16 state:str16 nodes:{id:str16 address:str16 role:str16 state:str16}* "
         "topics:u32 partitions:u32",
         ours="the document names the operation and gives no layout"),
-    _op(CLUSTER_METADATA, "CLUSTER_METADATA", "where each partition is served; no topic: all", "known",
+    _op(CLUSTER_METADATA, "CLUSTER_METADATA", "where each partition is served; no topic: all", "known", "topic",
         ("[topic:str16]",),
         "cluster_id:str16 topics:{topic:str16 partitions:{partition:i32 leader_id:str16 leader_address:str16 epoch:u64 "
         "state:str16 replicas:str16* isr:str16*}*}*",
         ours="not in the document; published clients ask it"),
     # -- groups
-    _op(GET_OFFSET, "GET_OFFSET", "a group's committed offset", "read",
+    _op(GET_OFFSET, "GET_OFFSET", "a group's committed offset", "read", "topic",
         "topic:str16! group:str16! partition:i32", "offset:u64"),
-    _op(RESET_OFFSET, "RESET_OFFSET", "move a group: earliest, latest, offset, timestamp", "read",
+    _op(RESET_OFFSET, "RESET_OFFSET", "move a group: earliest, latest, offset, timestamp", "read", "topic",
         ("topic:str16! group:str16! partition:i32 mode:str8! [offset:u64]",
          "topic:str16! group:str16! partition:i32 mode:str16! [offset:u64]"), _DONE,
         ours="mode timestamp takes milliseconds in offset; published clients send mode as str8"),
-    _op(LIST_GROUPS, "LIST_GROUPS", "the groups one may see", "known", "", f"groups:{{{_GROUP}}}*"),
-    _op(DESCRIBE_GROUP, "DESCRIBE_GROUP", "one group; no topic: the first of that name", "owner",
+    _op(LIST_GROUPS, "LIST_GROUPS", "the groups one may see", "known", "", "", f"groups:{{{_GROUP}}}*"),
+    _op(DESCRIBE_GROUP, "DESCRIBE_GROUP", "one group; no topic: the first of that name", "owner", "group",
         ("topic:str16 group:str16!", "group:str16!"),
         f"{_GROUP} generation:u32 state:str16 owner:str16 assigned:{{member:str16 partition:i32}}*",
         ours="generation, state, owner and assigned"),
-    _op(GET_LAG, "GET_LAG", "how far a group is behind, in messages and in time", "read",
+    _op(GET_LAG, "GET_LAG", "how far a group is behind, in messages and in time", "read", "topic",
         "topic:str16! group:str16! partition:i32",
         "current:u64 committed:u64 latest:u64 lag:u64 lag_ms:i64",
         ours="lag_ms: age of the oldest message not committed"),
-    _op(DELETE_GROUP, "DELETE_GROUP", "forget a group and its offsets; no topic: the first of that name", "owner",
+    _op(DELETE_GROUP, "DELETE_GROUP", "forget a group and its offsets; no topic: the first of that name", "owner", "group",
         ("topic:str16 group:str16!", "group:str16!"), _DONE,
         ours="needs the right to read the topic, too"),
-    _op(SEEK_TO_TIMESTAMP, "SEEK_TO_TIMESTAMP", "move a group to the first message at or after a time", "read",
+    _op(SEEK_TO_TIMESTAMP, "SEEK_TO_TIMESTAMP", "move a group to the first message at or after a time", "read", "topic",
         "topic:str16! group:str16! partition:i32 timestamp_ms:i64", "offset:u64",
         ours="the document names the operation and gives no layout"),
     # -- who
-    _op(AUTH, "AUTH", "name and password", "open", "user:str16 password:str16",
+    _op(AUTH, "AUTH", "name and password", "open", "user", "user:str16 password:str16",
         "success:bool error:str16 username:str16 roles:str16*",
         sdk="success:bool username:str16 roles:str8* error:str16", answer_code=AUTH_RESPONSE),
-    _op(WHOAMI, "WHOAMI", "who this connection is; success is false before a login", "open", "",
+    _op(WHOAMI, "WHOAMI", "who this connection is; success is false before a login", "open", "", "",
         "success:bool username:str16 roles:str16* permissions:str16*"),
-    _op(USER_CREATE, "USER_CREATE", "a new user", "admin", _USER_ASK, _USER),
-    _op(USER_DELETE, "USER_DELETE", "delete a user", "admin", "user:str16!", "success:bool user:str16"),
-    _op(USER_UPDATE, "USER_UPDATE", "set roles, enabled and, if given, password", "admin", _USER_ASK,
+    _op(USER_CREATE, "USER_CREATE", "a new user", "admin", "user", _USER_ASK, _USER),
+    _op(USER_DELETE, "USER_DELETE", "delete a user", "admin", "user", "user:str16!", "success:bool user:str16"),
+    _op(USER_UPDATE, "USER_UPDATE", "set roles, enabled and, if given, password", "admin", "user", _USER_ASK,
         "success:bool user:str16"),
-    _op(USER_LIST, "USER_LIST", "all users", "admin", "", f"users:{{{_USER}}}*"),
-    _op(USER_GET, "USER_GET", "one user", "admin", "user:str16!", _USER),
-    _op(ACL_SET, "ACL_SET", "who may use a topic, or with group:NAME a group; a name may end in *", "admin",
+    _op(USER_LIST, "USER_LIST", "all users", "admin", "", "", f"users:{{{_USER}}}*"),
+    _op(USER_GET, "USER_GET", "one user", "admin", "user", "user:str16!", _USER),
+    _op(ACL_SET, "ACL_SET", "who may use a topic, or with group:NAME a group; a name may end in *", "admin", "topic",
         "topic:str16! public:bool users:str16* roles:str16*", "success:bool topic:str16"),
-    _op(ACL_GET, "ACL_GET", "the rule of one name", "admin", "topic:str16!",
+    _op(ACL_GET, "ACL_GET", "the rule of one name", "admin", "topic", "topic:str16!",
         "topic:str16 exists:bool public:bool default_public:bool users:str16* roles:str16*"),
-    _op(ACL_DELETE, "ACL_DELETE", "delete a rule", "admin", "topic:str16!", "success:bool topic:str16"),
-    _op(ACL_LIST, "ACL_LIST", "all rules", "admin", "",
+    _op(ACL_DELETE, "ACL_DELETE", "delete a rule", "admin", "topic", "topic:str16!", "success:bool topic:str16"),
+    _op(ACL_LIST, "ACL_LIST", "all rules", "admin", "", "",
         "rules:{topic:str16 exists:bool public:bool users:str16* roles:str16*}* default_public:bool"),
-    _op(PASSWORD_CHANGE, "PASSWORD_CHANGE", "one's own password, or as an administrator anybody's", "known",
+    _op(PASSWORD_CHANGE, "PASSWORD_CHANGE", "one's own password, or as an administrator anybody's", "known", "user",
         _USER_ASK, "success:bool user:str16"),
-    _op(ROLE_LIST, "ROLE_LIST", "roles and what they may", "known", "",
+    _op(ROLE_LIST, "ROLE_LIST", "roles and what they may", "known", "", "",
         "roles:{name:str16 permissions:str16* description:str16}*"),
-    _op(KEY_CREATE, "KEY_CREATE", "an API key of one's own, or as an administrator of anybody; its secret comes once", "known",
+    _op(KEY_CREATE, "KEY_CREATE", "an API key of one's own, or as an administrator of anybody; its secret comes once", "known", "user",
         "user:str16 name:str16 expires_s:i64", f"{_KEY} secret:str16", ours="the whole operation; no user: oneself"),
-    _op(KEY_LIST, "KEY_LIST", "API keys, one's own, or as an administrator anybody's", "known",
+    _op(KEY_LIST, "KEY_LIST", "API keys, one's own, or as an administrator anybody's", "known", "user",
         "user:str16 everyone:bool", f"keys:{{{_KEY}}}*", ours="the whole operation"),
-    _op(KEY_REMOVE, "KEY_REMOVE", "revoke an API key of one's own, or as an administrator anybody's", "known",
+    _op(KEY_REMOVE, "KEY_REMOVE", "revoke an API key of one's own, or as an administrator anybody's", "known", "user",
         "user:str16 id:str16!", _DONE, ours="the whole operation"),
-    _op(ACL_EXPLAIN, "ACL_EXPLAIN", "whether somebody may publish to, subscribe to or administer a topic, and why", "admin",
+    _op(ACL_EXPLAIN, "ACL_EXPLAIN", "whether somebody may publish to, subscribe to or administer a topic, and why", "admin", "topic",
         "who:str16! action:str8 topic:str16!",
         "allowed:bool kind:str16 name:str16 steps:{topic:str16 rule:str16 outcome:str16 why:str16}*",
         ours="the whole operation"),
     # -- audit
-    _op(AUDIT_QUERY, "AUDIT_QUERY", "who did what", "admin", _AUDIT_ASK.format("*"),
+    _op(AUDIT_QUERY, "AUDIT_QUERY", "who did what", "admin", "", _AUDIT_ASK.format("*"),
         f"events:({{{_EVENT}}})* total:i32 more:bool", ours="not in the document; published clients ask it"),
-    _op(AUDIT_EXPORT, "AUDIT_EXPORT", "the same as a json or csv text", "admin",
+    _op(AUDIT_EXPORT, "AUDIT_EXPORT", "the same as a json or csv text", "admin", "",
         f"query:({{{_AUDIT_ASK.format('*')}}}) format:str16", "format:str16 data:bytes32",
         ours="not in the document; published clients ask it"),
-    _op(AUDIT_QUERY_SDK, "AUDIT_QUERY_SDK", "as AUDIT_QUERY, as other published clients lay it out", "admin",
+    _op(AUDIT_QUERY_SDK, "AUDIT_QUERY_SDK", "as AUDIT_QUERY, as other published clients lay it out", "admin", "",
         _AUDIT_ASK.format("*16"), f"total:u32 more:bool events:{{{_EVENT_SDK}}}*", ours="not in the document"),
-    _op(AUDIT_EXPORT_SDK, "AUDIT_EXPORT_SDK", "as AUDIT_EXPORT, as other published clients lay it out", "admin",
+    _op(AUDIT_EXPORT_SDK, "AUDIT_EXPORT_SDK", "as AUDIT_EXPORT, as other published clients lay it out", "admin", "",
         f"{_AUDIT_ASK.format('*16')} format:str16", "format:str16 data:bytes32", ours="not in the document"),
 )  # fmt: skip
 

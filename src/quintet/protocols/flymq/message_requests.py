@@ -153,7 +153,7 @@ def _peek(call: Call, ask: Values) -> None:
 
 
 def _peeked(call: Call, rows: list[Row], following: int) -> Values:
-    call.given = reads.ranges([row[0] for row in rows])
+    call.given = reads.ranges([offset for offset, *_ in rows])
     messages = (
         {"offset": offset, "timestamp_ms": time // 1000, "expiry_ms": expiry // 1000}
         | {"key": key or b"", "value": value or b"", "origin": origin.decode(errors="replace")}

@@ -14,6 +14,7 @@ from quintet import kernel
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
 from quintet.broker.topics.catalog import Topic
+from quintet.kernel.items import FlyGroup
 from quintet.model.batch import RecordBatch, producer_of, set_producer
 from quintet.model.errors import BadRequest, QuintetError
 from quintet.protocols.base import Link, Replies, Slot
@@ -23,7 +24,6 @@ TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to
 
 _U16: Final = struct.Struct("<H")
 
-Produced = tuple[bytes, int, bytearray, int]  # of kernel.fly_split: topic, partition, batch, count
 Target = Topic | QuintetError  # or why it may not be published to
 
 
@@ -69,7 +69,7 @@ class Producing:
         self.counts: dict[bytes, int] = {}  # partitions of each target, as kernel.fly_split takes them; 0: refused
         self._last: Topic | None = None
         # What the turn had no time for: the run, its groups, the first of those that are left, their targets, the epoch.
-        self._rest: tuple[Run, list[Produced], int, list[Target], int] | None = None
+        self._rest: tuple[Run, list[FlyGroup], int, list[Target], int] | None = None
 
     @property
     def unfinished(self) -> bool:
@@ -122,7 +122,7 @@ class Producing:
 
     # -- runs ------------------------------------------------------------------------------------------------------
 
-    def run(self, groups: list[Produced], order: bytes) -> None:
+    def run(self, groups: list[FlyGroup], order: bytes) -> None:
         run = Run([Group(topic, partition, batch, b"") for topic, partition, batch, _ in groups], order)
         self._replies.add(run)
         targets = [self._targets[name] for name, _, _, _ in groups]  # a refusal below forgets its topic
@@ -132,7 +132,7 @@ class Producing:
         assert self._rest is not None
         self._publish(*self._rest)
 
-    def _publish(self, run: Run, groups: list[Produced], start: int, targets: list[Target], epoch: int) -> None:
+    def _publish(self, run: Run, groups: list[FlyGroup], start: int, targets: list[Target], epoch: int) -> None:
         """The groups of a run, as many as the turn has time for."""
         self._rest = None
         appended = self._sink.appended

@@ -12,9 +12,8 @@ run of PRODUCE frames is in producing.py. The one gate for rights is `_permit`; 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from quintet import kernel
 from quintet.broker.audit.audit_log import Result
@@ -29,9 +28,12 @@ from quintet.model.rights import Right
 from quintet.model.tasks import start
 from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Link, Replies, Slot
 from quintet.protocols.flymq import codec, errors, frames
-from quintet.protocols.flymq.call import Call
+from quintet.protocols.flymq.call import Call, Made
+from quintet.protocols.flymq.frames import FlyOptions
 from quintet.protocols.flymq.mapping import HANDLERS
 from quintet.protocols.flymq.producing import Producing
+
+__all__ = ["FlyOptions", "FlySession"]
 
 FRESH: Final = "fresh"
 CHECKING: Final = "checking"
@@ -51,16 +53,6 @@ RECORD_BYTES_MAX: Final = frames.FRAME_BYTES_MAX - (64 << 10)  # key and value: 
 _UNSOUND: Final = "PRODUCE: a topic name has 1 to 255 bytes, and a producer id is between 1 and 2^63 - 1"
 
 
-@dataclass(frozen=True, slots=True)
-class FlyOptions:
-    """One listener's branch of the configuration."""
-
-    dialect: frames.Dialect = "document"
-    frame_bytes_max: int = frames.FRAME_BYTES_MAX
-    anonymous_role: str = ""  # of a connection that does not authenticate; empty: it must
-    address: str = ""  # where clients reach this listener, for CLUSTER_METADATA
-
-
 # What a row's right asks of the topic: one of these; nothing for rights that are checked elsewhere.
 _NEEDS: Final[dict[Right, tuple[Action, ...]]] = {
     "open": (),
@@ -71,6 +63,14 @@ _NEEDS: Final[dict[Right, tuple[Action, ...]]] = {
     "manage": ("admin",),
     "read or write": ("subscribe", "publish"),
 }
+
+
+class Request(NamedTuple):
+    """One frame that is not part of a run of PRODUCE frames."""
+
+    code: int
+    flags: int
+    payload: bytes | memoryview
 
 
 class FlySession:
@@ -101,7 +101,7 @@ class FlySession:
         self._replies = Replies()
         self.take_output = self._replies.take
         self._producing = Producing(broker, sink, self._replies, options.dialect, peer)
-        self._next: tuple[Any, ...] | None = None  # the request that waits for those before it
+        self._next: Request | None = None  # the request that waits for those before it
         self._made = 0  # bytes of answers since the last read began
         self._turn_over = False  # the last read left frames for a later turn
         self.operation = ""
@@ -147,12 +147,13 @@ class FlySession:
             items, end, fatal, unknown = kernel.fly_split(
                 view, position, self._options.frame_bytes_max, self._producing.counts, self._origin, now
             )
-            for item in items:
-                if item[0] == frames.PRODUCE and isinstance(item[1], list):
+            for code, what, rest in items:
+                if isinstance(what, list):
+                    assert isinstance(rest, bytes)
                     self.operation = "PRODUCE"
-                    self._producing.run(*item[1:])
+                    self._producing.run(what, rest)
                 else:
-                    self._next = item
+                    self._next = Request(code, what, rest)
                     self._advance()
             if unknown is not None:
                 self._producing.resolve(unknown)
@@ -224,7 +225,7 @@ class FlySession:
         if left < frames.HEADER_BYTES + length:
             return position
         start = position + frames.HEADER_BYTES
-        self._next = (code, flags, bytes(view[start : start + length]))
+        self._next = Request(code, flags, bytes(view[start : start + length]))
         self._advance()
         return start + length
 
@@ -240,8 +241,9 @@ class FlySession:
         login.then(partial(self._sink.completed, partial(self._authenticated, slot, operation, before, user)))
 
     def _authenticated(
-        self, slot: Slot, operation: frames.Operation, before: str, user: str, result: Any, error: Exception | None
-    ) -> None:
+        self, slot: Slot, operation: frames.Operation, before: str, user: str,
+        result: tuple[str, Principal] | None, error: Exception | None,
+    ) -> None:  # fmt: skip
         self._acting = False
         self._give_up = None
         self._state = before
@@ -249,6 +251,7 @@ class FlySession:
             self._deadline += self._broker.scheduler.monotonic() - self._checking_since
         values: codec.Values = {"success": error is None, "error": "", "username": user, "roles": []}
         if error is None:
+            assert result is not None
             self._welcome(*result)
             assert self._principal is not None
             values["roles"] = list(self._principal.roles)
@@ -290,7 +293,7 @@ class FlySession:
         if self._next is None or self._acting or self._producing.unfinished:
             return
         # A PRODUCE that is compressed or large does not wait for the answers to those before it.
-        if self._replies.waiting and self._next[0] != frames.PRODUCE:
+        if self._replies.waiting and self._next.code != frames.PRODUCE:
             return
         left = self.closing is not None
         if not left and self._state is READY and self._epoch != self._broker.access.epoch:
@@ -404,7 +407,7 @@ class FlySession:
         call: Call,
         ask: codec.Values,
         epoch: int,
-        made: Any,
+        made: Made | None,
         error: Exception | None,
     ) -> None:
         """The reply of a handler: fields by the table, or a whole frame that the kernel made."""
@@ -433,10 +436,11 @@ class FlySession:
         elif operation.code in frames.AUDITED:
             if operation.code == frames.DELETE_TOPIC:
                 self._producing.forget_targets()  # a PRODUCE behind it makes the topic anew
-            self._audit(frames.AUDITED[operation.code], resource_of(ask), "success")
+            self._audit(frames.AUDITED[operation.code], resource_of(operation, ask), "success")
         if error is None:
             for first, last in call.given:
                 self._broker.events.delivered("flymq", call.owner, ask["topic"], ask["partition"], first, last)
+        assert made is not None and not isinstance(made, dict), "a handler that has no error has an answer"
         self._made += sum(map(len, made)) if isinstance(made, list) else len(made)
         self._replies.fill(slot, made)
         if self._changing:
@@ -460,7 +464,7 @@ class FlySession:
             self._built(slot, payload, name, count, work(), None)
 
     def _built(
-        self, slot: Slot, payload: bytes | memoryview, name: bytes, count: int, made: Any, _error: Exception | None
+        self, slot: Slot, payload: bytes | memoryview, name: bytes, count: int, made: object, _error: Exception | None
     ) -> None:
         """Its batch is there. Rights and topic may not be what they were when it was begun."""
         self._acting = False
@@ -472,6 +476,7 @@ class FlySession:
             elif self._producing.counts.get(name) != count:
                 self._produce_one(slot, payload)
             else:
+                assert isinstance(made, tuple), "its name and its fields were found before"
                 self.operation = "PRODUCE"
                 self._producing.run(*made)
                 self._replies.fill(slot, b"")
@@ -482,7 +487,7 @@ class FlySession:
         """The gate. Every operation has a row; what is refused here has had no effect and is written down."""
         principal, access = self._principal, self._broker.access
         assert principal is not None
-        resource = resource_of(ask)
+        resource = resource_of(operation, ask)
         right = operation.right
         if right == "admin":
             allowed = access.may_administer(principal)
@@ -522,9 +527,9 @@ def origin_of(client: str) -> bytes:
     return b"flymq:" + client.encode()[:200]
 
 
-def resource_of(ask: codec.Values) -> str:
+def resource_of(operation: frames.Operation, ask: codec.Values) -> str:
     """What a request is about, for the gate and the audit."""
-    return str(ask.get("topic") or ask.get("name") or ask.get("user") or ask.get("group") or "")
+    return str(ask.get(operation.resource, ""))
 
 
 def _check_size(size: int) -> None:

@@ -176,7 +176,8 @@ class PeerSession:
         bytes_max = self._frame_bytes_max - frames.DELIVER_BYTES_MAX
         for row in batch.rows(first, last):
             key, value = delivery(row, identity, partition, name, secret, bytes_max)
-            place = above | row[0]
+            offset, _, _, _, _, _, _ = row
+            place = above | offset
             if key not in pending:
                 pending[key] = place
             else:

@@ -1,0 +1,34 @@
+"""Types of what the kernel's splitters hand to sessions: tuples whose first entry says which one it is.
+
+`_native.pyi` says what they mean. They stay plain tuples: a class of its own for each would cost the splitters more than the
+sessions gain, which unpack them into names at once.
+"""
+
+from typing import Literal
+
+BlipPublish = tuple[Literal[3], int, bytes, bytearray, bytes]  # qos, topic, batch, ids
+BlipAcks = tuple[Literal[5], int, list[tuple[int, int]]]  # subscription, ranges of tags
+BlipPolls = tuple[Literal[9], int, list[int]]  # subscription, ids
+BlipMalformed = tuple[Literal[0], int, int]  # id, error
+BlipFrame = tuple[Literal[1, 2, 4, 6, 7, 8, 10], int, bytes]  # id, payload
+BlipItem = BlipPublish | BlipAcks | BlipPolls | BlipMalformed | BlipFrame
+
+FastPublish = tuple[Literal[3], bytes, int, bytearray | None, int]  # token, topic, batch, count
+FastCreate = tuple[Literal[1], bytes, bytes, int]  # token, name, flags
+FastSubscribe = tuple[Literal[2, 5], bytes, int]  # token, topic; 5 is UNSUBSCRIBE
+FastRotate = tuple[Literal[7], bytes, int, bytes]  # token, topic, the new key
+FastExtend = tuple[Literal[0x70], int]  # version
+FastItem = FastPublish | FastCreate | FastSubscribe | FastRotate | FastExtend
+
+FlyGroup = tuple[bytes, int, bytearray, int]  # topic, partition, batch, count
+FlyRun = tuple[Literal[1], list[FlyGroup], bytes]  # groups, the group of each record
+FlyFrame = tuple[int, int, bytes | memoryview]  # operation, flags, payload
+FlyItem = FlyRun | FlyFrame
+
+FelixBatch = tuple[Literal[1], bytes, bytearray | None, int, int, int]  # target, batch, count, request_id, ack_mode
+FelixKeyed = tuple[Literal[1], bytes, bytearray | None, int, int, int, bytes]  # the same, and the key of all records
+FelixJson = tuple[Literal[0], bytes]  # payload
+FelixMalformed = tuple[Literal[2], int, int]  # error, request_id
+FelixFlags = tuple[Literal[3], int, int]  # flags, request_id
+FelixPacked = tuple[Literal[4], int, bytes]  # flags, payload
+FelixItem = FelixBatch | FelixKeyed | FelixJson | FelixMalformed | FelixFlags | FelixPacked
