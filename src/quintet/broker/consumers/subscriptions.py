@@ -383,7 +383,8 @@ class Subscriptions:
             mark = (subscription.id, lane.partition.number, offset)
             if mark not in self._burying:
                 self._burying.add(mark)
-                reads.read_row(lane.partition, offset, partial(self._found, subscription, lane, offset, attempts))
+                found = partial(self._found, subscription, lane, offset, attempts)
+                reads.read_row(lane.partition, offset, found, view=True)
 
     def _found(
         self,
