@@ -93,7 +93,7 @@ READS: dict[str, tuple[str, ...]] = {
         "src/quintet/broker/atomic/dead_letters.py::DeadLetters.bury_rejected",
         "src/quintet/broker/atomic/delays.py::Delays._appends",
         "src/quintet/broker/audit/delivery_events.py::Events.flush",
-        "src/quintet/broker/atomic/intents.py::Intents._write",
+        "src/quintet/broker/atomic/intents.py::Intents._row",
         "src/quintet/broker/doors/peers.py::Peers._new",
         "src/quintet/broker/doors/peers.py::Peers._keep_seen",
         "src/quintet/broker/atomic/stages.py::Stages._put_fence",

@@ -197,6 +197,25 @@ def dead_letter_large(wire: Fly, size: int) -> bytes:
     return Fly.frame(f.DEAD_LETTER, topic="big-dead", partition=0, offset=offset, error="e")
 
 
+def _bury(wire: Fly, topic: str, size: int) -> int:
+    """A dead letter of this size; returns the offset of the message it was."""
+    offset: int = wire.ask(f.PRODUCE, topic=topic, key=b"", value=b"x" * size, partition=0)["offset"]
+    wire.ask(f.DEAD_LETTER, topic=topic, partition=0, offset=offset, error="e")
+    return offset
+
+
+def fetch_dlq_large(wire: Fly, size: int) -> bytes:
+    """A look at a dead letter of this size, which is made here."""
+    _bury(wire, "big-shown", size)
+    return Fly.frame(f.FETCH_DLQ, topic="big-shown", max=1)
+
+
+def replay_large(wire: Fly, size: int) -> bytes:
+    """The replay of a dead letter of this size, which is made here."""
+    offset = _bury(wire, "big-again", size)
+    return Fly.frame(f.REPLAY_DLQ, topic="big-again", message_id=f"0-{offset // 2}")  # each replay adds a record
+
+
 def prepare(scale: float, partitions: int) -> list[bytes]:
     """What the broker holds when the walk begins, as requests; each part is sent by itself."""
 

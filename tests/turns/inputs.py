@@ -81,6 +81,8 @@ def fly_rows(count: int, size: int, partitions: int) -> Iterator[Row]:
     what, rejected = f"a message of {held >> 20} MiB", f"a message of {size >> 20} MiB"
     yield Row("flymq", "TXN_COMMIT", what, Fly, lambda wire: fly_inputs.txn_commit_large(wire, held))
     yield Row("flymq", "DEAD_LETTER", rejected, Fly, lambda wire: fly_inputs.dead_letter_large(wire, size))
+    yield Row("flymq", "FETCH_DLQ", rejected, Fly, lambda wire: fly_inputs.fetch_dlq_large(wire, size))
+    yield Row("flymq", "REPLAY_DLQ", rejected, Fly, lambda wire: fly_inputs.replay_large(wire, size))
 
 
 def blip_rows(count: int, size: int) -> Iterator[Row]:

@@ -383,7 +383,7 @@ class Subscriptions:
         another attempt to deliver."""
         number = lane.partition.number
         try:
-            row = await reads.read_row(lane.partition, offset)
+            row = await reads.read_row(lane.partition, offset, view=True)
             if row is not None:
                 await self._explained()  # it says how often the record was delivered
                 more = ((b"subscription", str(subscription.id).encode()),)
