@@ -20,6 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, cast
 
+from quintet.model.errors import QuintetError
 from quintet.model.scheduler import Scheduler, raise_soon
 
 T = TypeVar("T")
@@ -96,6 +97,12 @@ class Promise(Generic[T]):
         return cast(T, self._result)
 
 
+def _without_frames(error: Exception) -> Exception:
+    """A refusal is kept without the frames it went through: their variables hold promises that hold the error, and under
+    load the collector does not look for such cycles. What is a fault of ours keeps them, to be reported."""
+    return error.with_traceback(None) if isinstance(error, QuintetError) else error
+
+
 class _Task(Generic[T]):
     """A coroutine that waits, and the promise of its result."""
 
@@ -111,7 +118,7 @@ class _Task(Generic[T]):
         except StopIteration as end:
             self._promise.resolve(end.value)
         except Exception as error:
-            self._promise.fail(error)
+            self._promise.fail(_without_frames(error))
         else:
             awaited.then(self.go_on)
 
@@ -124,7 +131,7 @@ def start(coroutine: Verb[T]) -> Promise[T]:
     except StopIteration as end:
         promise._result = end.value
     except Exception as error:
-        promise._error = error
+        promise._error = _without_frames(error)
     else:
         awaited.then(_Task(coroutine, promise).go_on)
     return promise
