@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
-from quintet.broker.doors.peers import PeerOptions, Seen
+from quintet.broker.doors.peers import PeerOptions
+from quintet.broker.doors.seen_ids import Seen
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
 from quintet.model import envelope, tasks
 from quintet.model.errors import ProtocolError
