@@ -20,7 +20,7 @@ from quintet.broker.identity.access import ANONYMOUS, Acl, Principal, Role
 from quintet.broker.identity.keys import Explanation, KeyInfo
 from quintet.broker.identity.users import UserInfo
 from quintet.broker.schemas.registry import Schema
-from quintet.broker.slices import Unwanted, in_order, unless_unwanted
+from quintet.broker.slices import Unwanted, in_order
 from quintet.broker.topics import filters, reads
 from quintet.broker.topics.catalog import ANY, Topic
 from quintet.broker.topics.long_polls import Wait
@@ -100,9 +100,10 @@ class Call:
                     made = make(result)
                 except QuintetError as refused:
                     error = refused
-            self.answer(made, error)
+            if not isinstance(error, Unwanted):
+                self.answer(made, error)
 
-        return unless_unwanted(done)
+        return done
 
     def when_durable(self, values: Values) -> Callable[[Exception | None], None]:
         """The callback for a verb with (error) alone."""
