@@ -26,6 +26,7 @@ from quintet.broker.core import BrokerOptions
 from quintet.broker.doors import queues
 from quintet.broker.identity.tokens import TokenOptions
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
+from quintet.model import tasks
 from quintet.protocols.fast.session import FastDoor, FastOptions, FastSession
 from quintet.testing.line import Peer, SimBroker
 from tests.crash import fast_wire
@@ -243,7 +244,7 @@ class Live:
         if r.random() < 0.7:
             self.counts["topics deleted"] += 1
             name = r.choice(NAMES)
-            self.sim.broker.delete_topic(name.encode(), lambda _: None)
+            tasks.start(self.sim.broker.delete_topic(name.encode()))
             self.sim.advance(100_000)
             self.keys.pop(fast_wire.number(name), None)
             self.durable.discard(fast_wire.number(name))

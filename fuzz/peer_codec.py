@@ -29,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from quintet import kernel
 from quintet.broker.core import BrokerOptions
-from quintet.broker.doors.peers import PeerOptions, Seen
+from quintet.broker.doors.peers import PeerOptions
+from quintet.broker.doors.seen_ids import Seen
 from quintet.broker.topics.catalog import TopicPolicy, TopicRule
-from quintet.model import envelope
+from quintet.model import envelope, tasks
 from quintet.model.errors import ProtocolError
 from quintet.net.websocket import Heartbeat, WebSocketSession
 from quintet.protocols.peerbus import codec, mapping
@@ -603,8 +604,10 @@ class Live:
 
     def delete(self, name: str) -> None:
         """The mailbox is deleted by somebody who may: its name is free, and whoever had it is told and may come back."""
-        if not self.sim.broker.delete_topic(f"peerbus/{name}".encode(), lambda _: None):
+        raw = f"peerbus/{name}".encode()
+        if self.sim.broker.topics.get(raw) is None:
             return
+        tasks.start(self.sim.broker.delete_topic(raw))
         self.counts["mailboxes deleted"] += 1
         self.sim.advance(100_000)
         gone = self.peers.pop(name)

@@ -213,11 +213,11 @@ def test_tombstones_that_the_disk_refuses_are_tried_again() -> None:
     sim.advance(3 * SECOND)
     assert not cache.entries
     assert cache.topic.partitions[0].failure is not None
-    assert list(cache.doomed) == [b"k"]
+    assert list(cache.tombstones_due) == [b"k"]
     sim.disk.heal()
     sim.advance(3 * SECOND)
     assert records(cache) == [(b"k", b"v"), (b"k", None)]
-    assert not sim.broker.caches.mourning
+    assert not sim.broker.caches.with_tombstones_due
 
 
 @pytest.mark.parametrize("under_way", [False, True])
@@ -227,10 +227,10 @@ def test_a_put_that_fails_leaves_an_evicted_key_to_its_tombstone(under_way: bool
     sim.scheduler.settle()
     cache.put(b"j", b"v", 0, None, nobody)
     sim.scheduler.settle()
-    assert list(cache.doomed) == [b"k"]
+    assert list(cache.tombstones_due) == [b"k"]
     if under_way:
         sim.broker.caches.flush()
-        assert not cache.doomed
+        assert not cache.tombstones_due
     cache.delete(b"j", None, nobody)
     told = Told()
     cache.put(b"k", b"w", 0, None, told)
@@ -239,7 +239,7 @@ def test_a_put_that_fails_leaves_an_evicted_key_to_its_tombstone(under_way: bool
     sim.scheduler.settle()
     assert isinstance(told.heard[0], StorageError)
     assert list(cache.entries) == [b"j"]
-    assert list(cache.doomed) == [b"k"]
+    assert list(cache.tombstones_due) == [b"k"]
     sim.disk.heal()
     sim.advance(3 * SECOND)
     assert records(cache)[-1] == (b"k", None)

@@ -11,9 +11,10 @@ import pytest
 import trustme
 from pyarrow import flight  # type: ignore[import-untyped]  # pyarrow ships no types
 
+from quintet.flight import verbs
 from quintet.flight.bridge import Bridge
 from quintet.model.errors import BadRequest, Busy, ShuttingDown
-from quintet.model.tasks import Promise, Verb
+from quintet.model.tasks import Promise, Verb, start
 from quintet.protocols import doors
 from quintet.protocols.blipmq.door import BLIPMQ
 from tests.abuse.process import Broker
@@ -223,3 +224,37 @@ def test_an_address_of_ipv6(tmp_path: Path) -> None:
         with flight.FlightClient(f"grpc://{broker.listeners['flight']}") as client:
             header = client.authenticate_basic_token("ann", "a password")
             assert list(client.list_actions(flight.FlightCallOptions(headers=[header])))
+
+
+def test_many_positions_are_looked_up_a_few_at_a_time() -> None:
+    asked: list[Promise[int]] = []
+
+    async def verb(number: int) -> int:
+        if number % 2:
+            return number
+        asked.append(Promise())
+        return await asked[-1]
+
+    over = start(verbs._some_at_a_time((verb(number) for number in range(10)), at_once=2))
+    assert len(asked) == 2
+    asked[1].resolve(2)
+    assert len(asked) == 3, "one that ended makes room for the next"
+    for number, place in ((4, 2), (6, 3), (8, 4), (0, 0)):
+        asked[place].resolve(number)
+    assert over._result == list(range(10))
+
+
+def test_one_position_that_fails_stops_none_of_the_others() -> None:
+    run: list[int] = []
+
+    async def verb(number: int) -> int:
+        run.append(number)
+        if number == 1:
+            raise BadRequest("no")
+        return number
+
+    told: list[Exception | None] = []
+    over = start(verbs._some_at_a_time((verb(number) for number in range(5)), at_once=2))
+    over.then(lambda _, error: told.append(error))
+    assert run == list(range(5))
+    assert isinstance(told[0], BadRequest)

@@ -454,6 +454,7 @@ ELSEWHERE = {
     "broker/identity/logins.py": "remembers a password that was right; tests/abuse/test_login_storm.py",
     "broker/audit/delivery_events.py": "tests/broker/test_events.py: rows are written within EVERY_US",
     "broker/atomic/producers.py": "tests/protocols/flymq/test_producers.py: snapshots; the log itself has the rest",
+    "broker/doors/seen_ids.py": "tests/protocols/peerbus/test_mailboxes.py: ids are remembered for a window",
     "broker/slices.py": "ends a slice within milliseconds",
     "cli/folder/repair.py": "is a scheduler without time",
     "figures.py": "shows pipelines",

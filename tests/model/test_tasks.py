@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 
+from quintet.model.errors import BadRequest
 from quintet.model.tasks import (
     Cancelled,
     Mutex,
@@ -240,3 +241,31 @@ def test_a_coroutine_ends_with_the_last_reference_to_what_it_awaits() -> None:
     gone = weakref.ref(start(verb()))
     gc.collect()
     assert ended == [True] and gone() is None
+
+
+def test_a_refusal_leaves_no_cycle_for_the_collector() -> None:
+    class Held:
+        """What a coroutine has in its variables."""
+
+    gone: list[weakref.ref[Held]] = []
+
+    async def refused(promise: Promise[None]) -> None:
+        held = Held()
+        gone.append(weakref.ref(held))
+        await promise
+
+    async def outer(promise: Promise[None]) -> None:
+        inner = start(refused(promise))
+        await gather(inner, refused(promise))
+
+    gc.collect()
+    gc.disable()
+    try:
+        promise: Promise[None] = Promise()
+        over = start(outer(promise))
+        promise.fail(BadRequest("no"))
+        assert isinstance(over._error, BadRequest)
+        del promise, over
+        assert [one() for one in gone] == [None, None]
+    finally:
+        gc.enable()

@@ -69,7 +69,7 @@ from quintet.broker.topics.catalog import (
     refuse_cache,
     text_of,
 )
-from quintet.broker.topics.long_polls import Wait, Waits
+from quintet.broker.topics.long_polls import LongPolls, Wait
 from quintet.delivery.sink import Sink
 from quintet.delivery.subscription import Policy, Subscription
 from quintet.log.base import Log, Partition
@@ -132,7 +132,7 @@ class Broker:
         self.tokens = Tokens()  # refuses every token until set_tokens
         self.tenant_tokens = TenantTokens()  # and those of tenants until set_tenant_tokens
         self.draining = False
-        self._waits = Waits(scheduler)
+        self._long_polls = LongPolls(scheduler)
         self.slices, self.elsewhere = Slices(scheduler), Elsewhere(scheduler)
         self._options = options
         topics_table = _loaded(Table(log, *TOPICS_TABLE, TopicRow))
@@ -306,7 +306,7 @@ class Broker:
         self.dead.forget(topic.spec.id)
         gone = self.caches.delete_topic(topic)
         self.producers.forget(topic)
-        self._waits.end_all(topic.partitions)
+        self._long_polls.end_all(topic.partitions)
         self.access.look_again()  # sessions forget the deleted topic: a new one may get its name
         return gone
 
@@ -348,7 +348,7 @@ class Broker:
     ) -> Wait:
         """Call once: when something new is visible in this partition, or after that time; with TopicNotFound as soon as the
         topic is deleted."""
-        return self._waits.add(partition, longest_us, lambda: call(topic.gone))
+        return self._long_polls.add(partition, longest_us, lambda: call(topic.gone))
 
     def overloaded(self) -> bool:
         """The disk is behind: nobody who publishes should be read from until it caught up."""
@@ -443,11 +443,11 @@ class Broker:
             self.events,
         )
         dated = [
-            partial(self.queues.tick, now, monotonic),
-            partial(self.peers.tick, trusted, monotonic),
-            partial(self.keys.tick, now, trusted),
-            partial(self.delays.tick, now),
-            partial(self.caches.tick, trusted),
+            lambda: self.queues.tick(now, monotonic),
+            lambda: self.peers.tick(trusted, monotonic),
+            lambda: self.keys.tick(now, trusted),
+            lambda: self.delays.tick(now),
+            lambda: self.caches.tick(trusted),
         ]
         call_each(self.scheduler, [*dated, *(partial(part.tick, monotonic) for part in lasting)])
         self.log.maintain(trusted)

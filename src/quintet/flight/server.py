@@ -91,7 +91,7 @@ class Figures:
         self.cut = 0  # connections whose reader took nothing
 
 
-class _Slot:
+class _CallPermit:
     """The place of one call among those under way; given back once, however the call ends."""
 
     def __init__(self, release: Callable[[], None]) -> None:
@@ -173,7 +173,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
 
     # -- every call ------------------------------------------------------------------------------------------------
 
-    def _enter(self, context: flight.ServerCallContext, stream: bool = False) -> tuple[Caller, _Slot]:
+    def _enter(self, context: flight.ServerCallContext, stream: bool = False) -> tuple[Caller, _CallPermit]:
         """Who it is, and its place among the calls under way."""
         with self._lock:
             self.figures.calls += 1
@@ -184,7 +184,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 raise Busy(f"{self._under_way} calls are under way, which is the limit (listeners.flight.max_calls)")
             self._under_way += 1
         streaming: list[str] = []
-        slot = _Slot(partial(self._leave, streaming))
+        permit = _CallPermit(partial(self._leave, streaming))
         try:
             headers = context.get_middleware(MIDDLEWARE)
             caller = self.login.who(headers.header, peer_of(context.peer()))
@@ -192,9 +192,9 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 self._begin_stream(caller.name)
                 streaming.append(caller.name)
         except BaseException:
-            slot.release()
+            permit.release()
             raise
-        return caller, slot
+        return caller, permit
 
     def _begin_stream(self, name: str) -> None:
         with self._lock:
@@ -215,14 +215,14 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         return self._bridge.ask(lambda: call(verbs.Call(self._broker, caller)))
 
     def _select(self, context: flight.ServerCallContext, ask: wire.Selection) -> list[wire.TopicInfo]:
-        caller, slot = self._enter(context)
+        caller, permit = self._enter(context)
         try:
             found = self._bridge.wait_for(lambda: verbs.topics(verbs.Call(self._broker, caller), ask))
             if found.missing:
                 self._ask(caller, lambda call: call.source(found.missing[0]))  # raises, and says why
             return list(found.topics)
         finally:
-            slot.release()
+            permit.release()
 
     # -- finding the way -------------------------------------------------------------------------------------------
 
@@ -258,11 +258,11 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[flight.Result]:
         try:
-            caller, slot = self._enter(context)
+            caller, permit = self._enter(context)
             try:
                 return [flight.Result(pa.py_buffer(self._act(caller, action)))]
             finally:
-                slot.release()
+                permit.release()
         except Exception as error:
             raise to_flight(error) from None
 
@@ -278,7 +278,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
         try:
-            caller, slot = self._enter(context, stream=True)
+            caller, permit = self._enter(context, stream=True)
             try:
                 ask = _decode(wire.Ticket, ticket.ticket, "ticket")
                 reading.check(ask)
@@ -286,16 +286,16 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                 with self._lock:
                     self.figures.reads += 1
                 peer = peer_of(context.peer())
-                batches = self._counted(reading.read(self._bridge, plan, ask), slot, peer)
+                batches = self._counted(reading.read(self._bridge, plan, ask), permit, peer)
                 return flight.GeneratorStream(columns.schema_of(ask.columns), batches)
             except BaseException:
-                slot.release()
+                permit.release()
                 raise
         except Exception as error:
             raise to_flight(error) from None
 
-    def _counted(self, batches: Iterator[Any], slot: _Slot, peer: str) -> Iterator[Any]:
-        """Each batch on its way out. The slot goes with this generator, also if it is never begun."""
+    def _counted(self, batches: Iterator[Any], permit: _CallPermit, peer: str) -> Iterator[Any]:
+        """Each batch on its way out. The permit goes with this generator, also if it is never begun."""
         figures, outgoing = self.figures, self.outgoing
         try:
             while True:
@@ -318,7 +318,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         except Exception as error:
             raise to_flight(error) from None
         finally:
-            slot.release()
+            permit.release()
 
     def _stalled(self, peer: str) -> None:
         with self._lock:
@@ -333,7 +333,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
         writer: flight.FlightMetadataWriter,
     ) -> None:
         try:
-            caller, slot = self._enter(context, stream=True)
+            caller, permit = self._enter(context, stream=True)
             try:
                 put = writing.Put(self._broker, self._bridge, caller, context.is_cancelled)
                 batches = self._taken(reader)
@@ -343,7 +343,7 @@ class Door(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no t
                     staged = put.stage(_decode(wire.StageRequest, descriptor.command, "command"), batches)
                 writer.write(pa.py_buffer(msgspec.json.encode(staged)))
             finally:
-                slot.release()
+                permit.release()
         except Exception as error:
             raise to_flight(error) from None
 

@@ -21,6 +21,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, cast
 
+from quintet.model.errors import QuintetError
 from quintet.model.scheduler import Scheduler, raise_soon
 
 T = TypeVar("T")
@@ -97,6 +98,12 @@ class Promise(Generic[T]):
         return cast(T, self._result)
 
 
+def _without_frames(error: Exception) -> Exception:
+    """A refusal is kept without the frames it went through: their variables hold promises that hold the error, and under
+    load the collector does not look for such cycles. What is a fault of ours keeps them, to be reported."""
+    return error.with_traceback(None) if isinstance(error, QuintetError) else error
+
+
 class Cancelled(Exception):
     """What a task that was cancelled ends with, for whoever asks afterwards."""
 
@@ -114,7 +121,7 @@ class Task(Promise[T]):
         except StopIteration as end:
             self._result = end.value
         except Exception as error:
-            self._error = error
+            self._error = _without_frames(error)
         else:
             awaited.then(self._go_on)
 
@@ -133,7 +140,7 @@ class Task(Promise[T]):
         except StopIteration as end:
             self._complete(end.value, None)
         except Exception as error:
-            self._complete(None, error)
+            self._complete(None, _without_frames(error))
         else:
             awaited.then(self._go_on)
 

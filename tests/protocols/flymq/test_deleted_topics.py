@@ -134,7 +134,7 @@ def test_nothing_is_left_of_a_wait_that_is_over(sim: SimBroker) -> None:
         reader.peer.feed(request("FETCH", topic="t", partition=0, offset=offset, max=9, filter="", wait_ms=30_000))
         admin.produce("t", b"next")
         assert len(parse(reader.peer.take())) == 1
-    assert len(sim.broker._waits) == 0
+    assert len(sim.broker._long_polls) == 0
     assert len(sim.scheduler._timers) < 5, "waits that end together share a timer"
     reader.close()
     gone = weakref.ref(reader.peer)

@@ -18,15 +18,15 @@ def test_a_client_that_goes_leaves_no_wait() -> None:
     staying.produce("t", b"x")
     for client in (staying, going):
         assert client.exchange(poll()) == []
-    assert len(sim.broker._waits) == 2
+    assert len(sim.broker._long_polls) == 2
     partition = sim.broker.topics.find(b"t").partitions[0]
     going.close()
-    assert len(sim.broker._waits) == 1
+    assert len(sim.broker._long_polls) == 1
     assert len(partition._watchers) == 1  # type: ignore[attr-defined]
     Client(sim, "admin").produce("t", b"y")
     [reply] = staying.exchange(b"")
     assert [row["value"] for row in staying.read("FETCH", reply)["messages"]] == [b"y"]
-    assert len(sim.broker._waits) == 0
+    assert len(sim.broker._long_polls) == 0
     sim.advance(WAIT_MS * 1000 + SECOND, SECOND)
     assert going.peer.take() == b""
 

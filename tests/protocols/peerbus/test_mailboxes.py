@@ -7,7 +7,8 @@ from hmac import digest
 import pytest
 
 from quintet import kernel
-from quintet.broker.doors.peers import PRUNE_EVERY_US, Seen
+from quintet.broker.doors.peers import PRUNE_EVERY_US
+from quintet.broker.doors.seen_ids import Seen
 from quintet.model import envelope
 from quintet.model.tasks import start
 from quintet.protocols.peerbus import codec, frames

@@ -6,8 +6,8 @@ import pytest
 
 from quintet import kernel
 from quintet.broker.doors import peers as registry
-from quintet.broker.doors.mailbox import SEEN_KEY_MAX
-from quintet.broker.doors.peers import PRUNE_EVERY_US, Seen
+from quintet.broker.doors.peers import PRUNE_EVERY_US
+from quintet.broker.doors.seen_ids import SEEN_KEY_MAX, Seen
 from quintet.model import envelope
 from quintet.model.batch import RecordBatch
 from quintet.model.tasks import start

@@ -76,13 +76,13 @@ def expires_at(now: int, ttl_ms: int) -> int:
 class _Change:
     """A change of one key on its way to the disk: what it made, what was before, and what comes behind it."""
 
-    __slots__ = ("before", "buried", "done", "entry", "key", "next")
+    __slots__ = ("before", "done", "entry", "key", "next", "tombstone_due")
 
-    def __init__(self, key: bytes, entry: Entry | None, before: Entry | None, buried: bool, done: Done) -> None:
+    def __init__(self, key: bytes, entry: Entry | None, before: Entry | None, tombstone_due: bool, done: Done) -> None:
         self.key = key
         self.entry = entry
         self.before = before
-        self.buried = buried  # the key waited for a tombstone, which this change is in place of
+        self.tombstone_due = tombstone_due  # the key waited for a tombstone, which this change is in place of
         self.done = done
         self.next: _Change | None = None
 
@@ -114,14 +114,14 @@ class Cache:
         self.entries: dict[bytes, Entry] = {}
         self.bytes = 0
         self.timed: dict[bytes, int] = {}
-        self.doomed: dict[bytes, None] = {}  # evicted or expired, in that order: the log still has them
+        self.tombstones_due: dict[bytes, None] = {}  # evicted or expired, in that order: the log still has them
         self.held: dict[bytes, Entry] = {}  # its entries while its topic is being deleted
         self.pool = pool
         self._caches = caches
         self._sieve = Sieve(self.entries)
         self._version = max(caches.now(), caches.newest)
         self._last: dict[bytes, _Change] = {}  # the newest change of a key that is under way
-        self._burying = 0  # appends of tombstones that are under way
+        self._tombstone_appends = 0  # appends of tombstones that are under way
         self._by_key: dict[bytes, list[Changed]] = {}
         self._by_prefix: list[tuple[bytes, Changed]] = []
         self._watches = 0
@@ -188,12 +188,12 @@ class Cache:
         """Remove a key: (was it there, the version of the deletion; 0 if there was nothing to delete)."""
         before = self._live(key, self._caches.now())
         _check_version(key, before, if_version)
-        if before is None and key not in self.doomed and key not in self._last and not self._burying:
+        if before is None and key not in self.tombstones_due and key not in self._last and not self._tombstone_appends:
             self._caches.soon(partial(done, None))
             return False, 0
         version = self._version + 1
         self._append(key, None, before, version, done)
-        self.doomed.pop(key, None)
+        self.tombstones_due.pop(key, None)
         if before is not None:
             self._remove(key)
             self._tell(key)
@@ -214,7 +214,7 @@ class Cache:
         value, expires = (None, 0) if entry is None else (entry[VALUE], entry[EXPIRES])
         header = ((VERSION_HEADER, b"%d" % version),)
         batch = kernel.build([value], [key], [header], None, [expires] if expires else None, ORIGIN)
-        change = _Change(key, entry, before, key in self.doomed, done)
+        change = _Change(key, entry, before, key in self.tombstones_due, done)
         self.topic.put(batch, 1, partial(self._appended, change))
         self._version = version
         earlier = self._last.get(key)
@@ -229,7 +229,7 @@ class Cache:
         if error is not None:
             if following is not None:
                 following.before = change.before
-                following.buried = following.buried or change.buried
+                following.tombstone_due = following.tombstone_due or change.tombstone_due
             elif self._closed:
                 self._take_back_held(change)
             elif self.entries.get(key) is change.entry:
@@ -243,8 +243,8 @@ class Cache:
         else:
             if change.entry is not None:
                 self._remove(key)
-            if change.buried:
-                self.doomed[key] = None
+            if change.tombstone_due:
+                self.tombstones_due[key] = None
         if change.entry is not None or before is not None:
             self._tell(key)
 
@@ -255,8 +255,8 @@ class Cache:
             self.held.pop(key, None)
             if change.before is not None:
                 self.held[key] = change.before
-            elif change.buried:
-                self.doomed[key] = None
+            elif change.tombstone_due:
+                self.tombstones_due[key] = None
 
     # -- the dict --------------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Cache:
         else:
             size -= cost(key, before[VALUE])
         self.entries[key] = entry
-        self.doomed.pop(key, None)  # making room may have taken the key itself
+        self.tombstones_due.pop(key, None)  # making room may have taken the key itself
         self._grow(size)
         if entry[EXPIRES] or (before is not None and before[EXPIRES]):
             self._caches.deadlines.set(self, key, entry[EXPIRES])
@@ -292,49 +292,49 @@ class Cache:
         """The time of a key has come."""
         self._caches.expired += 1
         self._remove(key)
-        self._bury(key)
+        self._owe_tombstone(key)
 
     def evict(self) -> None:
         """Give up the key that was not asked for the longest. There must be one."""
         key = self._sieve.victim()
         self._caches.evicted += 1
         self._remove(key, queued=False)
-        self._bury(key)
+        self._owe_tombstone(key)
 
-    def _bury(self, key: bytes) -> None:
-        self.doomed[key] = None
-        self._caches.mourning[self.number] = self
+    def _owe_tombstone(self, key: bytes) -> None:
+        self.tombstones_due[key] = None
+        self._caches.with_tombstones_due[self.number] = self
         self._tell(key)
 
-    def bury_some(self) -> bool:
+    def append_tombstones(self) -> bool:
         """One append of tombstones for what was evicted or has expired; is there more?"""
         keys: list[bytes] = []
         size = 0
-        for key in self.doomed:
+        for key in self.tombstones_due:
             keys.append(key)
             size += len(key)
             if len(keys) >= TOMBSTONES_PER_APPEND or size >= TOMBSTONE_BYTES_PER_APPEND:
                 break
         if keys:
             batch = kernel.build([None] * len(keys), keys, None, None, None, ORIGIN)
-            self.topic.put(batch, len(keys), partial(self._buried, keys))
-            self._burying += 1
+            self.topic.put(batch, len(keys), partial(self._tombstones_appended, keys))
+            self._tombstone_appends += 1
         for key in keys:
-            del self.doomed[key]
-        return bool(self.doomed)
+            del self.tombstones_due[key]
+        return bool(self.tombstones_due)
 
-    def _buried(self, keys: list[bytes], _offset: int, error: Exception | None) -> None:
-        self._burying -= 1
+    def _tombstones_appended(self, keys: list[bytes], _offset: int, error: Exception | None) -> None:
+        self._tombstone_appends -= 1
         if error is None:
             return
         for key in keys:
             change = self._last.get(key)
             if change is not None:
-                change.buried = True
+                change.tombstone_due = True
             elif key not in (self.held if self._closed else self.entries):
-                self.doomed[key] = None
+                self.tombstones_due[key] = None
         if not self._closed:
-            self._caches.mourning[self.number] = self
+            self._caches.with_tombstones_due[self.number] = self
 
     # -- starting and ending ---------------------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class Cache:
                 self._caches.make_room(self, key, entry[VALUE])
                 self._place(key, entry)
             else:  # a limit was lowered
-                self._bury(key)
+                self._owe_tombstone(key)
 
     def empty(self) -> None:
         """Its topic goes: forget everything at once, in memory only. What there was is held until that is certain."""
@@ -382,7 +382,7 @@ class Cache:
     def refill(self) -> None:
         """Its deletion was refused: all of it is still there."""
         self._closed = False
-        self._caches.mourning[self.number] = self
+        self._caches.with_tombstones_due[self.number] = self
         held, self.held = self.held, {}
         for key, entry in held.items():
             self._place(key, entry)
@@ -448,7 +448,7 @@ class Caches:
         self.now = scheduler.now
         self.soon = scheduler.soon
         self.deadlines = Deadlines()
-        self.mourning: dict[int, Cache] = {}  # caches with keys that wait for tombstones
+        self.with_tombstones_due: dict[int, Cache] = {}  # caches with keys that wait for tombstones
         self.newest = 0  # version of any cache that is gone: the clock may be set back before one is made anew
         self.keys = self.bytes = 0
         self.hits = self.misses = self.evicted = self.expired = 0
@@ -517,7 +517,7 @@ class Caches:
         self.newest = max(self.newest, cache.version)
         del self._by_scope[cache.scope], self._by_number[cache.number], cache.pool.caches[cache.number]
         self.deadlines.close(cache)
-        self.mourning.pop(cache.number, None)
+        self.with_tombstones_due.pop(cache.number, None)
         cache.pool.largest.forget()
         if not cache.pool.caches:
             del self._pools[cache.scope[0]]
@@ -635,11 +635,11 @@ class Caches:
 
     def flush(self) -> None:
         """Append the tombstones of all that was evicted or has expired."""
-        for cache in list(self.mourning.values()):
+        for cache in list(self.with_tombstones_due.values()):
             try:
-                while cache.bury_some():
+                while cache.append_tombstones():
                     pass
-                del self.mourning[cache.number]
+                del self.with_tombstones_due[cache.number]
                 self._complained = False
             except QuintetError as error:  # they stay to be tried again; a start without them finds the same state
                 if not self._complained:

@@ -6,7 +6,6 @@ nobody uses, is decided in peers.py.
 """
 
 from datetime import datetime
-from hashlib import blake2b
 from typing import Final, Protocol
 
 import msgspec
@@ -22,7 +21,6 @@ TOPIC_PREFIX: Final = "peerbus/"
 ORIGIN_PREFIX: Final = b"peerbus:"
 MEASURE_EVERY_US: Final = 100_000  # how often a full mailbox is looked at again
 FIRST_PARTITION: Final = 0  # where all envelopes of a mailbox go: the order of each sender's is kept
-SEEN_KEY_MAX: Final = 64  # characters remembered of a sender and its id; of longer ones a digest
 
 Letter = tuple[bytes, bytes, bytes, bool]  # origin, id, envelope, whether this is a copy of a broadcast
 
@@ -161,12 +159,6 @@ def bytes_waiting(lane: Lane) -> int:
     if floor == position:
         return new
     return new + (lane.partition.bytes_from(floor) - new) * lane.pending // (position - floor)
-
-
-def seen_key(sender: str, id: str) -> str:
-    """What is remembered of a message, so that it is not taken twice."""
-    key = f"{sender}|{id}"  # no name has a |
-    return key if len(key) <= SEEN_KEY_MAX else blake2b(key.encode(), digest_size=SEEN_KEY_MAX // 2).hexdigest()
 
 
 def time_of(ts: str) -> int | None:

@@ -36,9 +36,9 @@ from quintet.broker.doors.mailbox import (
     PeerRow,
     batch_of,
     bytes_waiting,
-    seen_key,
     time_of,
 )
+from quintet.broker.doors.seen_ids import Seen, seen_key
 from quintet.broker.identity.access import Access, Principal
 from quintet.broker.table import Table
 from quintet.broker.topics.catalog import Topic, Topics
@@ -105,43 +105,6 @@ class PeerOptions:
     def fresh_us(self) -> int:
         """How long an id is remembered: an envelope that is dated a window ahead is not stale for two."""
         return 2 * self.replay_window_us if self.verify or self.keys else self.replay_window_us
-
-
-class Seen:
-    """Ids of messages, each remembered for a window at least, and no more than `ids_max` of them: two generations."""
-
-    def __init__(self, window_us: int, ids_max: int) -> None:
-        self.resize(window_us, ids_max)
-        self._young: set[str] = set()
-        self._old: set[str] = set()
-        self._since = 0
-
-    def resize(self, window_us: int, ids_max: int) -> None:
-        self._window_us = window_us
-        self._half = max(ids_max // 2, 1)
-
-    def __len__(self) -> int:
-        return len(self._young) + len(self._old)
-
-    def add(self, key: str, monotonic: int) -> bool:
-        """Remember it; False if it was there already."""
-        if monotonic - self._since >= self._window_us or len(self._young) >= self._half:
-            # Begun two windows ago: even its last id is a whole window old.
-            self._old = self._young if monotonic - self._since < 2 * self._window_us else set()
-            self._young = set()
-            self._since = monotonic
-        if key in self._young or key in self._old:
-            return False
-        self._young.add(key)
-        return True
-
-    def keep_longer(self, more_us: int) -> None:
-        """The clock was set back: dates of messages that were seen are fresh again, for so much longer."""
-        self._since += more_us
-
-    def forget(self, key: str) -> None:
-        self._young.discard(key)
-        self._old.discard(key)
 
 
 class Peers:

@@ -208,17 +208,17 @@ class Schemas:
     async def delete(self, name: str, version: int) -> int:
         """Forget a version, or ALL of them: how many. Their numbers are not given out again, and the mode stays."""
         subject = self._subjects.get(name)
-        doomed = [] if subject is None else (subject.durable() if version == ALL else [version])
-        if subject is None or not doomed or any(number not in subject.durable() for number in doomed):
+        deleted = [] if subject is None else (subject.durable() if version == ALL else [version])
+        if subject is None or not deleted or any(number not in subject.durable() for number in deleted):
             raise self._missing(name, version)
-        rows = [subject.versions.pop(number) for number in doomed]
+        rows = [subject.versions.pop(number) for number in deleted]
         gone = completed(None)
-        for number, row in zip(doomed, rows, strict=True):
+        for number, row in zip(deleted, rows, strict=True):
             self._compiled.pop((name, number), None)
             self._bytes -= len(row.definition)
             gone = self._table.delete(_key(name, number))
         await gone
-        return len(doomed)
+        return len(deleted)
 
     async def set_compatibility(self, name: str, mode: str) -> str:
         """What new versions of this subject must satisfy from now on; the mode."""

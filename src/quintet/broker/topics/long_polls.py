@@ -45,7 +45,7 @@ class Wait:
         return True
 
 
-class Waits:
+class LongPolls:
     """All waits, by the step of time in which they end."""
 
     def __init__(self, scheduler: Scheduler) -> None:

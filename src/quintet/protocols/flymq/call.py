@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from quintet.broker.core import Broker
 from quintet.broker.identity.access import Principal
-from quintet.broker.slices import unless_unwanted
+from quintet.broker.slices import Unwanted
 from quintet.broker.topics import reads
 from quintet.broker.topics.catalog import Topic
 from quintet.broker.topics.long_polls import Wait
@@ -76,19 +76,20 @@ class Call:
     def target(self, ask: Values) -> Topic:
         return self.broker.publish_target(self.principal, ask["topic"].encode(), durable=True, peer=self.peer)
 
-    def then(self, make: Callable[[Any], Values | bytes]) -> Callable[[Any, Exception | None], None]:
+    def then(self, make: Callable[[Any], Made]) -> Callable[[Any, Exception | None], None]:
         """The callback for a verb with (result, error): answers with what `make` makes of the result."""
 
         def done(result: Any, error: Exception | None) -> None:
-            made: Values | bytes | None = None
+            made: Made | None = None
             if error is None:
                 try:
                     made = make(result)
                 except QuintetError as refused:
                     error = refused
-            self.answer(made, error)
+            if not isinstance(error, Unwanted):
+                self.answer(made, error)
 
-        return unless_unwanted(done)
+        return done
 
     def run(self, verb: Verb[T], make: Callable[[T], Made]) -> None:
         """Run a verb of the broker, and answer with what `make` makes of its result, or with its error."""
