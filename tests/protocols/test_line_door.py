@@ -2,6 +2,7 @@
 beside the others."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -26,6 +27,7 @@ from tests.protocols.cases import DoorLaws
 ROOT = Path(__file__).parents[2]
 PLUGIN = "examples.line_door:LINE"
 FLAGS = {"plugins.doors": [PLUGIN]}
+MISNAMED = replace(LINE, name="Line 2")
 
 
 def make(broker: Broker, peer: Peer, _monotonic: int) -> Session:
@@ -110,6 +112,7 @@ def test_the_row_is_enough_for_configuration_rights_reload_and_dev() -> None:
         (["examples.line_door:LineSession"], "is no door"),
         ([PLUGIN, PLUGIN], "there is a listener 'line' already"),
         (["quintet.protocols.doors:FELIX"], "there is a listener 'felix' already"),
+        (["tests.protocols.test_line_door:MISNAMED"], "is no name of a door"),
     ],
 )
 def test_a_plugin_that_cannot_be_used_stops_the_start(doors: list[str], said: str) -> None:

@@ -1,5 +1,6 @@
 """Joins the sections of all doors to one: those of protocols/doors.py, those that the configuration adds, Flight and admin."""
 
+import re
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -98,13 +99,15 @@ def load_plugins(names: Sequence[str]) -> list[Door[Any]]:
         module, colon, attribute = name.partition(":")
         try:
             door = getattr(import_module(module), attribute) if colon else None
-        except (ImportError, AttributeError, ValueError) as error:
+        except Exception as error:  # whatever is wrong with it: it is not our code
             raise ConfigError(
-                f"plugins.doors: {name!r} cannot be loaded: {error}",
+                f"plugins.doors: {name!r} cannot be loaded: {error!r}",
                 hint="the module must be installed beside quintet, or its folder be named in PYTHONPATH",
             ) from error
         if not isinstance(door, Door):
             raise ConfigError(f"plugins.doors: {name!r} is no door", hint='write "module:NAME" of a Door')
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", door.name):
+            raise ConfigError(f"plugins.doors: {name!r}: {door.name!r} is no name of a door (a-z, 0-9 and -)")
         if door.key in taken:
             raise ConfigError(f"plugins.doors: {name!r}: there is a listener {door.key!r} already")
         taken.add(door.key)
