@@ -1,4 +1,4 @@
-"""Starts `quintet ...` by fork from a process that has the broker imported: a start costs 0.1 s of processor time, not 1.5.
+"""Starts `quintet ...` by fork from a process that has the broker imported: 0.35 s of processor time until it is ready, not 1.5.
 
 `start` is subprocess.Popen for what the tests need of it. The template process is started with the first broker of a test
 process and ends with it; it has one thread, so that a fork of it is sound (pyarrow starts threads, so it is not in it), and
