@@ -239,7 +239,7 @@ class TestCutOff:
     ) -> None:
         table = table_of(str(tmp_path / "t"), format, BY)
         with monkeypatch.context() as patch:
-            patch.setattr(journal.Journal, "settle", _cut)
+            patch.setattr(journal.Journal, "mark_committed", _cut)
             with pytest.raises(RuntimeError, match="cut off"):
                 put(table, "q", 0, rows(0, 4))
         assert not put(table, "q", 0, rows(0, 4))
@@ -250,7 +250,7 @@ class TestCutOff:
         """Nobody comes back for it, so the next reader finishes it."""
         table = table_of(str(tmp_path / "t"), format, BY)
         with monkeypatch.context() as patch:
-            patch.setattr(journal.Journal, "settle", _cut)
+            patch.setattr(journal.Journal, "mark_committed", _cut)
             patch.setattr(journal.Journal, "sweep", _cut)
             with pytest.raises(RuntimeError, match="cut off"):
                 put(table, "once-1", 0, rows(0, 4))
