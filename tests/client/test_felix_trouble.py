@@ -429,7 +429,7 @@ async def test_an_address_without_a_socket_is_not_the_last(tmp_path: Path, monke
         return [six, quic.Address(socket.AF_INET, ("127.0.0.1", where.port))]
 
     monkeypatch.setattr(quic, "endpoint", endpoint)
-    monkeypatch.setattr(quic, "_places", places)
+    monkeypatch.setattr(quic, "_addresses", places)
     async with fake(tmp_path, friendly) as server, quintet.connect(server.url) as bus:
         assert (await bus.publish("t", b"x")).durable
         monkeypatch.setattr(quic, "endpoint", lambda family: endpoint(socket.AF_INET6))
