@@ -337,8 +337,8 @@ async def test_closing_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> 
         with pytest.raises(asyncio.CancelledError):
             await closing
         await asyncio.sleep(0)
-        trunk = bus._setup.door._trunk  # type: ignore[attr-defined]
-        assert (len(trunk.links), trunk.listeners) == (1, {})
+        trunk = bus._setup.connector._trunk  # type: ignore[attr-defined]
+        assert (len(trunk.streams), trunk.listeners) == (1, {})
 
 
 async def test_a_watch_that_could_not_open_can_be_opened_later(tmp_path: Path) -> None:
@@ -438,6 +438,6 @@ async def test_an_address_without_a_socket_is_not_the_last(tmp_path: Path, monke
 
 
 def _connection(bus: quintet.Bus) -> quic.Connection:
-    trunk: Any = bus._setup.door._trunk  # type: ignore[attr-defined]
-    connection: quic.Connection = trunk.connection
+    trunk: Any = bus._setup.connector._trunk  # type: ignore[attr-defined]
+    connection: quic.Connection = trunk.quic
     return connection
