@@ -12,9 +12,10 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from quintet.broker.schemas.compatibility import incompatibilities, reads
+from quintet.broker.schemas.compiling import compile_schema
 from quintet.broker.schemas.json_schema import JsonSchema
 from quintet.broker.schemas.protobuf import ProtobufSchema
-from quintet.broker.schemas.validators import REASON_CHARS_MAX, REASONS_MAX, compile_schema
+from quintet.broker.schemas.validators import REASON_CHARS_MAX, REASONS_MAX
 
 R = "new cannot read old: "
 W = "old cannot read new: "

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from quintet.broker.schemas import protofile, validators
 from quintet.broker.schemas.avro import AvroSchema
+from quintet.broker.schemas.compiling import compile_schema
 from quintet.broker.schemas.json_schema import CHECKS_MAX, JsonSchema
 from quintet.broker.schemas.protobuf import FIELDS_LOOKED_AT_MAX, ProtobufSchema
-from quintet.broker.schemas.validators import MESSAGE_VALUES_MAX, REASON_CHARS_MAX, REASONS_MAX, compile_schema
+from quintet.broker.schemas.validators import MESSAGE_VALUES_MAX, REASON_CHARS_MAX, REASONS_MAX
 from quintet.model.errors import SchemaInvalid
 
 

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from quintet.broker.schemas.validators import Validator, clip, compile_steps, too_large
+from quintet.broker.schemas.compiling import compile_steps
+from quintet.broker.schemas.validators import Validator, clip, too_large
 from quintet.broker.slices import Slices, Steps, Unwanted, Wanted, always, finish, in_order
 from quintet.broker.table import Table
 from quintet.broker.topics.catalog import check_name

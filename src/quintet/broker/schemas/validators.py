@@ -1,18 +1,15 @@
-"""Compiles a schema's definition into a `Validator`: limits, the strict JSON reader, one table of types.
+"""Defines what the types of schemas share: the `Validator`, limits, reasons, the strict JSON reader.
 
 Each type has a module of its own (json_schema.py, avro.py, protobuf.py) that compiles a definition, once, into a
-`Validator`. A definition that cannot be run in bounded time is refused when it is registered (`SchemaInvalid`); a message
+`Validator` (compiling.py chooses). A definition that cannot be run in bounded time is refused when it is registered (`SchemaInvalid`); a message
 that cannot be judged in bounded time is refused with that reason. Nothing here fetches, opens or imports anything a
 definition names.
 """
 
 import json
-from collections.abc import Callable
 from typing import Protocol
 
 from quintet import kernel
-from quintet.broker.slices import Steps, finish
-from quintet.model.errors import SchemaInvalid
 
 DEFINITION_BYTES_MAX = 256 * 1024
 DEFINITION_DEPTH_MAX = 64  # nested objects and arrays of a JSON or Avro definition
@@ -30,28 +27,6 @@ class Validator(Protocol):
     some milliseconds at most: what would take longer is refused, with that reason."""
 
     def check(self, message: bytes) -> list[str]: ...
-
-
-def compile_schema(type: str, definition: bytes) -> Validator:
-    """The validator of a definition; SchemaInvalid with the reason if it is not a schema of that type."""
-    return finish(compile_steps(type, definition))
-
-
-def compile_steps(type: str, definition: bytes) -> Steps[Validator]:
-    """As compile_schema, a few milliseconds at a time."""
-    from quintet.broker.schemas import avro, json_schema, protobuf
-
-    makers: dict[str, Callable[[bytes], Steps[Validator]]] = {
-        "json": json_schema.compile_steps,
-        "avro": avro.compile_steps,
-        "protobuf": protobuf.compile_steps,
-    }
-    if len(definition) > DEFINITION_BYTES_MAX:
-        raise SchemaInvalid(
-            f"the definition has {len(definition)} bytes, the limit is {DEFINITION_BYTES_MAX}",
-            hint="split the schema, or remove what is only documentation",
-        )
-    return (yield from makers[type](definition))
 
 
 def too_large(message: bytes | memoryview) -> list[str]:

@@ -513,17 +513,12 @@ class FelixSession(ConsumerRequests):
             again = partial(self._sink.completed, self._hold, None, None)
             self._broker.scheduler.later(min(wait, HELD_US_MAX), again)
 
-    def _publish_json(self, ask: codec.Publish, now: int) -> None:
-        self._publish_values(ask, [ask.payload], errors.MISSING_ID)
-
-    def _publish_batch_json(self, ask: codec.PublishBatch, now: int) -> None:
-        self._publish_values(ask, ask.payloads, errors.MISSING_ID_BATCH)
-
-    def _publish_values(self, ask: codec.Publish | codec.PublishBatch, values: list[bytes], missing: str) -> None:
+    def _publish_json(self, ask: codec.Publish | codec.PublishBatch, _now: int) -> None:
         answer = None
+        values = [ask.payload] if isinstance(ask, codec.Publish) else ask.payloads
         if ask.ack not in (None, "none"):
             if ask.request_id is None and not self._dialect.document:
-                raise BadRequest(missing)
+                raise BadRequest(errors.MISSING_ID if isinstance(ask, codec.Publish) else errors.MISSING_ID_BATCH)
             answer = _Publish(ask.request_id, False)
         if any(len(name.encode()) > 0xFFFF for name in (ask.tenant_id, ask.namespace, ask.stream)):
             raise BadRequest("tenant_id, namespace, stream: at most 200 bytes each")
@@ -545,7 +540,7 @@ class FelixSession(ConsumerRequests):
 _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     codec.Auth: FelixSession._auth_again,
     codec.Publish: FelixSession._publish_json,
-    codec.PublishBatch: FelixSession._publish_batch_json,
+    codec.PublishBatch: FelixSession._publish_json,
     codec.Subscribe: FelixSession._subscribe,
     codec.SubscribeOurs: FelixSession._subscribe,
     codec.CachePut: FelixSession._cache_put,
