@@ -31,7 +31,7 @@ from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, QuintetError
 from quintet.model.rights import Right
-from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot
+from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, Slot
 from quintet.protocols.door import Development, Door, MakeSession
 from quintet.protocols.options import Bytes, Port, TcpListener
 
@@ -43,16 +43,16 @@ AUTH_FAILURES_MAX: Final = 3
 
 
 class LineSession:
-    """One connection. `link` is where late answers and records come through."""
+    """One connection. `connection` is where late answers and records come through."""
 
-    def __init__(self, broker: Broker, link: Link, line_bytes_max: int, peer: str) -> None:
+    def __init__(self, broker: Broker, connection: SessionConnection, line_bytes_max: int, peer: str) -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self.auth_failures = 0
         self.stopped = False
         self.operation = ""
         self._broker = broker
-        self._link = link
+        self._connection = connection
         self._line_bytes_max = line_bytes_max
         self._peer = peer
         self._deadline: int | None = broker.scheduler.monotonic() + limits.HANDSHAKE_US
@@ -86,7 +86,7 @@ class LineSession:
                 break
             self._act(data[position:end])
             position = end + 1
-            self.stopped = position < len(data) and self._link.turn_over()
+            self.stopped = position < len(data) and self._connection.turn_over()
         return position
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None:
@@ -102,7 +102,7 @@ class LineSession:
         self._subscriptions.append(result)
         self._drop_what_is_not_ours()  # the right to it may have been taken away while it was made
         if result in self._subscriptions:
-            result.attach(self._link)
+            result.attach(self._connection)
         return None
 
     def on_records(self, subscription: object, partition: int, batch: RecordBatch, first: int, last: int) -> None:
@@ -127,10 +127,10 @@ class LineSession:
 
     def closed(self) -> None:
         for subscription in self._subscriptions:
-            self._broker.leave(subscription, self._link)
+            self._broker.leave(subscription, self._connection)
         self._subscriptions.clear()
         self._topic = None
-        del self._link  # connection and session hold each other
+        del self._connection  # connection and session hold each other
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -171,13 +171,13 @@ class LineSession:
         name, _, value = rest.partition(b" ")
         self._topic = topic = self._broker.publish_target(principal, name, True, self._peer)
         batch = kernel.build([value], origin=f"{NAME}:{principal.name}".encode()[:200])
-        topic.publish(batch, 1, True, partial(self._link.appended, slot))
+        topic.publish(batch, 1, True, partial(self._connection.appended, slot))
 
     def _sub(self, principal: Principal, name: bytes, slot: Slot) -> None:
         if self._asked >= SUBSCRIPTIONS_MAX or b" " in name:
             why = "a name has no blank" if b" " in name else f"more than {SUBSCRIPTIONS_MAX} subscriptions"
             return self._replies.fill(slot, b"ERR %b\n" % why.encode())
-        self._broker.listen(principal, name, 0, self._link, slot, self._peer, door=NAME)
+        self._broker.listen(principal, name, 0, self._connection, slot, self._peer, door=NAME)
         self._asked += 1
         return None
 
@@ -196,7 +196,7 @@ class LineSession:
         for found in list(self._subscriptions):
             if self._principal is None or self._broker.subscription(self._principal, found.id) is not found:
                 self._subscriptions.remove(found)
-                self._broker.leave(found, self._link)
+                self._broker.leave(found, self._connection)
 
 
 def _refusal(error: Exception) -> bytes:
@@ -213,8 +213,8 @@ class LineListener(TcpListener):
 
 
 def _open(broker: Broker, options: LineListener) -> MakeSession:
-    def make(link: Link, peer: str, _address: str) -> LineSession:
-        return LineSession(broker, link, options.max_line_bytes, peer)
+    def make(connection: SessionConnection, peer: str, _address: str) -> LineSession:
+        return LineSession(broker, connection, options.max_line_bytes, peer)
 
     return make
 

@@ -33,7 +33,7 @@ from quintet.config import Settings, reloading
 from quintet.config.doors import FlightListener
 from quintet.config.fields import read_secret
 from quintet.config.jwks import tenant_keys
-from quintet.config.tenancy import Cache
+from quintet.config.tenancy import CacheSection
 from quintet.config.trust import Peers
 from quintet.delivery.subscription import Policy
 from quintet.flight import wire
@@ -458,7 +458,7 @@ def _peer_options(peers: Peers) -> PeerOptions:
     )
 
 
-def _cache_options(cache: Cache) -> CacheOptions:
+def _cache_options(cache: CacheSection) -> CacheOptions:
     return CacheOptions(
         durability=cache.durability,
         memory_bytes=cache.memory_bytes,

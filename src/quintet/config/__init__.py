@@ -21,7 +21,7 @@ from quintet.broker.identity.access import BUILT_IN_ROLE_NAMES, check_user_name,
 from quintet.broker.identity.passwords import check_hash
 from quintet.config.doors import Listeners, load_plugins, with_plugins
 from quintet.config.fields import Durability, matches, read_secret
-from quintet.config.tenancy import Cache, Tenant
+from quintet.config.tenancy import CacheSection, Tenant
 from quintet.config.trust import Audit, Peers, Tokens
 from quintet.model import limits
 from quintet.model.errors import ConfigError
@@ -373,7 +373,7 @@ class Settings(Section):
     roles: tuple[Role, ...] = Field(default=(), description="Roles beside the built-in ones.")
     tokens: Tokens = Field(default=Tokens(), description="JSON web tokens, as the Fast door takes them.")
     tenants: tuple[Tenant, ...] = Field(default=(), description="Quotas and keys of the Felix door's tenants.")
-    cache: Cache = Field(default=Cache(), description="The caches of the Felix door.")
+    cache: CacheSection = Field(default=CacheSection(), description="The caches of the Felix door.")
     peers: Peers = Field(default=Peers(), description="What peers of the peerbus door may do.")
     audit: Audit = Field(default=Audit(), description="What can be proved afterwards.")
     topics: Topics = Field(default=Topics(), description="Defaults for new topics, and overrides by name.")

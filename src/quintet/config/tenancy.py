@@ -9,7 +9,7 @@ from quintet.model import limits
 from quintet.protocols.options import Bytes, Count, Section
 
 
-class Cache(Section):
+class CacheSection(Section):
     """The caches. Each is a compacted topic `cache/TENANT/NAMESPACE/CACHE`, so it outlives a restart."""
 
     durability: Literal["fsync", "interval", "os", "memory"] = Field(

@@ -85,7 +85,7 @@ class Messages(Protocol):
     def receive_binary(self) -> None:
         """A message that is not text."""
 
-    def settle(self) -> None:
+    def end_read(self) -> None:
         """The read is over."""
 
     def on_appended(self, token: object, offset: int, error: Exception | None) -> None: ...
@@ -164,7 +164,7 @@ class WebSocketSession:
             if not view:
                 self._inner.receive(view, now)  # access rights changed: the session checks its own
             position = self._frames(view, position, now)
-            self._inner.settle()
+            self._inner.end_read()
         self._look()
         if self._state is PARTING:
             position = self._throw_away(view, position)

@@ -27,7 +27,7 @@ What a session owes beside its methods, and is owed:
                 subscription (`broker.leave`, or `detach`). After it no callback enters the session.
 
 Two members are read only where a session has them: `quick_ack` (the peer waits for the acknowledgement of TCP itself) and `making`
-(Link.claim).
+(SessionConnection.claim).
 """
 
 from collections import deque
@@ -160,7 +160,7 @@ class Session(Protocol):
     @property
     def stopped(self) -> bool:
         """True when the last `receive` left whole frames because its answers are large or because the turn is over
-        (Link.turn_over): the connection drains, and offers the rest again, which may be no bytes at all, in a turn
+        (SessionConnection.turn_over): the connection drains, and offers the rest again, which may be no bytes at all, in a turn
         that is not over and as soon as the peer has room."""
 
     @property
@@ -199,7 +199,7 @@ class Session(Protocol):
         """The transport is gone: let go of everything held at the broker."""
 
 
-class Link(Sink, Protocol):
+class SessionConnection(Sink, Protocol):
     """A connection, or a stream, as its session sees it."""
 
     def turn_over(self) -> bool:
@@ -268,6 +268,19 @@ class Streams(Protocol):
 
 
 __all__ = [
-    "FLOWING", "LOST", "STALL", "TOO_SLOW", "WAIT", "Link", "Outlet", "Replies", "Session", "Sink", "Slot",
-    "StreamSession", "Streams", "act_on", "in_pieces",
+    "FLOWING",
+    "LOST",
+    "STALL",
+    "TOO_SLOW",
+    "WAIT",
+    "Outlet",
+    "Replies",
+    "Session",
+    "SessionConnection",
+    "Sink",
+    "Slot",
+    "StreamSession",
+    "Streams",
+    "act_on",
+    "in_pieces",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ O = TypeVar("O", bound=Listener)  # noqa: E741  # the options of a door
 Transport = Literal["tcp", "websocket", "quic"]
 
 # (connection or stream, address of the client, address of the listener) -> the session of a new connection or stream. What the
-# first is depends on the transport, so its type is the door's to say: Link, or what a QUIC stream has beside it.
+# first is depends on the transport, so its type is the door's to say: SessionConnection, or what a QUIC stream has beside it.
 MakeSession = Callable[[Any, str, str], Any]
 
 

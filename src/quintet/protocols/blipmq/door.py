@@ -11,7 +11,7 @@ from quintet.protocols.options import Bytes, Port, TcpListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
-    from quintet.protocols.base import Link, Session
+    from quintet.protocols.base import Session, SessionConnection
 
 
 class BlipmqListener(TcpListener):
@@ -28,8 +28,8 @@ def _open(broker: "Broker", options: BlipmqListener) -> MakeSession:
 
     monotonic, frame_bytes_max = broker.scheduler.monotonic, options.max_frame_bytes
 
-    def make(link: "Link", peer: str, _address: str) -> "Session":
-        return BlipSession(broker, link, monotonic(), frame_bytes_max, peer)
+    def make(connection: "SessionConnection", peer: str, _address: str) -> "Session":
+        return BlipSession(broker, connection, monotonic(), frame_bytes_max, peer)
 
     return make
 

@@ -28,7 +28,17 @@ from quintet.kernel.items import BlipItem, BlipPublish
 from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, ProtocolError, QuintetError
-from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, LARGE_BYTES, STALL, WAIT, Link, Replies, Slot, in_pieces
+from quintet.protocols.base import (
+    CLAIM_BYTES_MIN,
+    FLOWING,
+    LARGE_BYTES,
+    STALL,
+    WAIT,
+    Replies,
+    SessionConnection,
+    Slot,
+    in_pieces,
+)
 from quintet.protocols.blipmq import codec, errors, frames
 from quintet.protocols.blipmq.mapping import offset_of, origin_of, tag_of
 
@@ -67,7 +77,7 @@ class BlipSession:
     def __init__(
         self,
         broker: Broker,
-        sink: Link,
+        sink: SessionConnection,
         monotonic: int,
         frame_bytes_max: int = frames.FRAME_BYTES_MAX,
         peer: str = "",

@@ -11,7 +11,7 @@ from quintet.protocols.options import Bytes, Count, Port, TcpListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
-    from quintet.protocols.base import Link, Session
+    from quintet.protocols.base import Session, SessionConnection
 
 
 class FastListener(TcpListener):
@@ -76,8 +76,8 @@ def _open(broker: "Broker", options: FastListener) -> MakeSession:
         ),
     )
 
-    def make(link: "Link", peer: str, _address: str) -> "Session":
-        return FastSession(shared, link, broker.scheduler.monotonic(), peer)
+    def make(connection: "SessionConnection", peer: str, _address: str) -> "Session":
+        return FastSession(shared, connection, broker.scheduler.monotonic(), peer)
 
     return make
 

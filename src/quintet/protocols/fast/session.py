@@ -32,7 +32,7 @@ from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, LimitExceeded, QuintetError, ShuttingDown
 from quintet.model.rate import Bucket
 from quintet.model.tasks import start
-from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, act_on, in_pieces
+from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, Slot, act_on, in_pieces
 from quintet.protocols.fast import codec, errors, frames
 from quintet.protocols.fast.mapping import origin_of, topic_id
 
@@ -163,7 +163,7 @@ class FastSession:
         "_replies", "_same", "_sink", "_slow", "_topic", "auth_failures", "closing", "principal_name", "stopped", "take_output",
     )  # fmt: skip
 
-    def __init__(self, door: FastDoor, sink: Link, monotonic: int, peer: str = "") -> None:
+    def __init__(self, door: FastDoor, sink: SessionConnection, monotonic: int, peer: str = "") -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self.auth_failures = 0

@@ -26,7 +26,7 @@ from quintet.model import limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError
 from quintet.model.keys import fnv1a
-from quintet.protocols.base import FLOWING, STALL, WAIT, Link, Replies, Slot, Streams, act_on
+from quintet.protocols.base import FLOWING, STALL, WAIT, Replies, SessionConnection, Slot, Streams, act_on
 from quintet.protocols.felix import codec, errors, features, frames, long_json
 from quintet.protocols.felix.codec import Id, origin_of
 from quintet.protocols.felix.consumer_requests import ConsumerRequests
@@ -43,7 +43,7 @@ UNPACKED_BYTES_MAX: Final = 32 * limits.MIB  # of packed batches in one turn of 
 JWT_DOTS: Final = 2
 
 
-class FelixStream(Link, Protocol):
+class FelixStream(SessionConnection, Protocol):
     """A stream of net/, as its session sees it."""
 
     @property
@@ -84,7 +84,7 @@ class FelixSession(ConsumerRequests):
         assert isinstance(streams.shared, FelixPeer)
         self._shared = streams.shared
         self._broker = broker
-        self._sink: Link = stream
+        self._sink: SessionConnection = stream
         self._options = options
         self._peer = peer
         self._state = FRESH

@@ -13,7 +13,7 @@ from quintet.protocols.options import Bytes, Port, TcpListener
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
-    from quintet.protocols.base import Link, Session
+    from quintet.protocols.base import Session, SessionConnection
 
 _OPERATIONS: Final = frames.NAMES.keys() - {frames.AUTH_RESPONSE, frames.ERROR}
 # For whom each dialect is: a client of the other one cannot read its answers.
@@ -67,9 +67,9 @@ class FlymqSdkListener(FlymqListener):
 def _open(broker: "Broker", options: FlymqListener) -> MakeSession:
     from quintet.protocols.flymq.session import FlyOptions, FlySession
 
-    def make(link: "Link", peer: str, address: str) -> "Session":
+    def make(connection: "SessionConnection", peer: str, address: str) -> "Session":
         chosen = FlyOptions(options.dialect, options.max_frame_bytes, options.anonymous_role, address)
-        return FlySession(broker, link, broker.scheduler.monotonic(), chosen, peer)
+        return FlySession(broker, connection, broker.scheduler.monotonic(), chosen, peer)
 
     return make
 

@@ -17,7 +17,7 @@ from quintet.broker.topics.catalog import Topic
 from quintet.kernel.items import FlyGroup
 from quintet.model.batch import RecordBatch, producer_of, set_producer
 from quintet.model.errors import BadRequest, QuintetError
-from quintet.protocols.base import Link, Replies, Slot
+from quintet.protocols.base import Replies, SessionConnection, Slot
 from quintet.protocols.flymq import errors, frames
 
 TARGETS_MAX: Final = 20_000  # topics a connection remembers having the right to publish to
@@ -56,7 +56,9 @@ class Producing:
         "counts",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, sink: Link, replies: Replies, dialect: frames.Dialect, peer: str) -> None:
+    def __init__(
+        self, broker: Broker, sink: SessionConnection, replies: Replies, dialect: frames.Dialect, peer: str
+    ) -> None:
         self._broker = broker
         self._sink = sink
         self._replies = replies

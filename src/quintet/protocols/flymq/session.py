@@ -26,7 +26,7 @@ from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadRequest, Forbidden, QuintetError, TooLarge
 from quintet.model.rights import Right
 from quintet.model.tasks import start
-from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Link, Replies, Slot
+from quintet.protocols.base import CLAIM_BYTES_MIN, FLOWING, WAIT, Replies, SessionConnection, Slot
 from quintet.protocols.flymq import codec, errors, frames
 from quintet.protocols.flymq.call import Call, Made
 from quintet.protocols.flymq.frames import FlyOptions
@@ -82,7 +82,9 @@ class FlySession:
         "_turn_over", "_waiting", "auth_failures", "closing", "gone", "making", "operation", "principal_name", "take_output",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, sink: Link, monotonic: int, options: FlyOptions, peer: str = "") -> None:
+    def __init__(
+        self, broker: Broker, sink: SessionConnection, monotonic: int, options: FlyOptions, peer: str = ""
+    ) -> None:
         self.closing: str | None = None
         self.principal_name: str | None = None
         self.auth_failures = 0

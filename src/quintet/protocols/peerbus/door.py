@@ -11,7 +11,7 @@ from quintet.protocols.peerbus import frames
 
 if TYPE_CHECKING:
     from quintet.broker.core import Broker
-    from quintet.protocols.base import Link, Session
+    from quintet.protocols.base import Session, SessionConnection
 
 _OPERATIONS: Final = (*frames.CONTROL, frames.ENVELOPE)
 
@@ -47,9 +47,9 @@ def _open(broker: "Broker", options: PeerbusListener | PeerbusTcpListener) -> Ma
 
     framed, most = isinstance(options, PeerbusTcpListener), options.max_frame_bytes
 
-    def make(link: "Link", peer: str, _address: str) -> "Session":
+    def make(connection: "SessionConnection", peer: str, _address: str) -> "Session":
         begun = broker.scheduler.monotonic()
-        return PeerSession(broker, link, begun, framed=framed, frame_bytes_max=most, peer=peer)
+        return PeerSession(broker, connection, begun, framed=framed, frame_bytes_max=most, peer=peer)
 
     return make
 

@@ -11,7 +11,7 @@
     LATE_ACKS_US: acknowledgements that were under way when another connection took the name still count.
 
 `receive` takes objects one a line; over WebSocket net/websocket.py hands over whole messages with `receive_message` and
-calls `settle` behind the last of a read. A session never closes anything: `closing` and `close_code` say how it ends.
+calls `end_read` behind the last of a read. A session never closes anything: `closing` and `close_code` say how it ends.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ from quintet.delivery.subscription import Subscription
 from quintet.model import envelope, limits
 from quintet.model.batch import RecordBatch
 from quintet.model.errors import AuthError, BadName, Forbidden, NameClaimed, ProtocolError, QuintetError
-from quintet.protocols.base import FLOWING, WAIT, Link
+from quintet.protocols.base import FLOWING, WAIT, SessionConnection
 from quintet.protocols.peerbus import codec, errors, frames
 from quintet.protocols.peerbus.mapping import check_peer_name, delivery, is_everyone, is_reserved
 
@@ -59,7 +59,7 @@ class PeerSession:
     def __init__(
         self,
         broker: Broker,
-        sink: Link,
+        sink: SessionConnection,
         monotonic: int,
         *,
         framed: bool = True,
@@ -137,7 +137,7 @@ class PeerSession:
                 if blank % BLANKS_AT_ONCE == 0 and self._sink.turn_over():
                     self.stopped = True
                     break
-        self.settle()
+        self.end_read()
         return at
 
     def _unfinished(self, size: int) -> None:
@@ -147,7 +147,7 @@ class PeerSession:
             self.close(errors.TOO_BIG)
 
     def receive_message(self, data: bytes, now: int) -> None:
-        """One whole object. The connection calls `settle` when it has handed over all of a read."""
+        """One whole object. The connection calls `end_read` when it has handed over all of a read."""
         if self.closing is None and self._still_welcome():
             self._object(data, now)
 
@@ -417,7 +417,7 @@ class PeerSession:
             self._acked = []
         self._acked.append(place)
 
-    def settle(self) -> None:
+    def end_read(self) -> None:
         """Settle what this read acknowledged, run by run."""
         self._said = 0
         acked, self._acked = self._acked, None
