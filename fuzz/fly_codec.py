@@ -388,7 +388,7 @@ class Live:
         cuts = [r.choice((1, 8, 50, 500)) for _ in range(r.randrange(6))]
         try:
             client.peer.feed(data, cuts)
-            self.sim.scheduler.settle()
+            self.sim.scheduler.run_until_idle()
             for _ in range(FRAMES_PER_READ):
                 if not client.peer.session.holding:
                     break

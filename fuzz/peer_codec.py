@@ -476,7 +476,7 @@ class Live:
                 self.model(name, line)
             if isinstance(peer, Socket):
                 peer.completed(peer.heart, None, None)
-            self.sim.scheduler.settle()
+            self.sim.scheduler.run_until_idle()
             if r.random() < 0.05:
                 self.sim.advance(200_000)
         except BrokenError:

@@ -64,12 +64,12 @@ class GroupBroker:
         table.load()
         self.groups = Groups(table, self.topics, self.scheduler, report, **self.limits)
         self.groups.load()
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     def restart(self) -> None:
         closed: list[bool] = []
         self.log.close(lambda: closed.append(True))
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         assert closed
         self.start()
 
@@ -88,7 +88,7 @@ class GroupBroker:
                 found = self.topics.ensure(name.encode(), durable=False)
             else:
                 found = self.topics.create(name.encode(), partitions)[0]
-            self.scheduler.settle()
+            self.scheduler.run_until_idle()
         return found
 
     def publish(self, topic: Topic, partition: int, count: int, timestamps: list[int] | None = None) -> None:
@@ -96,14 +96,14 @@ class GroupBroker:
         for number in range(count):
             times = None if timestamps is None else [timestamps[number]]
             topic.publish(kernel.build([b"v"], timestamps=times, origin=b"test:1"), 1, True, None, partition)
-            self.scheduler.settle()
+            self.scheduler.run_until_idle()
             if timestamps is None:
                 self.scheduler.advance(SECOND)
 
     # -- verbs, each until it is answered ------------------------------------------------------------------------------
 
     def answer(self, answers: Answers) -> Any:
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         assert len(answers.told) == 1, "done is called exactly once"
         result, error = answers.told[0]
         if error is not None:
@@ -147,4 +147,4 @@ class GroupBroker:
     def tick(self, delta_us: int) -> None:
         self.scheduler.advance(delta_us)
         self.groups.tick(self.scheduler.monotonic())
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()

@@ -81,7 +81,7 @@ class Parts:
         )
         self.subscriptions.load()
         self.intents.recover()
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     def report(self, event: str, fields: dict[str, object]) -> None:
         self.reports.append((event, fields))
@@ -98,18 +98,18 @@ class Parts:
             self.delays.tick(now)
             self.subscriptions.tick(monotonic)
             self.log.maintain(now)
-            self.scheduler.settle()
+            self.scheduler.run_until_idle()
 
     def topic(self, name: bytes) -> Topic:
         topic = self.topics.ensure(name, durable=True)
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         return topic
 
     def publish(self, name: bytes, *values: bytes, key: bytes | None = None, partition: int = 0) -> None:
         topic = self.topic(name)
         for value in values:
             topic.publish(kernel.build([value], [key], origin=b"test:1"), 1, True, None, partition)
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     def rows(self, name: bytes) -> list[Row]:
         """All records of a topic, partition by partition."""

@@ -135,7 +135,7 @@ def test_what_a_peer_sent_is_clipped(sim: SimBroker) -> None:
     assert event.resource == "?"
     assert len(event.details) == 8
     assert all(len(value) == 255 for value in event.details.values())
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.restart()
     assert found(sim) == [event]
 
@@ -156,12 +156,12 @@ def test_the_topic_is_bounded_in_bytes() -> None:
 
 def test_a_bad_disk_is_reported_and_stops_nothing(sim: SimBroker) -> None:
     sim.broker.audit.record("acl.set", "a", "before", "success")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.disk.fail("fdatasync", 1, 5, times=1000)
     sim.broker.audit.record("acl.set", "a", "during", "success")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.broker.audit.record("acl.set", "a", "after", "success")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [event.resource for event in found(sim)] == ["before"]
     lost = [fields["resource"] for event, fields in sim.reports if event == "audit_lost"]
     assert lost == ["during", "after"]
@@ -170,14 +170,14 @@ def test_a_bad_disk_is_reported_and_stops_nothing(sim: SimBroker) -> None:
 
 def test_a_full_disk_is_reported_and_heals(sim: SimBroker) -> None:
     sim.broker.audit.record("acl.set", "a", "before", "success")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.disk.fail("pwritev", 1, 28)
     sim.broker.audit.record("acl.set", "a", "during", "success")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.disk.heal()
     sim.advance(3 * SECOND)
     sim.broker.audit.record("acl.set", "a", "after", "success")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.restart()
     assert [event.resource for event in found(sim)] == ["after", "before"]
     assert [fields["resource"] for event, fields in sim.reports if event == "audit_lost"] == ["during"]

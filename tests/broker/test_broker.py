@@ -27,7 +27,7 @@ def append(sim: SimBroker, name: bytes, value: bytes, durable: bool) -> list[tup
     topic.publish(
         kernel.build([value], origin=b"test:any"), 1, durable, lambda offset, error: told.append((offset, error))
     )
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     return told
 
 
@@ -127,7 +127,7 @@ def test_rights_are_checked_by_name_and_prefix() -> None:
 def test_credentials_live_in_the_log_as_hashes_and_are_replaced_whole() -> None:
     sim = SimBroker(keys={"a": "key-a", "b": "key-b"})
     sim.broker.set_credentials([Credential("a", hash_secret(b"key-a"))])
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert sim.broker.authenticate(b"key-a")[1].name == "a"
     with pytest.raises(AuthError):
         sim.broker.authenticate(b"key-b")
@@ -141,7 +141,7 @@ def test_an_idle_subscription_is_forgotten_and_said_so() -> None:
     sim = SimBroker(options=BrokerOptions(subscription_idle_us=DAY))
     topic = sim.broker.topics.ensure(b"t", durable=True)
     sim.broker.subscriptions.create("dev", topic, 1)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.advance(2 * DAY, step_us=DAY)
     assert len(sim.broker.subscriptions) == 0
     assert not topic.subscriptions

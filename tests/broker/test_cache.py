@@ -67,7 +67,7 @@ def made(caches: CacheOptions | None = None, **tenants: TenantQuota) -> tuple[Si
 
 
 def again(sim: SimBroker) -> Cache:
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.restart()
     cache = sim.broker.caches.get(SCOPE)
     assert cache is not None
@@ -108,7 +108,7 @@ def test_a_put_is_seen_at_once_and_acknowledged_when_durable() -> None:
     assert cache.put(b"k", b"v", 0, None, told) == FIRST
     assert cache.get(b"k", sim.scheduler.now()) == (b"v", FIRST)
     assert told.heard == []
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told.heard == [None]
     cache.put(b"d", b"v", 0, None, told)
     assert cache.delete(b"d", None, told) == (True, FIRST + 2)
@@ -129,7 +129,7 @@ def test_its_records_carry_the_version_and_the_time_of_expiry() -> None:
     cache.put(b"k", b"v", 5 * EXPIRES_MAX_US, None, nobody)
     cache.put(b"", b"", sim.scheduler.now() + SECOND, None, nobody)
     cache.delete(b"k", FIRST, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     rows = [row for batch in cache.topic.partitions[0].read_now(0) for row in batch.rows()]
     assert [(row[2], row[3], row[4], row[5]) for row in rows] == [
         (b"k", b"v", ((b"version", b"%d" % FIRST),), EXPIRES_MAX_US),
@@ -214,7 +214,7 @@ def test_sizes_and_times_that_are_refused() -> None:
             cache.put(key, value, 0, None, nobody)
     with pytest.raises(BadRequest, match="cannot expire"):
         cache.put(b"k", b"", -1, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert len(records(cache)) == 1
 
 
@@ -266,7 +266,7 @@ def test_what_the_disk_refuses_is_taken_back_through_a_line_of_changes() -> None
     sim, cache = made()
     cache.put(b"k", b"durable", 0, None, nobody)
     cache.put(b"gone", b"durable", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     told, seen = Told(), list[bytes]()
     cache.watch(None, None, seen.append)
     cache.put(b"k", b"one", 0, None, told)
@@ -279,7 +279,7 @@ def test_what_the_disk_refuses_is_taken_back_through_a_line_of_changes() -> None
     cache.increment(b"n", 1, None, 0, told)
     cache.increment(b"n", 1, None, 0, told)
     sim.disk.fail("pwritev", 1, errno.EIO, times=100)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert len(told.heard) == 9
     assert all(isinstance(error, StorageError) for error in told.heard)
     assert {key: row[0] for key, row in cache.entries.items()} == {b"k": b"durable", b"gone": b"durable"}
@@ -293,10 +293,10 @@ def test_what_the_disk_refuses_is_taken_back_through_a_line_of_changes() -> None
 def test_versions_that_were_refused_are_not_used_again() -> None:
     sim, cache = made()
     cache.put(b"k", b"v", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.disk.capacity = 0
     refused = cache.put(b"k", b"w" * 100_000, 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert cache.get(b"k", 0) == (b"v", FIRST)
     sim.disk.capacity = 1 << 40
     sim.advance(3 * SECOND)
@@ -309,7 +309,7 @@ def test_a_cache_whose_topic_could_not_be_made_keeps_nothing() -> None:
     cache = sim.broker.caches.open(SCOPE)
     told = Told()
     cache.put(b"k", b"v", 0, None, told)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert len(told.heard) == 1
     assert isinstance(told.heard[0], StorageError)
     assert cache.deleted
@@ -319,7 +319,7 @@ def test_a_cache_whose_topic_could_not_be_made_keeps_nothing() -> None:
     sim.disk.fail("pwritev", 1, errno.ENOSPC, times=100)
     cache = sim.broker.caches.open(SCOPE)
     cache.put(b"k", b"v", 0, None, told)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert cache.deleted
     sim.disk.heal()
     sim.advance(3 * SECOND)
@@ -363,7 +363,7 @@ def test_a_restart_forgets_a_cache_in_memory_and_its_subscriptions() -> None:
     heard: list[Exception | None] = []
     sim.broker.subscribe(ANY, cache.topic.raw, 1, peer, None)
     cache.put(b"k", b"v", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert heard == [None]
     assert cache.topic.in_memory, "a subscription does not make it a durable one"
     assert not again(sim).entries
@@ -374,7 +374,7 @@ def test_deleting_the_topic_empties_the_cache() -> None:
     seen: list[bytes] = []
     cache.watch(None, None, seen.append)
     cache.put(b"k", b"v", sim.scheduler.now() + SECOND, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     late, told = Told(), Told()
     cache.put(b"late", b"v", 0, None, late)
     cache.delete(b"k", None, late)
@@ -397,12 +397,12 @@ def test_deleting_the_topic_empties_the_cache() -> None:
 def test_a_change_that_fails_after_a_deletion_brings_nothing_back() -> None:
     sim, cache = made()
     cache.put(b"k", b"v", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     late, told = Told(), Told()
     cache.delete(b"k", None, late)
     start(sim.broker.delete_topic(cache.topic.raw)).then(lambda _, error: told(error))
     sim.disk.fail("pwritev", 1, errno.EIO)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told.heard == [None]
     assert isinstance(late.heard[0], StorageError)
     assert not cache.entries
@@ -412,12 +412,12 @@ def test_a_change_that_fails_after_a_deletion_brings_nothing_back() -> None:
 def test_a_deletion_that_the_disk_refuses_brings_the_keys_back() -> None:
     sim, cache = made()
     cache.put(b"k", b"v", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     told = Told()
     start(sim.broker.delete_topic(cache.topic.raw)).then(lambda _, error: told(error))
     assert sim.broker.caches.get(SCOPE) is None
     sim.disk.fail("pwritev", 1, errno.EIO, times=100)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert isinstance(told.heard[0], StorageError)
     assert sim.broker.caches.get(SCOPE) is cache
     assert cache.get(b"k", 0) == (b"v", FIRST)
@@ -470,7 +470,7 @@ WAYS: list[Callable[[SimBroker, Topic], object]] = [
 def test_no_door_writes_to_the_topic_of_a_cache(way: Callable[[SimBroker, Topic], object]) -> None:
     sim, cache = made()
     cache.put(b"k", b"v", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     with pytest.raises(Forbidden, match="are the caches'") as refused:
         way(sim, cache.topic)
     assert "Felix door" in refused.value.hint
@@ -483,11 +483,11 @@ def test_no_door_writes_to_the_topic_of_a_cache(way: Callable[[SimBroker, Topic]
 def test_dead_letters_of_a_cache_are_kept_and_not_replayed_into_it() -> None:
     sim, cache = made()
     cache.put(b"k", b"v", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     told, raw = Told(), cache.topic.raw
     row = (0, 0, b"k", b"v", (), 0, b"")
     start(sim.broker.dead.bury(raw, 0, 0, row, Failure("failed"), [])).then(lambda _, error: told(error))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told.heard == [None]
     letters = sim.broker.topics.find(b"cache/t/n/c-dlq")
     assert not isinstance(letters, CacheTopic)
@@ -495,7 +495,7 @@ def test_dead_letters_of_a_cache_are_kept_and_not_replayed_into_it() -> None:
     with pytest.raises(Forbidden):
         sim.broker.publish_target(ANY, letters.raw, True)
     start(sim.broker.dead.replay(raw, "0-0", None)).then(lambda _, error: told(error))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert isinstance(told.heard[1], Forbidden)
     assert sim.broker.dead.counts(raw) == 1
     assert {key: row[0] for key, row in again(sim).entries.items()} == {b"k": b"v"}

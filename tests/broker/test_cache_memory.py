@@ -30,7 +30,7 @@ def test_what_has_expired_is_not_read_and_goes_by_itself() -> None:
     assert sorted(cache.entries) == [b"later", b"never"]
     assert sim.broker.caches.expired == 10
     check_books(sim)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert {key for key, value in records(cache) if value is None} == {b"%d" % number for number in range(10)}
     sim.advance(10 * SECOND)
     assert sorted(cache.entries) == [b"never"]
@@ -41,7 +41,7 @@ def test_a_start_does_not_take_up_what_expired_meanwhile() -> None:
     cache.put(b"old", b"first", 0, None, nobody)
     cache.put(b"old", b"v", sim.scheduler.now() + SECOND, None, nobody)
     cache.put(b"new", b"v", sim.scheduler.now() + 60 * SECOND, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.stop()
     sim.scheduler.advance(2 * SECOND)
     sim.start()
@@ -171,7 +171,7 @@ def test_refusing_instead_of_evicting() -> None:
 def test_a_key_that_went_and_is_put_again_is_not_taken_by_its_tombstone() -> None:
     sim, cache = made(CacheOptions(memory_bytes=500))
     cache.put(b"k", b"v", sim.scheduler.now() + SECOND, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.scheduler.advance(SECOND)
     assert cache.get(b"k", sim.scheduler.now()) is None
     cache.put(b"k", b"w", 0, None, nobody)
@@ -193,7 +193,7 @@ def test_a_lower_limit_is_respected_by_the_next_start() -> None:
     for number in range(100):
         cache.put(b"%02d" % number, b"v", 0, None, nobody)
     cache.put(b"large", b"v" * 5_000, 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.stop()
     sim.options = replace(sim.options, caches=CacheOptions(memory_bytes=10 * (OVERHEAD_BYTES + 3)))
     sim.start()
@@ -208,7 +208,7 @@ def test_a_lower_limit_is_respected_by_the_next_start() -> None:
 def test_tombstones_that_the_disk_refuses_are_tried_again() -> None:
     sim, cache = made()
     cache.put(b"k", b"v", sim.scheduler.now() + SECOND, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.disk.fail("pwritev", 1, errno.ENOSPC, times=10_000)
     sim.advance(3 * SECOND)
     assert not cache.entries
@@ -224,9 +224,9 @@ def test_tombstones_that_the_disk_refuses_are_tried_again() -> None:
 def test_a_put_that_fails_leaves_an_evicted_key_to_its_tombstone(under_way: bool) -> None:
     sim, cache = made(CacheOptions(memory_bytes=OVERHEAD_BYTES + 2))
     cache.put(b"k", b"v", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     cache.put(b"j", b"v", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert list(cache.tombstones_due) == [b"k"]
     if under_way:
         sim.broker.caches.flush()
@@ -236,7 +236,7 @@ def test_a_put_that_fails_leaves_an_evicted_key_to_its_tombstone(under_way: bool
     cache.put(b"k", b"w", 0, None, told)
     cache.put(b"k", b"x", 0, None, told)
     sim.disk.fail("pwritev", 1, errno.ENOSPC, times=10_000)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert isinstance(told.heard[0], StorageError)
     assert list(cache.entries) == [b"j"]
     assert list(cache.tombstones_due) == [b"k"]

@@ -50,7 +50,7 @@ class Life:
         self.steps: list[Step] = []
         self.top = 0  # the highest version that was ever given
         self.sim.broker.caches.open(SCOPE)
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
 
     @property
     def cache(self) -> Cache:
@@ -161,7 +161,7 @@ def test_a_random_life_with_restarts_is_that_of_a_dict(seed: int) -> None:
         full = life.rng.random() < 0.15
         if full:
             life.sim.disk.fail("pwritev", 1, errno.ENOSPC, times=1_000)
-        life.sim.scheduler.settle()
+        life.sim.scheduler.run_until_idle()
         life.settle_steps()
         life.check(life.newest())
         life.sim.disk.heal()
@@ -182,7 +182,7 @@ def test_a_power_cut_leaves_at_least_what_was_acknowledged_in_order(seed: int) -
         for _ in range(life.rng.randrange(3)):
             for _ in range(life.rng.randrange(1, 8)):
                 life.change()
-            life.sim.scheduler.settle()
+            life.sim.scheduler.run_until_idle()
             life.sim.advance(life.rng.choice((50_000, SECOND)))
         life.sim.scheduler.held = True
         for _ in range(life.rng.randrange(1, 12)):
@@ -211,7 +211,7 @@ def test_a_power_cut_during_eviction_leaves_a_cache_within_its_limit(seed: int) 
             key, value = b"%02d" % rng.randrange(60), b"%02d" % rng.randrange(100)
             cache.put(key, value, 0, None, nobody)
             newest[key] = value
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         assert cache.tombstones_due
         assert len(cache.entries) == 20
         sim.log.abandon()
@@ -243,7 +243,7 @@ def through_a_lane(sim: SimBroker, partition: Partition) -> list[tuple[int, byte
     while lane.position < partition.visible:
         run = lane.take(7, sim.scheduler.now(), lambda: None)
         if run is None:
-            sim.scheduler.settle()
+            sim.scheduler.run_until_idle()
             continue
         lane.sent(run, 0, reader, 0)
         reader.records(None, 0, *run)
@@ -261,7 +261,7 @@ def through_fetches(sim: SimBroker, partition: Partition) -> list[tuple[int, byt
     while offset < partition.visible:
         answer: list[RecordBatch] = []
         start(reads.fetch(partition, offset, 10, 1 << 20)).then(partial(_extend, answer))
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         for batch in answer:
             first = batch.index_of(offset)
             found += [(row[0], row[2], row[3]) for row in batch.rows(first)]
@@ -287,7 +287,7 @@ def test_compaction_leaves_the_newest_and_everybody_reads_on() -> None:
             sim.advance(50_000)
     for number in range(20):  # of these the records themselves say that they are over
         cache.put(b"short-%d" % number, b"v", sim.scheduler.now() + SECOND, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.advance(2 * SECOND)
     for number in range(100):
         cache.put(b"filler", rng.randbytes(60), 0, None, nobody)
@@ -323,7 +323,7 @@ def test_compaction_drops_what_has_expired() -> None:
     cache = sim.broker.caches.open(SCOPE)
     for number in range(200):
         cache.put(b"%d" % number, b"v" * 50, sim.scheduler.now() + SECOND, None, nobody)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
     sim.log.abandon()  # without tombstones: the records themselves know
     sim.scheduler = SimScheduler()
     sim.scheduler.advance(10 * SECOND)

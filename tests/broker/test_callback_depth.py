@@ -88,7 +88,7 @@ def replay_and_purge_dead_letters(sim: SimBroker, client: Client, count: int) ->
     told: list[object] = []
     ids = [f"0-{offset}" for offset in range(count)]
     start(sim.broker.dead.replay_many(b"t", ids)).then(lambda found, _error: told.append(found))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told == [(count, [])]
     client.ask("PURGE_DLQ", topic="t")
 
@@ -124,7 +124,7 @@ def refuse_changes_that_wait_in_line(sim: SimBroker, _client: Client, count: int
     for _ in range(count):
         start(sim.broker.users.delete(ROOT, "nobody")).then(lambda _, error: told.append(error))
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [type(error) for error in told] == [type(None)] + [UserNotFound] * count
 
 

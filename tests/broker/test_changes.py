@@ -25,7 +25,7 @@ def test_a_change_that_is_refused_is_told_after_the_one_before_it(sim: SimBroker
     start(users.delete(two, "root")).then(lambda _, error: order.append(type(error).__name__))
     start(users.rules.set(ROOT, Acl("t"))).then(lambda acl, _: order.append(f"set {acl.pattern if acl else None}"))
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert order == ["deleted two", "Forbidden", "set t"]
     rows = [(row.type, row.result) for row in reversed(sim.broker.audit.query(Query())[0])]
     assert rows[-3:] == [("user.delete", "success"), ("user.delete", "denied"), ("acl.set", "success")]

@@ -46,7 +46,7 @@ class Image:
         starts = [HEADER_BYTES]
         for key, text in ((b"ann", "may"), (b"bob", "may"), (b"eve", "x" * 600), (b"ann", "may not"), (b"bob", "")):
             rows.put(key, Row(text)) if text else rows.delete(key)
-            harness.scheduler.settle()
+            harness.scheduler.run_until_idle()
             starts.append(rows.partition.segments[-1].end)  # type: ignore[attr-defined]
             if key == b"eve":
                 harness.tick()
@@ -146,7 +146,7 @@ def test_a_stale_checkpoint_of_a_compacted_table_is_no_damage() -> None:
         for number in range(count):
             rows[key] = Row(f"{number} " + "x" * 3000)
             table.put(key, rows[key])
-            harness.scheduler.settle()
+            harness.scheduler.run_until_idle()
 
     change(b"a", 40)
     change(b"b", 40)
@@ -186,7 +186,7 @@ def test_a_flipped_journal_never_lets_an_older_row_count_again() -> None:
     for text in ("may", "may not", "may not at all"):
         for table in tables:
             table.put(b"ann", Row(text))
-            harness.scheduler.settle()
+            harness.scheduler.run_until_idle()
     harness.sim.kill()
     image = harness.sim.snapshot()
     cut = {path: file.durable if file is not None else None for path, file in harness.sim._durable_names.items()}

@@ -46,7 +46,7 @@ def bury(parts: Parts, *values: bytes, source: bytes = b"t", partition: int = 0)
     for number, value in enumerate(values):
         row = (number, 1_000, b"k", value, ((b"own", b"1"),), 0, b"test:1")
         tell(parts.dead.bury(source, partition, number, row, Failure("tested", "it hurts", 3), ()), told := Told())
-        parts.scheduler.settle()
+        parts.scheduler.run_until_idle()
         assert told == [None]
 
 
@@ -58,13 +58,13 @@ def browse(parts: Parts, source: bytes = b"t", maximum: int = 100, after: str = 
         items.extend(found or ())
 
     start(parts.dead.browse(source, maximum, after, Patience(Slices(parts.scheduler)))).then(done)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     return items
 
 
 def replay(parts: Parts, id: str, override: bytes | None = None) -> Exception | None:
     tell(parts.dead.replay(b"t", id, override), told := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     [error] = told
     return error
 
@@ -92,7 +92,7 @@ def test_the_record_is_kept_with_its_story_and_forged_stories_are_not() -> None:
     parts = Parts()
     failure = Failure("tested", "x" * 2000, 7, first_us=11, last_us=22)
     tell(parts.dead.bury(b"t", 0, 5, ROW, failure, ()), told := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert told == [None]
     [row] = parts.rows(b"t-dlq")
     assert row[1:4] == (1_000, b"k", b"v")
@@ -106,7 +106,7 @@ def test_the_record_is_kept_with_its_story_and_forged_stories_are_not() -> None:
 def test_a_rejected_message_was_never_anywhere() -> None:
     parts = Parts()
     tell(parts.dead.bury_rejected(b"t", None, b"{}", b"test:1", "field a is missing"), told := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert told == [None]
     [item] = browse(parts)
     assert (item.partition, item.offset, item.cause, item.error) == (-1, -1, "schema rejected", "field a is missing")
@@ -119,7 +119,7 @@ def test_a_full_disk_is_an_answer() -> None:
     parts = Parts()
     parts.disk.fail("pwritev", 1, errno.ENOSPC)
     tell(parts.dead.bury(b"t", 0, 5, ROW, Failure("tested"), ()), told := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert [type(error) for error in told] == [StorageFull]
     assert parts.rows(b"t-dlq") == []
     assert parts.dead.buried == 0
@@ -134,12 +134,12 @@ def test_rejecting_twice_makes_one_dead_letter_also_after_a_restart() -> None:
     topic = parts.topic(b"t")
     for done in (answers := [Answers(), Answers()]):
         start(parts.dead.reject(topic, 0, 1, "cannot parse it")).then(done)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert answers == [[(True, None)], [(False, None)]]
     parts = restarted(parts)
     start(parts.dead.reject(parts.topic(b"t"), 0, 1, "again")).then(third := Answers())
     start(parts.dead.reject(parts.topic(b"t"), 0, 0, "the other one")).then(fourth := Answers())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert (third, fourth) == ([(False, None)], [(True, None)])
     assert [(item.value, item.cause, item.error, item.offset) for item in browse(parts)] == [
         (b"b", "rejected by a consumer", "cannot parse it", 1),
@@ -168,7 +168,7 @@ def test_browsing_in_pages_over_partitions_and_past_resolved_ones(monkeypatch: p
         bury(parts, *(b"%d" % number for number in range(4)), source=b"many", partition=partition)
     assert len(parts.topic(b"many-dlq").partitions) == 2
     start(parts.dead.replay_many(b"many", ["0-1", "0-2", "1-0", "7-7", "x", "0-1"])).then(answers := Answers())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert answers == [((3, ["7-7", "x", "0-1"]), None)]
     assert parts.dead.counts(b"many") == 5
     ids = ["0-0", "0-3", "1-1", "1-2", "1-3"]
@@ -193,7 +193,7 @@ def test_browsing_many_takes_more_than_one_turn(monkeypatch: pytest.MonkeyPatch)
     jobs, answers = Slices(parts.scheduler), Answers()
     start(parts.dead.browse(b"t", 100, "", Patience(jobs))).then(answers)
     assert (len(jobs), answers) == (1, [])
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     [(found, error)] = answers
     assert isinstance(found, list) and error is None
     assert [item.value for item in found] == [b"%d" % number for number in range(25)]
@@ -207,7 +207,7 @@ def test_browsing_and_replaying_from_disk() -> None:
     assert replay(parts, "0-1") is None
     parts = restarted(parts)
     start(parts.dead.replay_many(b"t", ["0-2", "0-1", "0-0"])).then(answers := Answers())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert answers == [((2, ["0-1"]), None)]
     assert parts.values(b"t") == [b"b", b"c", b"a"]
 
@@ -232,7 +232,7 @@ def test_a_replay_publishes_the_record_without_its_story_once() -> None:
     bury(parts, b"a", b"b")
     tell(parts.dead.replay(b"t", "0-0", None), first := Told())
     tell(parts.dead.replay(b"t", "0-0", None), second := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert first == [None]
     assert [type(error) for error in second] == [OffsetNotFound]
     assert isinstance(replay(parts, "0-0"), OffsetNotFound)
@@ -252,7 +252,7 @@ def test_a_replay_goes_to_the_topic_asked_for_whatever_a_header_says() -> None:
     topic = parts.topic(b"t-dlq")
     forged = ((b"quintet-dead-topic", b"secret"), (b"quintet-dead-partition", b"99"), (b"quintet-dead-offset", b"-1"))
     topic.publish(kernel.build([b"x"], None, [forged], origin=b"test:evil"), 1, True, None)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert replay(parts, "0-0") is None
     assert parts.values(b"t") == [b"x"]
     assert parts.topics.get(b"secret") is None
@@ -293,7 +293,7 @@ def test_a_purge_resolves_all_that_are_there_for_good() -> None:
     bury(parts, b"a", b"b", b"c")
     replay(parts, "0-1")
     start(parts.dead.purge(b"t")).then(answers := Answers())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert answers == [(2, None)]
     assert (browse(parts), parts.dead.counts(b"t")) == ([], 0)
     bury(parts, b"d")
@@ -310,7 +310,7 @@ def test_a_dead_letter_topic_made_again_starts_fresh() -> None:
     topic = parts.topic(b"t-dlq")
     parts.topics.delete(b"t-dlq")
     parts.dead.forget(topic.spec.id)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert len(parts.dead_rows) == 0
     bury(parts, b"c")
     assert [item.value for item in browse(parts)] == [b"c"]
@@ -337,9 +337,9 @@ def test_power_lost_at_every_call_of_replays() -> None:
             bury(parts, b"a", b"b", b"c", b"d")
             for number, done in enumerate(told):
                 tell(parts.dead.replay(b"t", f"0-{2 - number}", None), done)
-                parts.scheduler.settle()
+                parts.scheduler.run_until_idle()
             start(parts.dead.purge(b"t")).then(purged)
-            parts.scheduler.settle()
+            parts.scheduler.run_until_idle()
         return told, purged
 
     disk = SimDisk()
@@ -411,7 +411,7 @@ def poll(parts: Parts, subscription: Subscription) -> None:
             for row in batch.rows(first, last):
                 if (row[3] or b"").startswith(GOOD):
                     subscription.ack(partition, row[0], 1)
-        parts.scheduler.settle()
+        parts.scheduler.run_until_idle()
 
 
 def live(parts: Parts, rounds: int) -> None:
@@ -427,14 +427,14 @@ def subscribing(disk: SimDisk, story: Story) -> None:
     told = Told()
     made = parts.subscriptions.create("me", topic, 1)
     parts.subscriptions.when_made(made).then(lambda _, error: told(error))
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     story.subscribed = told == [None]
     for number in range(3):
         for kind in (POISON, GOOD):
             value = kind + b"-%d" % number
             done = Answers()
             topic.publish(kernel.build([value], origin=b"test:1"), 1, True, done)
-            parts.scheduler.settle()
+            parts.scheduler.run_until_idle()
             story.published[value] = int(bool(done) and done[0][1] is None)
         live(parts, 1)
     live(parts, 3)
@@ -508,7 +508,7 @@ def test_an_offset_settled_ahead_of_the_position_is_not_redelivered() -> None:
     parts = Parts(delivery=POLICY)
     topic = parts.topic(b"t")
     subscription = parts.subscriptions.create("me", topic, 1)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     parts.publish(b"t", b"good-0", b"poison-1", b"good-2")
     lane = subscription.lanes[0]
     lane.settle(1)

@@ -70,7 +70,7 @@ def later(
 
 def kept(parts: Parts, value: bytes, delay_us: int, name: bytes = b"t", owner: str = "me") -> int:
     told = later(parts, value, delay_us, name, owner=owner)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     [(handle, error)] = told
     assert error is None
     return handle
@@ -93,7 +93,7 @@ def test_order_is_that_of_due_times_and_then_of_arrival() -> None:
     parts = Parts()
     for value, delay in ((b"late", 3), (b"first", 1), (b"second", 1), (b"middle", 2)):
         later(parts, value, delay * SECOND)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     parts.scheduler.advance(10 * SECOND)
     parts.advance(50_000)
     assert parts.values(b"t") == [b"first", b"second", b"middle", b"late"]
@@ -152,7 +152,7 @@ def test_a_restart_keeps_handles_times_and_order() -> None:
     parts = Parts(parts.disk, time=parts.scheduler.time)
     assert len(parts.delays) == 4
     attempt(parts.delays.cancel("me", False, "t", handles[2]), told := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert told == [None]
     parts.advance(10 * SECOND)
     assert parts.values(b"t") == [b"3", b"1", b"0"]
@@ -184,7 +184,7 @@ def test_what_is_on_its_way_cannot_be_cancelled() -> None:
     parts.delays.tick(parts.scheduler.now())
     with pytest.raises(OffsetNotFound):
         attempt(parts.delays.cancel("me", False, "t", handle), Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert parts.values(b"t") == [b"x"]
     with pytest.raises(OffsetNotFound):
         attempt(parts.delays.cancel("me", False, "t", handle), Told())
@@ -195,7 +195,7 @@ def test_a_refused_cancellation_leaves_it_waiting() -> None:
     handle = kept(parts, b"x", SECOND)
     parts.disk.fail("pwritev", 1, errno.ENOSPC)
     attempt(parts.delays.cancel("me", False, "t", handle), told := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert [type(error) for error in told] == [StorageFull]
     parts.advance(5 * SECOND)
     assert parts.values(b"t") == [b"x"]
@@ -207,7 +207,7 @@ def test_of_a_deleted_topic_it_becomes_a_dead_letter(fate: str) -> None:
     parts = Parts()
     kept(parts, b"x", SECOND)
     parts.topics.delete(b"t")
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     if fate == "made again":
         parts.publish(b"t", b"new")
     parts.advance(3 * SECOND)
@@ -244,7 +244,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TooLarge):
         later(parts, bytes(1000), 0)
     monkeypatch.undo()
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert len(parts.delays) == 2
     small = Delays(
         parts.delayed_rows, parts.topics, parts.intents, parts.dead, parts.scheduler, parts.report,
@@ -266,7 +266,7 @@ def test_one_tick_takes_a_bounded_number_and_a_bounded_size(monkeypatch: pytest.
         later(parts, b"%d" % number, 0)
     later(parts, bytes(5000), 0)
     later(parts, b"end", 0)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     sizes = []
     for _ in range(5):
         before = len(parts.values(b"t"))
@@ -280,7 +280,7 @@ def test_cancelling_does_not_fill_the_heap() -> None:
     for _ in range(6):
         for handle in [kept(parts, b"x", DAY) for _ in range(400)]:
             attempt(parts.delays.cancel("me", False, "t", handle), Told())
-        parts.scheduler.settle()
+        parts.scheduler.run_until_idle()
     assert len(parts.delays) == 0
     assert parts.delays.heap_size <= module.RECORDS_PER_TICK_MAX + 400
 
@@ -293,7 +293,7 @@ def test_a_message_the_disk_refuses_is_not_kept() -> None:
     parts.topic(b"t")
     parts.disk.fail("pwritev", 1, errno.ENOSPC)
     told = later(parts, b"x", 0)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert [(handle, type(error)) for handle, error in told] == [(-1, StorageFull)]
     parts.advance(3 * SECOND)
     assert parts.values(b"t") == []
@@ -346,7 +346,7 @@ def workload(disk: SimDisk, told: dict[bytes, Handles], cancelled: dict[bytes, T
         with contextlib.suppress(QuintetError):
             name = b"gone" if number % 4 == 3 else b"t"
             later(parts, value, (number * 7 % 5) * SECOND // 2, name, told=told[value])
-            parts.scheduler.settle()
+            parts.scheduler.run_until_idle()
             if number == 5:
                 cancelled[b"4"] = Told()
                 attempt(parts.delays.cancel("me", False, "t", told[b"4"][0][0]), cancelled[b"4"])
@@ -449,8 +449,8 @@ def test_what_waits_is_counted_as_it_costs(size: int, headers: int, monkeypatch:
                 parts.delays.produce("me", topic, 0, None, made.randbytes(size), said, due + number, b"o"), Handles()
             )
             if number % 100 == 0:
-                parts.scheduler.settle()
-        parts.scheduler.settle()
+                parts.scheduler.run_until_idle()
+        parts.scheduler.run_until_idle()
         gc.collect()
         traces = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "*/testing/sim.py")])
         taken = sum(found.size for found in traces.statistics("filename"))

@@ -67,7 +67,7 @@ class PeerbusPeer(Peer):
         word = {"protocol_version": "v1", "id": id, "from": self.name, "to": to, "ts": "2026-11-16T00:00:00Z",
                 "source": "test", "kind": "msg", "body": {"n": 1}, "hmac": ""}  # fmt: skip
         self.feed(json.dumps(word).encode() + b"\n")
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
 
     def objects(self, type: str) -> list[dict[str, Any]]:
         return [found for each in self.take().splitlines() if (found := json.loads(each)).get("type") == type]
@@ -158,7 +158,7 @@ def test_what_could_fill_the_memory_is_written_at_once(monkeypatch: pytest.Monke
     assert len(rows(sim)) >= 8, "no time has passed"
     for number in range(4):
         sim.broker.events.delivered("d", "w", "t", 0, number * 10, number * 10 + 1)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     found = rows(sim)
     assert found[-4:] == [row("deliver", n * 10, n * 10 + 1, "d", "w") for n in range(4)]
     assert sum(r["last"] - r["first"] for r in found if r["event"] == "ack") in (8, 9, 10)
@@ -306,7 +306,7 @@ def test_the_door_of_a_subscription_outlives_the_broker() -> None:
     sim = SimBroker()
     topic = sim.broker.topics.ensure(b"t", durable=True)
     sim.broker.subscriptions.create("ann", topic, 1, door="peerbus")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.restart()
     (found,) = sim.broker.subscriptions.all()
     assert found.door == "peerbus"
@@ -440,7 +440,7 @@ def lose(sim: SimBroker) -> None:
     sim.broker.events.delivered("d", "w", "t", 0, 0, 1)
     sim.broker.events.flush()
     sim.disk.fail("fdatasync", 1, errno.EIO, times=100)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.disk.heal()
     assert sim.broker.events.lost == 1 and sim.broker.events.recorded == 0
 
@@ -491,7 +491,7 @@ def test_rows_that_wait_for_a_slow_disk_are_bounded(monkeypatch: pytest.MonkeyPa
         sim.scheduler.turn()
     assert sim.broker.events.lost == 3 and told == []
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told == [0, 1, 2, 3, 4] and len(rows(sim)) == 2
     sim.broker.events.after(lambda: told.append(5))
     assert told[-1] == 5, "nothing is on its way"
@@ -506,7 +506,7 @@ def test_a_group_deleted_before_its_commit_is_saved_stays_deleted() -> None:
     one.peer.feed(commit(1, "t"))
     two.peer.feed(request("DELETE_GROUP", topic="t", group="g"))
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     (answer,) = parse(one.peer.take())
     assert answer.code == 0xFF
     power_cut(sim, 3)
@@ -540,7 +540,7 @@ def test_one_who_waits_and_raises_keeps_nobody_else_waiting() -> None:
             sim.disk.fail("fdatasync", 1, errno.EIO, times=100)
         for _ in range(4):
             with contextlib.suppress(RuntimeError):
-                sim.scheduler.settle()
+                sim.scheduler.run_until_idle()
         assert told == [1, 2] * (1 + lost)
 
 
@@ -555,5 +555,5 @@ def test_a_save_behind_the_stop_is_nobodys_error() -> None:
     sim.broker.drain(lambda: closed.append(True))
     peer.feed(ack(id, 1))
     sim.broker.subscriptions.save()
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert closed == [True]

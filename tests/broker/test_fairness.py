@@ -46,11 +46,11 @@ def sim() -> SimBroker:
 
 def make(sim: SimBroker) -> tuple[Topic, Subscription]:
     topic, _ = sim.broker.create_topic(b"t", PARTITIONS)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     told: list[Exception | None] = []
     subscription = sim.broker.subscriptions.create("ann", topic, 0)
     sim.broker.subscriptions.when_made(subscription).then(lambda _, error: told.append(error))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told == [None]
     return topic, subscription
 
@@ -59,7 +59,7 @@ def publish(sim: SimBroker, topic: Topic) -> None:
     """One record to every partition, each a batch of its own."""
     for number in range(PARTITIONS):
         topic.publish(kernel.build([b"v"], origin=b"test:1"), 1, True, None, number)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
 
 
 def test_polls_take_from_every_partition_however_much_the_first_one_has(sim: SimBroker) -> None:

@@ -63,16 +63,16 @@ def test_moved_deadlines_are_passed_over_a_bounded_number_at_a_time() -> None:
 def test_a_deletion_waits_for_a_tombstone_that_is_still_under_way() -> None:
     sim, cache = made()
     cache.put(b"k", b"v", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     cache.evict()
     sim.scheduler.held = True
     sim.broker.caches.flush()
     told = Told()
     cache.delete(b"k", None, told)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told.heard == [], "a crash now would bring the value back"
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told.heard == [None]
     assert not again(sim).entries
 
@@ -80,13 +80,13 @@ def test_a_deletion_waits_for_a_tombstone_that_is_still_under_way() -> None:
 def test_a_failed_put_stays_gone_when_the_deletion_of_its_cache_fails() -> None:
     sim, cache = made()
     cache.put(b"k", b"v", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     put, removed = Told(), Told()
     cache.put(b"k", b"w", 0, None, put)
     cache.put(b"new", b"w", 0, None, put)
     start(sim.broker.delete_topic(cache.topic.raw)).then(lambda _, error: removed(error))
     sim.disk.fail("pwritev", 1, errno.EIO, times=100)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [isinstance(error, StorageError) for error in put.heard + removed.heard] == [True] * 3
     assert sim.broker.caches.get(SCOPE) is cache
     value = cache.get(b"k", 0)
@@ -100,14 +100,14 @@ def test_a_cache_is_not_deleted_key_by_key(monkeypatch: pytest.MonkeyPatch) -> N
     sim, cache = made()
     for number in range(100):
         cache.put(b"%d" % number, b"v", sim.scheduler.now() + SECOND * (number % 2), None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
 
     def slow(_cache: Cache, key: bytes) -> None:
         raise AssertionError(f"all others wait while {key!r} is removed")
 
     monkeypatch.setattr(Cache, "_remove", slow)
     start(sim.broker.delete_topic(cache.topic.raw))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert (sim.broker.caches.keys, sim.broker.caches.bytes) == (0, 0)
     sim.advance(2 * SECOND)
     check_books(sim)
@@ -117,7 +117,7 @@ def test_versions_of_a_cache_made_anew_rise_when_the_clock_was_set_back() -> Non
     sim, cache = made()
     newest = cache.put(b"k", b"v", 0, None, nobody)
     start(sim.broker.delete_topic(cache.topic.raw))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.scheduler.advance(-3600 * SECOND)
     assert sim.broker.caches.open(SCOPE).put(b"k", b"w", 0, None, nobody) > newest
 
@@ -130,7 +130,7 @@ def test_dead_letters_of_a_cache_are_no_cache_under_compact_all() -> None:
     sim = SimBroker(options=BrokerOptions(topics=TopicPolicy(rules)))
     cache = sim.broker.caches.open(SCOPE)
     cache.put(b"k", b"v", 0, None, nobody)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     row = next(row for batch in cache.topic.partitions[0].read_now(0) for row in batch.rows())
     told = Told()
     start(sim.broker.dead.bury(cache.topic.raw, 0, 0, row, Failure("why"), ())).then(lambda _, error: told(error))
@@ -143,7 +143,7 @@ def test_dead_letters_of_a_cache_are_no_cache_under_compact_all() -> None:
 def test_a_compacted_topic_older_than_caches_stays_what_it_was() -> None:
     sim = SimBroker()
     sim.broker.topics._create(b"cache/old", True, 1, {"compact": True}, own=True)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.restart()
     assert len(sim.broker.caches) == 0
     assert not isinstance(sim.broker.topics.find(b"cache/old"), CacheTopic)
@@ -181,7 +181,7 @@ def test_a_member_beats_once_at_a_time_however_often_it_was_fenced(sim: SimBroke
         one.ack(lost, offset)
         two.member.leave()
         one.ack(1 - lost, offset)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
     asked = 0
     ask = one.member._ask
 
@@ -204,7 +204,7 @@ def test_a_partition_that_comes_back_goes_on_where_the_other_got_to(sim: SimBrok
     (lent,) = two.member.partitions
     assert two.ack(lent, 0, 3) == [None]
     two.member.leave()
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     one.sink.take()
     one.ack(lent, 0)  # of the time before: it has not heard of either change
     assert committed(sim) == {lent: 3}
@@ -244,7 +244,7 @@ def test_many_acknowledgements_look_once_at_what_is_in_flight(sim: SimBroker, mo
     told: list[Exception | None] = []
     for offset in range(499, -1, -1):
         one.member.settle(0, offset, 1, told.append)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told == [None] * 500
     assert committed(sim) == {0: 500}
     assert looked <= 4

@@ -138,7 +138,7 @@ def test_a_turn_of_joins_and_leaves_is_one_rebalance() -> None:
         start(broker.groups.subscribe("ann", False, topic, "g", -1, "", f"m{number}", "")).then(answer)
     for number in range(500):
         broker.groups.leave(f"m{number}")
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     assert broker.groups.rebalances == before + 1
     told = [answer.told[0] for answer in answers]
     assert all(isinstance(error, Fenced) for _, error in told[:500])
@@ -224,7 +224,7 @@ def test_a_member_without_a_commit_keeps_the_work_of_the_one_before() -> None:
     broker.groups.leave("a")
     assert broker.subscribe(topic, member="b", mode="latest").partitions == ((0, 0),)
     broker.groups.leave("b")
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     assert broker.subscribe(topic, member="c", mode="latest").partitions == ((0, 3),)
 
 
@@ -252,7 +252,7 @@ def reserving(topic_partitions: int = 2) -> tuple[GroupBroker, Topic, Answers]:
     broker.scheduler.held = True
     first = Answers()
     start(broker.groups.subscribe("ann", False, broker.topic(), "g", -1, "", "a", "")).then(first)
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     assert not first.told
     return broker, broker.topic(), first
 
@@ -275,9 +275,9 @@ def test_a_generation_beyond_a_late_row_is_reserved_before_it_is_told() -> None:
     broker, topic, first = reserving(1)
     for number in range(GENERATIONS_RESERVED + 10):
         start(broker.groups.subscribe("ann", False, topic, "g", -1, "", number, ""))
-        broker.scheduler.settle()
+        broker.scheduler.run_until_idle()
         broker.groups.leave(number)
-        broker.scheduler.settle()
+        broker.scheduler.run_until_idle()
     broker.scheduler.finish()
     assert not first.told
     broker.scheduler.held = False
@@ -368,7 +368,7 @@ def test_done_waits_for_the_disk() -> None:
     broker.scheduler.held = True
     answers = Answers()
     start(broker.groups.offsets.commit("ann", False, topic, "g", 0, 2, None, "m")).then(answers)
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     assert answers.told == []
     broker.scheduler.held = False
     assert broker.answer(answers) is None
@@ -494,7 +494,7 @@ def test_a_stranger_guesses_in_vain() -> None:
                 at_once(groups.delete("eve", False, "t", name))
         except QuintetError:
             refused += 1
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     assert refused == 100_000
     assert groups.list("eve", False) == []
     assert groups.list("ann", False) == before
@@ -511,7 +511,7 @@ def test_a_join_storm_grows_nothing() -> None:
         if number >= 20:
             broker.groups.leave(number - 20)
         broker.scheduler.advance(1_000)
-        broker.scheduler.settle()
+        broker.scheduler.run_until_idle()
         assert len(answers.told) == 1
     assert len(broker.groups._groups_of_member) <= 22
     assert len(broker.groups._by_last_heartbeat) == 8

@@ -113,7 +113,7 @@ class GroupMachine(RuleBasedStateMachine):
             )
         for client in leavers:
             self.leave(client, settle=False)
-        self.broker.scheduler.settle()
+        self.broker.scheduler.run_until_idle()
         assert self.broker.groups.rebalances <= rebalances + 1
         for handle, answer in answers.items():
             ((result, error),) = answer.told
@@ -132,7 +132,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.replaced.discard(handle)
         self.forget(handle)
         if settle:
-            self.broker.scheduler.settle()
+            self.broker.scheduler.run_until_idle()
 
     def forget(self, handle: tuple[int, int]) -> None:
         self.names.pop(handle, None)

@@ -59,7 +59,7 @@ def test_a_prepared_commit_makes_its_group_again_and_not_on_another_topic() -> N
     assert broker.committed(broker.topic()) == 3
     broker.topics.delete(b"t")
     broker.groups.forget_topic("t")
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     broker.publish(broker.topic(), 0, 5)
     apply(broker, payload)
     assert len(broker.groups) == 0
@@ -76,11 +76,11 @@ def test_a_newer_commit_that_is_not_durable_yet_holds_an_older_one_back() -> Non
     start(broker.groups.offsets.commit("ann", False, topic, "g", 0, 7, None, "m")).then(newer)
     older = Answers()
     start(broker.groups.offsets.apply_commit(payload)).then(older)
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     assert not older.told
     assert not newer.told
     broker.scheduler.held = False
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     assert older.told == [(None, None)]
     assert newer.told == [(None, None)]
     broker.cut_power()
@@ -149,7 +149,7 @@ def test_records_within_a_batch_are_told_apart() -> None:
     now = broker.scheduler.now()
     times = [now - 5 * SECOND, now - 4 * SECOND, now - 3 * SECOND]
     topic.publish(kernel.build([b"a", b"b", b"c"], timestamps=times, origin=b"test:1"), 3, True, None, 0)
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     broker.commit(topic, 0, 1)
     assert broker.run(broker.groups.offsets.lag("ann", False, topic, "g", 0)) == Lag(1, 3, 2, 4_000)
     assert reset(broker, "timestamp", times[1] // 1000 + 1) == 2
@@ -182,7 +182,7 @@ def test_a_member_that_joins_during_a_seek_keeps_its_offsets() -> None:
     seek, join = Answers(), Answers()
     start(broker.groups.offsets.seek_to_timestamp("ann", False, topic, "g", 0, 0)).then(seek)
     start(broker.groups.subscribe("ann", False, topic, "g", -1, "", "m", "")).then(join)
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     broker.scheduler.held = False
     with pytest.raises(GroupBusy):
         broker.answer(seek)
@@ -215,7 +215,7 @@ def test_deleting_and_forgetting_are_durable() -> None:
     broker.groups.leave("a")
     broker.groups.leave("b")
     broker.groups.forget_topic("never").then(forgotten)
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     assert forgotten.told == [(None, None)] * 2
     broker.cut_power(4)
     assert [info.topic for info in broker.groups.list("ann", False)] == ["other"]
@@ -274,5 +274,5 @@ def test_the_table_stays_small_under_many_commits() -> None:
     broker.publish(topic, 0, 1)
     for number in range(1000):
         start(broker.groups.offsets.commit("ann", False, topic, "g", 0, number % 2, None, "m"))
-    broker.scheduler.settle()
+    broker.scheduler.run_until_idle()
     assert len(broker.groups._table) == 2

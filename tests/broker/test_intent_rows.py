@@ -70,7 +70,7 @@ def test_a_row_of_an_earlier_version_is_recovered(fields: int) -> None:
     parts = Parts()
     row = (0, 1, b"k", b"v", (), 0, b"test:1")
     tell(parts.dead.bury(b"t", 0, 0, row, Failure("tested"), ()), buried := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     topic, letters = parts.topic(b"t"), parts.topic(b"t-dlq")
     batch = bytes(kernel.build([b"again"], origin=b"test:1"))
     fields_of_row: list[Any] = [9, "token", "ann", parts.scheduler.now(), False]
@@ -78,7 +78,7 @@ def test_a_row_of_an_earlier_version_is_recovered(fields: int) -> None:
     fields_of_row += [[["dead-resolved", msgspec.msgpack.encode((letters.spec.id, 0, [0]))]]]
     record = kernel.build([msgspec.msgpack.encode(fields_of_row)], [b"9"], origin=b"quintet:broker")
     parts.intent_rows.partition.append(record, None)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     parts.cut(1)
     parts = Parts(parts.disk)
     assert buried == [None]
@@ -106,7 +106,7 @@ def test_who_comes_behind_a_large_one_stays_behind_it() -> None:
     for name, topic, number in (("large", same, size), ("next", same, 1), ("last", same, 1), ("elsewhere", other, 1)):
         verb = parts.intents.commit([(topic, 0, records(number, name[:1].encode()))], ())
         start(verb).then(lambda _, error, name=name: order.append(name if error is None else repr(error)))  # type: ignore[misc]
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert firsts(parts, b"same") == [b"l", b"n", b"l"]
     assert len(parts.values(b"same")[0] or b"") == size
     assert [name for name in order if name != "elsewhere"] == ["large", "next", "last"]
@@ -120,7 +120,7 @@ def test_hundreds_behind_a_large_one_are_no_deep_stack() -> None:
     told = Told()
     for number in range(400):
         tell(parts.intents.commit([(topic, 0, records(1 if number else limits.LARGE_BYTES, b"x"))], ()), told)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert told == [None] * 400
     assert len(parts.values(b"t")) == 400
 
@@ -131,7 +131,7 @@ def test_a_large_one_that_is_refused_lets_the_next_one_go() -> None:
     large = parts.intents.commit([(topic, 0, Records([object()], [b""] * (limits.LARGE_BYTES // 64)))], ())  # type: ignore[list-item]
     tell(large, refused := Told())
     tell(parts.intents.commit([(topic, 0, records(1, b"x"))], ()), told := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert len(refused) == 1 and refused[0] is not None
     assert told == [None] and firsts(parts, b"t") == [b"x"]
     assert parts.intents.unfinished == 0
@@ -158,7 +158,7 @@ def test_a_large_batch_refused_after_it_was_sealed_is_appended_again() -> None:
 
     topic.partitions[0] = Refusing()
     tell(parts.intents.commit([(topic, 0, records(limits.LARGE_BYTES, b"x"))], ()), told := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert [type(error).__name__ for error in told] == ["NotYetVisible"]
     parts.advance(2 * SECOND)
     assert parts.intents.unfinished == 0

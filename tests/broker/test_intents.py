@@ -110,10 +110,10 @@ def workload(disk: SimDisk, story: Story) -> None:
             commit(parts, value, told, token=TOKENS.get(value, ""))
             if value % 2:
                 parts.publish(b"a", b"between")
-        parts.scheduler.settle()
+        parts.scheduler.run_until_idle()
         parts.advance(SECOND if value == 1 else 50_000)
     parts.log.close(lambda: None)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
 
 
 def state(parts: Parts, numbers: Numbers) -> tuple[object, ...]:
@@ -240,7 +240,7 @@ def test_a_topic_that_lost_its_tail_still_gets_it_once() -> None:
         for value in range(5):
             parts.publish(b"lossy", b"old %d" % value)
         commit(parts, 7, Told(), (b"lossy",))
-        parts.scheduler.settle()
+        parts.scheduler.run_until_idle()
         parts.cut(seed)
         parts, _ = start(parts.disk, numbers)
         assert parts.intents.unfinished == 1
@@ -263,10 +263,10 @@ def full_at(nth: int) -> tuple[Parts, Numbers, Told]:
     parts.publish(b"b", b"warm")
     told = Told()
     commit(parts, 1, Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     parts.disk.fail("pwritev", nth, errno.ENOSPC)
     commit(parts, 2, told)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     return parts, numbers, told
 
 
@@ -280,7 +280,7 @@ def test_a_full_disk_before_the_commitment_leaves_nothing() -> None:
     assert parts.intents.unfinished == 0
     assert len(parts.intent_rows) == 0
     commit(parts, 3, again := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert again == [None]
 
 
@@ -321,7 +321,7 @@ def test_a_refused_effect_is_had_later_and_who_asks_again_is_told() -> None:
     parts, numbers = start()
     numbers.refuse = 2
     commit(parts, 1, told := Told(), token="t")
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert [type(error) for error in told] == [NotYetVisible]
     row = parts.intents.outcome("t")
     assert row is not None
@@ -338,7 +338,7 @@ def test_a_clock_that_is_put_back_does_not_hold_up_what_waits() -> None:
     parts, numbers = start()
     numbers.refuse = 1
     commit(parts, 1, Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     parts.scheduler.jump(-3600 * SECOND)
     parts.advance(module.RETRY_EVERY_US)
     assert numbers.present() == {1}
@@ -347,7 +347,7 @@ def test_a_clock_that_is_put_back_does_not_hold_up_what_waits() -> None:
 def test_an_unknown_effect_is_kept_and_said() -> None:
     parts, _ = start()
     attempt(parts.intents.commit([], [FromTheFuture()]), told := Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert [type(error) for error in told] == [NotYetVisible]
     assert "newer Quintet" in str(told[0])
     assert len(parts.intent_rows) == 1
@@ -362,7 +362,7 @@ def test_a_topic_deleted_meanwhile_takes_its_part_with_it() -> None:
     parts.topic(b"b")
     commit(parts, 1, told := Told())
     parts.topics.delete(b"b")
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert told == [None]
     assert parts.values(b"a") == [b"1", b"1"]
     assert numbers.present() == {1}
@@ -378,9 +378,9 @@ def test_a_topic_made_again_does_not_get_what_the_old_one_was_owed() -> None:
     parts.topic(b"b")
     numbers.refuse = 0
     commit(parts, 1, Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     parts.topics.delete(b"b")
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     parts.publish(b"b", b"new")
     parts.cut(1)
     numbers.silent = False
@@ -395,7 +395,7 @@ def test_a_topic_that_cannot_be_made_commits_nothing() -> None:
     parts.topic(b"a")
     parts.disk.fail("pwritev", 1, errno.ENOSPC)
     commit(parts, 1, told := Told(), (b"a", b"new"))
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert [type(error) for error in told] == [StorageFull]
     assert parts.values(b"a") == []
     assert numbers.present() == set()
@@ -437,7 +437,7 @@ def test_a_token_acts_once_over_a_restart_and_is_forgotten_after_an_hour() -> No
         commit(parts, 1, told, token="t")
     assert parts.intents.asked("t")
     assert parts.intents.outcome("t") is None
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     commit(parts, 1, third := Told(), token="t")
     assert (first, second, third) == ([None], [None], [None])
     parts.cut(3)
@@ -455,11 +455,11 @@ def test_one_that_is_stuck_does_not_keep_the_marks_of_others(monkeypatch: pytest
     parts, numbers = start()
     numbers.silent = True
     commit(parts, 0, Told(), token="stuck")
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     numbers.silent = False
     for value in range(1, 5):
         commit(parts, value, Told(), token=str(value))
-        parts.scheduler.settle()
+        parts.scheduler.run_until_idle()
     for _ in range(3):
         parts.advance(50_000)
     assert [parts.intents.outcome(token) is None for token in ("stuck", "1", "2", "3", "4")] == [
@@ -477,6 +477,6 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     attempt(parts.intents.commit([(topic, 0, batch(bytes(600)))], []), told := Told())
     with pytest.raises(LimitExceeded):
         attempt(parts.intents.commit([(topic, 0, batch(bytes(600)))], []), Told())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert told == [None]
     attempt(parts.intents.commit([(topic, 0, batch(bytes(600)))], []), Told())

@@ -133,7 +133,7 @@ def test_nothing_is_told_before_the_disk_has_it(ann: SimBroker) -> None:
     ann.scheduler.turn()
     assert not answer.told
     ann.scheduler.held = False
-    ann.scheduler.settle()
+    ann.scheduler.run_until_idle()
     assert who(ann, answer.result) is not None
 
 

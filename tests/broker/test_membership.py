@@ -54,13 +54,13 @@ def sim() -> SimBroker:
 
 def topic_of(sim: SimBroker, partitions: int = 2) -> Topic:
     topic, _ = sim.broker.create_topic(b"t", partitions)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     return topic
 
 
 def publish(sim: SimBroker, topic: Topic, partition: int, count: int = 1) -> None:
     topic.publish(kernel.build([b"v"] * count), count, True, None, partition)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
 
 
 class Joined:
@@ -84,7 +84,7 @@ class Joined:
             self._over,
         )
         start(self.member.join()).then(lambda _, error: self.errors.append(error))
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         self.member.start(self.sink)
 
     def _over(self) -> None:
@@ -93,7 +93,7 @@ class Joined:
     def ack(self, partition: int, offset: int, count: int = 1) -> list[Exception | None]:
         told: list[Exception | None] = []
         self.member.settle(partition, offset, count, told.append)
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
         return told
 
 
@@ -127,7 +127,7 @@ def test_commits_follow_the_lowest_that_is_open_and_are_durable_when_told(sim: S
     one.member.settle(0, 0, 2, told.append)
     assert told == []  # not before the disk has it
     one.member.settle(0, 4, 1, told.append)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told == [None, None]
     assert committed(sim) == {0: 5}
     assert one.ack(0, 0, 5) == [None]
@@ -153,7 +153,7 @@ def test_acknowledgements_of_what_is_another_members_are_fenced(sim: SimBroker) 
     (lost,) = set(one.member.partitions) & set(two.member.partitions)
     (error,) = one.ack(lost, 0)
     assert isinstance(error, Fenced)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert one.member.partitions == [1 - lost]  # it asked at once what is its own now
     (error,) = one.ack(lost, 0)
     assert isinstance(error, Fenced)
@@ -169,7 +169,7 @@ def test_what_waits_for_a_commit_is_told_when_the_partition_is_given_up(sim: Sim
     one.member.settle(0, 0, 1, told.append)
     one.member.leave()
     assert len(told) == 1
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert len(told) == 1
 
 
@@ -218,7 +218,7 @@ def test_a_named_subscription_is_its_owners_and_found_again(sim: SimBroker) -> N
     topic = topic_of(sim)
     subscriptions = sim.broker.subscriptions
     made = subscriptions.create("ann", topic, 1, door="felix", name="billing", starts=[0, 0])
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert subscriptions.named("ann", topic, "billing") is made
     assert subscriptions.named("bob", topic, "billing") is None
     assert subscriptions.named("ann", topic, "other") is None
@@ -242,5 +242,5 @@ def test_places_by_time(sim: SimBroker) -> None:
     told: list[tuple[list[int], Exception | None]] = []
     for when in (0, moment, moment + SECOND):
         start(seek_all(topic.partitions, when)).then(lambda places, error: told.append((places or [], error)))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told == [([0, 0], None), ([1, 0], None), ([2, 0], None)]

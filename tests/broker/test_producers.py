@@ -25,7 +25,7 @@ def test_a_compacted_batch_is_as_wide_as_it_was() -> None:
     compacted = RecordBatch(kept)
     sim = SimBroker()
     topic = sim.broker.topics.ensure(b"t", durable=True)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
 
     class Compacted:
         start, visible = 0, 10

@@ -33,7 +33,7 @@ class Shelf:
         """One batch."""
         batch = kernel.build(list(values), [key] * len(values), expiries=[expiry] * len(values), origin=b"test:1")
         self.partition.append(batch, None)
-        self.parts.scheduler.settle()
+        self.parts.scheduler.run_until_idle()
 
     def ask(self, verb: Verb[T]) -> tuple[T | None, Exception | None]:
         if self.cold:
@@ -41,7 +41,7 @@ class Shelf:
             self.partition.cache.clear()
         answers: list[tuple[T | None, Exception | None]] = []
         start(verb).then(lambda *answer: answers.append(answer))
-        self.parts.scheduler.settle()
+        self.parts.scheduler.run_until_idle()
         [answer] = answers
         return answer
 

@@ -50,7 +50,7 @@ class Place:
     def register(self, name: str, definition: bytes, type: str = "json", mode: str | None = None) -> Schema:
         told: list[tuple[Schema | None, Exception | None]] = []
         start(self.schemas.register(name, type, definition, mode)).then(lambda *found: told.append(found))
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         [(schema, error)] = told
         if error is not None:
             raise error
@@ -60,7 +60,7 @@ class Place:
     def delete(self, name: str, version: int) -> int:
         told: list[tuple[int | None, Exception | None]] = []
         start(self.schemas.delete(name, version)).then(lambda *found: told.append(found))
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         [(count, error)] = told
         if error is not None:
             raise error
@@ -70,7 +70,7 @@ class Place:
     def set_mode(self, name: str, mode: str) -> None:
         told: list[tuple[str | None, Exception | None]] = []
         start(self.schemas.set_compatibility(name, mode)).then(lambda *found: told.append(found))
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         [(kept, error)] = told
         if error is not None:
             raise error
@@ -182,7 +182,7 @@ def test_a_version_is_seen_when_it_is_durable_and_not_before(place: Place) -> No
         place.schemas.validate("orders", 0, b"{}")
     assert place.schemas.list() == []
     place.scheduler.held = False
-    place.scheduler.settle()
+    place.scheduler.run_until_idle()
     assert told == [1, 1], "who registers the same waits for the same"
     assert place.schemas.get("orders").version == 1
 
@@ -271,7 +271,7 @@ def test_a_large_schema_is_compiled_in_slices_and_in_order() -> None:
     reasons: list[list[str] | None] = []
     start(registry.schemas.judge("orders", 2, b'{"field1": 1}')).then(lambda found, _error: reasons.append(found))
     assert reasons == [], "it is compiled again, and not within the call"
-    registry.scheduler.settle()
+    registry.scheduler.run_until_idle()
     assert reasons == [['field1: 1 is not of type "string"']]
     start(registry.schemas.judge("orders", 2, b'{"field1": "a"}')).then(lambda found, _error: reasons.append(found))
     assert reasons[1:] == [[]]
@@ -286,6 +286,6 @@ def test_nothing_is_compiled_for_a_caller_that_has_gone() -> None:
     verdict = registry.schemas.judge("orders", 1, b"{}", lambda: here)
     start(verdict).then(unless_unwanted(lambda *found: told.append(found)))
     here = False
-    registry.scheduler.settle()
+    registry.scheduler.run_until_idle()
     assert told == []
     assert len(registry.schemas._slices) == 0

@@ -65,7 +65,7 @@ def test_an_error_is_told_and_the_next_job_goes_on() -> None:
     failure = ValueError("planted")
     slices.run(counting(STEPS_AT_ONCE_MAX + 1, [], failure), lambda *found: told.append(found))
     slices.run(counting(STEPS_AT_ONCE_MAX + 1, []), lambda *found: told.append(found))
-    scheduler.settle()
+    scheduler.run_until_idle()
     assert told == [(None, failure), (STEPS_AT_ONCE_MAX + 1, None)]
 
 
@@ -75,7 +75,7 @@ def test_nothing_is_done_for_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> No
     told: list[object] = []
     seen: list[int] = []
     slices.run(counting(10 * STEPS_AT_ONCE_MAX, seen), lambda *found: told.append(found), lambda: False)
-    scheduler.settle()
+    scheduler.run_until_idle()
     assert (told, len(seen), len(slices)) == ([], STEPS_AT_ONCE_MAX, 0)
     monkeypatch.setattr(module, "JOBS_MAX", 0)
     with pytest.raises(Busy, match="the limit is 0"):
@@ -100,7 +100,7 @@ def test_who_waits_for_an_unwanted_job_is_told_and_the_caller_is_not() -> None:
 
     for name in ("slices", "elsewhere"):
         start(verb(name)).then(unless_unwanted(lambda *found: told.append(found)))
-    scheduler.settle()
+    scheduler.run_until_idle()
     assert (sorted(ended), told) == (["elsewhere", "slices"], [])
 
 
@@ -114,6 +114,6 @@ def test_work_elsewhere_returns_or_raises_where_it_is_awaited() -> None:
 
     for divisor in (2, 0):
         start(verb(divisor)).then(lambda *found: told.append(found))
-    scheduler.settle()
+    scheduler.run_until_idle()
     assert told[0] == (3, None)
     assert isinstance(told[1][1], ZeroDivisionError)

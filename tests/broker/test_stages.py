@@ -67,7 +67,7 @@ class Staging(Parts):
     def advance(self, delta_us: int, step_us: int = 50_000) -> None:
         super().advance(delta_us, step_us)
         self.stages.tick(self.scheduler.monotonic())
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     def files(self) -> list[str]:
         return self.disk.listdir(f"{DATA}/stages")
@@ -108,7 +108,7 @@ def run_epoch(parts: Staging, epoch: int, story: Story) -> None:
     found = [parts.stage(epoch, texts_of(epoch, task)) for task in range(2)]
     parts.stage(epoch, [b"an attempt that lost"])
     story.told[epoch] = parts.commit(epoch, *found)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
 
 
 def workload(disk: SimDisk, story: Story) -> None:
@@ -117,7 +117,7 @@ def workload(disk: SimDisk, story: Story) -> None:
         run_epoch(parts, epoch, story)
         parts.advance(50_000)
     parts.log.close(lambda: None)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
 
 
 def resume(parts: Staging) -> None:
@@ -209,10 +209,10 @@ def test_a_missing_fence_and_a_broken_promise_are_caught(sabotage: str, monkeypa
 def test_a_replayed_epoch_is_not_published_and_its_stages_go() -> None:
     parts = Staging()
     first = parts.commit(0, parts.stage(0, [b"one", b"two"]))
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     again = parts.stage(0, [b"one", b"two"])
     assert parts.commit(0, again) == [(False, None)]
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert first == [(True, None)]
     assert parts.texts() == Counter([b"one", b"two"])
     assert parts.files() == []
@@ -222,7 +222,7 @@ def test_a_replayed_epoch_is_not_published_and_its_stages_go() -> None:
 def test_a_replay_of_another_size_is_refused_unless_the_caller_accepts_it() -> None:
     parts = Staging()
     parts.commit(3, parts.stage(3, [b"one"]))
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     larger = parts.stage(3, [b"one", b"two"])
     with pytest.raises(EpochDiffers, match="1 rows and comes again with 2"):
         parts.commit(3, larger)
@@ -235,7 +235,7 @@ def test_the_same_commit_asked_twice_at_once_publishes_once() -> None:
     parts = Staging()
     stage = parts.stage(0, [b"one"])
     answers = [parts.commit(0, stage), parts.commit(0, stage)]
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert answers == [[(True, None)], [(False, None)]]
     assert parts.texts() == Counter([b"one"])
 
@@ -244,11 +244,11 @@ def test_a_batch_outside_a_sequence_is_published_once_without_a_fence() -> None:
     parts = Staging()
     stage = parts.stage(ONCE, [b"one"])
     parts.commit(ONCE, stage)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     parts.commit(ONCE, stage)  # its answer was lost on the way
     other = parts.stage(ONCE, [b"two"])
     parts.commit(ONCE, other)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert parts.texts() == Counter([b"one", b"two"])
     assert parts.stages.fence("spark", QUERY) == ONCE
 
@@ -256,7 +256,7 @@ def test_a_batch_outside_a_sequence_is_published_once_without_a_fence() -> None:
 def test_an_epoch_without_rows_moves_the_fence() -> None:
     parts = Staging()
     assert parts.commit(5) == []
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert parts.stages.fence("spark", QUERY) == 5
 
 
@@ -280,7 +280,7 @@ def test_what_is_not_yours_or_not_so_is_refused_and_stays() -> None:
         commit(parts, "spark", QUERY, 1, (stage.id,), 1, False, forbidden, Answer())
     parts.stages.abort("mallory", [stage.id])
     assert parts.commit(1, stage) == []
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert parts.texts() == Counter([b"one"])
     with pytest.raises(BadName):
         parts.stages.open("spark", "", 0)
@@ -312,7 +312,7 @@ def test_an_abandoned_stage_is_swept_after_a_day_also_over_a_restart() -> None:
     assert len(again.stages) == 1
     again.scheduler.advance(STAGE_KEEP_US + SECOND)
     again.stages.tick(again.scheduler.monotonic())
-    again.scheduler.settle()
+    again.scheduler.run_until_idle()
     assert again.files() == []
     with pytest.raises(TransactionNotFound):
         parts.stages.sealed(again.log.stages.open("x", "spark", QUERY, 0))
@@ -322,7 +322,7 @@ def test_a_deleted_topic_is_said_before_anything_is_published() -> None:
     parts = Staging()
     stage = parts.stage(0, [b"one", b"two", b"three"])
     parts.topics.delete(b"b")
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     with pytest.raises(TransactionNotFound, match="was deleted"):
         parts.commit(0, stage)
     assert parts.texts() == Counter()
@@ -338,7 +338,7 @@ def test_a_stage_larger_than_the_window_is_carried_over_in_order(monkeypatch: py
     parts = Staging()
     texts = [b"%04d" % number for number in range(60)]
     told = parts.commit(0, parts.stage(0, texts))
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert told == [(True, None)]
     assert parts.texts() == Counter(texts)
     for partition in (0, 1):
@@ -352,12 +352,12 @@ def test_a_disk_that_refuses_is_asked_again_and_nothing_is_doubled() -> None:
     told = parts.commit(0, stage)
     parts.scheduler.turn()
     parts.disk.fail("pwritev", 1, errno.ENOSPC, times=3)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     parts.advance(5 * SECOND)
     assert len(told) == 1
     assert told[0][1] is None or isinstance(told[0][1], NotYetVisible)
     assert parts.commit(0, stage) in ([(False, None)], [(True, None)])
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert parts.texts() == Counter(texts_of(0, 0))
 
 
@@ -369,6 +369,6 @@ def test_a_damaged_batch_is_reported_and_the_others_are_published() -> None:
     data[stage.parts[2].position + 70] ^= 1
     parts.disk.damage(path, bytes(data))
     parts.commit(0, stage)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert parts.events().count("stage_lost") == 1
     assert parts.texts() == Counter(texts_of(0, 0)[:2] + texts_of(0, 0)[3:])

@@ -79,7 +79,7 @@ def test_what_was_carried_over_late_is_not_published_again_an_hour_later() -> No
     stage = lines(parts, b"one", epoch=ONCE)
     partition = moody(parts, b"b")
     told = parts.commit(ONCE, stage)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert isinstance(told[0][1], NotYetVisible)
     partition.taken = 9
     parts.advance(2 * SECOND)
@@ -96,7 +96,7 @@ def test_a_file_that_came_back_is_not_published_again_an_hour_later() -> None:
     stage = lines(parts, b"one", epoch=ONCE)
     parts.disk.fail("unlink", 1, errno.EIO)
     parts.commit(ONCE, stage)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert len(parts.files()) == 1
     parts = restarted(parts)
     parts.advance(MARK_KEEP_US + SECOND, MARK_KEEP_US)
@@ -112,13 +112,13 @@ def test_two_commits_that_share_a_stage_neither_double_nor_lose_one() -> None:
     parts.commit(ONCE, shared, first)
     with pytest.raises(BadRequest, match="part of another commit"):
         parts.commit(ONCE, first, shared)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     with pytest.raises(TransactionNotFound):
         parts.commit(ONCE, shared, second)
     with pytest.raises(BadRequest, match="twice"):
         parts.commit(ONCE, second, second)
     parts.commit(ONCE, second)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert parts.values(b"b") == [b"shared", b"first", b"second"]
 
 
@@ -135,7 +135,7 @@ def test_two_drivers_with_different_rows_are_not_both_told_yes() -> None:
     parts = Staging()
     mine, other = lines(parts, b"one"), lines(parts, b"one", b"two")
     told = [parts.commit(0, mine), parts.commit(0, other)]
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert told[0] == [(True, None)]
     assert isinstance(told[1][0][1], EpochDiffers)
     assert parts.values(b"b") == [b"one"]
@@ -150,7 +150,7 @@ def test_a_repetition_waits_until_the_first_is_visible() -> None:
     assert parts.values(b"b") == [], "it is there already: the test tests nothing"
     again = parts.commit(0, replay)
     assert again == []
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert again == [(False, None)]
     assert parts.values(b"b") == [b"one"]
     assert parts.files() == []
@@ -160,7 +160,7 @@ def test_an_epoch_that_was_left_out_is_not_dropped_in_silence() -> None:
     parts = Staging()
     for epoch in (3, 5):
         parts.commit(epoch, lines(parts, b"%d" % epoch, epoch=epoch))
-        parts.scheduler.settle()
+        parts.scheduler.run_until_idle()
     with pytest.raises(EpochDiffers, match="0 rows and comes again with 1, and batch 5"):
         parts.commit(4, lines(parts, b"4", epoch=4))
     assert parts.commit(4) == [(False, None)]
@@ -173,14 +173,14 @@ def test_a_repetition_that_names_the_stage_of_another_does_not_touch_it() -> Non
     stage = lines(parts, b"one", epoch=ONCE)
     victim = parts.stage(0, [b"theirs"], owner="victim")
     parts.commit(ONCE, stage)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     for ids in ((stage.id, victim.id), (victim.id,)):
         with pytest.raises(TransactionNotFound):
             commit(parts, "spark", QUERY, ONCE, ids, 1, False, lambda _: None, Answer())
     mine = lines(parts, b"two")
     parts.commit(0, mine)
     commit(parts, "spark", QUERY, 0, (victim.id,), 1, False, lambda _: None, Answer())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert parts.files() == [f"{victim.id}.stage"]
 
 
@@ -189,7 +189,7 @@ def test_a_repetition_that_names_the_stage_of_another_does_not_touch_it() -> Non
 
 def committed(parts: Staging, owner: str, writer: str) -> None:
     commit(parts, owner, writer, 0, (), 0, False, lambda _: None, Answer())
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
 
 
 def test_writers_of_one_owner_do_not_keep_out_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_writers_of_one_owner_do_not_keep_out_those_of_another(monkeypatch: pyte
     parts.commit(ONCE, lines(parts, b"no fence is needed", epoch=ONCE))
     committed_again = Answer()
     commit(parts, "mallory", "a", 1, (), 0, False, lambda _: None, committed_again)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert committed_again == [(True, None)]
     parts = restarted(parts)
     parts.scheduler.advance(FENCE_KEEP_US)
@@ -269,7 +269,7 @@ def test_the_sweep_looks_at_some_stages_at_a_time(monkeypatch: pytest.MonkeyPatc
     for _ in range(5):
         lines(parts, b"lost the race", epoch=0)
     parts.commit(0, lines(parts, b"won"))
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     left = []
     for _ in range(3):
         parts.advance(SECOND + 50_000)
@@ -325,10 +325,10 @@ def test_what_retention_took_is_not_appended_behind_what_followed_it(monkeypatch
     monkeypatch.setattr(Intents, "_note", lambda *_: None)  # the process dies before it is said
     parts = Staging()
     parts.topics.create(b"kept", 1, retention_us=10 * SECOND)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     kept, broken = moody(parts, b"kept", taken=1), moody(parts, b"broken")
     parts.commit(0, lines(parts, b"first", b"second", topic=b"kept"), lines(parts, b"third", topic=b"broken"))
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert parts.values(b"kept") == [b"first"]
     parts.advance(60 * SECOND, 500_000)
     kept.taken = 1
@@ -353,7 +353,7 @@ def test_a_long_carry_over_writes_its_row_a_few_times_only(monkeypatch: pytest.M
     monkeypatch.setattr(parts.intent_rows, "put", counted)
     texts = [b"%d" % number for number in range(200)]
     parts.commit(0, lines(parts, *texts))
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert parts.values(b"b") == texts
     assert 2 < len(written) <= 2 + intents.NOTES_MAX
 
@@ -366,7 +366,7 @@ def test_who_waits_is_told_that_the_disk_lost_a_part() -> None:
     data[stage.parts[2].position + 70] ^= 1
     parts.disk.damage(path, bytes(data))
     told = parts.commit(0, stage)
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert isinstance(told[0][1], CorruptData)
     assert parts.texts() == Counter(texts_of(0, 0)[:2] + texts_of(0, 0)[3:])
     assert parts.commit(0, rows=len(texts_of(0, 0))) == [(False, None)], "it is committed all the same"

@@ -61,7 +61,7 @@ class Storm:
         if chance.random() < 0.4:
             parts.commit(epoch, *found)
         if chance.random() < 0.7:
-            parts.scheduler.settle()
+            parts.scheduler.run_until_idle()
         if chance.random() < 0.5:
             parts.advance(chance.choice((50_000, 2 * SECOND)))
 

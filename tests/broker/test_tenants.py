@@ -66,11 +66,11 @@ def test_the_topics_of_a_tenant_are_those_of_its_name() -> None:
     for name in (b"t/n/one", b"t/n", b"t", b"t/n/one/more", b"other/n/one", b"tt/n/one"):
         tenants.check_topic("t")
         sim.broker.publish_target(ANY, name, durable=True)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert tenants.streams("t") == 1
     tenants.check_topic("t")
     sim.broker.publish_target(ANY, b"t/m/two", durable=True)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     for _ in range(2):
         with pytest.raises(LimitExceeded, match="has 2 streams, its limit is 2"):
             sim.broker.tenants.check_topic("t")
@@ -78,7 +78,7 @@ def test_the_topics_of_a_tenant_are_those_of_its_name() -> None:
         sim.restart()
     start(sim.broker.delete_topic(b"t/n/one"))
     sim.broker.tenants.check_topic("t")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert sim.broker.tenants.streams("t") == 1
 
 

@@ -51,7 +51,7 @@ class Answer:
         start(verb(*arguments, **named)).then(lambda result, error: self.told.append((result, error)))
         assert not self.told, "told before the turn was over"
         if not sim.scheduler.held:
-            sim.scheduler.settle()
+            sim.scheduler.run_until_idle()
             assert len(self.told) == 1
 
     @property
@@ -71,7 +71,7 @@ class Answer:
 def configure(sim: SimBroker, wanted: list[ConfiguredUser], roles: tuple[Role, ...] = ()) -> Exception | None:
     told: list[Exception | None] = []
     sim.broker.configure_users(roles, wanted, told.append)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     (error,) = told
     return error
 
@@ -179,13 +179,13 @@ def test_hashes_of_too_many_different_costs_are_refused(sim: SimBroker) -> None:
     users = [ConfiguredUser(f"user{cost}", (), b"", OTHER_COSTS.replace("m=64", f"m={cost}")) for cost in range(64, 69)]
     told: list[Exception | None] = []
     sim.broker.configure_users([], users, told.append)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert "more than 4 different costs" in str(told[0])
 
 
 def test_hashes_are_few_at_once_and_the_line_is_bounded(sim: SimBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passwords, "HASHES_WAITING_MAX", 20)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.scheduler.held = True
     answers = [
         Answer(sim, sim.broker.users.authenticate_password, "root", b"guess %d" % n)
@@ -276,7 +276,7 @@ def test_a_login_that_was_overtaken_by_a_change_is_refused(sim: SimBroker) -> No
         answer = login(sim, "alice")
         Answer(sim, verb, ROOT, "alice", *arguments)
         sim.scheduler.held = False
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         assert isinstance(answer.error, AuthError)
         delete(sim, "alice")
 
@@ -300,7 +300,7 @@ def test_what_is_revoked_is_gone_at_once(sim: SimBroker, how: str) -> None:
     assert sim.broker.access.current(identity) is None, "before the disk is asked"
     assert sim.broker.access.epoch > epoch
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.restart()
     assert sim.broker.access.current(identity) is None
     if how != "password":
@@ -381,14 +381,14 @@ def test_nothing_is_told_before_the_disk_has_it(sim: SimBroker) -> None:
     sim.scheduler.turn()
     assert not answer.told
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert answer.result == Acl("t")
 
 
 def test_what_the_disk_refuses_is_taken_back(sim: SimBroker) -> None:
     create(sim, "alice", "producer")
     identity, principal = login(sim, "alice").result
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.disk.fail("fdatasync", 1, 5, times=1000)
     assert isinstance(create(sim, "bob").error, StorageError)
     assert isinstance(update(sim, "alice", roles=("admin",)).error, StorageError)
@@ -444,7 +444,7 @@ def test_two_administrators_can_not_remove_each_other_at_once(sim: SimBroker) ->
     sim.scheduler.held = True
     answers = [delete(sim, "two", ROOT), delete(sim, "root", Principal("two", admin=("*",)))]
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert answers[0].result == "two"
     assert isinstance(answers[1].error, Forbidden)
 
@@ -640,7 +640,7 @@ def test_changes_in_line_are_bounded(sim: SimBroker, monkeypatch: pytest.MonkeyP
     sim.scheduler.held = True
     answers = [acl_set(sim, Acl(f"t{n}")) for n in range(6)]
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [answer.told[0][1] is None for answer in answers] == [True] * 4 + [False] * 2
     assert isinstance(answers[5].error, Busy)
 

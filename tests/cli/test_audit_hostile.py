@@ -39,7 +39,7 @@ def test_a_sender_who_chooses_times_does_not_choose_where_it_is_told() -> None:
         harness.scheduler.advance(1000)
         stamp = now + (YEAR_US if number % 2 else -YEAR_US) + number
         partition.append(kernel.build([b"%d" % number], timestamps=[stamp], origin=b"test:1"), None)
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
     found = [each for each in Tail(harness.disk, "/data", values=True).more()]
     assert [each.fields["value"] for each in found] == ["0", "1", "2", "3"]
     assert [each.time - now for each in found] == [1000, 2000, 3000, 4000]
@@ -47,7 +47,7 @@ def test_a_sender_who_chooses_times_does_not_choose_where_it_is_told() -> None:
     assert found[1].fields["stamped"] == now + YEAR_US + 1
     harness.scheduler.advance(1000)
     first.append(kernel.build([b"plain"], origin=b"test:1"), None)
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     last = list(Tail(harness.disk, "/data").more())[-1]
     assert "stamped" not in last.fields
 

@@ -30,7 +30,7 @@ def test_credit_of_a_partition_that_is_given_up_goes_to_the_others() -> None:
     topic, _ = broker.create_topic(b"jobs", 2)
     for partition in (0, 1):
         topic.publish(kernel.build([b"work"], [None]), 1, True, lambda *_: None, partition)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     consumer, sink = Consumer(30_000_000), Inbox()
     consumer.credit = 1
     halves = [

@@ -41,7 +41,7 @@ class Line:
 
     def allow(self, publish: str) -> None:
         self.broker.set_credentials([Credential("spark", hash_secret(SECRET), (publish,), ("*",))])
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     @property
     def put(self) -> writing.Put:
@@ -51,7 +51,7 @@ class Line:
         return [row[3] for part in self.broker.topics.find(topic).partitions for row in all_rows(part)]
 
     def files(self) -> list[str]:
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         return self.disk.listdir(f"{DATA}/stages")
 
 
@@ -69,7 +69,7 @@ class Direct(Bridge):
         if self._line.late and self._line.broker.intents.unfinished:
             self._line.late -= 1
             raise NoAnswer("no answer of the broker")
-        self._line.scheduler.settle()
+        self._line.scheduler.run_until_idle()
         [(result, error)] = told
         if error is not None:
             raise error
@@ -184,7 +184,7 @@ def test_who_guesses_at_a_name_does_not_lock_out_its_owner() -> None:
     line = Line()
     told: list[Exception | None] = []
     line.broker.configure_users([Role("reader")], [ConfiguredUser("ann", ("reader",), b"a password")], told.append)
-    line.scheduler.settle()
+    line.scheduler.run_until_idle()
     assert told == [None]
     door = Login(line.broker, line.bridge, Random(2).randbytes, 3)
     door.handshake(basic("ann", "a password"))
@@ -200,7 +200,7 @@ def test_who_guesses_at_a_name_does_not_lock_out_its_owner() -> None:
             door.handshake(basic("ann", "a guess"))
     assert door.handshake(basic("ann", "a password"))
     line.broker.configure_users([Role("reader")], [ConfiguredUser("ann", ("reader",), b"another one")], told.append)
-    line.scheduler.settle()
+    line.scheduler.run_until_idle()
     with pytest.raises(AuthError):
         door.handshake(basic("ann", "a password"))
     with pytest.raises(Busy):

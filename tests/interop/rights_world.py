@@ -79,7 +79,7 @@ class World:
         told: list[Exception | None] = []
         people = [ConfiguredUser(name, roles, password_hash=CHEAP) for name, roles in USERS.items()]
         self.broker.configure_users([TENANT], people, told.append)
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
         assert told == [None]
         self.rules(prefix)
         self.keys = {name: self._key(name) for name in USERS}
@@ -96,7 +96,7 @@ class World:
         """What a verb of (result, error) tells."""
         told: list[tuple[Any, Exception | None]] = []
         start(verb(*arguments)).then(lambda result, error: told.append((result, error)))
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
         ((result, error),) = told
         assert error is None, error
         return result

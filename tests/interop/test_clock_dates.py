@@ -63,7 +63,7 @@ def api_key() -> tuple[SimBroker, Callable[[], bool]]:
     expires_s = (sim.scheduler.now() + DAY) // SECOND
     principal = admin.peer.session._principal  # type: ignore[attr-defined]
     start(sim.broker.keys.create(principal, "admin", "k", expires_s)).then(lambda key, _: made.append(key))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     before = len(sim.broker.keys._table)
     return sim, lambda: len(sim.broker.keys._table) == before and bool(made)
 
@@ -108,7 +108,7 @@ def test_an_expired_api_key_is_refused_by_the_new_time_only() -> None:
     principal = admin.peer.session._principal  # type: ignore[attr-defined]
     expires_s = (sim.scheduler.now() + DAY) // SECOND
     start(sim.broker.keys.create(principal, "admin", "k", expires_s)).then(lambda key, _: made.append(key))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     secret = made[0].secret.encode()
 
     def works() -> bool:
@@ -137,7 +137,7 @@ def test_subscriptions_stages_and_outcomes_outlive_a_clock_that_is_ahead() -> No
     staged.finish()
     sim.broker.stages.sealed(staged)
     sim.broker.peers.register("amy", Principal("ann", subscribe=("*",)))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     peer.close()
     sim.stop()
     sim.scheduler.jump(400 * DAY)

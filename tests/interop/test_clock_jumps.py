@@ -80,7 +80,7 @@ class Alone:
         for _ in range(max(1, delta_us // step_us)):
             self.scheduler.advance(step_us)
             self._tick(self.scheduler.monotonic())
-            self.scheduler.settle()
+            self.scheduler.run_until_idle()
 
 
 Armed = tuple[World, Callable[[], bool]]  # and whether it has ended
@@ -236,7 +236,7 @@ def transaction() -> Armed:
 def long_poll() -> Armed:
     sim = SimBroker()
     topic = sim.broker.topics.ensure(b"t", durable=True)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     called: list[bool] = []
     sim.broker.wait_for(topic, topic.partitions[0], 8 * SECOND, lambda _: called.append(True))
     return sim, lambda: bool(called)
@@ -342,7 +342,7 @@ class Nothing(Effect, frozen=True, array_like=True):
 def outcome_of_a_token() -> Armed:
     parts = Parts(register=lambda parts: parts.intents.on_effect(Nothing, lambda _: completed(None)))
     start(parts.intents.commit([], [Nothing()], token="t"))
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert parts.intents.outcome("t") is not None
     return parts, lambda: parts.intents.outcome("t") is None
 
@@ -357,7 +357,7 @@ def refused_effect() -> Armed:
 
     parts = Parts(register=lambda parts: parts.intents.on_effect(Nothing, refuse))
     start(parts.intents.commit([], [Nothing()]))
-    parts.scheduler.settle()
+    parts.scheduler.run_until_idle()
     assert len(tries) == 1
     return parts, lambda: len(tries) == 2
 
@@ -400,7 +400,7 @@ def full_disk() -> Armed:
     world.advance(SECOND, SECOND)
     capacity, harness.sim.capacity = harness.sim.capacity, 0
     harness.append(partition, [b"x"])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     harness.sim.capacity = capacity
     assert partition.failure is not None
     return world, lambda: partition.failure is None

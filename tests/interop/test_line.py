@@ -102,7 +102,7 @@ class World:
             self._feed(self.blip, kernel.blip_publish(RAW, 1, values, 1_000, 0))
         else:
             self.fly.produce(TOPIC, *values, key=b"k")
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
         self.sent += [(door, value) for value in values]
 
     def _feed(self, peer: Peer, data: bytes) -> None:
@@ -113,7 +113,7 @@ class World:
 
     def read(self) -> None:
         """Take what came, and acknowledge it where the door has a word for that."""
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
         self.seen["fast"] += self.fast.got(NUMBER)
         data = self.blip.take()
         self.seen["blipmq"] += blip_helpers.values_of(data)
@@ -124,7 +124,7 @@ class World:
                 base, values, *_ = found  # keys follow where they are asked for
                 assert base == len(self.seen["felix"])
                 self.seen["felix"] += values
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
 
     def _take_bob(self, data: bytes, peer: Peer) -> None:
         for line in data.splitlines():

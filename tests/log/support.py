@@ -54,7 +54,7 @@ class Harness:
         self.log.recover()
         if self.journal:  # there from the start, not only from the second append on
             self.log._shared.committer.prepare()
-            self.scheduler.settle()
+            self.scheduler.run_until_idle()
 
     def open(self, spec: TopicSpec | None = None) -> Partition:
         return self.log.open_topic(spec or TopicSpec(TOPIC, "t"))[0]
@@ -70,18 +70,18 @@ class Harness:
         for _ in range(count):
             value = rng.randbytes(size)
             rows.append((self.append(partition, [value]), None, value))
-            self.scheduler.settle()
+            self.scheduler.run_until_idle()
         return rows
 
     def tick(self, delta_us: int = 1_000_000) -> None:
         self.scheduler.advance(delta_us)
         self.log.maintain(self.scheduler.now())
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     def close(self) -> None:
         closed: list[bool] = []
         self.log.close(lambda: closed.append(True))
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         assert closed == [True]
 
     def kinds(self) -> list[str]:
@@ -107,7 +107,7 @@ class Harness:
     def fetch(self, partition: Partition, offset: int, max_bytes: int) -> list[RecordBatch]:
         answers: list[tuple[list[RecordBatch], Exception | None]] = []
         partition.fetch(offset, max_bytes, lambda found, error: answers.append((found, error)))
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         [(batches, error)] = answers
         assert error is None, error
         return batches

@@ -82,7 +82,7 @@ def test_merged_batches_are_one_link_and_readers_see_no_difference() -> None:
     values = [b"v%d" % number for number in range(20)]
     for value in values:
         harness.append(partition, [value])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert [row[2] for row in harness.read_all(partition)] == values
     assert [row[2] for row in harness.read_all(harness.cold(partition))] == values
     [batch] = harness.fetch(partition, 0, 1 << 20)
@@ -108,7 +108,7 @@ def test_which_topics_are_chained(mode: str, durability: Any, compact: bool, cha
     harness = anchored(chain=mode)
     partition = harness.open(TopicSpec(TOPIC, "t", durability=durability, compact=compact))
     harness.append(partition, [b"value"], [b"key"])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert bool(partition.read(0, 1)[0].columns & CHAIN) is chained  # type: ignore[index]
     harness.close()
     found = sound(harness.sim)
@@ -244,14 +244,14 @@ def test_what_is_refused_takes_its_link_with_it(journal: int) -> None:
     harness.sim.fail("pwritev", 1, errno.ENOSPC, times=4)
     told: list[Exception | None] = []
     partition.append(refused, lambda base, error: told.append(error))
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert isinstance(told[0], StorageFull)
     assert harness.log.unsynced_bytes == 0
     harness.sim.heal()
     for _ in range(3):
         harness.tick()
     partition.append(refused, lambda base, error: told.append(error))  # the very same bytes, which have a link by now
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert told[1:] == [None]
     harness.write(partition, 30, seed=3)
     assert harness.log.unsynced_bytes == 0
@@ -266,7 +266,7 @@ def test_a_batch_with_a_foreign_link_gets_its_own() -> None:
     moved = bytearray(first.read(1, 1)[0].buffer)  # type: ignore[index]
     second.append(moved, None)
     second.append(bytearray(moved), None)
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     harness.close()
     assert sound(harness.sim).rows == 4
 
@@ -309,7 +309,7 @@ class Life:
         if kind < 7:
             for _ in range(rng.randrange(1, 8)):
                 self.append()
-            harness.scheduler.settle() if kind < 5 else harness.scheduler.turn()
+            harness.scheduler.run_until_idle() if kind < 5 else harness.scheduler.turn()
         elif kind < 9:
             harness.tick(rng.choice((100_000, 2_000_000)))
         elif kind == 9:
@@ -390,7 +390,7 @@ def test_power_lost_at_every_call_of_a_life() -> None:
         partition = harness.open(spec)
         for number in range(12):
             harness.append(partition, [Random(number).randbytes(700)])
-            harness.scheduler.settle()
+            harness.scheduler.run_until_idle()
             harness.tick()
         harness.close()
 
@@ -483,7 +483,7 @@ def test_deleting_a_topic_and_retention_are_noted_first() -> None:
     for _ in range(5):
         harness.tick()
     harness.log.delete_topic(TOPIC + 1)
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     harness.close()
     found = sound(harness.sim)
     assert found.anchors is not None

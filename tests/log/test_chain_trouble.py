@@ -134,7 +134,7 @@ def test_tables_are_not_accused_while_compaction_is_at_work() -> None:
     partition: Any = harness.open(spec)
     for number in range(60):
         harness.append(partition, [bytes(200)], [b"%d" % (number % 3)])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
     kept = {segment.path: file_of(harness.sim, segment.path) for segment in partition.segments[:-1]}
     assert len(kept) > 2
     harness.tick()
@@ -158,7 +158,7 @@ def test_a_topic_that_is_being_deleted_is_not_accused() -> None:
     paths = [f"{PARTITION}/{name}" for name in disk.listdir(PARTITION) if name.endswith(".seg")]
     assert len(paths) > 4
     harness.log._anchors.before_removal(TOPIC, -1, 0, lambda: None)  # type: ignore[union-attr]
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
 
     class Deleting(SimDisk):
         """Before each look at a file, one more is gone."""
@@ -223,7 +223,7 @@ def test_what_goes_while_pieces_are_planned_is_not_accused() -> None:
     partition = harness.open(spec)
     harness.write(partition, 60)
     harness.log._anchors.maintain(harness.scheduler.monotonic() + 20_000_000)  # type: ignore[union-attr]
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert partition.start == 0
     disk = harness.sim
     plain, went = disk.listdir, False
@@ -234,7 +234,7 @@ def test_what_goes_while_pieces_are_planned_is_not_accused() -> None:
             went = True
             harness.tick()
             harness.log.delete_topic(TOPIC + 1)
-            harness.scheduler.settle()
+            harness.scheduler.run_until_idle()
         return plain(path)
 
     disk.listdir = listdir  # type: ignore[method-assign]
@@ -253,11 +253,11 @@ def test_notes_that_cannot_be_written_do_not_pile_up() -> None:
     harness.sim.pwritev = lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))  # type: ignore[method-assign]
     for start in range(100):
         keeper.before_removal(TOPIC, 0, start, lambda: None)
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
     assert keeper._notes == [(TOPIC, 0, 99)]
     harness.sim.pwritev = plain  # type: ignore[method-assign]
     keeper.before_removal(TOPIC, -1, 0, lambda: None)
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     found = anchors.load(harness.sim, ANCHORS, {})
     assert found is not None
     assert (found.heads, found.deleted) == ({}, {TOPIC})
@@ -323,7 +323,7 @@ def test_a_number_that_is_given_again_is_anchored_again() -> None:
     harness.write(harness.open(), 5)
     harness.tick(20_000_000)
     harness.log.delete_topic(TOPIC)
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     harness.write(harness.open(), 7, seed=2)
     harness.close()
     found = sound(harness.sim)
@@ -342,7 +342,7 @@ def test_the_number_of_a_deleted_topic_is_not_given_again(killed: bool) -> None:
     harness.write(harness.open(TopicSpec(TOPIC, "a")), 1)
     harness.write(harness.open(TopicSpec(TOPIC + 1, "b")), 1)
     harness.log.delete_topic(TOPIC + 1)
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     harness.tick(2_000_000)
     for _ in range(2):
         if killed:

@@ -20,7 +20,7 @@ def table(harness: Harness, tombstone_us: int = DAY_US) -> FilePartition:
 
 def put(harness: Harness, partition: FilePartition, key: bytes | None, value: bytes | None) -> None:
     harness.append(partition, [value], [key])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
 
 
 def test_the_latest_record_of_each_key_stays_at_its_offset() -> None:

@@ -52,7 +52,7 @@ def workload(disk: SimDisk, story: Story, rng: Random, journal: int = 0) -> None
                 continue
             story.sent[spec.id][offset] = (key, value)
             mark = len(harness.acks)
-            harness.scheduler.settle()
+            harness.scheduler.run_until_idle()
             acked.update(base for base, error in harness.acks[mark:] if error is None)
             story.started[spec.id] = partition.start
         if step % 5 == 4:
@@ -92,7 +92,7 @@ def check(disk: SimDisk, story: Story) -> list[str]:
         if acked and partition.end <= max(acked):
             wrong.append(f"{spec.name}: offset {partition.end} would be used again")
         base = harness.append(partition, [b"after"], [b"after"])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
         if harness.acks[-1] != (base, None):
             wrong.append(f"{spec.name}: takes no appends: {harness.acks[-1]}")
     return wrong
@@ -193,7 +193,7 @@ def test_work_that_finishes_in_any_order_is_committed_in_order(journal: int) -> 
             while harness.scheduler.jobs and rng.random() < 0.6:
                 harness.scheduler.finish(rng.randrange(len(harness.scheduler.jobs)))
         harness.scheduler.held = False
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
         assert [base for base, error in harness.acks if error is None] == list(range(len(sent)))
         assert [row[2] for row in harness.read_all(harness.cold(partition))] == sent
         harness.sim.kill()

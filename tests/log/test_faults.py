@@ -55,7 +55,7 @@ def test_a_failed_sync_makes_the_partition_read_only_without_a_retry(durability:
     harness.tick()
     harness.sim.fail("fdatasync", 1, errno.EIO)
     harness.append(partition, [b"lost?"])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     harness.tick()
     assert isinstance(partition.failure, PartitionFailed)
     assert ("partition_failed" in harness.kinds()) is True
@@ -89,7 +89,7 @@ def test_a_full_disk_refuses_in_order_keeps_readers_and_resumes_alone() -> None:
                 value = rng.randbytes(size)
                 sent.append((harness.append(partition, [value]), None, value))
             mark = len(harness.acks)
-            harness.scheduler.settle()
+            harness.scheduler.run_until_idle()
             answers = harness.acks[mark:]
             refused = sum(error is not None for _, error in answers)
             kept += sent[: len(sent) - refused]
@@ -132,7 +132,7 @@ def test_a_read_error_reaches_the_reader_and_harms_nobody_else() -> None:
     harness.sim.fail("pread", 1, errno.EIO)
     answers: list[Exception | None] = []
     partition.fetch(0, 100, lambda _, error: answers.append(error))
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert isinstance(answers[0], StorageError)
     assert partition.failure is None
     assert harness.read_all(partition) == rows
@@ -182,7 +182,7 @@ def test_a_refusal_says_what_helps(code: int, remedy: str) -> None:
     partition = harness.open()
     harness.sim.fail("open", 1, code)
     harness.append(partition, [b"x"])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     [(_, error)] = harness.acks
     assert isinstance(error, StorageFull)
     assert remedy in error.hint

@@ -89,7 +89,7 @@ def named(harness: Harness, rows: dict[int, str]) -> None:
     for number, name in rows.items():
         row = json.dumps({"id": number, "name": name}).encode()
         harness.append(table, [row], [name.encode()])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
 
 
 def test_segments_in_the_folder_of_another_topic_are_corrupt() -> None:

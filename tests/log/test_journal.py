@@ -58,7 +58,7 @@ class Many:
         for number, partition in enumerate(self.partitions):
             if partition.failure is None:
                 send(number, partition)
-        self.harness.scheduler.settle()
+        self.harness.scheduler.run_until_idle()
         return answers
 
     def records(self) -> int:
@@ -112,7 +112,7 @@ def test_a_few_partitions_do_not_use_it() -> None:
     for _ in range(5):
         for partition in two:
             harness.append(partition, [b"x"])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
     assert harness.log.stats()["journal_records"] == 0
     assert JOURNAL not in harness.sim.snapshot()
 
@@ -301,7 +301,7 @@ def test_a_failed_sync_of_a_segment_keeps_the_journal_for_the_next_start() -> No
     assert isinstance(victim, FilePartition)
     many.sim.fail("fdatasync", 1, errno.EIO)
     victim.sync()
-    many.harness.scheduler.settle()
+    many.harness.scheduler.run_until_idle()
     assert isinstance(victim.failure, PartitionFailed)
     for _ in range(40):
         answers = many.round()
@@ -352,7 +352,7 @@ def test_a_deleted_topic_is_not_brought_back() -> None:
         many.round()
         for partition in other:
             many.harness.append(partition, [b"x" * 50])
-        many.harness.scheduler.settle()
+        many.harness.scheduler.run_until_idle()
     many.harness.log.delete_topic(TOPIC + 1)
     for _ in range(60):
         assert many.round() == [None] * PARTITIONS
@@ -397,8 +397,8 @@ def test_a_callback_that_raises_costs_nobody_else_his_answer() -> None:
         batch = kernel.build([b"x"], origin=b"t:t")
         partition.append(batch, angry if number == 1 else lambda base, error: answers.append(base))
     with pytest.raises(RuntimeError):
-        scheduler.settle()
-    scheduler.settle()
+        scheduler.run_until_idle()
+    scheduler.run_until_idle()
     assert answers == [1] * (PARTITIONS - 1)
     assert all(partition.visible == 2 for partition in many.partitions)
 

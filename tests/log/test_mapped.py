@@ -88,7 +88,7 @@ def test_the_first_file_is_entered_near_the_range(harness: Harness) -> None:
     partition = opened(harness, segment_bytes=1 << 22)
     for _ in range(6):
         harness.append(partition, [bytes(90_000)])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
     [file] = partition.files(3, 5)
     assert file.position > 180_000
     flip(file, 512)  # what comes before is not even looked at
@@ -104,7 +104,7 @@ def test_batches_longer_than_the_window(harness: Harness, monkeypatch: pytest.Mo
     sizes = [10, 90_000, 5_000, 10, 20_000, 300_000, 1]
     for number, size in enumerate(sizes):
         harness.append(partition, [bytes([number]) * size])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
     files = partition.files(0, len(sizes))
     for first in range(len(sizes)):
         found = read([files[0]._replace(position=512)], first, len(sizes))
@@ -122,7 +122,7 @@ def test_pages_that_cannot_be_read_are_an_error_and_no_signal(
     partition = opened(harness, segment_bytes=1 << 22)
     for _ in range(20):
         harness.append(partition, [bytes(10_000)])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
     files = partition.files(0, 20)
     found = mapped.read(files, TOPIC, 0, 0, 20, columns=ALL, rows_max=1)
     assert next(found).count == 1
@@ -162,7 +162,7 @@ def test_after_a_restart_the_index_file_leads(harness: Harness) -> None:
     partition = opened(harness, segment_bytes=400_000)
     for _ in range(12):
         harness.append(partition, [bytes(60_000)])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
     assert len(partition.segments) >= 2
     harness.fetch(harness.cold(partition), 0, 1 << 20)
     harness.close()
@@ -246,7 +246,7 @@ def test_what_was_read_before_a_loss_is_handed_out(harness: Harness) -> None:
 def compacted(harness: Harness, partition: FilePartition) -> None:
     partition.seal_active()
     harness.append(partition, [b"x"], [b"last"])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     for _ in range(3):
         harness.tick()
     assert harness.log.stats()["compactions"] >= 1
@@ -259,7 +259,7 @@ def table(harness: Harness, keys: int = 7) -> tuple[FilePartition, list[tuple[in
     for number in range(200):
         value = rng.randbytes(100) if number % 11 else None
         harness.append(partition, [value], [b"k%d" % (number % keys)])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
         rows.append((number, value))
     return partition, rows
 
@@ -359,7 +359,7 @@ def test_a_newer_format_is_refused(harness: Harness, monkeypatch: pytest.MonkeyP
 def test_expired_records_are_no_loss(harness: Harness) -> None:
     partition = opened(harness)
     partition.append(kernel.build([b"a", b"b", b"c"], expiries=[0, 5, 0]), None)
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     parts = list(mapped.read(partition.files(0, 3), TOPIC, 0, 0, 3, columns=1, rows_max=9, now=10))
     assert [part.buffers[0] for part in parts] == [struct.pack("<2q", 0, 2)]
 
@@ -369,7 +369,7 @@ def test_a_memory_partition_has_no_files_until_it_is_durable(harness: Harness) -
     rows = harness.write(partition, 5)
     assert partition.files(0, 5) == []
     harness.log.alter_topic(TopicSpec(TOPIC, "t", durability="fsync"))
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert read(partition.files(0, 5), 0, 5) == [(offset, value) for offset, _, value in rows]
 
 

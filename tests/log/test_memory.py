@@ -68,7 +68,7 @@ def test_only_the_newest_batches_of_all_topics_keep_encoded_frames() -> None:
     for _ in range(24):
         for partition in partitions:
             partition.append(kernel.build([bytes(limits.MIB)], origin=b"t:t"), None)
-        scheduler.settle()
+        scheduler.run_until_idle()
     found = [partition.read(0, limits.MEMORY_TOPICS_BYTES) or [] for partition in partitions]
     memos = [[batch.memo is not None for batch in batches] for batches in found]
     assert all(len(marks) == 24 and marks == sorted(marks) and sum(marks) >= 7 for marks in memos)
@@ -83,6 +83,6 @@ def test_places_in_the_order_do_not_pile_up_behind_an_idle_topic() -> None:
     idle.append(kernel.build([b"first"], [None]), None)
     for _ in range(1_000):
         busy.append(kernel.build([bytes(100)], [None]), None)
-        scheduler.settle()
+        scheduler.run_until_idle()
     assert len(log._shared.memory_order) < 100
     assert idle.read_now(0)[0].rows()[0][3] == b"first"

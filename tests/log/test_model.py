@@ -81,11 +81,11 @@ class LogMachine(RuleBasedStateMachine):
                 return
             self.sent.setdefault(given[0], []).append(value)
         if settle:
-            self.harness.scheduler.settle()
+            self.harness.scheduler.run_until_idle()
 
     @rule()
     def settle(self) -> None:
-        self.harness.scheduler.settle()
+        self.harness.scheduler.run_until_idle()
 
     @rule(delta=st.sampled_from([100_000, 1_000_000, 20_000_000]))
     def maintain(self, delta: int) -> None:

@@ -32,12 +32,12 @@ def made(key: bytes = b"", batches: int = 40) -> SimDisk:
     (partition,) = log.open_topic(TopicSpec(20, "t", segment_bytes=64 << 10))
     for number in range(batches):
         partition.append(kernel.build([b"%03d" % number * 2000]), None)
-        scheduler.settle()
+        scheduler.run_until_idle()
         scheduler.advance(100_000)
         log.maintain(scheduler.now())
-        scheduler.settle()
+        scheduler.run_until_idle()
     log.close(lambda: None)
-    scheduler.settle()
+    scheduler.run_until_idle()
     return disk
 
 

@@ -55,7 +55,7 @@ def test_any_size_asked_for_gives_the_same_batches(where: str, tmp_path: Path) -
     for number in range(150):
         size = 5 * limits.MIB if number == 60 else rng.choice((10, 3000, 70_000, 200_000))
         harness.append(partition, [rng.randbytes(size)])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
     harness.cold(partition)
     whole = [bytes(b.buffer) for b in harness.fetch(partition, 0, READ_BYTES_MAX)]
     assert len(whole) == 150
@@ -118,7 +118,7 @@ def test_a_compacted_file_is_not_read_by_what_was_known_of_the_old_one() -> None
     partition = harness.open(spec)
     for number in range(40):
         harness.append(partition, [b"%04d" % number * 50], [b"key%d" % (number % 3)])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
     harness.cold(partition)
     before = harness.read_all(partition)
     harness.scheduler.held = True

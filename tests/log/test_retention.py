@@ -108,7 +108,7 @@ def test_the_first_offset_is_right_while_files_are_unlinked() -> None:
     harness.log.maintain(harness.scheduler.now())  # and the others go, in a thread that has not begun yet
     assert len(files(harness)) > 2
     assert partition.start == 50 == partition.visible
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert len(files(harness)) == 1
     assert rows[-1][0] == 49
 
@@ -149,7 +149,7 @@ def test_idle_partitions_go_few_at_a_time() -> None:
     harness.scheduler.advance(AGE_US + 1)
     harness.log.maintain(harness.scheduler.now())
     assert harness.log._shared.aging == 2
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     ticks(harness, 30)
     assert harness.log._shared.aging == 0
     assert [(partition.start, partition.visible) for partition in partitions] == [(1, 1)] * 20
@@ -193,7 +193,7 @@ def test_a_segment_sealed_right_after_a_start_keeps_its_age(ending: str) -> None
     partition = harness.open(spec)
     batch = kernel.build([bytes(3_500)])  # does not fit behind them: it begins the next segment
     partition.append(batch, None)
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert len(files(harness)) == 2
     ticks(harness, 3)
     assert partition.start == 0, "what was written three seconds ago is gone"

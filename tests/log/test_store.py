@@ -37,7 +37,7 @@ def test_offsets_are_dense_and_acks_come_in_order(store: tuple[Harness, TopicSpe
     bases = [harness.append(partition, [b"%d" % n] * (1 + n % 3)) for n in range(50)]
     assert bases == [sum(1 + k % 3 for k in range(n)) for n in range(50)]
     assert harness.acks == []
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert [base for base, _ in harness.acks] == bases
     assert all(error is None for _, error in harness.acks)
     assert partition.visible == partition.end == bases[-1] + 2
@@ -49,7 +49,7 @@ def test_appends_of_one_turn_are_one_batch(store: tuple[Harness, TopicSpec]) -> 
     partition = harness.open(spec)
     for number in range(64):
         harness.append(partition, [b"%d" % number])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     batches = partition.read(0, 1 << 20)
     assert batches is not None
     assert [(batch.base_offset, batch.count) for batch in batches] == [(0, 64)]
@@ -73,7 +73,7 @@ def test_an_acknowledged_batch_holds_its_offset_and_time(store: tuple[Harness, T
         if number == 8 and spec.durability == "memory":
             harness.log.alter_topic(TopicSpec(TOPIC, "orders"))
         if number % 4 == 3:
-            harness.scheduler.settle()
+            harness.scheduler.run_until_idle()
             harness.scheduler.advance(1000)
     assert len(seen) == 24
     assert all(base == placed for base, placed, _ in seen)
@@ -105,7 +105,7 @@ def test_different_flags_and_large_batches_stay_apart(store: tuple[Harness, Topi
     partition.append(kernel.build([b"b"], flags=1), None)
     partition.append(kernel.build([b"c" * 100_000]), None)
     partition.append(kernel.build([b"d"]), None)
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     batches = partition.read(0, 1 << 20)
     assert batches is not None
     assert [(batch.base_offset, batch.flags) for batch in batches] == [(0, 0), (1, 1), (2, 0), (3, 0)]
@@ -116,7 +116,7 @@ def test_too_many_origins_to_merge_are_kept_apart(store: tuple[Harness, TopicSpe
     partition = harness.open(spec)
     for number in range(300):
         partition.append(kernel.build([b"v"], origin=b"blipmq:%d" % number), None)
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert partition.visible == 300
     assert len(harness.read_all(partition)) == 300
 
@@ -132,13 +132,13 @@ def test_watchers_hear_once_per_commit_and_time_never_falls(store: tuple[Harness
     partition.watch(call)
     for _ in range(5):
         harness.append(partition, [b"x"])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     harness.scheduler.jump(-10_000_000)
     harness.append(partition, [b"y"])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     partition.unwatch(call)
     harness.append(partition, [b"z"])
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert heard == [5, 6]
     times = [batch.timestamp for batch in partition.read(0, 1 << 20) or []]
     assert times == sorted(times)
@@ -161,7 +161,7 @@ def test_offset_at_is_a_lower_bound(store: tuple[Harness, TopicSpec]) -> None:
     for _ in range(200):
         harness.scheduler.advance(1000)
         harness.append(partition, [b"x" * 2000])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
         times.append(harness.scheduler.now())
     for number in (0, 1, 50, 123, 199):
         found = partition.offset_at(times[number])
@@ -240,7 +240,7 @@ def test_a_deleted_topic_leaves_no_file_and_a_number_is_remembered() -> None:
     harness.tick()
     assert harness.log.last_topic_id == TOPIC
     harness.log.delete_topic(TOPIC)
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert not [path for path in harness.sim.snapshot() if path.startswith("/data/topics/")]
     assert harness.log.stats()["cache_bytes"] == 0
 
@@ -280,7 +280,7 @@ def test_what_a_start_after_a_kill_serves_is_durable_from_then_on(durability: st
     harness.write(partition, 2)
     harness.append(partition, [b"written, not synced"])
     harness.sim.fdatasync = lambda handle: None  # type: ignore[method-assign]
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     del harness.sim.fdatasync
     harness.sim.kill()
     harness.start()
@@ -337,10 +337,10 @@ def test_only_so_many_files_stay_open(durability: str, tmp_path: Path) -> None:
         for partition in partitions:
             partition.append(kernel.build([b"%d" % turn], origin=b"t:t"), None)
             scheduler.advance(10)
-        scheduler.settle()
+        scheduler.run_until_idle()
         for _ in range(3):
             log.maintain(scheduler.now())
-            scheduler.settle()
+            scheduler.run_until_idle()
         assert len(os.listdir("/proc/self/fd")) - before <= 20 + len(journal.NAMES)
     for partition in partitions:
         assert [row[3] for batch in partition.read_now(0) for row in batch.rows()] == [b"0", b"1", b"2", b"3"]

@@ -76,7 +76,7 @@ def test_places_of_deleted_topics_do_not_pile_up() -> None:
         for number in range(10):
             cache.add(batch(number))
         cache.clear()
-        scheduler.settle()
+        scheduler.run_until_idle()
     assert len(shared.cache_order) < 50
     assert shared.cache_order.stale == len(shared.cache_order) - 1
 
@@ -107,7 +107,7 @@ def test_one_large_batch_evicts_many_small_ones_in_slices(monkeypatch: pytest.Mo
     kept = len(shared.cache_order)
     cache.add(batch(1_500, (1 << 20) - 10_000))
     assert len(shared.cache_order) == kept + 1 - 100
-    scheduler.settle()
+    scheduler.run_until_idle()
     assert shared.cache_bytes <= 1 << 20
 
 

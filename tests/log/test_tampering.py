@@ -166,10 +166,10 @@ def test_a_log_rolled_back_with_its_anchors_is_found_by_a_kept_head() -> None:
     older: list[bytes] = []
     for number in range(ROWS):
         harness.append(partition, [b"row %d" % number])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
         harness.log.maintain(harness.scheduler.now())
         harness.scheduler.advance(10)
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
         older.append(harness.sim.read_file(ANCHORS) or b"")
     harness.close()
     head = harness.log.anchor_head

@@ -74,7 +74,7 @@ def test_a_tear_at_every_byte_of_the_last_two_batches(kind: str, marked: bool) -
         partition = harness.open()
         assert disk.snapshot() == recovered
         assert harness.append(partition, [b"new"]) == whole
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
         assert harness.acks == [(whole, None)]
         assert harness.read_all(harness.cold(partition)) == [*rows[:whole], (whole, None, b"new")]
 
@@ -103,7 +103,7 @@ def test_a_tear_at_every_byte_of_index_and_checkpoint(name: str) -> None:
             assert harness.read_all(partition) == rows
             assert "corrupt_range" not in harness.kinds()
             assert harness.append(partition, [b"new"]) == len(rows)
-            harness.scheduler.settle()
+            harness.scheduler.run_until_idle()
             assert harness.acks == [(len(rows), None)]
 
 
@@ -131,7 +131,7 @@ def test_a_log_cut_below_its_mark_says_so_and_uses_no_offset_twice() -> None:
     partition = harness.open()
     assert "corrupt_range" in harness.kinds()
     assert harness.append(partition, [b"new"]) == 6
-    harness.scheduler.settle()
+    harness.scheduler.run_until_idle()
     assert harness.acks == [(6, None)]
     assert harness.read_all(harness.cold(partition)) == [*rows[:3], (6, None, b"new")]
     disk.kill()

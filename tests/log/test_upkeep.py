@@ -52,7 +52,7 @@ def test_directories_of_a_topic_are_synced_once_for_all_partitions() -> None:
     before = harness.sim.calls["fsync_dir"]
     for partition in partitions:
         harness.append(partition, [b"x"])
-        harness.scheduler.settle()
+        harness.scheduler.run_until_idle()
     assert harness.sim.calls["fsync_dir"] - before == 2 + 10, "topics/, the topic, and each partition's own"
 
 

@@ -210,9 +210,9 @@ def test_turns_time_and_threads_are_the_schedulers() -> None:
     told: Told = []
     start(verb()).then(lambda result, error: told.append((result, error)))
     assert not seen
-    scheduler.settle()
+    scheduler.run_until_idle()
     scheduler.advance(2_000)
-    scheduler.settle()
+    scheduler.run_until_idle()
     assert seen == ["turn", "time", 5]
     assert isinstance(told[0][1], ZeroDivisionError)
 
@@ -225,7 +225,7 @@ def test_an_error_that_nobody_waits_for_reaches_the_scheduler() -> None:
 
     start_alone(scheduler, verb())
     with pytest.raises(ValueError, match="lost"):
-        scheduler.settle()
+        scheduler.run_until_idle()
 
 
 def test_a_coroutine_ends_with_the_last_reference_to_what_it_awaits() -> None:

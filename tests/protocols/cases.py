@@ -28,7 +28,7 @@ class DoorLaws:
         sim = SimBroker()
         peer = Peer(sim, type(self).make_session)
         peer.feed(self.script(), chunks)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         return peer.take(), peer.session.closing
 
     def test_every_chunking_gives_one_output(self) -> None:

@@ -41,12 +41,12 @@ class SimBroker:
         self.log.recover()
         self.broker = Broker(self.log, self.scheduler, self.options, lambda e, f: self.reports.append((e, f)))
         self.broker.set_credentials(Credential(name, hash_secret(key.encode())) for name, key in self.keys.items())
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
 
     def stop(self) -> None:
         closed: list[bool] = []
         self.broker.drain(lambda: closed.append(True))
-        self.scheduler.settle()
+        self.scheduler.run_until_idle()
         assert closed, "the log did not close"
 
     def restart(self) -> None:
@@ -58,7 +58,7 @@ class SimBroker:
         for _ in range(max(1, delta_us // step_us)):
             self.scheduler.advance(step_us)
             self.broker.tick()
-            self.scheduler.settle()
+            self.scheduler.run_until_idle()
 
 
 class Peer:
@@ -112,7 +112,7 @@ class Peer:
     def exchange(self, data: bytes, chunks: Iterable[int] | None = None) -> bytes:
         """Feed, let the broker come to rest, and take what came back."""
         self.feed(data, chunks)
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
         return self.take()
 
     def take(self) -> bytes:

@@ -76,7 +76,7 @@ class SimScheduler:
             for _ in range(len(self.jobs)):
                 self.finish()
 
-    def settle(self, turns_max: int = 10_000) -> None:
+    def run_until_idle(self, turns_max: int = 10_000) -> None:
         """Turn until nothing is left to do now."""
         for _ in range(turns_max):
             self.turn()

@@ -100,7 +100,7 @@ def test_publishes_that_failed_before_a_subscription_do_not_hide_others() -> Non
     peer.exchange(publish(b"t", b"first"))
     peer.feed(publish(b"t", b"a", b"b", b"c") + codec.subscribe(9, b"t", 1))
     sim.disk.capacity = sim.disk.used()
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.disk.capacity = 1 << 40
     peer.take()
     sim.advance(5 * SECOND)
@@ -152,7 +152,7 @@ def test_a_publisher_waits_while_its_topic_is_being_made() -> None:
     peer.feed(publish(b"new", b"x"))
     assert peer.session.congestion() == WAIT
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert peer.session.congestion() != WAIT
 
 

@@ -55,7 +55,7 @@ class FastSim(SimBroker):
             assert peer.ask(codec.extend()) == [Reply(frames.EXTEND, 0, 0)]
         for packet in packets:
             peer.feed(packet)
-            self.scheduler.settle()
+            self.scheduler.run_until_idle()
         peer.look()
         peer.replies.clear()
         return peer
@@ -98,7 +98,7 @@ class FastPeer(Peer):
     def ask(self, packet: bytes) -> list[Reply]:
         """Send, let the broker come to rest, and take the replies that came since the last time."""
         self.feed(packet)
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
         self.look()
         replies, self.replies = self.replies, []
         return replies
@@ -109,7 +109,7 @@ class FastPeer(Peer):
 
     def got(self, topic: int = DEMO) -> list[bytes]:
         """The messages of a topic that came since the last time."""
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
         self.look()
         values = [value for number, value in self.values if number == topic]
         self.values = [(number, value) for number, value in self.values if number != topic]

@@ -159,7 +159,7 @@ def test_every_create_is_answered_whatever_the_disk_does(
     peer = sim.peer(extended=True)
     if made is not None:
         sim.broker.topics.ensure(b"demo", made == "durable")
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
     sim.disk.fail(operation, nth, errno.ENOSPC, times=times)
     answers = peer.ask(codec.create(ANN, b"demo", DURABLE))
     assert len(answers) == 1
@@ -186,7 +186,7 @@ def test_create_and_rotate_that_fail_together_leave_no_key(made: str | None) -> 
     sim = FastSim()
     if made is not None:
         sim.broker.topics.ensure(b"demo", durable=True)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
     peer = sim.peer(extended=True)
     full(sim, "pwritev")
     answers = peer.ask(codec.create(ANN, b"demo", DURABLE) + codec.rotate_key(ANN, DEMO, b"k2"))
@@ -207,7 +207,7 @@ def test_a_topic_deleted_on_a_full_disk_does_not_stop_the_clock(sim: FastSim) ->
     full(sim)
     sim.peer(codec.create(ANN, b"fails", DURABLE))
     sim.broker.tick()
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert peer.ask(b"") == [Reply(SUBSCRIBE, DEMO, errors.ENDED)]
     assert len(sim.broker.queues) == 0
 
@@ -227,7 +227,7 @@ def test_a_member_with_a_key_that_never_came_to_be_is_evicted(sim: FastSim) -> N
     owner.feed(codec.rotate_key(ANN, DEMO, b"k2"))
     early.feed(codec.subscribe(token("bob", "k2"), DEMO))
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert owner.ask(b"")[0].code == errors.UNAVAILABLE
     sim.disk.heal()
     assert [r.code for r in early.ask(b"")] == [0, errors.ENDED]
@@ -243,7 +243,7 @@ def test_a_member_with_a_key_that_never_came_to_be_is_evicted(sim: FastSim) -> N
 def test_of_two_backlogs_of_a_queue_the_newer_is_taken_up(sim: FastSim) -> None:
     """As of a queue whose topic was deleted when the disk was full, and made again."""
     plain = sim.broker.topics.ensure(b"demo", durable=True)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.broker.subscriptions.create(KEPT_OWNER, plain, 0)
     sim.peer(codec.create(ANN, b"demo", DURABLE), publish(ANN, b"read"))
     assert reader(sim).got() == [b"read"]
@@ -270,7 +270,7 @@ def test_whoever_comes_and_goes_each_message_is_delivered_once(flags: int, parti
         rng = Random(seed)
         sim = FastSim()
         sim.broker.topics.create(b"demo", partitions)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         owner = sim.peer(codec.create(ANN, b"demo", flags))
         here: list[FastPeer] = []
         got: list[list[bytes]] = []
@@ -296,7 +296,7 @@ def test_whoever_comes_and_goes_each_message_is_delivered_once(flags: int, parti
                 else:
                     peer.room_bytes = 1 << 20
                     peer.unpark()
-            sim.scheduler.settle()
+            sim.scheduler.run_until_idle()
         for peer in here:
             peer.close()
             got.append(peer.got())

@@ -82,7 +82,7 @@ def test_a_create_that_the_power_cut_took_was_not_confirmed(sim: FastSim) -> Non
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_topic_of_another_door_gets_a_key(sim: FastSim, durable: bool) -> None:
     topic = sim.broker.topics.ensure(b"demo", durable)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.broker.access.set_acl(Acl("demo", users=("ann",)))
     peer = sim.peer(extended=True)
     assert peer.ask(publish(ANN, b"x"))[0].code == errors.NO_TOPIC, "there is no key yet, so nobody holds it"
@@ -224,7 +224,7 @@ def test_rows_that_a_crash_tore_apart_are_put_right(sim: FastSim) -> None:
     for subscription in sim.broker.subscriptions.all():
         sim.broker.subscriptions.remove(subscription)
     plain = sim.broker.topics.ensure(b"plain", durable=True)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.broker.subscriptions.create(KEPT_OWNER, plain, 0)
     sim.restart()
     assert [s.topic_name for s in sim.broker.subscriptions.all()] == [b"demo"]
@@ -385,7 +385,7 @@ def test_the_key_is_told_when_it_is_durable(sim: FastSim) -> None:
     sim.scheduler.turn()
     assert owner.take() == b""
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert owner.take() == codec.key_update(DEMO, b"k2")
 
 

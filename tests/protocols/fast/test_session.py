@@ -37,7 +37,7 @@ class _Laws(DoorLaws):
         sim = self.make()
         peer = FastPeer(sim)
         peer.feed(self.script(), chunks)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         return peer.take(), peer.session.closing
 
 

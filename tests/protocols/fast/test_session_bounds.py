@@ -63,7 +63,7 @@ def test_extends_by_the_thousand_cost_little(sim: FastSim, monkeypatch: pytest.M
     monkeypatch.setattr(kernel, "fast_split", counted)
     peer = FastPeer(sim)
     peer.feed((codec.extend() * 3 + codec.extend(9)) * 1000 + codec.subscribe(ANN, DEMO) + codec.extend())
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     peer.look()
     ok, wrong = Reply(frames.EXTEND, 0, 0), Reply(frames.EXTEND, 0, errors.VERSION)
     assert peer.replies == [ok, ok, ok, wrong] * 1000 + [Reply(frames.SUBSCRIBE, DEMO, 0), ok]
@@ -98,7 +98,7 @@ def test_a_topic_whose_row_is_on_its_way_holds_its_publisher(sim: FastSim) -> No
     assert sim.broker.topics.find(b"jobs").waiting
     assert peer.session.congestion() == WAIT
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert peer.session.congestion() == FLOWING
 
 

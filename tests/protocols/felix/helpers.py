@@ -227,7 +227,7 @@ class Stream(Peer):
         return self.session
 
     def said(self) -> list[Any]:
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
         return decoded(self.take())
 
     def ask(self, *messages: Any) -> list[Any]:

@@ -89,7 +89,7 @@ def test_rights_that_go_while_a_subscription_is_made_are_gone() -> None:
     assert not connection.outlets, "its topic is on its way to the disk"
     sim.broker.access.set_roles([Role("open", read=("other",), write=("other",))])
     stream.recheck()
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     publisher.ask(batch(b"secret", request_id=2, scope=("t1", "default", "new")))
     for outlet in connection.outlets:
         assert b"secret" not in outlet.sent
@@ -104,7 +104,7 @@ def test_a_durable_subscription_the_disk_keeps_now_is_forgotten_later(sim: Felix
     stream.ask(subscribe(durable="d", subscription_id=1))
     sim.disk.fail("pwritev", 1, errno.ENOSPC, times=1_000)
     sim.broker.subscriptions._table.delete(b"0")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     (said,) = stream.ask(codec.Unsubscribe(subscription_id=1, delete=True, request_id=3))
     assert isinstance(said, codec.Error)
     assert connection.outlets[0].ended

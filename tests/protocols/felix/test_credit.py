@@ -18,7 +18,7 @@ def sim() -> FelixSim:
     policy = Policy(attempts_max=3, poll_backoff_us=SECOND, push_timeout_us=SECOND)
     sim = FelixSim(BrokerOptions(delivery=policy))
     sim.broker.topics.create(TOPIC, 3)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     return sim
 
 

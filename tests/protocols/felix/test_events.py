@@ -274,7 +274,7 @@ def test_a_message_larger_than_a_frame_is_left_out_and_told() -> None:
     topic = sim.broker.topics.find(b"t1/default/demo")
     for some in ([b"a", bytes(3_500), b"b"], [bytes(5_000)], [b"c"]):
         topic.publish(kernel.build(some), len(some), False, None)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     for connection in (document, ours, published):
         lengths = [len(payload) for _, payload in split_frames(bytes(connection.outlets[0].sent))]
         assert max(lengths) <= 4_096
@@ -297,7 +297,7 @@ def test_a_message_larger_than_a_frame_does_not_hold_up_a_group() -> None:
     stream.ask(subscribe(subscription_id=1, group="g", start="earliest"))
     topic = sim.broker.topics.find(b"t1/default/demo")
     topic.publish(kernel.build([bytes(5_000), b"a"]), 2, False, None)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert values(connection.outlets[0]) == [b"a"]
     assert stream.ask(codec.AckRanges(subscription_id=1, ranges=[(1, 1)], request_id=1)) == [codec.Ok(request_id=1)]
     assert sim.broker.groups.offsets.get_offset("dev", False, topic, "g", 0) == 2

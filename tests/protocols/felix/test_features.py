@@ -145,7 +145,7 @@ def test_counters_are_kept_apart_and_over_a_restart(sim: FelixSim) -> None:
     assert (add(5), add(-7), add(2), read()) == (5, -2, 0, 0)
     assert add((1 << 63) - 1) == (1 << 63) - 1
     assert add(1) == "invalid_request"
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.restart()
     stream = sim.connect().featured()
     assert read() == (1 << 63) - 1
@@ -310,7 +310,7 @@ def test_an_answer_of_a_poll_fits_a_frame() -> None:
     topic, _ = sim.broker.create_topic(b"t1/default/demo", 1)
     for some in ([bytes(30_000), bytes(30_000)], [bytes(60_000)], [b"small"]):
         topic.publish(kernel.build(some), len(some), False, None)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     for _ in range(2):
         assert [len(value) for _, value, _ in polled(stream)] == [30_000]
     assert [len(value) for _, value, _ in polled(stream)] == [5]  # what no frame holds is passed over ...

@@ -89,7 +89,7 @@ def test_whatever_comes_it_answers_or_closes(document: bool) -> None:
                 data = piece(rng)
                 stream.feed(data if rng.random() < 0.9 else broken(rng, data), [rng.randrange(1, 50)])
             if rng.random() < 0.3:
-                sim.scheduler.settle()
+                sim.scheduler.run_until_idle()
         stream.said()
         if stream.felix.close_code is None:
             assert other.ask(batch(b"o", request_id=round)) == [(0, round, "")]
@@ -97,7 +97,7 @@ def test_whatever_comes_it_answers_or_closes(document: bool) -> None:
             if rng.random() < 0.3:
                 outlet.gone(rng.choice((-1, 0x51, 0)))
         connection.close()
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
     assert witness.ask(batch(b"w", request_id=1, scope=DEMO)) == [(0, 1, "")]
     kept = [subscription for subscription in sim.broker.subscriptions.all() if not subscription.name]
     assert kept == []

@@ -94,7 +94,7 @@ def test_a_long_publish_is_scanned_elsewhere_and_keeps_its_place() -> None:
     assert peer.session.holding
     assert [work.func for work, _ in sim.scheduler.jobs if hasattr(work, "func")] == [kernel.json_head]
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     topic = sim.broker.topics.find(b"t1/default/demo")
     rows = [row for batch in topic.partitions[0].read_now(0) for row in batch.rows()]
     assert [row[3] for row in rows] == [VALUE, b"AB"]
@@ -109,6 +109,6 @@ def test_nothing_is_decoded_for_a_stream_that_has_gone() -> None:
     peer.close()
     while sim.scheduler.jobs:
         sim.scheduler.finish()
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert len(sim.broker.slices) == 0
     assert sim.broker.topics.get(b"t1/default/demo") is None

@@ -74,7 +74,7 @@ class _Laws(DoorLaws):
     def run(self, chunks: list[int]) -> tuple[bytes, str | None]:
         stream = self.make()
         stream.feed(self.script(), chunks)
-        stream.sim.scheduler.settle()
+        stream.sim.scheduler.run_until_idle()
         return stream.take(), stream.reason()
 
 
@@ -314,7 +314,7 @@ def test_nothing_is_delivered_behind_a_change_of_rights(sim: FelixSim) -> None:
     sim.broker.access.set_acl(Acl("t1/default/demo", users=("bob",)))
     other.ask(batch(b"b", scope=("t1", "default", "other")))
     sim.broker.topics.ensure(b"t1/default/demo", False).publish(kernel.build([b"secret"]), 1, False, None)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert connection.outlets[1].take()[1:] == [(0, [b"b"])]
     assert connection.outlets[0].take() == [codec.Hello(subscription_id=1)]
     assert connection.outlets[0].code == frames.REVOKED
@@ -500,7 +500,7 @@ def test_many_packed_batches_let_others_have_their_turn() -> None:
     assert stream.held()
     topic = sim.broker.topics.find(b"t1/default/demo")
     assert topic.published == 3
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert not stream.held()
     assert topic.published == 4
 
@@ -603,10 +603,10 @@ def test_a_stream_that_is_gone_hears_nothing_of_what_it_asked(sim: FelixSim) -> 
         )
     )  # fmt: skip
     stream.close()
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert connection.outlets[0].take()[0] == codec.Hello(subscription_id=1)  # it is the connection's, not the stream's
     connection.close()
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
 
 
 def test_a_tenant_is_slowed_down_to_its_rate() -> None:

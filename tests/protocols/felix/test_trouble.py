@@ -146,7 +146,7 @@ def test_many_changes_for_a_watcher_come_in_turns(sim: FelixSim) -> None:
     outlet.room_bytes = 1 << 30
     outlet.open_up()
     assert len(outlet.take()) == 1 + WATCHED_PER_TURN_MAX
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert len(outlet.take()) == 500
 
 
@@ -155,7 +155,7 @@ def test_a_deleted_cache_ends_who_watches_it_and_is_not_remembered(sim: FelixSim
     stream = connection.auth(flags=OURS)
     stream.ask(put("k", request_id=1), codec.CacheGet(**CACHE, key="k"), codec.CacheWatch(**CACHE))
     start(sim.broker.delete_topic(b"cache/t1/default/primary"))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     (said,) = stream.ask(codec.CacheGet(**CACHE, key="k"))
     assert said.value is None
     assert connection.outlets[0].ended

@@ -167,7 +167,7 @@ def configure(
     told: list[Exception | None] = []
     people = [ConfiguredUser(name, given, password_hash=CHEAP) for name, given in (users or USERS).items()]
     sim.broker.configure_users(roles, people, told.append)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert told == [None]
 
 

@@ -65,9 +65,9 @@ def test_a_topic_deleted_with_an_idempotent_message_on_its_way(sim: SimBroker) -
     admin, writer = Client(sim, "admin"), Client(sim, "paula")
     sim.scheduler.held = True
     writer.peer.feed(once(0) + once(1))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     admin.peer.feed(request("DELETE_TOPIC", topic="t"))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.scheduler.held = False
     sim.advance(2 * SECOND)
     assert len(parse(writer.peer.take())) == 2, "both are answered, whatever became of them"
@@ -80,11 +80,11 @@ def test_a_memory_topic_deleted_while_it_becomes_durable_stays_deleted(sim: SimB
     sim.broker.topics.ensure(b"m", durable=False)
     sim.scheduler.held = True
     writer.peer.feed(request("PRODUCE", topic="m", key=b"", value=b"1", partition=0))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     admin.peer.feed(request("DELETE_TOPIC", topic="m"))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [code_of(reply) for reply in parse(writer.peer.take())] == ["E1301"]
     assert [code_of(reply) for reply in parse(admin.peer.take())] == ["OK"]
     sim.restart()
@@ -95,11 +95,11 @@ def test_a_topic_deleted_while_it_is_made_and_the_disk_refuses_both(sim: SimBrok
     admin, other = Client(sim, "admin"), Client(sim, "admin")
     sim.scheduler.held = True
     admin.peer.feed(request("CREATE_TOPIC", topic="n", partitions=1))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     other.peer.feed(request("DELETE_TOPIC", topic="n"))
     sim.disk.fail("pwritev", 1, errno.EIO, 100)
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [code_of(reply) for client in (admin, other) for reply in parse(client.peer.take())] == ["E1502", "E1502"]
     assert sim.broker.topics.get(b"n") is None
 
@@ -149,10 +149,10 @@ def test_waits_end_in_their_time_and_never_before(sim: SimBroker) -> None:
     for client, wait_ms in ((first, 100), (second, 105)):
         client.peer.feed(request("FETCH", topic="t", partition=0, offset=1, max=9, filter="", wait_ms=wait_ms))
     sim.scheduler.advance(99_999)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert first.peer.take() == second.peer.take() == b""
     sim.scheduler.advance(15_001)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert len(parse(first.peer.take())) == len(parse(second.peer.take())) == 1
 
 

@@ -43,7 +43,7 @@ def test_a_waiting_request_is_not_acted_on_for_who_was_revoked(sim: SimBroker, r
     if recheck:
         writer.peer.session.receive(memoryview(b""), sim.scheduler.now())
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert writer.peer.session.closing is not None
     admin.peer.take()
     assert admin.values("t") == [b"0", b"1"]
@@ -59,7 +59,7 @@ def test_a_request_that_waits_behind_others_has_the_rights_of_now(sim: SimBroker
     sim.scheduler.turn()
     admin.peer.feed(request("USER_UPDATE", **user("bruno", roles=["consumer"])))
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     done, refused = parse(writer.peer.take())
     assert done.code == frames.PRODUCE and error_of(refused, "document").code == "E1201"
     admin.peer.take()
@@ -92,11 +92,11 @@ def test_a_subscription_made_while_its_right_goes_is_not_pushed_to(sim: SimBroke
     peer.exchange(hello + login)
     sim.scheduler.held = True
     peer.feed(blip.HEADER.pack(13, blip.SUBSCRIBE, 3) + b"\0\1t\0")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.broker.access.set_acl(Acl("t", users=("eve",)))
     peer.session.receive(memoryview(b""), sim.scheduler.now())  # as every 50 ms after a change
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert len(sim.broker.subscriptions) == 1, "nothing was subscribed: the test tests nothing"
     peer.take()
     admin.produce("t", b"secret")
@@ -152,10 +152,10 @@ def test_who_leaves_before_its_group_is_made_is_not_in_it(sim: SimBroker, partit
     admin.produce("t", b"0")
     sim.scheduler.held = True
     reader.peer.feed(request("SUBSCRIBE", topic="t", group="g", partition=partition, mode="earliest"))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     reader.close()
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert admin.ask("DESCRIBE_GROUP", topic="t", group="g")["members"] == 0
     assert reader.peer.session not in sim.broker.groups._groups_of_member
 
@@ -190,15 +190,15 @@ def test_a_successor_begins_where_a_commit_under_way_ends(sim: SimBroker, fails:
     first.ask("COMMIT", topic="in", group="g", partition=0, offset=2, generation=generation, txn_id=id)
     sim.scheduler.held = True
     first.peer.feed(request("TXN_COMMIT", txn_id=id))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     first.close()
     second.peer.feed(request("SUBSCRIBE", **join))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert second.peer.take() == b"", "whether it begins behind the commit is not known yet"
     if fails:
         sim.disk.fail("pwritev", 1, errno.ENOSPC)
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     (reply,) = parse(second.peer.take())
     assert second.read("SUBSCRIBE", reply)["assigned"] == [{"partition": 0, "offset": 0 if fails else 2}]
     assert second.values("out") == ([b""] if fails else [b"", b"of 0 and 1"])
@@ -234,7 +234,7 @@ def test_compressed_messages_share_a_sync_and_keep_their_order(sim: SimBroker) -
     writer.peer.feed(b"".join(message(value, kind) for value, kind in zip(values, kinds, strict=True)))
     assert sim.broker.topics.find(b"t").published == 5, "all before the large one are on their way, without any sync"
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     replies = parse(writer.peer.take())
     assert [writer.read("PRODUCE", reply)["offset"] for reply in replies] == [1, 2, 3, 4, 5, 6]
     assert Client(sim, "conny").values("t") == [b"0", *values]

@@ -12,7 +12,7 @@ from tests.protocols.flymq.helpers import SECOND, Client, auth, make_sim, parse,
 @pytest.fixture
 def sim() -> SimBroker:
     sim = make_sim()
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.scheduler.held = True
     return sim
 
@@ -84,7 +84,7 @@ def test_above_the_bound_the_answer_is_busy_and_the_connection_stays(
     )
     assert client.peer.session.auth_failures == 0
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     client.login("admin")
 
 

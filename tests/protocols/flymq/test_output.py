@@ -22,11 +22,11 @@ def test_a_flood_of_fetches_is_answered_as_the_peer_takes_them() -> None:
     flood = request("FETCH", topic="big", partition=0, offset=0, max=4) * FETCHES
     peer.room_bytes = 0
     peer.feed(flood)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert len(peer.output) <= OUTPUT_BYTES_MAX + 2 * 4 * len(VALUE)
     peer.room_bytes = 1
     peer.resume()
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert len(peer.take()) > FETCHES * 4 * len(VALUE)
 
 

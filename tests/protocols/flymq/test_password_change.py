@@ -23,11 +23,11 @@ def test_the_answer_comes_before_the_end() -> None:
     client.peer.feed(request("PASSWORD_CHANGE", **change))
     while sim.broker.access.epoch == known:
         sim.scheduler.finish()  # the hashes; then the row waits for the disk
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
     session.receive(memoryview(b""), sim.scheduler.now())  # rights changed: everybody is looked at
     assert session.closing is None
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     (reply,) = parse(client.peer.take())
     assert client.read("PASSWORD_CHANGE", reply)["success"]
     assert session.closing == "the user was deleted, disabled, or has another password now"

@@ -112,7 +112,7 @@ def test_a_retry_while_the_first_attempt_is_on_its_way(sim: SimBroker) -> None:
     sim.scheduler.turn()
     assert second.peer.take() == b"" and third.peer.take() == b""
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     told = [[c.read("PRODUCE", r)["offset"] for r in parse(c.peer.take())] for c in (first, second, third)]
     assert told == [[1, 2, 3], [1, 2, 3, 4, 5], [0, 1, 2]]
     assert first.values("t") == [b"77/%d" % n for n in range(6)]
@@ -129,7 +129,7 @@ def test_whoever_waited_and_went_away_hurts_nobody(sim: SimBroker) -> None:
     sim.scheduler.turn()
     gone.close()
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [first.read("PRODUCE", r)["offset"] for r in parse(first.peer.take())] == [1]
     assert offsets(first, numbered(2)) == [2]
 
@@ -146,7 +146,7 @@ def test_retries_after_the_disk_refused(operation: str, code: int) -> None:
         for first in (1, 4, 7):
             client.peer.feed(run_of(first, 3))
             sim.scheduler.turn()
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         client.peer.take()
         sim.disk.heal()
         for _ in range(3):
@@ -196,7 +196,7 @@ def test_several_producers_may_be_the_first(sim: SimBroker) -> None:
     clients[2].peer.feed(run_of(0, 1, 10))
     clients[1].close()
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert len(parse(clients[0].peer.take())) == 4 and len(parse(clients[2].peer.take())) == 5
     counted = Counter(clients[0].values("t"))
     assert set(counted.values()) == {1} and len(counted) == 13

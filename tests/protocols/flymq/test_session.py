@@ -45,7 +45,7 @@ class FlyLaws(DoorLaws):
         sim = make_sim()
         peer = Peer(sim, lambda b, s, n: FlySession(b, s, n, FlyOptions(self.dialect, address="127.0.0.1:9092")))
         peer.feed(self.script(), chunks)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         return peer.take(), peer.session.closing
 
 
@@ -150,7 +150,7 @@ def test_replies_keep_their_order_whatever_completes_first() -> None:
         for number in order:
             sim.scheduler.finish(sim.scheduler.jobs.index(jobs[number]))
         sim.scheduler.held = False
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         outputs.add(client.peer.take())
     (output,) = outputs
     replies = parse(output)
@@ -201,7 +201,7 @@ def test_what_comes_behind_auth_waits_for_it(sim: SimBroker, dialect: frames.Dia
     assert client.peer.take() == b"" and client.peer.session.holding
     assert sim.broker.topics.get(b"t") is None, "nothing is done for whoever is not known yet"
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [reply.code for reply in parse(client.peer.take())] == [0x71, 1, 0x72]
     client = Client(sim, dialect=dialect)
     replies = client.exchange(auth("admin", "wrong") + produce + request("WHOAMI"))
@@ -319,7 +319,7 @@ def test_a_waiting_fetch_ends_with_a_message_or_with_its_time(sim: SimBroker) ->
     admin.produce("t", b"old")
     ask = request("FETCH", topic="t", partition=0, offset=1, max=9, filter="", wait_ms=2000)
     reader.peer.feed(ask)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert reader.peer.take() == b"" and reader.peer.session.holding
     admin.produce("t", b"new")
     (reply,) = parse(reader.peer.take())
@@ -490,7 +490,7 @@ def test_what_takes_long_to_inflate_is_not_inflated_on_the_loop(sim: SimBroker, 
     other.peer.feed(request("WHOAMI"))
     assert [reply.code for reply in parse(other.peer.take())] == [frames.WHOAMI], "others do not wait for it"
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [client.read("PRODUCE", reply)["offset"] for reply in parse(client.peer.take())] == [1, 2]
     assert client.values("t") == [b"first", value, b"behind it"]
     bomb = codec.compress(number, bytes(33 << 20))
@@ -516,7 +516,7 @@ def test_a_large_message_is_built_on_a_thread(sim: SimBroker, name: str, large: 
     other.peer.feed(request("WHOAMI"))
     assert [reply.code for reply in parse(other.peer.take())] == [frames.WHOAMI]
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     replies = zip((name, "PRODUCE"), parse(client.peer.take()), strict=True)
     assert [client.read(kind, reply)["offset"] for kind, reply in replies] == [1, 2]
     assert client.values("t") == [b"first", value, b"behind it"]
@@ -538,7 +538,7 @@ def test_a_topic_made_anew_while_a_large_message_is_built(sim: SimBroker) -> Non
             sim.scheduler.finish(len(sim.scheduler.jobs) - 1)
     assert len(sim.broker.topics.find(b"t").partitions) == 1
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     (reply,) = parse(writer.peer.take())
     assert writer.read("PRODUCE", reply)["partition"] == 0
     assert writer.values("t") == [value]
@@ -575,7 +575,7 @@ def test_revoked_while_its_payload_is_inflated(sim: SimBroker) -> None:
             sim.scheduler.finish(len(sim.scheduler.jobs) - 1)
     assert [reply.code for reply in parse(admin.peer.take())] == [frames.USER_UPDATE]
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert all(reply.code == frames.ERROR for reply in parse(eve.peer.take()))
     assert eve.peer.session.closing is not None and sim.broker.topics.get(b"t") is None
 

@@ -21,7 +21,7 @@ def sim() -> SimBroker:
     sim = make_sim()
     for number in range(TOPICS):
         sim.broker.topics.ensure(b"t%05d" % (number * 7919 % TOPICS), durable=False)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     return sim
 
 
@@ -60,7 +60,7 @@ def test_groups_are_listed_in_slices(sim: SimBroker) -> None:
     topic = broker.topics.find(b"t00000")
     for number in range(1_500):
         start(broker.groups.offsets.commit("admin", True, topic, f"g{number:04}", 0, 0, None, None))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     turns, answer = turns_of(Client(sim, "admin"), "LIST_GROUPS")
     groups = answer["groups"]
     assert turns >= 1
@@ -68,7 +68,7 @@ def test_groups_are_listed_in_slices(sim: SimBroker) -> None:
     done: list[Exception | None] = []
     before = broker.groups._table.partition.visible
     start(broker.delete_topic(b"t00000")).then(lambda _, error: done.append(error))
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert done == [None] and len(broker.groups) == 0
     assert len(broker.groups._table.partition.read_now(before)) == 1, "all of them are forgotten in one batch"
 
@@ -80,12 +80,12 @@ def test_a_search_is_sliced_and_requests_behind_it_wait(
     monkeypatch.setattr(slices, "STEPS_AT_ONCE_MAX", 100)
     topic = sim.broker.topics.find(b"t00001")
     topic.publish(kernel.build([b'{"a":%d}' % (number % 2) for number in range(900)]), 900, True, None)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     client = Client(sim, "admin", dialect)
     data = request("FETCH", topic="t00001", partition=0, offset=0, max=1_000, filter="$.a == 1")
     client.peer.feed(data + request("WHOAMI"))
     assert client.peer.output == b""
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     first, second = parse(client.peer.take())
     found = client.read("FETCH", first)
     assert [row["offset"] for row in found["messages"]] == list(range(1, 900, 2))
@@ -98,7 +98,7 @@ def test_a_fetch_takes_a_bounded_number_of_batches(sim: SimBroker, monkeypatch: 
     topic = sim.broker.topics.find(b"t00001")
     for _ in range(25):
         topic.publish(kernel.build([b"x"]), 1, True, None)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
     client = Client(sim, "admin")
     found = client.ask("FETCH", topic="t00001", partition=0, offset=0, max=1_000)
     assert (len(found["messages"]), found["next_offset"]) == (10, 10)

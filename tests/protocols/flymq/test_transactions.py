@@ -293,7 +293,7 @@ def test_late_and_repeated_control_frames(seed: int) -> None:
         while sim.scheduler.jobs and rng.random() < 0.7:
             sim.scheduler.finish(rng.randrange(len(sim.scheduler.jobs)))
         sim.scheduler.held = False
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         for reply in parse(client.peer.take()):
             good = reply.code != 0xFF
             if name == "TXN_PRODUCE":
@@ -373,7 +373,7 @@ def test_a_clock_that_jumps_neither_loses_nor_tears() -> None:
     assert client.values("a") == [b"x"]
     sim.scheduler.jump(2 * 86_400 * SECOND)
     sim.broker.tick()
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert client.values("a") == [b"x"]
 
 

@@ -38,7 +38,7 @@ def register(sim: SimBroker, name: str, token: str = "ann-token") -> tuple[Peer,
     """A registered peer, and what was delivered to it at once."""
     peer = connect(sim)
     peer.feed(codec.register(token, name) + b"\n")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert session_of(peer).closing is None, session_of(peer).closing
     first, *others = objects(peer.take())
     assert first["type"] == "peers" and name in first["names"]
@@ -62,12 +62,12 @@ def letter(
 def send(peer: Peer, *envelopes: bytes) -> None:
     """One read with all of them, and the broker comes to rest."""
     peer.feed(b"".join(one + b"\n" for one in envelopes))
-    peer.sim.scheduler.settle()
+    peer.sim.scheduler.run_until_idle()
 
 
 def ack(peer: Peer, *keys: str) -> None:
     peer.feed(b"".join(codec.ack(key) + b"\n" for key in keys))
-    peer.sim.scheduler.settle()
+    peer.sim.scheduler.run_until_idle()
 
 
 def delivered(peer: Peer) -> list[str]:

@@ -175,6 +175,6 @@ def test_a_broadcast_to_many_is_written_over_several_turns(monkeypatch: pytest.M
         sizes.append(len(sim.broker.topics))
     assert max(after - before for before, after in itertools.pairwise(sizes)) <= 2 * FLUSH_LOOK_EVERY
     assert amy.take() == b"", "not all of them are durable"
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [found["type"] for found in objects(amy.take())] == ["peers"]
     assert all(delivered(peer) == [f"b1|p{number}"] for number, peer in enumerate(others))

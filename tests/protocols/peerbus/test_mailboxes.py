@@ -322,7 +322,7 @@ class TestOtherDoors:
         sim.broker.topics.ensure(topic, durable=True).publish(
             kernel.build(list(values), origin=origin), len(values), True, None
         )
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         sim.advance(100_000)
 
     def test_records_of_other_doors_become_envelopes(self) -> None:
@@ -374,7 +374,7 @@ class TestOtherDoors:
     def test_a_mailbox_of_several_partitions(self) -> None:
         sim = broker()
         sim.broker.create_topic(b"peerbus/bob", 3)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
         for number in range(6):
             self.publish(sim, b"peerbus/bob", str(number).encode())
@@ -431,13 +431,13 @@ def test_peers_is_answered_when_what_was_sent_before_is_durable() -> None:
     ann.take(), ben.take()
     sim.scheduler.held = True
     ann.feed(letter("ann", "ben", "m1") + b"\n" + codec.ask_peers() + b"\n" + letter("ann", "ben", "m2") + b"\n")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert (ann.take(), ben.take()) == (b"", b""), "nothing is durable yet, nobody is told of anything"
     ben.feed(codec.ask_peers() + b"\n")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert ben.take() == b""
     sim.scheduler.held = False
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [found["type"] for found in objects(ann.take())] == ["peers"]
     assert sorted(found["type"] for found in objects(ben.take())) == ["deliver", "deliver", "peers"]
     ann.feed(codec.ask_peers() + b"\n")
@@ -453,6 +453,6 @@ def test_the_barrier_passes_what_the_disk_refused() -> None:
     ann.take()
     sim.disk.fail("fdatasync", 1, errno.EIO, times=10)
     ann.feed(letter("ann", "ben", "m1") + b"\n" + codec.ask_peers() + b"\n")
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert [found["type"] for found in objects(ann.take())] == ["peers"]
     assert sim.broker.peers.dropped["storage"] == 1

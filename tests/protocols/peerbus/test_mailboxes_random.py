@@ -43,7 +43,7 @@ class Life:
         peer_of(self.sim, "bob").close()
         if seed % 3 == 0:
             self.sim.broker.create_topic(b"peerbus/bob", 1)
-            self.sim.scheduler.settle()
+            self.sim.scheduler.run_until_idle()
 
     def send(self) -> None:
         name = self.random.choice(("amy", "cat"))
@@ -56,7 +56,7 @@ class Life:
             if to == "bob" or self.bob is not None:  # a broadcast is for who is connected
                 self.sent[name].append(f"{id}|bob" if to == "*" else id)
             self.senders[name].feed(letter(name, to, id) + b"\n")
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
 
     def other_door(self) -> None:
         topic = self.sim.broker.topics.get(b"peerbus/bob")
@@ -67,7 +67,7 @@ class Life:
                 True,
                 lambda offset, _: self.sent["door"].append(f"q:{topic.spec.identity}:0:{offset}"),
             )
-            self.sim.scheduler.settle()
+            self.sim.scheduler.run_until_idle()
 
     def connect(self) -> None:
         """Also while there is one: then it is taken over."""
@@ -79,7 +79,7 @@ class Life:
         self.here = []
         self.bob.room_bytes = self.random.choice((0, 1 << 20))
         self.bob.feed(codec.register("ann-token", "bob") + b"\n")
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
         if before is not None:
             before.take()
             self.sim.advance(SECOND_US)
@@ -99,7 +99,7 @@ class Life:
             self.bob.room_bytes = self.random.choice((0, 1 << 20))
             if self.bob.room_bytes:
                 self.bob.unpark()
-            self.sim.scheduler.settle()
+            self.sim.scheduler.run_until_idle()
 
     def look(self) -> None:
         if self.bob is None:
@@ -117,7 +117,7 @@ class Life:
             return
         keys = self.random.sample(waiting, self.random.randrange(1, len(waiting) + 1))
         self.bob.feed(b"".join(codec.ack(key) + b"\n" for key in keys))
-        self.sim.scheduler.settle()
+        self.sim.scheduler.run_until_idle()
         self.acked |= set(keys)
         self.ever |= set(keys)
 

@@ -40,7 +40,7 @@ def publish(sim: SimBroker, value: bytes, *, durable: bool = True, timestamp: in
     times = None if timestamp is None else [timestamp]
     batch = kernel.build([value], timestamps=times, origin=b"flymq:zed")
     sim.broker.topics.ensure(b"peerbus/bob", durable=durable).publish(batch, 1, durable, None)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.advance(100_000)
 
 
@@ -64,7 +64,7 @@ class TestOrder:
 
         half.records = take_one  # type: ignore[method-assign]
         half.unpark()
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         half.close()  # it had the first, the others were still waiting for room
         assert keys_of(register(sim, "bob")[1]) == [f"m{number}" for number in range(6)]
 
@@ -114,7 +114,7 @@ class TestOtherDoors:
         sim = broker()
         bob = peer_of(sim, "bob")
         sim.broker.topics.ensure(b"other", durable=True)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         sim.advance(100_000)
         start(sim.broker.delete_topic(b"other"))
         publish(sim, b"1")
@@ -126,7 +126,7 @@ class TestOtherDoors:
         publish(sim, b"not for the one who comes later")
         peer_of(sim, "bob")
         sim.broker.subscriptions._table.delete(b"1")  # the row that did not reach the disk
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         sim.disk.kill()
         sim.scheduler.advance(SECOND_US)
         sim.start()
@@ -244,10 +244,10 @@ class TestLimits:
         size = len(codec.peers(sim.broker.peers.names()))
         sim.scheduler.held = True
         asker.feed(letter("asker", "asker", "m1") + b"\n" + (codec.ask_peers() + b"\n") * 1_000)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         assert session_of(asker).holding and session_of(asker)._asked * size <= session.REPLIES_BYTES_MAX + size
         sim.scheduler.held = False
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         assert sum(one["type"] == "peers" for one in objects(asker.take())) == 1_000
 
     def test_a_broadcast_over_its_budget_costs_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ class TestNames:
         peer_of(sim, "bob").close()
         send(amy, letter("amy", "bob", "m1"))
         sim.broker.peers._table.delete(b"bob")  # the power went before the other row was there, too
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         sim.disk.kill()
         sim.start()
         sim.advance(SECOND_US)

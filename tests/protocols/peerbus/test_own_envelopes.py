@@ -30,7 +30,7 @@ def publish(sim: SimBroker, *values: bytes) -> None:
     """What another door does with the topic of a mailbox."""
     topic = sim.broker.topics.ensure(MAILBOX, durable=True)
     topic.publish(kernel.build(list(values), origin=b"blipmq:dev"), len(values), True, None)
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     sim.advance(100_000)
 
 
@@ -73,7 +73,7 @@ class TestIds:
         sim.restart()
         bob = connect(sim)
         bob.feed(codec.register("ann-token", "bob") + b"\n")
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         assert delivered(bob) == before != []
 
     def test_a_topic_from_before_identities_gets_one_for_good(self) -> None:
@@ -85,7 +85,7 @@ class TestIds:
         assert row is not None and len(row.identity) == 32
         old = kernel.build([_without_identity(table._encode(row))], [MAILBOX], origin=b"quintet:broker")
         table.partition.append(old, None)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         found: list[str] = []
         for _ in range(2):
             sim.restart()

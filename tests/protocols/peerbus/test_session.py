@@ -104,10 +104,10 @@ class TestRegister:
         sim.scheduler.held = True
         peer = connect(sim)
         peer.feed(codec.register("ann-token", "amy") + b"\n" + codec.ask_peers() + b"\n")
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         assert peer.take() == b"" and peer.session.holding
         sim.scheduler.held = False
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         assert [found["type"] for found in objects(peer.take())] == ["peers", "peers"]
 
     def test_a_name_that_cannot_be_kept_is_not_given(self) -> None:
@@ -279,7 +279,7 @@ class TestDelivery:
         send(amy, letter("amy", "bob", "m1"))
         assert delivered(bob) == []
         sim.scheduler.held = False
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         assert delivered(bob) == ["m1"]
 
     def test_one_batch_for_all_of_a_turn(self) -> None:
@@ -289,7 +289,7 @@ class TestDelivery:
         send(amy, letter("amy", "bob", "first"))
         amy.feed(letter("amy", "bob", "a1") + b"\n" + letter("amy", "bob", "a2") + b"\n")
         cat.feed(letter("cat", "bob", "c1") + b"\n")
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         assert delivered(bob) == ["first", "a1", "a2", "c1"]
         topic = sim.broker.topics.find(b"peerbus/bob")
         (batch,) = [b for b in topic.partitions[0].read(1, 1 << 20) or [] if b.base_offset == 1]
@@ -326,7 +326,7 @@ class TestDelivery:
         amy, bob = peer_of(sim, "amy"), peer_of(sim, "bob")
         spread = json.dumps(json.loads(letter("amy", "bob", "m1")), indent=1).encode()
         session_of(amy).receive_message(spread, sim.scheduler.now())
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         (found,) = objects(bob.take())
         assert found["envelope"] == json.loads(spread)
 
@@ -433,7 +433,7 @@ class TestLaws(DoorLaws):
         sim = broker()
         bob, amy = peer_of(sim, "bob"), connect(sim)
         amy.feed(self.script(), chunks)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         return amy.take() + bob.take(), amy.session.closing
 
     def script(self) -> bytes:
@@ -461,7 +461,7 @@ def test_every_chunking_gives_the_same_output(cuts: list[int]) -> None:
             codec.ask_peers(),
         ]
         amy.feed(b"".join(line + b"\n" for line in script), sizes)
-        sim.scheduler.settle()
+        sim.scheduler.run_until_idle()
         return amy.take(), bob.take()
 
     whole, cut = run(None), run(cuts)

@@ -207,7 +207,7 @@ class TestFrames:
             two = letter("amy", "bob", "m2")
             script += frame(two[:50], 1, last=False) + frame(b"ng", 9) + frame(two[50:], 0) + frame(codec.ask_peers())
             peer.feed(script, sizes)
-            sim.scheduler.settle()
+            sim.scheduler.run_until_idle()
             return peer.take(), bob.take()
 
         assert run(cuts) == run(None)
@@ -219,7 +219,7 @@ class TestFrames:
         for size in (10, 1_000, 70_000):
             one = letter("bob", "amy", f"m{size}", '"' + "x" * size + '"')
             bob.feed(one + b"\n")
-            sim.scheduler.settle()
+            sim.scheduler.run_until_idle()
             assert frames_of(amy.take()) == [(1, codec.deliver(f"m{size}", one))]
 
     @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_many_questions_in_one_read_do_not_make_many_answers_at_once() -> None:
             asker._offer()
         asker.room_bytes = 0
     assert kinds == [1] * 1_000 and asker._rest == b""
-    sim.scheduler.settle()
+    sim.scheduler.run_until_idle()
     assert sim.broker.peers.sent == 1, "what follows the questions is read once"
 
 
